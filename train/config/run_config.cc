@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/io/file.h"
 #include "core/io/text.h"
+#include "train/config/check_config.h"
 #include "train/config/path_kind.h"
 #include "train/config/transform.h"
 
@@ -36,13 +37,6 @@ const char* new_name(const std::string& key) {
     if (key == was) return is;
   }
   return nullptr;
-}
-
-/// Returns whether the weights, and with them the keys of [model], come from a run or folder.
-bool has_source(const RunConfig& config) {
-  const auto& adapters = config.transforms.at("adapters");
-  const std::string* base = adapters.find<std::string>("base");
-  return !config.train.init_from.empty() || (base != nullptr && !base->empty());
 }
 
 /// Sets a key of the config's kind. A key of another kind is refused by the names of both, unless
@@ -169,166 +163,6 @@ std::vector<EnvironmentKey> read_environment() {
   return found;
 }
 
-/// The place of the key that was given last: on the command line, then in the environment, then in
-/// the file.
-std::string last_origin(const LoadedConfig& loaded, const std::vector<std::string>& keys) {
-  const auto rank = [](const std::string& origin) {
-    return origin == "command line"       ? 3
-           : origin.starts_with("LATHE_") ? 2
-           : origin == "defaults"         ? 0
-                                          : 1;
-  };
-  std::string last = origin_of(loaded, keys.at(0));
-  for (const auto& key : keys) {
-    if (const std::string origin = origin_of(loaded, key); rank(origin) >= rank(last))
-      last = origin;
-  }
-  return last;
-}
-
-/// Contradictions in [amp]: each with the place and the remedy.
-void check_amp(const LoadedConfig& loaded) {
-  const RunConfig& c = loaded.config;
-  const AmpConfig& a = c.amp;
-  const auto refuse = [&](const std::string& key, const auto&... why) {
-    fail(Exit::usage, origin_of(loaded, key), ": ", why...);
-  };
-  const auto given = [&](const std::string& key) {  // with another value than the default, which a
-                                                    // saved config has
-    const Field& field = *c.schema().find(key);
-    return c.schema().get(&c, field) != field.initial;
-  };
-
-  if (a.grad == "low" && a.dtype == "fp32")
-    refuse("amp.grad", "amp.grad = \"low\" needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
-  if (a.dtype != "fp16" && (a.scaler == "dynamic" || a.scaler == "fixed")) {
-    refuse("amp.scaler", "amp.scaler = \"", a.scaler, "\" is for amp.dtype = \"fp16\"; ", a.dtype,
-           a.dtype == "fp8" ? " scales each tensor" : " has float32's range",
-           ", so leave amp.scaler out");
-  }
-
-  // Keys of the loss scale.
-  const bool scaled = a.dtype == "fp16" && a.scaler != "none",
-             dynamic = scaled && a.scaler != "fixed";
-  for (const char* key : {"amp.loss_scale", "amp.max_skips"}) {
-    if (given(key) && !scaled)
-      refuse(key, key, " has no effect: nothing is scaled with amp.dtype = \"", a.dtype,
-             "\" and amp.scaler = \"", a.scaler, "\"; leave it out");
-  }
-  for (const char* key :
-       {"amp.growth_factor", "amp.backoff_factor", "amp.growth_interval", "amp.min_loss_scale"}) {
-    if (given(key) && !dynamic)
-      refuse(key, key,
-             " has no effect without a dynamic scaler (amp.dtype = \"fp16\", amp.scaler = "
-             "\"dynamic\"); leave it out");
-  }
-  if (dynamic && a.min_loss_scale > a.loss_scale)
-    refuse("amp.min_loss_scale", "amp.min_loss_scale = ", a.min_loss_scale,
-           " is above amp.loss_scale = ", a.loss_scale);
-
-  // Keys of parameters and their copies.
-  if (!a.master && a.dtype == "fp32")
-    refuse("amp.master", "amp.master = false needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
-  const bool low = a.dtype != "fp32";
-  if (given("amp.working_copies") && (!low || !a.master))
-    refuse("amp.working_copies", "amp.working_copies has no effect ",
-           low ? "with amp.master = false" : "in fp32", "; leave it out");
-  if (given("amp.cache") && (!low || a.working_copies))
-    refuse("amp.cache", "amp.cache has no effect ",
-           low ? "with amp.working_copies = true" : "in fp32", "; leave it out");
-  if (given("amp.rounding") && a.rounding != "auto" && a.master)
-    refuse("amp.rounding", "amp.rounding has no effect with amp.master = true; leave it out");
-  if (a.rounding == "stochastic" && a.dtype == "fp16")
-    refuse("amp.rounding",
-           "amp.rounding = \"stochastic\" is for bf16 parameters; use amp.dtype = \"bf16\" or "
-           "amp.rounding = \"nearest\"");
-
-  for (const char* key : {"amp.fp8_scaling", "amp.fp8_history", "amp.fp8_edge_blocks"}) {
-    if (given(key) && a.dtype != "fp8")
-      refuse(key, key, " has no effect without amp.dtype = \"fp8\"; leave it out");
-  }
-  if (given("amp.fp8_history") && a.fp8_scaling != "delayed")
-    refuse("amp.fp8_history",
-           "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
-}
-
-/// What must hold between keys.
-void check(const LoadedConfig& loaded) {
-  const RunConfig& c = loaded.config;
-  const auto at = [&](const char* key) { return origin_of(loaded, key); };
-  const ModelKind& kind = *find_model_kind(c.model.kind);
-  // The keys of a source replace those of [model], which alone may contradict each other.
-  if (const auto fault = has_source(c) ? std::nullopt : kind.check(c.model.own)) {
-    std::vector<std::string> keys;
-    for (const auto& key : fault->keys) keys.push_back("model." + key);
-    fail(Exit::usage, last_origin(loaded, keys), ": ", fault->what);
-  }
-  if (const auto fault = has_source(c) ? std::nullopt : check_window(c))
-    fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
-  for (const Transform& t : transforms()) {
-    if (!t.check) continue;
-    if (const auto fault = t.check(c))
-      fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
-  }
-  if (c.optim.nesterov && (c.optim.dampening != 0 || c.optim.momentum == 0)) {
-    fail(Exit::usage, at("optim.nesterov"),
-         ": optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
-  }
-  try {
-    group_options(c.optim);
-  } catch (const Error& e) {
-    fail(Exit::usage, at("optim.groups"), ": ", e.what());
-  }
-  if (c.schedule.min_lr < 0 && c.schedule.min_lr != -1) {
-    fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
-         " is not allowed; it must be >= 0, or -1 for a tenth of optim.lr");
-  }
-  if (c.schedule.kind != "constant" && c.schedule.min_lr > c.optim.lr) {
-    fail(Exit::usage, at("schedule.min_lr"), ": schedule.min_lr = ", c.schedule.min_lr,
-         " is above optim.lr = ", c.optim.lr);
-  }
-  if (c.train.steps > std::numeric_limits<int64_t>::max() / 2 / units_of_step(c)) {
-    const int64_t window = batch_sizes(c).block_size;
-    fail(Exit::usage, at("train.steps"), ": train.steps = ", c.train.steps,
-         " times train.grad_accum = ", c.train.grad_accum,
-         window > 0 ? str(", train.batch_size = ", c.train.batch_size, " and ", window_key(c),
-                          " = ", window)
-                    : str(" and train.batch_size = ", c.train.batch_size),
-         " are more ", window > 0 ? "tokens" : "samples",
-         " than can be counted; lower train.steps");
-  }
-  if (c.train.early_stop > 0 && c.train.eval_interval == 0) {
-    fail(Exit::usage, at("train.early_stop"),
-         ": train.early_stop counts evaluations, and train.eval_interval is 0; set it or leave "
-         "train.early_stop out");
-  }
-  if (c.data.fold > 0 && c.data.fold >= c.data.folds) {
-    fail(Exit::usage, at("data.fold"), ": data.fold = ", c.data.fold,
-         " is not below data.folds = ", c.data.folds, "; folds are counted from 0");
-  }
-  if (c.data.folds == 1)
-    fail(Exit::usage, at("data.folds"),
-         ": data.folds = 1 leaves nothing to train on; 0 takes the split as prepared");
-  if (c.dist.shard == "parameters" && c.memory.recompute != "blocks") {
-    fail(Exit::usage, at("dist.shard"),
-         ": dist.shard = \"parameters\" frees a block's parameters between its forward and its "
-         "backward pass, which needs memory.recompute = \"blocks\"; set that, or dist.shard = "
-         "\"gradients\"");
-  }
-  if (c.checkpoint.async_save && c.checkpoint.interval == 0 && !c.checkpoint.keep_best) {
-    fail(Exit::usage, at("checkpoint.async_save"),
-         ": checkpoint.async_save has no effect with checkpoint.interval = 0; leave it out or give "
-         "an interval");
-  }
-  if (c.log.histograms > 0 && !c.log.tensorboard) {
-    fail(Exit::usage, at("log.histograms"),
-         ": log.histograms has no effect without log.tensorboard = true; set that or leave it out");
-  }
-  check_amp(loaded);
-  if (c.data.dir.empty())
-    fail(Exit::usage, at("data.dir"), ": data.dir is empty; give the folder that holds train.bin");
-}
-
 }  // namespace
 
 std::map<std::string, AnyConfig> RunConfig::transform_configs() {
@@ -413,18 +247,6 @@ const char* window_key(const RunConfig& c) {
   return c.data.window > 0 ? "data.window" : "model.block_size";
 }
 
-std::optional<ConfigFault> check_window(const RunConfig& c) {
-  const int64_t window = c.data.window, context = model_context(c);
-  if (window == 0 || window <= context) return std::nullopt;
-  if (context == 0)
-    return ConfigFault{{"data.window"},
-                       str("data.window has no effect on model.kind = \"", c.model.kind,
-                           "\", which has no context; leave it out")};
-  return ConfigFault{{"data.window", "model.block_size"},
-                     str("data.window = ", window, " is above model.block_size = ", context,
-                         ", the model's context; lower it")};
-}
-
 int64_t units_of_micro_batch(const RunConfig& c) {
   return c.train.batch_size * std::max<int64_t>(1, batch_sizes(c).block_size);
 }
@@ -436,16 +258,6 @@ int64_t units_of_step(const RunConfig& c) {
 std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
   const auto found = loaded.origins.find(key);
   return found == loaded.origins.end() ? "defaults" : found->second;
-}
-
-std::vector<std::string> config_warnings(const RunConfig& c) {
-  std::vector<std::string> all;
-  if (c.schedule.kind != "one_cycle" && c.schedule.warmup_steps >= c.train.steps) {
-    all.push_back(str("schedule.warmup_steps = ", c.schedule.warmup_steps,
-                      " is not below train.steps = ", c.train.steps,
-                      ", so the learning rate never reaches optim.lr; lower it"));
-  }
-  return all;
 }
 
 LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
@@ -491,7 +303,7 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
 
   if (loaded.config.train.out_dir.empty())
     loaded.config.train.out_dir = (fs::path("runs") / fs::path(path).stem()).string();
-  check(loaded);
+  check_config(loaded);
   loaded.config.schedule.min_lr = end_of_schedule(loaded.config.schedule, loaded.config.optim.lr);
   return loaded;
 }

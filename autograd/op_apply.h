@@ -1,0 +1,379 @@
+// The machinery behind apply(): what it requires of an op, the node that it records, and the checks
+// around forward and backward. Read op.h first; an author of ops needs nothing of this file.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "autograd/observer.h"
+#include "autograd/op.h"
+#include "core/error.h"
+#include "core/named_range.h"
+
+namespace lathe {
+namespace detail {
+
+/// A flag that is true if a Saved of this thread took a tensor since it was last set to false.
+bool& saved_something();
+
+template <class Op>
+struct Registered {
+  static inline const bool done = op_registry().insert(Op::info.name).second;
+};
+
+/// Returns v as the op receives it under the thread's autocast: itself, its working copy, or a
+/// cast.
+Variable autocast(Amp policy, const Variable& v);
+/// During a recomputation, returns the node that was created when this op ran first, or null if
+/// that is gone.
+std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
+/// While a Recomputation records, hands it the node, which then keeps no tensors until it is
+/// recomputed.
+void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs);
+/// Throws: the op of the recomputation is not that of the node.
+[[noreturn]] void replay_mismatch(const char* name, const Node& node);
+/// Restores the op of a node by recomputation.
+void recompute_node(Node& node);
+
+// Code that is the same for all ops is in these functions: a template would be compiled once for
+// each op.
+
+/// Rethrows the current exception: those of ATen and internal ones as `name(float32[2,3], ...):
+/// message`, others unchanged.
+[[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
+/// Does the same in backward, for exceptions of ATen only.
+[[noreturn]] void rethrow_backward(const char* name);
+/// Throws: the tensors that the op's node saved are freed.
+[[noreturn]] void saved_is_freed(const char* name);
+/// Throws unless every input that the op needs is defined.
+void check_defined(const OpInfo& info, std::span<const Variable* const> inputs);
+/// Returns whether an op of these inputs gets a node.
+bool recorded(std::span<const Variable> inputs);
+/// Connects a new node to the nodes of its inputs.
+void link(Node& node, std::span<const Variable> inputs);
+
+/// Sets running_node() for its lifetime.
+class Running {
+ public:
+  explicit Running(Node* node) : outer_(std::exchange(running_node(), node)) {}
+  ~Running() { running_node() = outer_; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Node* outer_;
+};
+
+constexpr size_t any_number = SIZE_MAX;  // of inputs, which is known at run time
+
+/// Requirements on an op of N inputs. Compiler errors name the one that an op lacks.
+template <class Op>
+concept HasInfo = requires {
+  { Op::info } -> std::convertible_to<const OpInfo&>;
+};
+template <class Op, size_t N>
+constexpr bool has_forward() {
+  if constexpr (N == any_number) {
+    return requires(Op& op, at::TensorList x) { op.forward(x); };
+  } else {
+    return []<size_t... I>(std::index_sequence<I...>) {
+      return requires(Op& op, const at::Tensor& x) { op.forward(((void)I, x)...); };
+    }(std::make_index_sequence<N>());
+  }
+}
+template <size_t N>
+using NeedsOf = std::conditional_t<N == any_number, NeedsList, Needs<N == any_number ? 0 : N>>;
+template <class Op, size_t N, class DY>
+constexpr bool has_backward() {
+  return requires(const Op& op, const DY& dy, const NeedsOf<N>& needs) {
+    op.backward(dy, needs);
+  } || requires(const Op& op, const DY& dy, const NeedsOf<N>& needs, GradSlots& slots) {
+    op.backward(dy, needs, slots);
+  };
+}
+/// Converts to T only.
+template <class T>
+struct Only {
+  operator T() const;
+};
+/// Returns whether one of an op's first twelve members can be initialized by a T.
+template <class Op, class T>
+constexpr bool has_member() {
+  using O = Only<T>;
+  return requires { Op{O()}; } || requires { Op{{}, O()}; } || requires { Op{{}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, O()}; } || requires { Op{{}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; } ||
+         requires { Op{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, O()}; };
+}
+/// An op that keeps a tensor outside of a Saved, where changes in place would go unnoticed.
+template <class Op>
+concept KeepsRawTensor =
+    has_member<Op, at::Tensor>() || has_member<Op, std::vector<at::Tensor>>() ||
+    has_member<Op, Variable>() || has_member<Op, std::vector<Variable>>();
+
+/// Returns the result of forward; used for its type.
+template <class Op, size_t... I>
+auto forward_result(Op& op, const at::Tensor& x, std::index_sequence<I...>) {
+  return op.forward(((void)I, x)...);
+}
+
+template <class Op, size_t N, bool many_outputs>
+struct OpNode final : Node {
+  template <class T>
+  using Dy = std::conditional_t<many_outputs, GradList<T>, T>;
+
+  OpNode(Op op, std::span<const at::Tensor> outputs_, bool saves)
+      : Node(outputs_), op_(std::move(op)), saves_(saves) {}
+
+  std::string name() const override { return Op::info.name; }
+  GradList<at::Tensor> backward(const GradList<at::Tensor>& dy, const NeedsList& needs,
+                                GradSlots& slots) override {
+    return run(dy, needs, &slots);
+  }
+  GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) override {
+    if constexpr (has_backward<Op, N, Dy<Variable>>()) {
+      return run(dy, needs, nullptr);
+    } else {
+      fail(Exit::internal, Op::info.name,
+           ": a fused op without second derivatives; build this part from plain ops");
+    }
+  }
+  void release() override {
+    if (!saves_) return;
+    op_.reset();
+    recomputed.reset();
+  }
+  void drop_saved() override { op_.reset(); }
+  /// Restores the op from a recomputation with the same inputs.
+  void restore_saved(Op op) {
+    op_.emplace(std::move(op));
+    recomputed.reset();
+  }
+
+ private:
+  template <class T>
+  GradList<T> run(const GradList<T>& dys, const NeedsList& list,
+                  [[maybe_unused]] GradSlots* slots) {
+    // Recompute again if the recomputed part contained a nested recomputation, which dropped the op
+    // once more.
+    for (std::shared_ptr<Recomputation> last; !op_ && recomputed && recomputed != last;) {
+      last = recomputed;
+      recompute_node(*this);
+    }
+
+    if (!op_) [[unlikely]]
+      saved_is_freed(Op::info.name);
+
+    const Running running(this);
+    const auto& dy = [&]() -> const Dy<T>& {
+      if constexpr (many_outputs)
+        return dys;
+      else
+        return dys[0];
+    }();
+
+    NeedsOf<N> needs{};
+    if constexpr (N == any_number) {
+      needs = list;
+    } else {
+      std::copy(list.begin(), list.end(), needs.begin());
+    }
+
+    try {
+      const auto grads = [&] {
+        if constexpr (requires(GradSlots& s) { op_->backward(dy, needs, s); })
+          return op_->backward(dy, needs, *slots);
+        else
+          return op_->backward(dy, needs);
+      }();
+      return GradList<T>(std::make_move_iterator(grads.begin()),
+                         std::make_move_iterator(grads.end()));
+    } catch (...) {
+      rethrow_backward(Op::info.name);
+    }
+  }
+
+  std::optional<Op> op_;
+  bool saves_;
+};
+
+/// Returns the cost of an op with these inputs and this result.
+template <class Op, class... In>
+OpFlops flops_of(const Op& op, const at::Tensor& y, const In&... in) {
+  if constexpr (requires { op.flops(in..., y); }) {
+    return op.flops(in..., y);
+  } else {
+    static_assert(!requires { &Op::flops; }, "the op's flops must take its inputs and its result");
+    return flops_each(y, Op::info.each.forward, Op::info.each.backward);
+  }
+}
+
+/// Implements apply() for any number of inputs. `forward` calls the op's forward with them, and
+/// `count_flops` its flops().
+template <size_t N, class Op, class Forward, class CountFlops>
+auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tensor* const> data,
+              Forward&& forward, CountFlops&& count_flops) {
+  using Result = decltype(forward(op));
+  constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
+
+  const bool record = recorded(inputs);
+  const NamedRange range([] { return Op::info.name; });
+  Result y;
+
+  // Every Saved that forward assigns sets this flag. The node of an op that saved nothing stays
+  // usable after release(), so that several graphs can share it.
+  saved_something() = false;
+  try {
+    y = forward(op);
+  } catch (...) {
+    rethrow(Op::info.name, data);
+  }
+  const bool saves = saved_something();
+
+  const auto outputs = [&]() -> std::span<const at::Tensor> {
+    if constexpr (many_outputs)
+      return y;
+    else
+      return {&y, 1};
+  }();
+
+  OpFlops flops;
+  if (mode().flops != nullptr && !outputs.empty()) {
+    flops = count_flops(op, outputs[0]);
+    mode().flops->forward += flops.forward;
+  }
+
+  std::shared_ptr<Node> node;
+  if (record) {
+    using Made = OpNode<Op, N, many_outputs>;
+    // A recomputed op restores its node of the first run, which the remaining graph refers to. If
+    // that node is gone, the op gets a new one.
+    if (mode().replaying != nullptr) [[unlikely]]
+      node = replayed_node(Op::info.name, inputs);
+    if (node) {
+      auto* made = dynamic_cast<Made*>(node.get());
+      if (made == nullptr || !made->fits(outputs)) replay_mismatch(Op::info.name, *node);
+      made->restore_saved(std::move(op));
+    } else {
+      node = std::make_shared<Made>(std::move(op), outputs, saves);
+      link(*node, inputs);
+      node->backward_flops = flops.backward;
+      // flops() counts the gradients of all inputs; needed() leaves out those that nobody asks for.
+      if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
+        NeedsOf<N> needs{};
+        for (size_t i = 0; i < inputs.size(); ++i) needs[i] = inputs[i].requires_grad();
+        node->backward_flops = Op::needed(flops.backward, needs);
+      }
+    }
+
+    if (mode().recording != nullptr) [[unlikely]]
+      record_node(node, inputs);
+  }
+
+  if (mode().observers != nullptr) [[unlikely]]
+    ObserveOps::notify(&OpObserver::on_result,
+                       OpResult{Op::info.name, inputs, outputs, node.get()});
+
+  if constexpr (many_outputs) {
+    std::vector<Variable> out;
+    for (uint32_t i = 0; i < y.size(); ++i) {
+      const bool differentiable = node && y[i].is_floating_point();  // integer outputs are indices
+      out.push_back(differentiable ? Variable(y[i], Edge(node, i)) : Variable(y[i]));
+    }
+    return out;
+  } else {
+    return node ? Variable(std::move(y), Edge(std::move(node))) : Variable(std::move(y));
+  }
+}
+
+}  // namespace detail
+
+/// Runs an op on its inputs: casts under autocast, turns ATen's errors into messages that name the
+/// op, counts FLOPs, and records a node if a gradient may be requested. Returns a Variable, or a
+/// vector of them if forward returns a vector of tensors. Then backward takes a GradList, whose
+/// members are undefined where no gradient arrived.
+template <class Op, std::same_as<Variable>... V>
+auto apply(Op op, const V&... given) {
+  constexpr size_t N = sizeof...(V);
+  static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(!detail::KeepsRawTensor<Op>,
+                "an op must keep its tensors as `Saved`, which notices when they are changed "
+                "before backward");
+  static_assert(
+      detail::has_forward<Op, N>(),
+      "an op's forward must take a `const at::Tensor&` for each input that apply() is given");
+
+  using Y = decltype(detail::forward_result(op, std::declval<const at::Tensor&>(),
+                                            std::make_index_sequence<N>()));
+  static_assert(std::is_same_v<Y, at::Tensor> || std::is_same_v<Y, std::vector<at::Tensor>>,
+                "an op's forward must return an at::Tensor or a std::vector<at::Tensor>");
+  using Dy = std::conditional_t<std::is_same_v<Y, at::Tensor>, at::Tensor, GradList<at::Tensor>>;
+
+  static_assert(detail::has_backward<Op, N, Dy>(),
+                "an op needs `Grads<N> backward(const at::Tensor& dy, Needs<N> needs) const` for "
+                "its N inputs, or the "
+                "same as a template on the type of dy");
+
+  (void)detail::Registered<Op>::done;
+  if (!(given.defined() && ...)) [[unlikely]]
+    detail::check_defined(Op::info, std::array<const Variable*, N>{&given...});
+
+  size_t next_input = 0;
+  const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
+  const at::AutoDispatchBelowAutograd
+      plain;  // ATen's own autograd is not used; version counters stay alive
+
+  return [&]<size_t... I>(std::index_sequence<I...>) {
+    const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
+    // An op with a member `needs` knows in forward which inputs need a gradient, so that it can
+    // skip work and save less.
+    if constexpr (requires { op.needs = Needs<N>{}; })
+      op.needs = {mode().grad && inputs[I].requires_grad()...};
+    return detail::apply_to<N>(
+        std::move(op), inputs, data, [&](Op& o) { return o.forward(*data[I]...); },
+        [&](const Op& o, const at::Tensor& y) { return detail::flops_of(o, y, *data[I]...); });
+  }(std::make_index_sequence<N>());
+}
+
+/// Runs an op with any number of inputs: it has forward(at::TensorList), and backward(dy, const
+/// NeedsList&) returns a GradList<T>.
+template <class Op>
+auto apply(Op op, const std::vector<Variable>& given) {
+  static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(!detail::KeepsRawTensor<Op>,
+                "an op must keep its tensors as `Saved`, which notices when they are changed "
+                "before backward");
+  static_assert(detail::has_forward<Op, detail::any_number>(),
+                "the op's forward must take an at::TensorList");
+  (void)detail::Registered<Op>::done;
+  std::vector<Variable> inputs;
+  for (const Variable& v : given) {
+    detail::check_defined(Op::info, std::array{&v});
+    inputs.push_back(detail::autocast(Op::info.amp, v));
+  }
+  const at::AutoDispatchBelowAutograd plain;
+  std::vector<at::Tensor> tensors;
+  std::vector<const at::Tensor*> data;
+  for (const Variable& v : inputs) tensors.push_back(v.data());
+  for (const at::Tensor& t : tensors) data.push_back(&t);
+  return detail::apply_to<detail::any_number>(
+      std::move(op), inputs, data, [&](Op& o) { return o.forward(tensors); },
+      [&](const Op& o, const at::Tensor& y) {
+        return detail::flops_of(o, y, at::TensorList(tensors));
+      });
+}
+
+}  // namespace lathe

@@ -1,0 +1,14 @@
+// What must hold between the keys of a config.
+#pragma once
+
+#include "train/config/run_config.h"
+
+namespace lathe {
+
+/// Returns whether the weights, and with them the keys of [model], come from a run or folder.
+bool has_source(const RunConfig& config);
+
+/// Throws Exit::usage, with the place and the remedy, for keys that contradict each other.
+void check_config(const LoadedConfig& loaded);
+
+}  // namespace lathe
