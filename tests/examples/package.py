@@ -51,6 +51,14 @@ def try_own_model(binary, folder):
     assert (folder / "whole" / model).read_bytes() == (folder / "parts" / model).read_bytes()
     run(*train, "--train.out_dir=other", "--train.steps=200", "--train.seed=2", cwd=folder)
     assert (folder / "whole" / model).read_bytes() != (folder / "other" / model).read_bytes()  # the control
+    # On 4 processes with shared parameters, then on 1: the same bits as on 1 alone.
+    four = ["--train.grad_accum=4", "--train.batch_size=16", "--memory.recompute=blocks"]
+    run(*train, *four, "--train.out_dir=alone", "--train.steps=60", cwd=folder)
+    shared = [*train, *four, "--train.out_dir=shared", "--dist.timeout=60"]
+    run(binary, "launch", "-n", "4", "--", *shared[1:], "--train.steps=30", "--dist.shard=parameters", cwd=folder)
+    run(*shared, "--train.steps=60", cwd=folder)
+    model = "checkpoints/step-00000060/model.safetensors"
+    assert (folder / "alone" / model).read_bytes() == (folder / "shared" / model).read_bytes()
     run(binary, "train", config, *keys, "--train.out_dir=low", "--train.steps=20", "--amp.dtype=bf16", cwd=folder)
 
 
