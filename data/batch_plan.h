@@ -9,6 +9,8 @@ namespace lathe {
 /// of each step: the `first` one and then every `stride`-th.
 struct BatchPlan {
   int64_t per_step = 1, first = 0, count = 1, stride = 1;
+  /// Add micro-batches one after another, not in the order of core/tree_sum.h (train.sum_order).
+  bool in_sequence = false;
 
   /// Returns the number in its step of the n-th micro-batch of this process in that step.
   int64_t in_step(int64_t n) const { return first + n * stride; }

@@ -3,9 +3,13 @@
 #include <string>
 #include <vector>
 
+#include "core/mode.h"
+#include "data/loader.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
+#include "train/run/session.h"
+#include "train/run/stepper.h"
 
 namespace {
 
@@ -76,6 +80,49 @@ TEST_CASE("kinds, precisions and optimizers have the same bits on 1, 2 and 4 pro
       CHECK((runs.results(ranks, cell) == alone));
     }
   }
+}
+
+TEST_CASE("train.sum_order = sequence adds micro-batches one after another, on one process",
+          "[same_bits]") {
+  const TempFolder f;
+  lathe::test::make_tiny_run(f.path());
+  LoadedConfig loaded =
+      load_config((f / "tiny.toml").string(), {{"train.grad_accum", "5"},
+                                               {"train.sum_order", "sequence"},
+                                               {"data.dir", (f / "data").string()}});
+  const RunData data = RunData::open(loaded);
+
+  // The oracle: backward adds to the gradients that are there.
+  Session expected = Session::make(loaded, *data.task, data.sizes);
+  Loader batches(*data.data, batch_sizes(loaded.config), 1, 0, loaded.config.data, expected.device);
+  zero_grad(*expected.model);
+  at::Tensor loss;
+  const auto divisor = static_cast<double>(5 * units_of_micro_batch(loaded.config));
+  for (int64_t micro = 0; micro < 5; ++micro) {
+    const at::Tensor one =
+        run_micro_batch(expected, batches.next(), divisor, random_of(loaded.config, 0, micro));
+    loss = loss.defined() ? loss + one : one;
+  }
+
+  for (const char* order : {"sequence", "tree"}) {
+    loaded.config.train.sum_order = order;
+    Session s = Session::make(loaded, *data.task, data.sizes);
+    Loader loader(*data.data, batch_sizes(loaded.config), 1, 0, loaded.config.data, s.device);
+    const StepResult result = run_step(s, loader, 0, /*keep_gradients=*/true);
+
+    // Five float32 gradients that are added in another order differ in some last bits.
+    bool is_equal = result.loss.equal(loss);
+    for (size_t i = 0; i < s.params.size(); ++i) {
+      is_equal =
+          is_equal && s.params[i].parameter.grad().equal(expected.params[i].parameter.grad());
+    }
+    CHECK(is_equal == (std::string(order) == "sequence"));
+  }
+
+  const Finished refused =
+      train_on(f, 2, "tiny.toml", "two", {"--train.grad_accum=4", "--train.sum_order=sequence"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("train.sum_order"));
 }
 
 TEST_CASE("all processes end by train.early_stop after the same step", "[same_bits]") {

@@ -39,6 +39,13 @@ struct TrainConfig {
   LATHE_FIELD(int64_t, batch_size, 12, "sequences or examples in a micro-batch",
               between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, grad_accum, 1, "micro-batches in a step", between(1, 1000000).fixed())
+  LATHE_FIELD(
+      std::string, sum_order, "tree",
+      "how the gradients of a step's micro-batches are added up; tree: in pairs, then pairs "
+      "of pairs, which gives the same bits on any number of processes and takes up to "
+      "log2(grad_accum) - 1 more copies of the gradients; sequence: one after another, on "
+      "one process only",
+      one_of({"tree", "sequence"}))
   LATHE_FIELD(int64_t, eval_interval, 250,
               "steps between evaluations; 0: none. With it, one also before the first step and "
               "after the last",

@@ -6,7 +6,7 @@
 
 namespace lathe {
 void GradientSum::begin(int64_t n) {
-  if (n == 0 || n % 2 == 1) return;
+  if (in_sequence_ || n == 0 || n % 2 == 1) return;
   for (size_t i = 0; i < parameters_.size(); ++i) set_aside(i);
 }
 

@@ -22,9 +22,10 @@ inline at::Tensor add_gradients(at::Tensor earlier, const at::Tensor& later) {
 /// copies of them.
 class GradientSum {
  public:
-  /// `parameters` must outlive it.
-  explicit GradientSum(std::span<const NamedParameter> parameters)
-      : parameters_(parameters), pairs_(parameters.size()) {}
+  /// `parameters` must outlive it. `in_sequence`: adds micro-batches one after another instead,
+  /// without copies (train.sum_order).
+  GradientSum(std::span<const NamedParameter> parameters, bool in_sequence)
+      : parameters_(parameters), in_sequence_(in_sequence), pairs_(parameters.size()) {}
 
   /// Prepares for the backward pass of micro-batch `n` of this process, from 0.
   void begin(int64_t n);
@@ -37,6 +38,7 @@ class GradientSum {
   void set_aside(size_t i);
 
   std::span<const NamedParameter> parameters_;
+  bool in_sequence_;
   std::vector<TreeSum<at::Tensor>> pairs_;  // of each parameter; its tensors may be undefined
 };
 

@@ -4,6 +4,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
+#include <numeric>
+
 #include "autograd/fp8.h"
 #include "autograd/node.h"
 #include "core/tree_sum.h"
@@ -58,6 +60,9 @@ void DeferRunningStatistics::apply() {
 
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan) {
   const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add(b); };
+  if (plan.in_sequence)
+    return std::accumulate(losses.begin() + 1, losses.end(), losses.at(0), plus);
+
   TreeSum<at::Tensor> sum;
   if (world().size() == 1) {
     for (const at::Tensor& loss : losses) sum.add(loss, plus);

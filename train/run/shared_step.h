@@ -25,7 +25,8 @@ class DeferRunningStatistics : public ModeGuard {
   std::vector<RunningStatistic> recorded_;
 };
 
-/// Returns the sum of the losses of all micro-batches, in the order of core/tree_sum.h. `losses`:
+/// Returns the sum of the losses of all micro-batches, in the order of core/tree_sum.h, or one
+/// after another where the plan asks for it. `losses`:
 /// this process's, each float32 []. A collective.
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan);
 

@@ -24,6 +24,12 @@ std::string alternatives(const std::vector<int64_t>& numbers) {
 
 void check_shares(const LoadedConfig& loaded, int64_t processes) {
   const TrainConfig& c = loaded.config.train;
+  if (c.sum_order == "sequence" && processes > 1) {
+    fail(Exit::usage, origin_of(loaded, "train.sum_order"),
+         ": train.sum_order = \"sequence\" adds all micro-batches of a step one after another, "
+         "which "
+         "one process alone can do; leave it out, or start one process");
+  }
   if (c.grad_accum % processes == 0) return;
 
   std::vector<int64_t> counts;

@@ -34,7 +34,10 @@ BatchPlan batch_plan(const RunConfig& config) {
   if (exchanges_every_micro_batch(config.dist.shard, world().size()))
     return {
         .per_step = all, .first = world().rank(), .count = share.count, .stride = world().size()};
-  return {.per_step = all, .first = share.first, .count = share.count};
+  return {.per_step = all,
+          .first = share.first,
+          .count = share.count,
+          .in_sequence = config.train.sum_order == "sequence"};
 }
 
 StepResult run_step(Session& s, Loader& loader, int64_t step, bool keep_gradients) {
@@ -63,7 +66,7 @@ class StepGradients {
       : s_(s),
         plan_(plan),
         each_(plan.stride > 1),
-        sum_(s.params),
+        sum_(s.params, plan.in_sequence),
         own_(s.optimizer.is_shared() ? s.params.size() : 0) {}
 
   /// Prepares for the backward pass of the n-th micro-batch of this process.
