@@ -17,6 +17,12 @@ struct DistConfig {
               "bit",
               between(0.001, 4096))
   LATHE_FIELD(
+      std::string, reduce_dtype, "fp32",
+      "several processes: how float32 gradients are sent; bf16: as bfloat16, in half of the "
+      "bytes, and added up in float32; the bits of a run then depend on the number of "
+      "processes and on dist.shard",
+      one_of({"fp32", "bf16"}))
+  LATHE_FIELD(
       std::string, shard, "none",
       "several processes: what is shared out among them instead of kept by each; "
       "optimizer: the optimizer's state (ZeRO 1); gradients: the gradients too (ZeRO 2), "

@@ -173,21 +173,28 @@ void GradientExchange::exchange(const Bucket& bucket) {
   Group& group = world_.gradients();
   const auto rank = static_cast<size_t>(world_.rank());
   const int64_t begin = bucket.cuts[rank], share = bucket.cuts[rank + 1] - begin;
-  at::Tensor received = at::empty({world_.size() * share}, flat.options());
-  group.all_to_all(received, flat, bucket.cuts);
+  // Without another dtype to send, `sent` is `flat` itself, and to() copies nothing.
+  at::Tensor sent = flat.to(bucket.sent);
+  at::Tensor received = at::empty({world_.size() * share}, sent.options());
+  group.all_to_all(received, sent, bucket.cuts);
+  received = received.to(bucket.dtype);
+
   TreeSum<at::Tensor> sum;
   const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add_(b); };
   for (int64_t r = 0; r < world_.size(); ++r) sum.add(received.narrow(0, r * share, share), plus);
   const at::Tensor mine = sum.finish(plus);
 
   if (result_ == Result::all) {
-    flat.narrow(0, begin, share).copy_(mine);
-    group.all_gather(flat, bucket.cuts);
+    sent.narrow(0, begin, share).copy_(mine);
+    group.all_gather(sent, bucket.cuts);
+    if (bucket.sent != bucket.dtype) flat.copy_(sent);
     return;
   }
 
-  // A copy, since the sum shares its memory with what all ranks sent.
-  const at::Tensor kept = mine.clone();
+  // A copy, since the sum shares its memory with what all ranks sent. It is rounded as if it had
+  // been sent, so that dist.shard = "optimizer" has the bits of "none".
+  const at::Tensor kept =
+      bucket.sent == bucket.dtype ? mine.clone() : mine.to(bucket.sent).to(bucket.dtype);
   offset = 0;
   for (const size_t i : bucket.parameters) {
     const int64_t n = layout_.range(i, world_.rank()).size();

@@ -50,14 +50,13 @@ std::vector<int64_t> balanced_shares(const std::vector<int64_t>& loads, int64_t 
 }  // namespace
 
 ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
-                         const std::vector<bool>& is_divisible, int64_t bucket_bytes, int ranks,
-                         bool blocks_apart)
+                         const std::vector<bool>& is_divisible, const Options& options)
     : bucket_of_(parameters.size()), offsets_(parameters.size()) {
   for (const NamedParameter& p : parameters) sizes_.push_back(p.parameter.numel());
-  fill_buckets(parameters, is_divisible, bucket_bytes, blocks_apart);
+  fill_buckets(parameters, is_divisible, options);
 
   // Elements that each rank owns in the buckets so far.
-  std::vector<int64_t> loads(static_cast<size_t>(ranks));
+  std::vector<int64_t> loads(static_cast<size_t>(options.ranks));
   for (size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
     if (bucket.is_divisible)
@@ -77,8 +76,7 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
 /// Fills buckets in the reverse order of the parameters. All parameters of a bucket have one dtype,
 /// their gradients too; they are divisible or not, and have working copies or not.
 void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
-                               const std::vector<bool>& is_divisible, int64_t bucket_bytes,
-                               bool blocks_apart) {
+                               const std::vector<bool>& is_divisible, const Options& options) {
   using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool>;
   std::map<Key, Bucket> open;
   std::map<Key, int64_t> bytes;
@@ -91,13 +89,15 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
   for (size_t left = parameters.size(); left-- > 0;) {
     const Variable& parameter = parameters[left].parameter;
     const at::ScalarType dtype = parameter.leaf().precision.grad_dtype;
-    const int64_t block = blocks_apart ? parameters[left].block : -1;
+    const int64_t block = options.blocks_apart ? parameters[left].block : -1;
     const bool has_copy = parameter.leaf().precision.low.defined();
     const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy};
     const int64_t size = sizes_[left] * static_cast<int64_t>(c10::elementSize(dtype));
 
-    if (open.contains(key) && bytes[key] + size > bucket_bytes) close(key);
-    Bucket& bucket = open.try_emplace(key, Bucket{.parameters = {}, .dtype = dtype}).first->second;
+    if (open.contains(key) && bytes[key] + size > options.bucket_bytes) close(key);
+    const at::ScalarType sent = dtype == at::kFloat ? options.reduce_dtype : dtype;
+    Bucket& bucket =
+        open.try_emplace(key, Bucket{.parameters = {}, .dtype = dtype, .sent = sent}).first->second;
     bucket.is_divisible = is_divisible[left];
     bucket.block = block;
     bucket.parameters.push_back(left);
@@ -186,7 +186,7 @@ int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedPara
   for (const Bucket& bucket : layout.buckets()) {
     const Variable& first = parameters[bucket.parameters.at(0)].parameter;
     const at::Tensor& copy = first.leaf().precision.low;
-    const auto of_gradient = static_cast<int64_t>(c10::elementSize(bucket.dtype));
+    const auto of_gradient = static_cast<int64_t>(c10::elementSize(bucket.sent));
     const auto of_parameter = static_cast<int64_t>(
         c10::elementSize(bucket.block >= 0 && copy.defined() ? copy.scalar_type() : first.dtype()));
     const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;

@@ -25,6 +25,7 @@ namespace lathe {
 struct Bucket {
   std::vector<size_t> parameters;
   at::ScalarType dtype;  ///< of the gradients
+  at::ScalarType sent;   ///< dtype in which gradients are sent (dist.reduce_dtype)
   /// [ranks + 1]: rank r owns the elements [cuts[r], cuts[r + 1]).
   std::vector<int64_t> cuts{};
   bool is_divisible = true;
@@ -36,10 +37,16 @@ struct Bucket {
 /// The buckets of a model's parameters. Every rank makes the same.
 class ShardLayout {
  public:
-  /// `is_divisible[i]`: whether parameter i may be cut. `bucket_bytes`: of gradients in a bucket.
-  /// `blocks_apart`: no bucket has parameters of two blocks.
+  struct Options {
+    int64_t bucket_bytes;                      ///< of gradients in a bucket
+    int ranks;                                 ///< among which buckets are cut
+    bool blocks_apart = false;                 ///< no bucket has parameters of two blocks
+    at::ScalarType reduce_dtype = at::kFloat;  ///< in which float32 gradients are sent
+  };
+
+  /// `is_divisible[i]`: whether parameter i may be cut.
   ShardLayout(std::span<const NamedParameter> parameters, const std::vector<bool>& is_divisible,
-              int64_t bucket_bytes, int ranks, bool blocks_apart = false);
+              const Options& options);
 
   /// Returns the buckets in about the order in which a backward pass completes them.
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -53,7 +60,7 @@ class ShardLayout {
 
  private:
   void fill_buckets(std::span<const NamedParameter> parameters,
-                    const std::vector<bool>& is_divisible, int64_t bucket_bytes, bool blocks_apart);
+                    const std::vector<bool>& is_divisible, const Options& options);
   void cut(Bucket& bucket, std::vector<int64_t>& loads);
   void assign_whole(Bucket& bucket, std::vector<int64_t>& loads);
 

@@ -40,7 +40,8 @@ std::vector<int64_t> owned_by_ranks(const std::vector<int64_t>& sizes,
                                     const std::vector<bool>& is_divisible, int64_t bucket_bytes,
                                     int ranks) {
   const auto parameters = parameters_of(sizes);
-  const ShardLayout layout(parameters, is_divisible, bucket_bytes, ranks);
+  const ShardLayout layout(parameters, is_divisible,
+                           {.bucket_bytes = bucket_bytes, .ranks = ranks});
   std::vector<int64_t> owned(static_cast<size_t>(ranks));
 
   size_t in_buckets = 0;
@@ -103,7 +104,7 @@ TEST_CASE("buckets end in the order in which a backward pass completes them", "[
     sizes.insert(sizes.end(), {1000, 10});
     divisible.insert(divisible.end(), {false, true});
   }
-  const ShardLayout layout(parameters_of(sizes), divisible, 16000, 2);
+  const ShardLayout layout(parameters_of(sizes), divisible, {.bucket_bytes = 16000, .ranks = 2});
   CHECK(layout.buckets().size() == 5);
   size_t last = sizes.size();
   for (const Bucket& bucket : layout.buckets()) {
@@ -217,6 +218,41 @@ TEST_CASE("what ranks share out takes less memory of each, and sends what plan s
   // those of the blocks but the one that runs. Buckets on their way take some of it back.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * others * elements - 0.3e6);
   CHECK(memory[1] - memory[3] > 0.3 * 4 * others * elements);
+}
+
+TEST_CASE("dist.reduce_dtype = bf16 sends half of the bytes and rounds what is sent", "[shards]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, wide_gpt);
+  const Words keys{"--train.steps=4",        "--train.grad_accum=4",    "--train.eval_interval=0",
+                   "--train.log_interval=1", "--checkpoint.interval=4", "--dist.timeout=60"};
+  const Words low{"--dist.reduce_dtype=bf16"};
+  const auto train = [&](int ranks, const std::string& name, const Words& more) {
+    const Finished done = train_on(f, ranks, "kind.toml", name, with_keys(keys, more));
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    return results_of(f / ("runs/" + name), "step-00000004");
+  };
+  const std::string alone = train(1, "alone", {}), full = train(2, "full", {}),
+                    first = train(2, "first", low);
+  CHECK((alone == full));
+  CHECK((first != full));
+
+  // The same every time, and with the optimizer's state shared out. One process sends nothing.
+  CHECK((train(2, "again", low) == first));
+  CHECK((train(2, "sharded", with_keys(low, {"--dist.shard=optimizer"})) == first));
+  CHECK((train(1, "alone-low", low) == alone));
+
+  CHECK(rank_figures(f / "runs/first").at("sent_bytes").get<int64_t>() * 2 ==
+        rank_figures(f / "runs/full").at("sent_bytes").get<int64_t>());
+
+  // Adam's first steps have the size of the learning rate whatever the gradient's size, so two
+  // roundings to 8 bits show in the third digit of the loss.
+  const auto loss = [&](const std::string& name) {
+    const std::string text = lathe::test::slurp(f / "runs" / name / "metrics.jsonl");
+    return std::stod(text.substr(text.rfind("\"loss\":") + 7));
+  };
+  CHECK(loss("first") == Approx(loss("full")).epsilon(1e-2));
 }
 
 TEST_CASE("a kind with running statistics shares out its gradients with the same bits",

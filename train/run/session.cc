@@ -56,8 +56,10 @@ ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParamete
   return {params,
           is_shared ? divisible_parameters(config.optim, params)
                     : std::vector<bool>(params.size(), true),
-          static_cast<int64_t>(1e6 * config.dist.bucket_mb), world().size(),
-          /*blocks_apart=*/config.dist.shard == "parameters"};
+          {.bucket_bytes = static_cast<int64_t>(1e6 * config.dist.bucket_mb),
+           .ranks = world().size(),
+           .blocks_apart = config.dist.shard == "parameters",
+           .reduce_dtype = config.dist.reduce_dtype == "bf16" ? at::kBFloat16 : at::kFloat}};
 }
 
 /// Optimizer's refusals, with the place of the key that they begin with.
