@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 #include "autograd/node.h"
@@ -154,6 +155,17 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     groups_[group_of(p)].slots.push_back(make_slot(p, i, is_shared_ ? shares[i] : all));
   }
 
+  // Sums have the order of groups and slots, as in sum_gradients().
+  stages_.resize(parameters.size());
+  int64_t first_chunk = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    for (size_t i = 0; i < groups_[g].slots.size(); ++i) {
+      const Slot& slot = groups_[g].slots[i];
+      stages_[slot.index] = {.group = g, .slot = i, .first_chunk = first_chunk};
+      first_chunk += chunks_of(slot.param.data());
+    }
+  }
+
   // Refuse a group that has no effect, and report which of the two reasons applies.
   for (size_t i = 0; i < own.size(); ++i) {
     if (!groups_[2 * i + 2].slots.empty() || !groups_[2 * i + 3].slots.empty()) continue;
@@ -260,9 +272,7 @@ void Optimizer::sum_gradients(const StepOptions& options) {
   if (is_shared_) options.sum_over_processes(partials_);
 }
 
-void Optimizer::step(double lr, const StepOptions& options) {
-  const NoGrad no_grad;
-
+void Optimizer::decide(double lr, const StepOptions& options) {
   const bool cuda = partials_.is_cuda();
   const at::Tensor& given = options.loss;
   LATHE_CHECK(!given.defined() || (given.scalar_type() == at::kFloat && given.numel() == 1 &&
@@ -270,21 +280,50 @@ void Optimizer::step(double lr, const StepOptions& options) {
               "Optimizer::step: the loss must be one float32 number on ", partials_.device().str(),
               ", not ", describe(given), given.defined() ? " on " + given.device().str() : "");
 
-  // Both passes over the gradients and the decision run on the device, so the host never waits for
-  // a GPU.
-  sum_gradients(options);
-  StepControl* control = control_.pointer();
-  UpdateRule rule = method_->rule();
-  rule.lr = lr;
-  const StepRequest request{.rule = rule,
+  rule_ = method_->rule();
+  rule_.lr = lr;
+  const StepRequest request{.rule = rule_,
                             .clip = config_.grad_clip_by == "norm" ? config_.grad_clip : 0,
                             .step = options.step,
                             .policy = options.scale_policy};
   const float* loss = given.defined() ? given.const_data_ptr<float>() : nullptr;
   (cuda ? cuda_api().decide : decide_cpu)(request, partials_.const_data_ptr<double>(), chunks_,
-                                          loss, control, options.scale);
+                                          loss, control_.pointer(), options.scale);
+}
+
+/// Returns the update of a slot, for the kernels. `first_chunk`: its first entry of partials_.
+SlotUpdate Optimizer::update_of(const ParameterGroup& group, const Slot& slot,
+                                const at::Tensor& grad, int64_t first_chunk,
+                                const StepOptions& options) const {
+  SlotUpdate one{args_of(slot, group, options, rounding_seed_), slot.param.data().sizes(),
+                 slot.whole};
+  if (!grad.defined()) return one;
+  one.args.grad = grad.const_data_ptr();
+  one.args.grad_type = element_of(grad.scalar_type());
+  one.args.sums = partials_.const_data_ptr<double>() + first_chunk;
+  return one;
+}
+
+/// Moves the averages of parameters that stay: a descent with a learning rate of 0.
+void Optimizer::move_averages(const std::vector<SlotUpdate>& of, const StepOptions& options) {
+  UpdateRule rule = rule_;
+  rule.kind = rule_kind<Descend>;
+  rule.lr = 0;
+  update_elements(of, rule, control_.pointer(), partials_.is_cuda());
+  if (is_shared_ && !is_dry_run()) share_rounding_counts(*control_.pointer(), options);
+}
+
+void Optimizer::step(double lr, const StepOptions& options) {
+  const NoGrad no_grad;
+
+  // Both passes over the gradients and the decision run on the device, so the host never waits for
+  // a GPU.
+  sum_gradients(options);
+  decide(lr, options);
 
   // On a GPU only the device knows the decision: the kernels below check `skip` there.
+  const bool cuda = partials_.is_cuda();
+  StepControl* control = control_.pointer();
   if (!cuda && control->skip != 0) return;
 
   std::vector<SlotUpdate> updates, stay;
@@ -293,16 +332,12 @@ void Optimizer::step(double lr, const StepOptions& options) {
     for (auto& slot : group.slots) {
       const at::Tensor& grad = gradient_of(slot, options);
       const bool is_mine = slot.own.size() > 0 || slot.param.numel() == 0;
-      SlotUpdate one{args_of(slot, group, options, rounding_seed_), slot.param.data().sizes(),
-                     slot.whole};
+      const SlotUpdate one = update_of(group, slot, grad, chunk, options);
       if (!grad.defined()) {
         // Without a gradient the parameter stays, but its average still approaches it.
         if (is_mine && one.args.average != nullptr) stay.push_back(one);
         continue;
       }
-      one.args.grad = grad.const_data_ptr();
-      one.args.grad_type = element_of(grad.scalar_type());
-      one.args.sums = partials_.const_data_ptr<double>() + chunk;
       chunk += one.args.chunks;
       if (!is_mine) continue;
       updates.push_back(one);
@@ -311,11 +346,71 @@ void Optimizer::step(double lr, const StepOptions& options) {
     }
   }
 
-  method_->update(updates, rule, control, cuda);
-  // Move the averages of the parameters that stay: a descent with a learning rate of 0.
-  rule.kind = rule_kind<Descend>, rule.lr = 0;
-  update_elements(stay, rule, control, cuda);
-  if (is_shared_ && !is_dry_run()) share_rounding_counts(*control, options);
+  method_->update(updates, rule_, control, cuda);
+  move_averages(stay, options);
+}
+
+void Optimizer::begin_stages() {
+  LATHE_CHECK(!partials_.is_cuda() && !is_shared_,
+              "Optimizer: a step in stages is for CPUs and one process");
+  partials_.zero_();
+  chunks_ = partials_.numel();
+  for (Stage& stage : stages_) stage.is_summed = stage.is_updated = false;
+}
+
+void Optimizer::sum_gradient(size_t i) {
+  Stage& stage = stages_.at(i);
+  const Slot& slot = groups_[stage.group].slots[stage.slot];
+  const at::Tensor& g = slot.param.grad();
+  check_slot(slot, g, is_shared_);
+  double* const sums = partials_.mutable_data_ptr<double>() + stage.first_chunk;
+  each_piece(g.numel(), grad_sum_chunk, [&](int64_t piece, int64_t begin, int64_t end) {
+    sums[piece] = grad_sum_cpu(g.const_data_ptr(), element_of(g.scalar_type()), begin, end);
+  });
+  stage.is_summed = true;
+}
+
+void Optimizer::update_parameter(size_t i, const StepOptions& options) {
+  const NoGrad no_grad;
+  Stage& stage = stages_.at(i);
+  if (control_.pointer()->skip != 0) return;
+  if (!stage.is_summed) sum_gradient(i);
+
+  ParameterGroup& group = groups_[stage.group];
+  Slot& slot = group.slots[stage.slot];
+  const SlotUpdate one = update_of(group, slot, slot.param.grad(), stage.first_chunk, options);
+  const bool is_finite = std::all_of(one.args.sums, one.args.sums + one.args.chunks,
+                                     [](double sum) { return std::isfinite(sum); });
+  stage.is_updated = true;
+  if (!is_finite) return;
+
+  bump_versions(slot);
+  std::vector<SlotUpdate> updates{one};
+  method_->update(updates, rule_, control_.pointer(), /*cuda=*/false);
+}
+
+void Optimizer::end_stages(const StepOptions& options) {
+  const NoGrad no_grad;
+  StepControl& control = *control_.pointer();
+  if (control.skip != 0) return;
+
+  double sum = 0;
+  for (int64_t i = 0; i < chunks_; ++i) sum += partials_.const_data_ptr<double>()[i];
+  control.grad_norm = std::sqrt(sum);
+  const at::Tensor& loss = options.loss;
+  const bool is_finite =
+      std::isfinite(sum) && (!loss.defined() || std::isfinite(loss.item<float>()));
+  if (!is_finite) control.failed_step = options.step + 1;
+
+  std::vector<SlotUpdate> stay;
+  for (const Stage& stage : stages_) {
+    if (stage.is_updated) continue;
+    const ParameterGroup& group = groups_[stage.group];
+    const SlotUpdate one =
+        update_of(group, group.slots[stage.slot], at::Tensor(), stage.first_chunk, options);
+    if (one.args.average != nullptr) stay.push_back(one);
+  }
+  move_averages(stay, options);
 }
 
 std::vector<bool> divisible_parameters(const OptimConfig& config,

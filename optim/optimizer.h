@@ -97,6 +97,20 @@ class Optimizer {
   /// parameters and states stay untouched. Does not wait for a GPU.
   void step(double lr, const StepOptions& options = {});
 
+  /// The stages of a step whose gradients don't exist at the same time (memory.update_in_backward),
+  /// on CPUs and in one process: begin_stages(); sum_gradient() of each parameter, if gradients are
+  /// clipped by their norm; decide(); update_parameter() of each one; end_stages(). The result has
+  /// the bits of step(), except that a gradient which is not finite leaves only its own parameter
+  /// untouched, unless all gradients were summed before decide(). `i`: index in the constructor's
+  /// parameters, whose gradient must be complete.
+  void begin_stages();
+  void sum_gradient(size_t i);
+  void decide(double lr, const StepOptions& options);
+  void update_parameter(size_t i, const StepOptions& options);
+  /// Moves the averages of parameters without a gradient. Records the norm of all gradients, and a
+  /// failed step where it is not finite.
+  void end_stages(const StepOptions& options);
+
   /// Returns the group with weight decay and the one without, then the same two for each of `own`
   /// and of config.groups. Their settings may be changed between steps.
   std::vector<ParameterGroup>& groups() { return groups_; }
@@ -118,6 +132,9 @@ class Optimizer {
  private:
   Slot make_slot(const NamedParameter& p, size_t index, ElementRange own);
   void sum_gradients(const StepOptions& options);
+  SlotUpdate update_of(const ParameterGroup& group, const Slot& slot, const at::Tensor& grad,
+                       int64_t first_chunk, const StepOptions& options) const;
+  void move_averages(const std::vector<SlotUpdate>& of, const StepOptions& options);
 
   OptimConfig config_;
   std::unique_ptr<Method> method_;
@@ -129,6 +146,16 @@ class Optimizer {
   at::Tensor partials_;  // float64: a sum for each chunk of each gradient, in the order of groups
                          // and slots
   int64_t chunks_ = 0;   // entries of partials_ in use
+  UpdateRule rule_;      // of the step that was decided last
+
+  // For the stages of a step: where each parameter's slot is, its entries of partials_, and whether
+  // its gradient was summed and its update applied.
+  struct Stage {
+    size_t group, slot;
+    int64_t first_chunk;
+    bool is_summed = false, is_updated = false;
+  };
+  std::vector<Stage> stages_;
   double update_flops_ = 0;
 };
 

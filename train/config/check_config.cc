@@ -182,6 +182,36 @@ void check_run(const LoadedConfig& loaded) {
   }
 }
 
+/// Checks memory.update_in_backward, which excludes what needs all gradients at once.
+void check_update_in_backward(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  if (!c.memory.update_in_backward) return;
+  const auto refuse = [&](const char* key, const auto&... why) {
+    fail(Exit::usage, last_origin(loaded, {"memory.update_in_backward", key}),
+         ": memory.update_in_backward frees each gradient before the next one is complete, ",
+         why...);
+  };
+
+  if (c.train.grad_accum > 1)
+    refuse("train.grad_accum", "which saves nothing with train.grad_accum = ", c.train.grad_accum,
+           ", since the sums of gradients stay between micro-batches; leave one of them out");
+  if (c.amp.dtype == "fp16" && c.amp.scaler != "none")
+    refuse("amp.dtype",
+           "and a loss scale skips a step if any of them is not finite; use amp.dtype "
+           "= \"bf16\", or leave it out");
+  if (c.train.spike_sigma > 0)
+    refuse("train.spike_sigma", "before train.spike_sigma can decide; leave one of them out");
+  if (c.log.layers > 0)
+    refuse("log.layers", "and log.layers = ", c.log.layers, " needs them; leave one of them out");
+  if (c.log.histograms > 0)
+    refuse("log.histograms", "and log.histograms = ", c.log.histograms,
+           " needs them; leave one of them out");
+  if (c.dist.shard != "none")
+    refuse("dist.shard",
+           "and dist.shard is for several processes, which exchange gradients; leave "
+           "one of them out");
+}
+
 /// Checks [checkpoint], [log] and data.dir.
 void check_files(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -236,6 +266,7 @@ void check_config(const LoadedConfig& loaded) {
   check_model(loaded);
   check_optim(loaded);
   check_run(loaded);
+  check_update_in_backward(loaded);
   check_files(loaded);
   check_amp(loaded);
 }

@@ -110,6 +110,13 @@ struct MemoryConfig {
               "each group of about the square root of their number. The rest is computed again, "
               "with the same bits",
               one_of({"none", "blocks", "sqrt"}))
+  LATHE_FIELD(
+      bool, update_in_backward, false,
+      "update each parameter as soon as its gradient is complete, and free the gradient, so "
+      "that gradients never exist at the same time; the same bits. With optim.grad_clip by "
+      "norm, each step runs forward and backward twice, first for the norm. On CPUs, with "
+      "train.grad_accum = 1, in one process, without a loss scale",
+      anything())
 };
 
 /// When checkpoints are written, and which are kept.

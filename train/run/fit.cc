@@ -1,5 +1,6 @@
 // The search changes the micro-batch first, with as many micro-batches as keep the global batch;
-// then precision, recomputation and optimizer, one of them, then two, then all. Each candidate is a
+// then precision, recomputation, optimizer and updates in backward, one of them, then two, and so
+// on. Each candidate is a
 // dry run.
 #include "train/run/fit.h"
 
@@ -45,8 +46,9 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
-/// Returns all combinations of precision, recomputation and optimizer that may take less memory
-/// than the config's, those with fewer changes first. The first one changes nothing.
+/// Returns all combinations of precision, recomputation, optimizer and updates in backward that may
+/// take less memory than the config's, those with fewer changes first. The first one changes
+/// nothing.
 std::vector<Overrides> changes_to_try(const RunConfig& c) {
   struct Combination {
     int64_t changes = 0;
@@ -74,6 +76,9 @@ std::vector<Overrides> changes_to_try(const RunConfig& c) {
 
   if (c.optim.kind == "adam" || c.optim.kind == "adamw")
     add({{{"optim.kind", c.optim.kind + "8bit"}}});
+
+  // Where it contradicts other keys, resident() leaves it out.
+  if (!c.memory.update_in_backward) add({{{"memory.update_in_backward", "true"}}});
 
   std::stable_sort(all.begin(), all.end(), [](const Combination& a, const Combination& b) {
     return a.changes < b.changes;

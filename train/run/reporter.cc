@@ -104,6 +104,9 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
       throw;
     }
 
+    // A step that failed in backward has updated some parameters already.
+    if (session_.config.memory.update_in_backward) throw;
+
     // Keep the state before the step and its data for `lathe replay`.
     try {
       const int64_t failed = session_.optimizer.control().failed_step;

@@ -42,6 +42,11 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
          " has compute capability ", capability / 10, ".", capability % 10,
          " and 8.0 is needed; set train.device = \"cpu\"");
   }
+  if (loaded.config.memory.update_in_backward && device == "cuda") {
+    fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),
+         ": memory.update_in_backward is for CPUs so far; leave it out, or set train.device = "
+         "\"cpu\"");
+  }
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),
          ": amp.tf32 needs an NVIDIA GPU, and this run is on ", device_model(device),

@@ -18,6 +18,7 @@
 #include "dist/exchange.h"
 #include "train/run/gradient_sum.h"
 #include "train/run/shared_step.h"
+#include "train/run/update_in_backward.h"
 
 namespace lathe {
 
@@ -190,6 +191,14 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
 
   // With no target at all, every sum is 0.
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
+  if (s.config.memory.update_in_backward) {
+    zero_grad(*s.model);
+    r.loss = run_updating_step(s, next(), step, divisor, r.lr);
+    advance_fp8(s.params);
+    r.busy_s = seconds_since(begin);
+    return r;
+  }
+
   StepGradients gradients(s, batch_plan(s.config));
   r.loss = run_micro_batches(s, next, step, divisor, gradients, r.exchange_wait_s);
   const std::vector<at::Tensor> own = gradients.take_own();
