@@ -1,5 +1,6 @@
 #include "autograd/recompute.h"
 
+#include <charconv>
 #include <cmath>
 
 #include "autograd/op.h"
@@ -115,15 +116,24 @@ detail::Recording::Recording(std::function<void()> again)
 }
 detail::Recording::~Recording() = default;
 
-RecomputePolicy recompute_policy(std::string_view name) {
+std::optional<RecomputePolicy> recompute_policy(std::string_view name) {
+  if (name == "none") return RecomputePolicy::none;
   if (name == "blocks") return RecomputePolicy::blocks;
   if (name == "sqrt") return RecomputePolicy::sqrt;
-  LATHE_CHECK(name == "none", "no policy of recomputation is called ", name);
-  return RecomputePolicy::none;
+
+  constexpr std::string_view prefix = "blocks.";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  const char *at = name.data() + prefix.size(), *end = name.data() + name.size();
+  size_t first = 0, last = 0;
+  const auto [dash, no_first] = std::from_chars(at, end, first);
+  if (no_first != std::errc() || dash == end || *dash != '-') return std::nullopt;
+  const auto [stop, no_last] = std::from_chars(dash + 1, end, last);
+  if (no_last != std::errc() || stop != end || first > last) return std::nullopt;
+  return RecomputePolicy(first, last);
 }
 
 size_t blocks_of_group(RecomputePolicy policy, size_t n) {
-  if (policy != RecomputePolicy::sqrt) return 1;
+  if (policy.kind != RecomputePolicy::sqrt) return 1;
   return std::max<size_t>(static_cast<size_t>(std::ceil(std::sqrt(static_cast<double>(n)))), 1);
 }
 

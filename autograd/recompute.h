@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -104,8 +105,9 @@ struct RecomputeBlocks : ModeGuard {
   }
 };
 
-/// Returns the policy called "none", "blocks" or "sqrt". Throws for another name.
-RecomputePolicy recompute_policy(std::string_view name);
+/// Returns the policy called "none", "blocks", "blocks.FIRST-LAST" or "sqrt"; nullopt for another
+/// name.
+std::optional<RecomputePolicy> recompute_policy(std::string_view name);
 
 /// Returns the number of blocks in one recomputation: 1, or ceil(sqrt(n)) for `sqrt`. The last
 /// group may be smaller.
@@ -146,17 +148,26 @@ X run_block(const F& f, size_t i, X x) {
 template <class X, class F>
 X run_blocks(size_t n, X x, const F& f) {
   const RecomputePolicy policy = mode().recompute;
-  if (policy == RecomputePolicy::none || !mode().grad) {
-    for (size_t i = 0; i < n; ++i) x = detail::run_block(f, i, std::move(x));
+  const bool keeps_all = policy.kind == RecomputePolicy::none || !mode().grad;
+  const auto run = [f, keeps_all, policy](size_t i, X y) {
+    if (keeps_all || i < policy.first || i > policy.last)
+      return detail::run_block(f, i, std::move(y));
+    if (mode().blocks_run != nullptr) ++*mode().blocks_run;
+    return recompute([f, i](X z) { return detail::run_block(f, i, std::move(z)); }, y);
+  };
+
+  // A group that is recomputed runs block by block, so that it holds the activations of one block
+  // and the inputs of the others.
+  const size_t group = blocks_of_group(policy, n);
+  if (keeps_all || group == 1) {
+    for (size_t i = 0; i < n; ++i) x = run(i, std::move(x));
     return x;
   }
-  if (mode().blocks_run != nullptr) *mode().blocks_run += static_cast<int64_t>(n);
-  const size_t group = blocks_of_group(policy, n);
   for (size_t begin = 0; begin < n; begin += group) {
     const size_t end = std::min(begin + group, n);
     x = recompute(
-        [f, begin, end](X y) {
-          for (size_t i = begin; i < end; ++i) y = detail::run_block(f, i, std::move(y));
+        [run, begin, end](X y) {
+          for (size_t i = begin; i < end; ++i) y = run(i, std::move(y));
           return y;
         },
         x);

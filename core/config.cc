@@ -191,7 +191,7 @@ std::string rule_text(const Rule& r) {
   std::string text;
   if (!r.choices.empty()) {
     for (const auto& c : r.choices) text += (text.empty() ? "" : " | ") + c;
-    return text;
+    return r.form.empty() ? text : text + " | " + r.form;
   }
   const auto number = [](double x) {
     return x == std::floor(x) && std::fabs(x) < 1e15 ? std::to_string(static_cast<int64_t>(x))
@@ -243,8 +243,9 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
   };
   if (const auto* s = std::get_if<std::string>(&v)) {
     if (!is_utf8(*s)) fail(Exit::usage, where, ": ", key, " must be UTF-8 text");
-    if (!r.choices.empty() && std::find(r.choices.begin(), r.choices.end(), *s) == r.choices.end())
-      refuse();
+    const bool is_choice =
+        r.choices.empty() || std::find(r.choices.begin(), r.choices.end(), *s) != r.choices.end();
+    if (!is_choice && (r.has_form == nullptr || !r.has_form(*s))) refuse();
   } else if (std::holds_alternative<int64_t>(v) || std::holds_alternative<double>(v)) {
     const double x = std::holds_alternative<double>(v) ? std::get<double>(v)
                                                        : static_cast<double>(std::get<int64_t>(v));

@@ -31,12 +31,23 @@ struct Rule {
   double max = std::numeric_limits<double>::infinity();
   bool open_min = false, open_max = false;  ///< the bound itself is excluded
   std::vector<std::string> choices{};       ///< strings only; empty: any
+  /// Strings that are allowed beside the choices: how they are written, and which they are.
+  std::string form{};
+  bool (*has_form)(const std::string&) = nullptr;
   bool is_fixed = false;
 
   /// Returns the same rule, for a key that a run cannot change once it has begun.
   Rule fixed() const {
     Rule r = *this;
     r.is_fixed = true;
+    return r;
+  }
+  /// Returns the same rule, which also allows the strings that `has_form` accepts. `form` shows how
+  /// they are written.
+  Rule or_form(std::string form, bool (*has_form)(const std::string&)) const {
+    Rule r = *this;
+    r.form = std::move(form);
+    r.has_form = has_form;
     return r;
   }
 };

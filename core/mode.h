@@ -5,6 +5,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
@@ -48,10 +49,18 @@ class BlockHooks {
   virtual void end(size_t block, bool is_recomputed) = 0;
 };
 
-/// Which activations of a model's repeated blocks are kept for backward: all, the blocks' inputs,
-/// or the inputs of groups of about sqrt(n) blocks. Other activations are recomputed. Chen et al.
-/// 2016, "Training deep nets with sublinear memory cost".
-enum class RecomputePolicy : uint8_t { none, blocks, sqrt };
+/// Which activations of a model's repeated blocks are kept for backward: all; the blocks' inputs,
+/// and all of the blocks outside of `first` to `last`; or the inputs of groups of about sqrt(n)
+/// blocks. Other activations are recomputed. Chen et al. 2016, "Training deep nets with sublinear
+/// memory cost".
+struct RecomputePolicy {
+  enum Kind : uint8_t { none, blocks, sqrt };
+  Kind kind = none;
+  size_t first = 0, last = SIZE_MAX;
+
+  RecomputePolicy(Kind kind = none) : kind(kind) {}
+  RecomputePolicy(size_t first, size_t last) : kind(blocks), first(first), last(last) {}
+};
 
 /// The state that guards set, separate for each thread.
 struct Mode {
@@ -77,7 +86,7 @@ struct Mode {
   /// Ops that run belong to it and keep nothing: see autograd/recompute.h.
   Recomputation* recording = nullptr;
   Recomputation* replaying = nullptr;  ///< ops that run are run again for it
-  RecomputePolicy recompute = RecomputePolicy::none;
+  RecomputePolicy recompute{};
   /// Where run_blocks() counts the blocks that `recompute` concerns, or null.
   int64_t* blocks_run = nullptr;
   BlockHooks* block_hooks = nullptr;  ///< what run_blocks() calls around each block, or null

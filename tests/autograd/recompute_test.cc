@@ -217,7 +217,8 @@ void trains_the_same(const std::string& what, Make&& make, Loss&& loss,
       int64_t blocks = 0;
       const auto plain = three_steps<M>(make, loss, dtype, copies, RecomputePolicy::none, &blocks);
       CHECK(blocks == 0);
-      for (const auto policy : {RecomputePolicy::blocks, RecomputePolicy::sqrt}) {
+      for (const auto policy : {RecomputePolicy(RecomputePolicy::blocks),
+                                RecomputePolicy(RecomputePolicy::sqrt), RecomputePolicy(1, 1)}) {
         const auto again = three_steps<M>(make, loss, dtype, copies, policy, &blocks);
         CHECK(blocks > 0);
         REQUIRE(again.size() == plain.size());
@@ -274,7 +275,7 @@ TEST_CASE("groups of blocks: one, and ceil of the square root", "[recompute]") {
   for (const auto& [n, group] :
        {std::pair<size_t, size_t>{0, 1}, {1, 1}, {4, 2}, {5, 3}, {16, 4}, {64, 8}, {65, 9}})
     CHECK(blocks_of_group(RecomputePolicy::sqrt, n) == group);
-  // Blocks of each policy run once forward and once again.
+  // Blocks run once forward and once again; those of groups once more.
   const Variable x = Variable::parameter(torch::ones({2}));
   for (const auto policy : {RecomputePolicy::blocks, RecomputePolicy::sqrt}) {
     std::vector<size_t> order;
@@ -286,12 +287,29 @@ TEST_CASE("groups of blocks: one, and ceil of the square root", "[recompute]") {
     backward(sum(y));
     CHECK(order == (policy == RecomputePolicy::blocks
                         ? std::vector<size_t>{0, 1, 2, 3, 4, 4, 3, 2, 1, 0}
-                        : std::vector<size_t>{0, 1, 2, 3, 4, 3, 4, 0, 1, 2}));
+                        : std::vector<size_t>{0, 1, 2, 3, 4, 3, 4, 4, 3, 0, 1, 2, 2, 1, 0}));
     CHECK(x.grad().equal(torch::full({2}, 32.0)));
     x.leaf().grad.reset();
   }
-  CHECK_THAT(error_of([] { recompute_policy("all"); }),
-             ContainsSubstring("no policy of recomputation is called all"));
+}
+
+TEST_CASE("a range of blocks is recomputed, and the others are not", "[recompute]") {
+  const Variable x = Variable::parameter(torch::ones({2}));
+  std::vector<size_t> order;
+  int64_t blocks = 0;
+  const RecomputeBlocks guard(*recompute_policy("blocks.1-2"), &blocks);
+  const Variable y = run_blocks(5, x, [&order](size_t i, const Variable& v) {
+    order.push_back(i);
+    return v * v;
+  });
+  CHECK(blocks == 2);
+  backward(sum(y));
+  CHECK(order == std::vector<size_t>{0, 1, 2, 3, 4, 2, 1});
+  CHECK(x.grad().equal(torch::full({2}, 32.0)));
+
+  for (const char* wrong : {"all", "blocks.", "blocks.3", "blocks.3-", "blocks.-3", "blocks.3-1",
+                            "blocks.1-2x", "blocks.1-99999999999999999999", "blocks.a-b", ""})
+    CHECK(!recompute_policy(wrong).has_value());
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "train/formats/source.h"
 #include "train/run/fit.h"
 #include "train/run/forecast.h"
+#include "train/run/memory_budget.h"
 #include "train/run/peak.h"
 #include "train/run/shares.h"
 #include "train/run/stepper.h"
@@ -250,12 +251,14 @@ Exit run_plan(const Arguments& a) {
   if (json && (!fit.empty() || !cards.empty()))
     fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
 
+  const std::string budget = apply_memory_budget(loaded);
   const Forecast f = forecast(loaded, *ranks);
   if (json) {
     std::cout << json_text(json_of(loaded.config, f)) << std::endl;
     return Exit::done;
   }
 
+  if (!budget.empty()) std::cout << budget << "\n";
   std::cout << text_of(loaded.config, f, weight_lines(loaded, *ranks));
   const Exit code = fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit);
   if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);

@@ -182,6 +182,14 @@ void check_run(const LoadedConfig& loaded) {
   }
 }
 
+/// Checks memory.budget, which chooses memory.recompute.
+void check_budget(const LoadedConfig& loaded) {
+  const MemoryConfig& memory = loaded.config.memory;
+  if (memory.budget.empty() || memory.recompute == "none") return;
+  fail(Exit::usage, last_origin(loaded, {"memory.budget", "memory.recompute"}),
+       ": memory.budget chooses memory.recompute itself; leave one of them out");
+}
+
 /// Checks memory.update_in_backward, which excludes what needs all gradients at once.
 void check_update_in_backward(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -266,6 +274,7 @@ void check_config(const LoadedConfig& loaded) {
   check_model(loaded);
   check_optim(loaded);
   check_run(loaded);
+  check_budget(loaded);
   check_update_in_backward(loaded);
   check_files(loaded);
   check_amp(loaded);

@@ -338,6 +338,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   result.peaks = memory_stats();
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);
+  for (const NamedParameter& p : s.params) result.blocks = std::max(result.blocks, p.block + 1);
 
   result.update_flops = s.optimizer.update_flops();
   result.formula_flops = flops_per_unit(s) * static_cast<double>(units_of_micro_batch(s.config));

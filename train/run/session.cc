@@ -182,7 +182,7 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
                        Compute compute, const at::Tensor& loss_scale) {
   const std::string& policy = s.config.memory.recompute;
   int64_t blocks = 0;
-  const RecomputeBlocks recompute(recompute_policy(policy), &blocks);
+  const RecomputeBlocks recompute(*recompute_policy(policy), &blocks);
   mode().block_hooks = s.shards.get();
   std::optional<DetectAnomaly> anomalies;
   if (s.config.train.detect_anomaly)

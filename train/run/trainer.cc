@@ -15,6 +15,7 @@
 #include "train/run/console.h"
 #include "train/run/fit.h"
 #include "train/run/layers.h"
+#include "train/run/memory_budget.h"
 #include "train/run/progress.h"
 #include "train/run/reporter.h"
 #include "train/run/restore.h"
@@ -355,6 +356,8 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
     verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
     log_info("data      ", loaded.config.data.dir, " is what was written");
   }
+
+  if (const std::string budget = apply_memory_budget(loaded); !budget.empty()) log_info(budget);
 
   // Lock a run that has checkpoints before one is chosen. The folder of a new run is made once
   // everything else is ready.

@@ -1,0 +1,17 @@
+// memory.budget: as little recomputation as a run needs to stay within its memory.
+#pragma once
+
+#include <string>
+
+#include "train/config/run_config.h"
+
+namespace lathe {
+
+/// Replaces memory.recompute by the cheapest value that keeps the resident memory of a run within
+/// memory.budget, by dry runs: no blocks, then the first 1, 2, ... of them, then all, then groups
+/// ("sqrt"). Changes no bit of the run. Returns a line about the choice; "" where the config has no
+/// budget. Throws Exit::memory where nothing is enough, and Exit::usage for a budget that is no
+/// amount of memory, on a GPU and with several processes. Call it before the run takes its memory.
+std::string apply_memory_budget(LoadedConfig& loaded);
+
+}  // namespace lathe
