@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draw the picture of README.md: a training run that is killed by `kill -9` and resumed.
+"""Draw the picture of README.md: a training run that is killed by `kill -9` and resumed on two processes, beside runs on
+one process and on four.
 
     tools/kill_and_resume.py --record build/lathe   train, kill, resume, and write kill_and_resume.json
     tools/kill_and_resume.py                        draw kill_and_resume.svg from that record
@@ -73,7 +74,9 @@ def step_of(line):
 
 
 def record(lathe):
-    train = f"lathe train quickstart.toml --train.steps={STEPS} --checkpoint.interval=100"
+    # The global batch of the quickstart, in micro-batches that four processes can share out.
+    keys = f"quickstart.toml --train.steps={STEPS} --checkpoint.interval=100 --train.batch_size=4 --train.grad_accum=4"
+    train = f"lathe train {keys}"
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "data").mkdir()
@@ -90,8 +93,9 @@ def record(lathe):
         shell.read_until(lambda line: "Killed" in line)
         before = losses(folder / "runs/killed")
 
-        shell.run(f"{train} --train.out_dir=runs/killed")
+        shell.run(f"lathe launch -n 2 -- train {keys} --train.out_dir=runs/killed")
         shell.run(f"{train} --train.out_dir=runs/straight")
+        shell.run(f"lathe launch -n 4 -- train {keys} --train.out_dir=runs/four")
         shell.run(f"sha256sum runs/*/{LAST}")
         shell.bash.stdin.close()
         shell.bash.wait()
@@ -113,20 +117,20 @@ def record(lathe):
 BACKGROUND, FRAME, TEXT, DIM = "#161b22", "#30363d", "#e6edf3", "#8b949e"
 BLUE, GREEN, RED, GREY = "#79c0ff", "#56d364", "#ff7b72", "#6e7681"
 WIDTH, MARGIN, LINE = 880, 24, 20
-PLOT_TOP, PLOT_HEIGHT = 372, 150
+PLOT_TOP, PLOT_HEIGHT = 432, 150
 
 
 def shorten(line):
     """Cut what does not matter here out of a line, and mark each cut with an ellipsis."""
     line = re.sub(r"  lr \S+.*", "", line)
-    line = line.replace("lathe train quickstart.toml --train.steps=300 --checkpoint.interval=100 ", "lathe train quickstart.toml … ")
+    line = re.sub(r"train quickstart.toml .* (?=--train.out_dir)", "train quickstart.toml … ", line)
     line = re.sub(r"^([0-9a-f]{32})[0-9a-f]{32}  (runs/[a-z]+/).*/", r"\1…  \2…/", line)
     return re.sub(r"^finished.*steps, .*tokens, ", "finished  … ", line)
 
 
 def terminal_lines(terminal):
     """Return (text, color) of each line to show: the recorded commands with the lines that matter, shortened."""
-    killed, kill, resumed, straight, hashes = terminal
+    killed, kill, resumed, straight, four, hashes = terminal
     lines = []
 
     def add(entry, wanted, color):
@@ -140,6 +144,7 @@ def terminal_lines(terminal):
     lines[-1] = (lines[-1][0], RED)
     add(resumed, lambda line: line.startswith(("run    ", "finished")) or step_of(line) >= 0, DIM)
     add(straight, lambda line: line.startswith("finished"), DIM)
+    add(four, lambda line: line.startswith("finished"), DIM)
     add(hashes, lambda line: True, GREEN)
     return lines
 
@@ -185,7 +190,7 @@ def draw(record):
     text(x(killed_at), y(loss) - 14, "kill -9", RED, ' text-anchor="middle"')
 
     # The legend.
-    legend = [("without a kill", GREY, 8), ("until the kill", RED, 4), ("resumed from the last checkpoint", GREEN, 2)]
+    legend = [("without a kill", GREY, 8), ("until the kill", RED, 4), ("resumed on two processes", GREEN, 2)]
     at = PLOT_TOP + 14
     parts.append(f'<rect x="{right - 300}" y="{at - 18}" width="300" height="{3 * LINE + 6}" fill="{BACKGROUND}"/>')
     for label, color, width in legend:
@@ -194,7 +199,7 @@ def draw(record):
         at += LINE
 
     dots = "".join(f'<circle cx="{MARGIN + 6 + 18 * i}" cy="22" r="5" fill="{FRAME}"/>' for i in range(3))
-    title = f"A run that is killed and resumed ends with the same bits ({record['date']})"
+    title = f"Killed, resumed, on 1, 2 or 4 processes: the same bits ({record['date']})"
     height = bottom + 40
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
