@@ -95,16 +95,19 @@ class Fields {
 
   /// Throws for fields that were not asked for, apart from those that change nothing.
   void check_others() const {
-    for (const auto& [name, value] : json_.items()) {
-      if (known_.contains(name) || value.is_null() ||
-          std::find(ignored_fields.begin(), ignored_fields.end(), name) != ignored_fields.end())
-        continue;
+    for (const auto& item : json_.items()) {
+      const std::string& name = item.key();
+      const bool is_ignored =
+          std::find(ignored_fields.begin(), ignored_fields.end(), name) != ignored_fields.end();
+      if (known_.contains(name) || item.value().is_null() || is_ignored) continue;
+
       const auto& all = unsupported_fields();
       const auto field = std::find_if(all.begin(), all.end(),
                                       [&](const Unsupported& u) { return u.name == name; });
       if (field == all.end())
         refuse(name, "is not a field of this request that lathe serve knows; leave it out");
-      if (std::find(field->neutral.begin(), field->neutral.end(), value) == field->neutral.end())
+      const auto& neutral = field->neutral;
+      if (std::find(neutral.begin(), neutral.end(), item.value()) == neutral.end())
         refuse(name, "is not supported by lathe serve; leave it out");
     }
   }

@@ -5,6 +5,7 @@ in this interpreter and in the one that LATHE_OPENAI_PYTHON names.
 Completions, chats, streams, log probabilities and errors must come through the package, and greedy answers must be those
 of `lathe generate`. Controls: another seed gives another text, and a wrong key is refused.
 """
+import json
 import math
 import os
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from served import Server, call, train
+from served import WORDS, Server, call, train
 
 
 def client_of(server, key="none"):
@@ -68,6 +69,30 @@ def chats(client, lathe, run):
         next(iter(stream))  # and the rest is left
 
 
+def choices(client, lathe, run, folder):
+    """Questions with several endings, scored as lm_eval's local-completions does: by an echo of context and ending. The
+    numbers must be those of `lathe eval --choices`."""
+    lines, whole, by_byte = [], 0, 0
+    for i in range(50):
+        endings = [f" is {WORDS[(i + j * (1 + i % 2)) % 6]}, na\u00efve." + " And more." * (j * i % 3) for j in range(3)]
+        lines.append({"context": f"Number {i % 6}", "endings": endings, "label": i % 5 % 3})
+    questions = folder / "questions.jsonl"
+    questions.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    for line in lines:
+        sums = []
+        for ending in line["endings"]:
+            scored = client.completions.create(model="assistant", prompt=line["context"] + ending, max_tokens=1, echo=True,
+                                               logprobs=1, temperature=0, seed=1234).choices[0].logprobs
+            inside = [p for p, at in zip(scored.token_logprobs, scored.text_offset) if at >= len(line["context"])]
+            sums.append(sum(inside[:-1]))  # the last token is a new one
+        whole += max(range(3), key=sums.__getitem__) == line["label"]
+        by_byte += max(range(3), key=lambda j: sums[j] / len(line["endings"][j].encode())) == line["label"]
+    done = json.loads(call(lathe, "eval", run, "--choices", questions).stdout.splitlines()[-1])
+    assert (done["accuracy"], done["accuracy_by_byte"]) == (whole / 50, by_byte / 50), (done, whole, by_byte)
+    assert 0 < whole < 50, "every question has the same result"
+    print(f"50 questions: accuracy {whole / 50}, by byte {by_byte / 50}, as lathe eval")
+
+
 def errors(client, openai):
     refused = [(openai.NotFoundError, {"model": "other", "prompt": "a"}),
                (openai.BadRequestError, {"model": "assistant", "prompt": "a", "presence_penalty": 1}),
@@ -100,6 +125,7 @@ def main():
             client = client_of(server)
             completions(client, lathe, run)
             chats(client, lathe, run)
+            choices(client, lathe, run, Path(folder))
             errors(client, openai)
         with Server(lathe, run, key="secret") as server:
             assert client_of(server, "secret").models.list().data
