@@ -15,6 +15,7 @@ Command eval_command();
 Command predict_command();
 Command generate_command();
 Command chat_command();
+Command serve_command();
 Command gradients_command();
 Command replay_command();
 Command merge_command();
@@ -58,6 +59,8 @@ std::vector<Command>& command_table() {
       listed("Models", "Predict classes or numbers for new tables and arrays.", predict_command()),
       listed("Models", "Generate text that continues a prompt.", generate_command()),
       listed("Models", "Chat with a fine-tuned model in the terminal.", chat_command()),
+      listed("Models", "Serve a language model over HTTP, with OpenAI's interface.",
+             serve_command()),
       listed("Models", "Import a Hugging Face model as a run.", import_command()),
       listed("Models", "Export a model as a Hugging Face folder or a GGUF file.", export_command()),
       listed("Models", "Merge low-rank adapters into the model under them.", merge_command()),

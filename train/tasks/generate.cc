@@ -1,29 +1,15 @@
-// With Lathe's kernels in float32, tokens and the bits of their probabilities are the same with and
-// without the cache: each row of a matrix product is summed separately in one order, attention
-// processes the same blocks of keys, and rows are independent. The same holds for bfloat16 where it
-// is multiplied in float32. With ATen's kernels, native bfloat16 or quantized weights, the sums of
-// one row and of many differ in order: logits agree to rounding, and a token differs only where two
-// are equally likely to that rounding.
 #include "train/tasks/generate.h"
-
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <optional>
-#include <unordered_set>
 
 #include "core/error.h"
-#include "core/rng.h"
-#include "nn/layers/cache.h"
+#include "train/tasks/text_batch.h"
 
 namespace lathe {
-namespace {
-
-/// Returns one text's logits [V] in float64 on the CPU. Throws where one is not finite.
-at::Tensor readable(const at::Tensor& logits_V) {
+at::Tensor finite_logits(const at::Tensor& logits_V) {
   const at::Tensor logits = logits_V.to(at::kCPU, at::kDouble).contiguous();
   LATHE_CHECK(logits.numel() > 0, "sample_token: there are no logits");
   const double* x = logits.const_data_ptr<double>();
@@ -36,99 +22,8 @@ at::Tensor readable(const at::Tensor& logits_V) {
   return logits;
 }
 
-double log_probability_of(const at::Tensor& logits, int64_t id) {
-  const double* x = logits.const_data_ptr<double>();
-  const double top = *std::max_element(x, x + logits.numel());
-  double total = 0;
-  for (int64_t i = 0; i < logits.numel(); ++i) total += std::exp(x[i] - top);
-  return x[id] - top - std::log(total);
-}
-
-void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double penalty) {
-  double* x = logits.mutable_data_ptr<double>();
-  for (const int64_t id : std::unordered_set<int64_t>(ids.begin(), ids.end())) {
-    if (id < logits.numel()) x[id] = x[id] > 0 ? x[id] / penalty : x[id] * penalty;
-  }
-}
-
-/// Returns the logits of the next token of each row: [B, V].
-at::Tensor next_logits(const Model& model, const at::Tensor& ids_BT) {
-  const int64_t last = ids_BT.size(1) - 1;
-  if (!model.has_head()) return model(ids_BT).data().select(1, last);
-  return linear(slice(model.features(ids_BT), 1, last, last + 1), model.head_weight())
-      .data()
-      .select(1, 0);
-}
-
-/// A text that is being generated.
-struct Text {
-  std::vector<int64_t> ids;
-  size_t given;  // length of the prompt
-  bool ended = false;
-};
-
-/// Computes the logits of the texts that have not ended, in their order.
-class Forwards {
- public:
-  Forwards(const Model& model, const GenerateOptions& w, const std::vector<Text>& texts)
-      : model_(model), w_(w) {
-    if (!w.cache || !model.caches_keys()) return;
-    int64_t longest = 0;
-    for (const Text& t : texts)
-      longest = std::max(longest, static_cast<int64_t>(t.ids.size()) + w.tokens);
-    cache_.emplace(static_cast<int64_t>(texts.size()), std::min(w.context, longest));
-  }
-
-  std::vector<at::Tensor> operator()(const std::vector<Text>& texts) {
-    std::vector<at::Tensor> logits(texts.size());
-    std::vector<int64_t> together;  // texts with one new token
-    for (size_t i = 0; i < texts.size(); ++i) {
-      if (texts[i].ended) continue;
-      const auto length = static_cast<int64_t>(texts[i].ids.size()), text = static_cast<int64_t>(i);
-      // Beyond the context the window moves at each token, so cached positions do not apply.
-      if (!cache_ || length > w_.context)
-        logits[i] =
-            next_logits(model_, ids_of(texts[i], std::max<int64_t>(0, length - w_.context)))[0];
-      else if (length - cache_->length(text) == 1)
-        together.push_back(text);
-      else
-        logits[i] = cached({text}, ids_of(texts[i], cache_->length(text)))[0];
-    }
-
-    if (together.empty()) return logits;
-    std::vector<int64_t> last;
-    for (const int64_t text : together) last.push_back(texts[static_cast<size_t>(text)].ids.back());
-    // One call shares the work; the top of this file describes when the bits are those of single
-    // calls.
-    const at::Tensor rows =
-        cached(together, at::tensor(last, at::kLong).unsqueeze(1).to(w_.device));
-    for (size_t i = 0; i < together.size(); ++i)
-      logits[static_cast<size_t>(together[i])] = rows[static_cast<int64_t>(i)];
-    return logits;
-  }
-
- private:
-  at::Tensor ids_of(const Text& text, int64_t from) const {
-    return at::tensor(at::ArrayRef<int64_t>(text.ids).slice(static_cast<size_t>(from)), at::kLong)
-        .unsqueeze(0)
-        .to(w_.device);
-  }
-  at::Tensor cached(const std::vector<int64_t>& rows, const at::Tensor& ids_BT) {
-    KeyValueCache::Use use(*cache_, rows);
-    const at::Tensor logits = next_logits(model_, ids_BT);
-    use.done(ids_BT.size(1));
-    return logits;
-  }
-
-  const Model& model_;
-  const GenerateOptions& w_;
-  std::optional<KeyValueCache> cache_;
-};
-
-}  // namespace
-
 int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw) {
-  const at::Tensor logits = readable(logits_V);
+  const at::Tensor logits = finite_logits(logits_V);
   const double* x = logits.const_data_ptr<double>();
   const int64_t n = logits.numel();
   if (s.temperature == 0) return std::max_element(x, x + n) - x;
@@ -192,46 +87,31 @@ int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw)
 }
 
 std::vector<std::vector<int64_t>> generate(
-    const Model& model, std::vector<std::vector<int64_t>> given, const GenerateOptions& w,
+    const Model& model, std::vector<std::vector<int64_t>> texts, const GenerateOptions& w,
     const std::function<bool(const GeneratedToken&)>& on_token) {
-  std::vector<Text> texts;
-  for (auto& ids : given) {
-    LATHE_CHECK(!ids.empty(), "generate: nothing to continue");
-    const size_t length = ids.size();
-    texts.push_back({.ids = std::move(ids), .given = length});
-  }
+  int64_t longest = 0;
+  for (const auto& ids : texts) longest = std::max(longest, std::ssize(ids) + w.tokens);
+  TextBatch batch(model, {.texts = std::ssize(texts),
+                          .capacity = longest,
+                          .context = w.context,
+                          .compute = w.compute,
+                          .device = w.device,
+                          .cache = w.cache});
 
-  const NoGrad no_grad;
-  const Autocast autocast(w.compute);
-  const RngKey key = make_key(w.sampling.seed, hash_name("generate"));
-  Forwards forwards(model, w, texts);
+  // All texts join before any leaves, so a text's row is its index.
+  for (size_t i = 0; i < texts.size(); ++i)
+    batch.join({.ids = std::move(texts[i]), .sampling = w.sampling, .index = i});
 
-  const auto under_way = [](const Text& t) { return !t.ended; };
-  for (int64_t step = 0; step < w.tokens && std::any_of(texts.begin(), texts.end(), under_way);
-       ++step) {
-    const std::vector<at::Tensor> logits = forwards(texts);
-    for (size_t i = 0; i < texts.size(); ++i) {
-      if (texts[i].ended) continue;
-      const at::Tensor own = readable(logits[i]);
-      // The reported probability is the model's, without the penalty.
-      at::Tensor penalized = own;
-      if (w.sampling.repetition_penalty != 1)
-        penalize(penalized = own.clone(), texts[i].ids, w.sampling.repetition_penalty);
-      // The draw depends on the step and the text's index only, so other texts do not change it.
-      const double draw = unit(philox(counter(static_cast<uint64_t>(step), i), key)[0]);
-      const int64_t id = sample_token(penalized, w.sampling, draw);
-
-      texts[i].ids.push_back(id);
-      const double log_probability = w.log_probabilities ? log_probability_of(own, id)
-                                                         : std::numeric_limits<double>::quiet_NaN();
-      if (on_token && !on_token({static_cast<int64_t>(i), id, log_probability}))
-        texts[i].ended = true;
+  std::vector<std::vector<int64_t>> out(texts.size());
+  for (int64_t step = 0; step < w.tokens && batch.size() > 0; ++step) {
+    for (const NextToken& token : batch.next()) {
+      out[static_cast<size_t>(token.row)].push_back(token.id);
+      const double log_probability = w.log_probabilities
+                                         ? score_token(token.logits_V, token.id, 0).log_probability
+                                         : std::numeric_limits<double>::quiet_NaN();
+      if (on_token && !on_token({token.row, token.id, log_probability})) batch.leave(token.row);
     }
   }
-
-  std::vector<std::vector<int64_t>> out;
-  for (const Text& t : texts)
-    out.emplace_back(t.ids.begin() + static_cast<std::ptrdiff_t>(t.given), t.ids.end());
   return out;
 }
 

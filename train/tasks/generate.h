@@ -9,21 +9,9 @@
 
 #include "amp/amp.h"
 #include "nn/models/model.h"
+#include "train/tasks/sampling.h"
 
 namespace lathe {
-
-struct Sampling {
-  double temperature = 0.8;  ///< 0: always the likeliest token
-  int64_t top_k = 0;         ///< only the k likeliest; 0: all. Fan et al. 2018
-  /// Only the likeliest tokens that together reach this probability. Holtzman et al. 2020
-  double top_p = 1;
-  /// Only tokens at least this many times as likely as the likeliest. Nguyen et al. 2024
-  double min_p = 0;
-  /// Above 1, tokens that are in the text already become less likely: their logits are divided by
-  /// it, or multiplied where they are negative. Keskar et al. 2019
-  double repetition_penalty = 1;
-  uint64_t seed = 1;
-};
 
 /// The parameters of generation.
 struct GenerateOptions {
@@ -52,6 +40,10 @@ struct GeneratedToken {
 std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const GenerateOptions& writing,
     const std::function<bool(const GeneratedToken&)>& on_token = nullptr);
+
+/// Returns one text's logits [V], V > 0, in float64 and contiguous on the CPU. Throws
+/// Exit::diverged where one is not finite.
+at::Tensor finite_logits(const at::Tensor& logits_V);
 
 /// Samples a token from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest
 /// token is kept, whatever top_k, top_p and min_p are. The repetition penalty is not applied here.

@@ -51,6 +51,7 @@ const std::vector<Attacked>& attacked_commands() {
       {{"predict", "runs/table", "table.csv", "--out", "new.csv"}, "new.csv"},
       {{"generate", "runs/c", "--prompt", "the", "--tokens", "4"}},
       {{"chat", "runs/c"}},
+      {{"serve", "runs/table"}},
       {{"gradients", "runs/c", "--batches", "1"}},
       {{"replay", "runs/c"}},
       {{"merge", "runs/adapted", "--out", "runs/new"}, "runs/new"},

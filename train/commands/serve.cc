@@ -1,0 +1,103 @@
+#include <cstdlib>
+#include <iostream>
+
+#include "core/io/log.h"
+#include "train/commands/commands.h"
+#include "train/run/stop.h"
+#include "train/serve/access.h"
+#include "train/serve/http.h"
+#include "train/serve/scheduler.h"
+#include "train/serve/service.h"
+
+namespace lathe {
+namespace {
+
+constexpr double grace_for_texts_s = 10, grace_for_answers_s = 5;
+
+/// Returns the key of requests. Throws Exit::usage where others than this machine could do without
+/// one.
+std::string key_for(const std::string& host) {
+  const char* const set = std::getenv("LATHE_API_KEY");
+  const std::string key = set == nullptr ? "" : set;
+  if (key.empty() && !is_loopback(host)) {
+    fail(Exit::usage, "command line: --host ", host,
+         " can be reached from other machines, and LATHE_API_KEY is not set; set it to a key that "
+         "clients must send, or leave --host out");
+  }
+  return key;
+}
+
+/// Returns the last part of a path that names something: "runs/a/" is "a".
+std::string name_of(const fs::path& path) {
+  fs::path full = fs::absolute(path).lexically_normal();
+  if (!full.has_filename()) full = full.parent_path();
+  return full.filename().string();
+}
+
+Exit run_serve(const Arguments& arguments) {
+  const auto whole = [&](const char* name, double otherwise, double least, double most) {
+    return static_cast<int64_t>(arguments.number(name, otherwise, between(least, most), true));
+  };
+  HttpOptions http{.host = arguments.get("host", "127.0.0.1")};
+  http.port = static_cast<int>(whole("port", 8000, 0, 65535));
+  http.key = key_for(http.host);
+  http.max_body = static_cast<size_t>(whole("max-body", 1, 1, 1024)) << 20;
+  const int64_t batch = whole("batch", 8, 1, 1024), queue = whole("queue", 64, 1, 10000),
+                max_tokens = whole("max-tokens", 0, 0, 1e9);
+  const double max_time = arguments.number("max-time", 600, at_least(0.001), false);
+  // Each request has a thread: those that wait, those in the batch, and some that are refused.
+  http.connections = static_cast<size_t>(queue + batch + 64);
+
+  const LoadedModel m = load_model_argument(arguments);
+  const Tokenizer& tokenizer = text_tokenizer(arguments, m);
+  const int64_t context = model_context(m.config);
+  Scheduler scheduler(*m.model, {.batch = {.texts = batch,
+                                           .capacity = context,
+                                           .context = context,
+                                           .compute = m.compute,
+                                           .device = m.device},
+                                 .queue = static_cast<size_t>(queue)});
+  const Service service({.name = arguments.get("name", name_of(arguments.positionals[0])),
+                         .tokenizer = tokenizer,
+                         .context = context,
+                         .max_tokens = max_tokens,
+                         .max_time = max_time},
+                        scheduler);
+  HttpServer server(service, http);
+
+  install_stop_handlers("after the answers in progress");
+  server.start();
+  const bool is_v6 = http.host.find(':') != std::string::npos;
+  log_info("serving   http://", is_v6 ? "[" + http.host + "]" : http.host, ":", server.port(),
+           http.key.empty() ? "" : ", with the key of LATHE_API_KEY");
+  scheduler.run([] { return stop_signal() != 0; }, grace_for_texts_s);
+  server.stop(grace_for_answers_s);
+  return Exit::done;
+}
+
+}  // namespace
+
+Command serve_command() {
+  return {.name = "serve",
+          .usage = "RUN|CHECKPOINT",
+          .doc =
+              "serve a language model over HTTP with OpenAI's interface (/v1/models, "
+              "/v1/completions, /v1/chat/completions) and a page for chats, until Ctrl-C",
+          .example = "serve runs/assistant --port 8000",
+          .flags = with_load_flags(
+              {{"host",
+                "address to listen on; any but this machine's own needs the environment variable "
+                "LATHE_API_KEY, the key that clients must send (127.0.0.1)"},
+               {"port", "port to listen on; 0: any that is free (8000)"},
+               {"name", "the model's name in requests (that of the folder)"},
+               {"batch", "texts that are generated together (8)"},
+               {"queue", "requests that may wait; others are refused with status 429 (64)"},
+               {"max-tokens",
+                "tokens that a text may be asked for; 0: what the model's context allows (0)"},
+               {"max-time", "seconds for a request, with the time that it waits (600)"},
+               {"max-body", "MiB of a request (1)"}}),
+          .run = run_serve,
+          .switches = {"double-quant"}};
+}
+
+}  // namespace lathe

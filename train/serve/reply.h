@@ -1,0 +1,138 @@
+// The answer to a request: texts that the scheduler fills in, as OpenAI's JSON.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/io/json.h"
+#include "data/tokenizers/chat_template.h"
+#include "data/tokenizers/tokenizer.h"
+#include "train/serve/request.h"
+#include "train/serve/scheduler.h"
+#include "train/tasks/generate.h"
+
+namespace lathe {
+
+/// The text of tokens as it may be shown: without what may become a stop, and as UTF-8. Bytes that
+/// are not UTF-8 become U+FFFD.
+class ShownText {
+ public:
+  /// None of `stops` is empty.
+  explicit ShownText(std::vector<std::string> stops) : stop_(std::move(stops)) {}
+  /// Appends a token's bytes. Returns the text that can be shown now, complete characters only.
+  std::string add(std::string_view bytes) { return complete(stop_.feed(bytes), false); }
+  /// Returns what was held back, at the end of the text.
+  std::string rest() { return complete(stop_.rest(), true); }
+  /// Returns whether a stop was found.
+  bool stopped() const { return stop_.stopped(); }
+  /// Returns the number of bytes of the tokens that are shown.
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::string complete(const std::string& bytes, bool is_end);
+
+  StopMatcher stop_;
+  std::string held_;  // the beginning of a character
+  size_t bytes_ = 0;
+};
+
+/// Tokens of a choice that become visible together.
+struct ReplyPart {
+  /// A token with its score.
+  struct Token {
+    std::string bytes;
+    std::optional<double> log_probability;  ///< none: the first token of a prompt
+    std::vector<std::pair<std::string, double>> top;
+  };
+  size_t choice = 0;
+  std::string text;
+  std::vector<Token> tokens;  ///< only where the request asks for log probabilities
+  std::string finish;         ///< "stop" or "length" in the last part of a choice, else ""
+};
+
+/// A prompt as the model reads it.
+struct ReadPrompt {
+  std::string text;  ///< what `echo` repeats
+  std::vector<int64_t> ids;
+  bool has_begin = false;  ///< the first id was added to the request's
+  int64_t max_tokens = 0;
+};
+
+/// The answer. One thread reads it, while the scheduler's writes.
+class Reply : public TextReceiver {
+ public:
+  /// Choice i continues prompt i / request.n. `chat_end` ends an answer of a chat; -1 in a
+  /// completion. The tokenizer must outlive the answer.
+  Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const Tokenizer& tokenizer,
+        int64_t chat_end, std::string model);
+
+  /// Returns the texts to generate, one for each choice.
+  std::vector<ServedText> texts() const;
+  bool streams() const { return request_.streams; }
+  /// Waits for something to read, at most so long. Returns whether there is something.
+  bool wait_for(std::chrono::milliseconds most);
+  /// Returns the new events of a stream, as text/event-stream has them; empty if there are none.
+  std::string take_events();
+  /// Returns whether take_events() has returned the last event.
+  bool is_over();
+  /// Returns the answer as one object once all texts have ended, else nullopt. Throws ApiError
+  /// where a text failed.
+  std::optional<std::string> whole();
+  /// Drops the texts that have not ended.
+  void cancel() { is_cancelled_ = true; }
+
+  void on_prompt(size_t text, size_t position, const TokenScore& score) override;
+  bool on_token(size_t text, const TokenScore& score) override;
+  void on_end(size_t text, TextEnd end, const std::string& why) override;
+  bool is_cancelled() const override { return is_cancelled_; }
+
+ private:
+  struct Choice {
+    ShownText shown;
+    std::vector<ReplyPart::Token> tokens{};  // that are not in a part yet
+    size_t bytes = 0;                        // of all tokens
+    size_t first = 0;                        // where the first of `tokens` begins
+    size_t characters = 0;                   // of the parts that were written
+    bool has_begun = false;                  // a part was made
+    bool is_written = false;                 // a part was written
+  };
+
+  ReplyPart::Token scored(const TokenScore& score) const;
+  /// Adds a part of a choice, which begins with the prompt where that is echoed.
+  void publish(size_t choice, std::string text, const std::string& finish);
+  std::string token_bytes(int64_t id) const { return tokenizer_.piece(id); }
+  /// Returns the object that all events of a stream, or a complete answer, have in common.
+  Json head(bool is_chunk) const;
+  Json choice_json(Choice& choice, const ReplyPart& part, bool is_chunk);
+  Json chat_logprobs(const std::vector<ReplyPart::Token>& tokens) const;
+  Json completion_logprobs(const std::vector<ReplyPart::Token>& tokens, size_t offset) const;
+  Json usage() const;
+
+  const GenerationRequest request_;
+  const std::vector<ReadPrompt> prompts_;
+  const Tokenizer& tokenizer_;
+  const int64_t chat_end_;
+  const std::string model_, id_;
+  const int64_t created_;
+  std::atomic<bool> is_cancelled_{false};
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<Choice> choices_;
+  std::deque<ReplyPart> parts_;  // that were not taken
+  std::optional<ApiError> error_;
+  size_t ended_ = 0;
+  int64_t tokens_ = 0;  // generated
+  bool is_over_ = false;
+};
+
+}  // namespace lathe

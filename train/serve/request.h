@@ -1,0 +1,70 @@
+// Requests to `lathe serve`, in the form of OpenAI's HTTP interface
+// (https://platform.openai.com/docs/api-reference). No LibTorch header.
+//
+// A field of OpenAI's that changes the answer and is not supported is an error, unless its value
+// asks for nothing (a presence_penalty of 0). Fields that only concern OpenAI's accounts, such as
+// `user`, are ignored. Any other field is an error.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/tokenizers/chat_format.h"
+#include "train/tasks/sampling.h"
+
+namespace lathe {
+
+/// An error that a request is answered with.
+class ApiError : public std::runtime_error {
+ public:
+  /// `code` is for programs, `parameter` the field that is wrong; both may be empty.
+  ApiError(int status, const std::string& message, std::string code = "",
+           std::string parameter = "")
+      : std::runtime_error(message),
+        status_(status),
+        code_(std::move(code)),
+        parameter_(std::move(parameter)) {}
+  /// Returns the HTTP status.
+  int status() const { return status_; }
+  /// Returns the body of the answer, an object in OpenAI's form.
+  std::string body() const;
+
+ private:
+  int status_;
+  std::string code_, parameter_;
+};
+
+/// The prompt of a completion: a text, or ids.
+struct Prompt {
+  std::string text;
+  std::vector<int64_t> ids;
+  bool is_text = true;
+};
+
+/// A request for texts. Lists have at least one element where the request is of that form.
+struct GenerationRequest {
+  bool is_chat = false;
+  std::string model;                  ///< empty: the request names none
+  std::vector<Prompt> prompts;        ///< of a completion
+  std::vector<ChatMessage> messages;  ///< of a chat
+  Sampling sampling{.temperature = 1};
+  bool has_seed = false;
+  std::optional<int64_t> max_tokens;
+  int64_t n = 1;  ///< texts for each prompt
+  std::vector<std::string> stops;
+  bool echoes = false;  ///< a completion's text begins with the prompt
+  /// Number of the likeliest tokens at each position; nullopt: no log probabilities.
+  std::optional<int64_t> top;
+  bool streams = false, includes_usage = false;
+};
+
+/// Parses the body of a request to /v1/completions. Throws ApiError with status 400.
+GenerationRequest parse_completion_request(std::string_view body);
+/// Parses the body of a request to /v1/chat/completions. Throws ApiError with status 400.
+GenerationRequest parse_chat_request(std::string_view body);
+
+}  // namespace lathe

@@ -1,0 +1,117 @@
+// The texts of many requests, continued by one model as one batch. Requests wait in the order in
+// which they came; their texts join the batch when others leave it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/timing.h"
+#include "train/tasks/text_batch.h"
+
+namespace lathe {
+
+/// A text of a request.
+struct ServedText {
+  std::vector<int64_t> ids;  ///< the prompt, not empty
+  Sampling sampling{};
+  uint64_t index = 0;          ///< as in BatchText
+  int64_t max_tokens = 0;      ///< 0: the prompt is only scored
+  bool scores = false;         ///< report log probabilities
+  int64_t top = 0;             ///< likeliest tokens that are reported with them
+  bool scores_prompt = false;  ///< report those of the prompt too, which fits into the context
+};
+
+/// The reason for which a text ended.
+enum class TextEnd {
+  stop,       ///< on_token returned false
+  length,     ///< it has max_tokens
+  cancelled,  ///< nobody waits for it
+  late,       ///< its request took too long
+  failed,     ///< the model failed
+  shutdown    ///< the server stops
+};
+
+/// What receives the texts of a request. Its functions are called by the thread of
+/// Scheduler::run(), except for is_cancelled().
+class TextReceiver {
+ public:
+  virtual ~TextReceiver() = default;
+  /// Receives the score of a prompt's token at `position`, 1 or more.
+  virtual void on_prompt(size_t text, size_t position, const TokenScore& score) = 0;
+  /// Receives a token, with NaN as its log probability unless the text is scored. Returns whether
+  /// the text continues.
+  virtual bool on_token(size_t text, const TokenScore& score) = 0;
+  /// Receives the end of a text, once. `why` is the message of an error, or empty.
+  virtual void on_end(size_t text, TextEnd end, const std::string& why) = 0;
+  /// Returns whether the texts may be dropped.
+  virtual bool is_cancelled() const = 0;
+};
+
+/// The parameters of a scheduler.
+struct SchedulerOptions {
+  BatchOptions batch;  ///< `capacity` and `context` bound the texts
+  size_t queue = 64;   ///< requests that may wait for a place in the batch
+};
+
+/// The scheduler. Each text is what `generate` makes of it alone, whatever else is in the batch, as
+/// TextBatch describes.
+class Scheduler {
+ public:
+  /// The model must outlive the scheduler.
+  Scheduler(const Model& model, const SchedulerOptions& options)
+      : batch_(model, options.batch), queue_(options.queue) {
+    running_.resize(static_cast<size_t>(options.batch.texts));
+  }
+
+  enum class Submitted { accepted, full, stopping };
+  /// Adds a request from any thread. It ends with TextEnd::late at `deadline`. The receiver is kept
+  /// until its last text has ended.
+  Submitted submit(std::vector<ServedText> texts, std::shared_ptr<TextReceiver> receiver,
+                   Clock::time_point deadline);
+  /// Generates texts until `stops` returns true. It then accepts no more requests and takes up to
+  /// `grace_s` seconds to complete the others; what remains ends with TextEnd::shutdown. `stops` is
+  /// called between tokens, and several times a second without any. Call it once, on the thread
+  /// whose number of threads was set for the model.
+  void run(const std::function<bool()>& stops, double grace_s);
+
+ private:
+  struct Request {
+    std::vector<ServedText> texts;
+    std::shared_ptr<TextReceiver> receiver;
+    Clock::time_point deadline;
+    size_t started = 0;  // texts that have joined the batch
+  };
+  struct Running {
+    std::shared_ptr<Request> request;  // null: the row is free
+    size_t text = 0;
+    int64_t tokens = 0;
+  };
+
+  /// Returns why the texts of a request end now, or nullopt.
+  static std::optional<TextEnd> due_end(const Request& request);
+  void drop_due();
+  void admit();
+  void join(const std::shared_ptr<Request>& request, size_t text);
+  void step();
+  void receive(const NextToken& token);
+  void end(size_t row, TextEnd end, const std::string& why = "");
+  /// Ends all texts, those that wait too.
+  void end_all(TextEnd reason);
+
+  TextBatch batch_;
+  size_t queue_;
+  std::vector<Running> running_;  // of each row of the batch
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Request>> waiting_;  // with texts that have not joined
+  bool is_stopping_ = false;
+};
+
+}  // namespace lathe

@@ -1,0 +1,60 @@
+// What `lathe serve` answers, apart from HTTP: the model's entry, and requests made ready for the
+// scheduler.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "data/tokenizers/chat_template.h"
+#include "data/tokenizers/tokenizer.h"
+#include "train/serve/reply.h"
+#include "train/serve/request.h"
+#include "train/serve/scheduler.h"
+
+namespace lathe {
+
+/// The model that is served, and limits of a request.
+struct ServedModel {
+  std::string name;
+  Tokenizer tokenizer;
+  int64_t context = 0;     ///< tokens that the model sees
+  int64_t max_tokens = 0;  ///< largest max_tokens of a text; 0: what the context allows
+  double max_time = 600;   ///< seconds for a request, with the time that it waits
+};
+
+/// The service. Its functions may be called by any number of threads.
+class Service {
+ public:
+  /// The scheduler must outlive the service.
+  Service(ServedModel model, Scheduler& scheduler);
+
+  /// Returns whether the model has a chat template that `lathe chat` follows.
+  bool has_chat() const { return chat_.has_value(); }
+  /// Returns the body of GET /v1/models.
+  std::string models() const;
+  /// Returns the body of GET /v1/models/NAME. Throws ApiError with status 404 for another name.
+  std::string model(const std::string& name) const;
+  /// Parses a request and gives its texts to the scheduler. Throws ApiError: status 400 where the
+  /// request is wrong or too long, 404 for another model, 429 where the queue is full, and 503 when
+  /// the server stops.
+  std::shared_ptr<Reply> start(std::string_view body, bool is_chat) const;
+
+ private:
+  void check_model(const std::string& name) const;
+  std::vector<ReadPrompt> read(const GenerationRequest& request) const;
+  ReadPrompt read_prompt(const Prompt& prompt) const;
+  /// Returns how many tokens may follow a prompt. Throws ApiError with status 400 where the context
+  /// is too short.
+  int64_t room_for(const GenerationRequest& request, int64_t prompt) const;
+
+  ServedModel model_;
+  Scheduler& scheduler_;
+  std::optional<ChatTemplate> chat_;
+  std::string no_chat_;  // why chat_ is empty
+  int64_t created_;
+};
+
+}  // namespace lathe

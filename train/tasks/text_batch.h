@@ -1,0 +1,101 @@
+// Texts that a model continues together, one token at a time. A text may join or leave the batch
+// between any two tokens, and has its own sampling.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "amp/amp.h"
+#include "nn/layers/cache.h"
+#include "nn/models/model.h"
+#include "train/tasks/sampling.h"
+
+namespace lathe {
+
+/// A token with its log probability, from the model before any sampling.
+struct TokenScore {
+  int64_t id = 0;
+  double log_probability = 0;
+  std::vector<std::pair<int64_t, double>> top{};  ///< the likeliest tokens, the likeliest first
+};
+
+/// Returns the score of token `id` and those of the `top` likeliest tokens, of which equal ones are
+/// ordered by id. `logits_V` is [V], float64, contiguous and on the CPU.
+TokenScore score_token(const at::Tensor& logits_V, int64_t id, int64_t top);
+
+/// A text that joins a batch.
+struct BatchText {
+  std::vector<int64_t> ids;  ///< the text so far, not empty
+  Sampling sampling{};
+  uint64_t index = 0;  ///< number of the text among those with its seed: each draws other numbers
+  /// Receives the logits [V] (float64, on the CPU) of each token of `ids` but the first, with its
+  /// position in `ids`; may be null.
+  std::function<void(size_t position, const at::Tensor& logits_V)> on_prompt{};
+};
+
+/// The next token of a text.
+struct NextToken {
+  int64_t row, id;
+  at::Tensor logits_V;  ///< float64, on the CPU, before the repetition penalty
+};
+
+/// The parameters of a batch.
+struct BatchOptions {
+  int64_t texts = 1;     ///< largest number of texts at a time
+  int64_t capacity = 0;  ///< cached tokens of each text, at most `context`
+  int64_t context = 0;   ///< the model sees at most this many tokens, the last ones
+  Compute compute = {};
+  at::Device device{at::kCPU};
+  /// Keep the keys and values of models that support it (Model::caches_keys), and compute new
+  /// tokens only, until a text is longer than the context.
+  bool cache = true;
+};
+
+/// The batch. Token i of a text depends only on its ids, sampling and index, and on i. It is
+/// independent of the other texts and of the cache, bit for bit where Lathe's kernels run in
+/// float32 (docs/internals/kernels.md).
+class TextBatch {
+ public:
+  /// The model must outlive the batch.
+  TextBatch(const Model& model, const BatchOptions& options);
+
+  /// Returns whether another text may join.
+  bool has_room() const { return texts_ < rows_.size(); }
+  /// Returns the number of texts.
+  size_t size() const { return texts_; }
+  /// Adds a text and returns its row. Throws Exit::internal where the text is empty or there is no
+  /// room.
+  int64_t join(BatchText text);
+  /// Removes the text of a row.
+  void leave(int64_t row);
+  /// Returns the ids of a row's text, with the tokens that were added.
+  const std::vector<int64_t>& ids(int64_t row) const { return at(row).text.ids; }
+  /// Adds a token to each text and returns these tokens in the order of the rows. Throws
+  /// Exit::diverged where a logit is not finite; the batch is then good for leave() alone.
+  std::vector<NextToken> next();
+
+ private:
+  struct Row {
+    BatchText text;
+    bool is_taken = false;
+    uint64_t tokens = 0;  // added so far
+  };
+
+  const Row& at(int64_t row) const { return rows_.at(static_cast<size_t>(row)); }
+  /// Returns the logits [V] of each row that is taken.
+  std::vector<at::Tensor> forward();
+  at::Tensor prompt_logits(int64_t row);
+  at::Tensor cached_logits(const std::vector<int64_t>& rows, const at::Tensor& ids_BT);
+  at::Tensor ids_from(int64_t row, size_t from) const;
+
+  const Model& model_;
+  BatchOptions options_;
+  std::optional<KeyValueCache> cache_;
+  std::vector<Row> rows_;
+  size_t texts_ = 0;
+};
+
+}  // namespace lathe
