@@ -9,8 +9,6 @@
 namespace lathe {
 namespace {
 
-double number(int64_t n) { return static_cast<double>(n); }
-
 /// Seconds of one kind of work in the forward and the backward pass.
 struct Passes {
   double forward = 0, backward = 0;
@@ -31,7 +29,7 @@ struct LayerTimes {
 
 class StepSimulator {
  public:
-  StepSimulator(const ClusterModel& cluster, const TrainingStep& step, const ParallelLayout& layout)
+  StepSimulator(const ClusterModel& cluster, const StepWorkload& step, const ParallelLayout& layout)
       : cluster_(cluster),
         step_(step),
         shape_(step.shape),
@@ -39,9 +37,10 @@ class StepSimulator {
         kernels_{cluster.gpu, cluster.software, cluster.constants},
         links_{cluster.gpu, cluster.link, cluster.constants},
         e_(step.element_bytes()),
-        tensor_(number(layout.tensor)),
-        tokens_(number(layout.micro_batch) * number(step.shape.sequence) / number(layout.context)),
-        micro_batches_(number(layout.micro_batches(step.global_batch))) {}
+        tensor_(as_double(layout.tensor)),
+        tokens_(as_double(layout.micro_batch) * as_double(step.shape.sequence) /
+                as_double(layout.context)),
+        micro_batches_(as_double(layout.micro_batches(step.global_batch))) {}
 
   StepEstimate run();
 
@@ -60,7 +59,7 @@ class StepSimulator {
   void overlap(Exchange& exchange, double seconds, double compute, bool allowed = true) const;
 
   const ClusterModel& cluster_;
-  const TrainingStep& step_;
+  const StepWorkload& step_;
   const TransformerShape& shape_;
   const ParallelLayout& layout_;
   KernelModel kernels_;
@@ -86,12 +85,12 @@ Passes StepSimulator::linear(double outputs, double inputs, MatmulDtype dtype) c
 }
 
 Passes StepSimulator::elementwise() const {
-  const double c = number(shape_.width) / (cluster_.software.sequence_parallel ? tensor_ : 1);
-  const double hidden = number(shape_.hidden) / tensor_;
+  const double c = as_double(shape_.width) / (cluster_.software.sequence_parallel ? tensor_ : 1);
+  const double hidden = as_double(shape_.hidden) / tensor_;
   const double rotated =
       shape_.learned_positions
           ? 0
-          : number((shape_.heads + shape_.kv_heads) * shape_.head_width) / tensor_;
+          : as_double((shape_.heads + shape_.kv_heads) * shape_.head_width) / tensor_;
 
   // Passes over activations. Forward: two norms read and write, two residual sums read two and
   // write one, the activation reads one (gated: two) and writes one. Backward: norms read two and
@@ -104,10 +103,10 @@ Passes StepSimulator::elementwise() const {
 }
 
 LayerTimes StepSimulator::layer() {
-  const double c = number(shape_.width), d = number(shape_.head_width);
-  const double queries = number(shape_.heads) * d / tensor_;
-  const double keys = number(std::max(shape_.kv_heads, layout_.tensor)) * d / tensor_;
-  const double hidden = number(shape_.hidden) / tensor_;
+  const double c = as_double(shape_.width), d = as_double(shape_.head_width);
+  const double queries = as_double(shape_.heads) * d / tensor_;
+  const double keys = as_double(std::max(shape_.kv_heads, layout_.tensor)) * d / tensor_;
+  const double hidden = as_double(shape_.hidden) / tensor_;
 
   LayerTimes t;
   for (const Passes& p :
@@ -117,9 +116,10 @@ LayerTimes StepSimulator::layer() {
     t.matmul.backward += p.backward;
   }
 
-  const double sequences = number(layout_.micro_batch), heads = number(shape_.heads) / tensor_;
-  t.attention = {kernels_.attention(shape_, sequences, heads, number(layout_.context), false),
-                 kernels_.attention(shape_, sequences, heads, number(layout_.context), true)};
+  const double sequences = as_double(layout_.micro_batch),
+               heads = as_double(shape_.heads) / tensor_;
+  t.attention = {kernels_.attention(shape_, sequences, heads, as_double(layout_.context), false),
+                 kernels_.attention(shape_, sequences, heads, as_double(layout_.context), true)};
   t.elementwise = elementwise();
   add_tensor_exchange(t);
   add_context_exchange(t);
@@ -140,7 +140,7 @@ LayerTimes StepSimulator::layer() {
 }
 
 LayerTimes StepSimulator::head() {
-  const double vocab = number(shape_.vocab) / tensor_, c = number(shape_.width);
+  const double vocab = as_double(shape_.vocab) / tensor_, c = as_double(shape_.width);
   const MatmulDtype dtype = step_.dtype == MatmulDtype::fp8 ? MatmulDtype::bf16 : step_.dtype;
 
   LayerTimes t;
@@ -153,7 +153,7 @@ LayerTimes StepSimulator::head() {
 void StepSimulator::add_tensor_exchange(LayerTimes& t) {
   if (layout_.tensor == 1) return;
   const RankGroup group = rank_group(layout_.tensor, 1, cluster_.gpus_per_node);
-  const double bytes = tokens_ * number(shape_.width) * e_;
+  const double bytes = tokens_ * as_double(shape_.width) * e_;
 
   // Two sums forward and two backward; recomputed layers exchange again. With sequence parallelism
   // each is a reduce-scatter and an all-gather of the same volume.
@@ -162,26 +162,26 @@ void StepSimulator::add_tensor_exchange(LayerTimes& t) {
   const double exposed = seconds * (1 - cluster_.software.tensor_overlap);
   t.tensor = {2 * exposed, (sums - 2) * exposed};
 
-  const double all = micro_batches_ * number(shape_.layers) / number(layout_.pipeline) * sums;
+  const double all = micro_batches_ * as_double(shape_.layers) / as_double(layout_.pipeline) * sums;
   out_.tensor.bytes += all * ExchangeModel::reduce_bytes(group, bytes);
   out_.tensor.seconds += all * seconds;
 }
 
 void StepSimulator::add_context_exchange(LayerTimes& t) {
   if (layout_.context == 1) return;
-  const double ranks = number(layout_.context);
+  const double ranks = as_double(layout_.context);
   const bool leaves_node = layout_.tensor * layout_.context > cluster_.gpus_per_node;
-  const double keys = number(std::max(shape_.kv_heads, layout_.tensor)) / tensor_;
-  const double bytes = 2 * tokens_ * keys * number(shape_.head_width) * e_;
+  const double keys = as_double(std::max(shape_.kv_heads, layout_.tensor)) / tensor_;
+  const double bytes = 2 * tokens_ * keys * as_double(shape_.head_width) * e_;
 
   // A ring passes keys and values, in the backward pass their gradients too, while attention
   // computes on those that it has (Liu et al. 2023).
   const auto pass = [&](double size, double attention) {
     const double seconds = links_.send(leaves_node, size);
-    out_.context.bytes +=
-        (ranks - 1) * size * micro_batches_ * number(shape_.layers) / number(layout_.pipeline);
-    out_.context.seconds +=
-        (ranks - 1) * seconds * micro_batches_ * number(shape_.layers) / number(layout_.pipeline);
+    out_.context.bytes += (ranks - 1) * size * micro_batches_ * as_double(shape_.layers) /
+                          as_double(layout_.pipeline);
+    out_.context.seconds += (ranks - 1) * seconds * micro_batches_ * as_double(shape_.layers) /
+                            as_double(layout_.pipeline);
     return (ranks - 1) *
            std::max(cluster_.constants.collective_us * 1e-6, seconds - attention / ranks);
   };
@@ -247,7 +247,7 @@ void StepSimulator::add_data_exchange(const LayerTimes& layer, double layers, do
 
 void StepSimulator::add_optimizer(double own) {
   const double g = cluster_.software.gradient_bytes;
-  const double share = layout_.shard >= 1 ? number(layout_.data * layout_.context) : 1;
+  const double share = layout_.shard >= 1 ? as_double(layout_.data * layout_.context) : 1;
 
   // The norm of the gradients, then the update: gradient, fp32 parameter, state, weight.
   const double weight = step_.has_master() ? e_ : 0;
@@ -257,7 +257,7 @@ void StepSimulator::add_optimizer(double own) {
 
 void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head,
                                  const StageLayers& layers) {
-  const double stages = number(layout_.pipeline), parts = number(layout_.virtual_stages);
+  const double stages = as_double(layout_.pipeline), parts = as_double(layout_.virtual_stages);
   const double first = layers.first * layer.total(), middle = layers.middle * layer.total();
   const double last = layers.last * layer.total() + head.total();
 
@@ -270,7 +270,7 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
   // Between stages go the activations of a micro-batch, of which each tensor rank sends its part.
   const bool leaves_node =
       layout_.tensor * layout_.context * layout_.data >= cluster_.gpus_per_node;
-  const double bytes = tokens_ * number(shape_.width) * e_ / tensor_;
+  const double bytes = tokens_ * as_double(shape_.width) * e_ / tensor_;
   const double sends = 2 * micro_batches_ * parts;
   out_.pipeline.bytes = sends * bytes;
   out_.pipeline.seconds = sends * links_.send(leaves_node, bytes);
@@ -280,13 +280,12 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
   const bool is_last = slowest == last;
   add_work(layer, is_last ? layers.last : slowest == first ? layers.first : layers.middle);
   if (is_last) add_work(head, 1);
-  out_.imbalance = micro_batches_ * (slowest - all / stages);
 }
 
 StepEstimate StepSimulator::run() {
   const LayerTimes one = layer(), output = head();
   const StageLayers layers = stage_layers(shape_.layers, layout_);
-  const double table = number(shape_.vocab) * number(shape_.width) / tensor_;
+  const double table = as_double(shape_.vocab) * as_double(shape_.width) / tensor_;
   double others = table;
 
   if (layout_.pipeline > 1) {
@@ -307,13 +306,13 @@ StepEstimate StepSimulator::run() {
               s.data.exposed + s.tensor.exposed + s.context.exposed + s.pipeline.exposed;
   s.tokens_per_second = step_.tokens() / s.seconds;
   s.mfu = s.tokens_per_second * shape_.flops_per_token() /
-          (number(layout_.gpus()) * kernels_.peak(step_.dtype));
+          (as_double(layout_.gpus()) * kernels_.peak(step_.dtype));
   return s;
 }
 
 }  // namespace
 
-StepEstimate estimate_step(const ClusterModel& cluster, const TrainingStep& step,
+StepEstimate estimate_step(const ClusterModel& cluster, const StepWorkload& step,
                            const ParallelLayout& layout) {
   return StepSimulator(cluster, step, layout).run();
 }

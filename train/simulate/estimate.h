@@ -35,7 +35,6 @@ struct StepEstimate {
   double matmul = 0, attention = 0, elementwise = 0, optimizer = 0;
   double recompute = 0;  ///< computed again, not counted in the three before
   double bubble = 0;     ///< waiting for the first and the last micro-batch of the pipeline
-  double imbalance = 0;  ///< of the average stage, which waits for the slowest
   Exchange data{}, tensor{}, context{}, pipeline{};
   double seconds = 0;
   double tokens_per_second = 0;
@@ -46,7 +45,7 @@ struct StepEstimate {
 };
 
 /// Returns what a step takes. The layout must have no layout_fault().
-StepEstimate estimate_step(const ClusterModel& cluster, const TrainingStep& step,
+StepEstimate estimate_step(const ClusterModel& cluster, const StepWorkload& step,
                            const ParallelLayout& layout);
 
 }  // namespace lathe

@@ -73,17 +73,16 @@ std::vector<GpuModel> gpu_table() {
   // clang-format on
 }
 
-/// The rate of a GPU's own adapter; 10G stands for Ethernet that the 8 GPUs of a node share at
-/// 80 Gbit/s.
+/// Rates are those of one adapter for each GPU. The latency is that of a step of a ring over the
+/// network with NCCL's Simple protocol, by its own tuning model (src/graph/tuning.cc).
 std::vector<LinkModel> link_table() {
-  const auto link = [](const char* name, double rate, double latency) {
-    LinkModel l;
-    l.name = name;
-    l.gb_per_second = rate;
-    l.latency_us = latency;
-    return l;
-  };
-  return {link("100G", 12.5, 5), link("200G", 25, 5), link("400G", 50, 5), link("800G", 100, 5)};
+  std::vector<LinkModel> links;
+  for (const int rate : {100, 200, 400, 800}) {
+    LinkModel& l = links.emplace_back();
+    l.name = str(rate, "G");
+    l.gb_per_second = rate / 8.0;
+  }
+  return links;
 }
 
 SoftwareModel software(const char* name, const char* attention, double passes, double logit_bytes,

@@ -40,7 +40,7 @@ struct LinkModel {
   LATHE_FIELD(std::string, name, "", "name on the command line", anything())
   LATHE_FIELD(double, gb_per_second, 50.0,
               "bandwidth of one GPU's share in one direction, 1e9 bytes a second", above(0, 1e5))
-  LATHE_FIELD(double, latency_us, 5.0, "time of a message without content, microseconds",
+  LATHE_FIELD(double, latency_us, 14.0, "time of a message without content, microseconds",
               between(0, 1e6))
 };
 
@@ -107,9 +107,9 @@ struct SimulatorConstants {
               "share of the bandwidth within a node that collectives reach", above(0, 1))
   LATHE_FIELD(double, network_share, 0.80,
               "share of the bandwidth between nodes that collectives reach", above(0, 1))
-  LATHE_FIELD(double, node_latency_us, 1.5, "latency of a hop within a node, microseconds",
+  LATHE_FIELD(double, node_latency_us, 3.4, "latency of a hop within a node, microseconds",
               between(0, 1e4))
-  LATHE_FIELD(double, collective_us, 10.0, "start of a collective, microseconds", between(0, 1e5))
+  LATHE_FIELD(double, collective_us, 8.4, "start of a collective, microseconds", between(0, 1e5))
   LATHE_FIELD(double, contention, 0.3,
               "share of hidden communication by which it slows the kernels beside it",
               between(0, 1))

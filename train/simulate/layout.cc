@@ -93,7 +93,7 @@ void complete_degrees(LayoutRequest& request, int64_t gpus) {
   }
 }
 
-std::string layout_fault(const ParallelLayout& l, const TrainingStep& step) {
+std::string layout_fault(const ParallelLayout& l, const StepWorkload& step) {
   const TransformerShape& s = step.shape;
   if (s.heads % l.tensor != 0)
     return str("tensor=", l.tensor, " does not divide the model's ", s.heads, " heads");
@@ -123,7 +123,7 @@ std::string layout_fault(const ParallelLayout& l, const TrainingStep& step) {
   return "";
 }
 
-std::vector<std::string> layout_advice(const ParallelLayout& l, const TrainingStep& step,
+std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorkload& step,
                                        int64_t gpus_per_node) {
   std::vector<std::string> advice;
   if (l.tensor > gpus_per_node) {

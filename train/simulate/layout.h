@@ -57,9 +57,9 @@ LayoutRequest parse_layout(const std::string& text);
 void complete_degrees(LayoutRequest& request, int64_t gpus);
 
 /// Returns what prevents a model from being divided so, in one sentence; empty where nothing does.
-std::string layout_fault(const ParallelLayout& layout, const TrainingStep& step);
+std::string layout_fault(const ParallelLayout& layout, const StepWorkload& step);
 /// Returns advice about a layout that works but is hardly meant so, one sentence each.
-std::vector<std::string> layout_advice(const ParallelLayout& layout, const TrainingStep& step,
+std::vector<std::string> layout_advice(const ParallelLayout& layout, const StepWorkload& step,
                                        int64_t gpus_per_node);
 /// Returns what prevents Lathe itself from running the layout today; empty where it can.
 std::string lathe_fault(const ParallelLayout& layout);

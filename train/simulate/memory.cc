@@ -6,25 +6,23 @@
 namespace lathe {
 namespace {
 
-double number(int64_t n) { return static_cast<double>(n); }
-
 /// Returns the tokens of a micro-batch that one GPU has.
-double local_tokens(const TrainingStep& step, const ParallelLayout& l) {
-  return number(l.micro_batch) * number(step.shape.sequence) / number(l.context);
+double local_tokens(const StepWorkload& step, const ParallelLayout& l) {
+  return as_double(l.micro_batch) * as_double(step.shape.sequence) / as_double(l.context);
 }
 
 /// Returns the memory of a stage of `layers` layers and `others` parameters beside them, with the
 /// activations of `in_flight` micro-batches.
-GpuMemory stage_memory(const TrainingStep& step, const ParallelLayout& l,
+GpuMemory stage_memory(const StepWorkload& step, const ParallelLayout& l,
                        const SoftwareModel& software, double layers, double others,
                        double in_flight) {
-  const double e = step.element_bytes(), tensor = number(l.tensor);
+  const double e = step.element_bytes(), tensor = as_double(l.tensor);
   const double layer = step.shape.layer_parameters() / tensor;
   const double own = layers * layer + others / tensor;
 
   // Stages 2 and 3 of ZeRO in a pipeline exchange once in a step, and keep what stage 1 does.
   const int64_t stage = l.pipeline > 1 ? std::min<int64_t>(l.shard, 1) : l.shard;
-  const double group = number(l.data * l.context);
+  const double group = as_double(l.data * l.context);
   const auto shared = [&](int64_t from, double bytes) {
     return stage >= from ? bytes / group : bytes;
   };
@@ -51,24 +49,24 @@ GpuMemory stage_memory(const TrainingStep& step, const ParallelLayout& l,
 StageLayers stage_layers(int64_t layers, const ParallelLayout& l) {
   const int64_t parts = l.pipeline * l.virtual_stages;
   if (layers % parts == 0) {
-    const double each = number(layers / l.pipeline);
+    const double each = as_double(layers / l.pipeline);
     return {each, each, each};
   }
   if ((layers + 2) % parts == 0) {
-    const double each = number((layers + 2) / l.pipeline);
+    const double each = as_double((layers + 2) / l.pipeline);
     return {each - 1, each, each - 1};
   }
-  const double each = number((layers + parts - 1) / parts * l.virtual_stages);
-  return {each, each, std::max(0.0, number(layers) - each * number(l.pipeline - 1))};
+  const double each = as_double((layers + parts - 1) / parts * l.virtual_stages);
+  return {each, each, std::max(0.0, as_double(layers) - each * as_double(l.pipeline - 1))};
 }
 
-double layer_activations(const TrainingStep& step, const ParallelLayout& l,
+double layer_activations(const StepWorkload& step, const ParallelLayout& l,
                          const SoftwareModel& software, Recompute recompute) {
   const TransformerShape& s = step.shape;
-  const double e = step.element_bytes(), tensor = number(l.tensor), c = number(s.width);
-  const double tokens = local_tokens(step, l), d = number(s.head_width);
-  const double queries = number(s.heads) * d, keys = number(s.kv_heads) * d;
-  const double hidden = number(s.hidden);
+  const double e = step.element_bytes(), tensor = as_double(l.tensor), c = as_double(s.width);
+  const double tokens = local_tokens(step, l), d = as_double(s.head_width);
+  const double queries = as_double(s.heads) * d, keys = as_double(s.kv_heads) * d;
+  const double hidden = as_double(s.hidden);
   const bool is_fused = software.attention != "unfused";
 
   // Inputs of norms, their outputs, and a byte for each element of a dropout mask.
@@ -84,26 +82,27 @@ double layer_activations(const TrainingStep& step, const ParallelLayout& l,
   const double inner = queries + (keeps_half ? products / 2 : products + hidden);
 
   // Softmax, its dropout mask and its output: 5 a s / h of Korthikanti et al.
-  const double scores = is_fused || is_selective ? 0
-                                                 : tokens * number(s.sequence) * number(s.heads) *
-                                                       (software.dropout ? 2 * e + 1 : e);
+  const double scores = is_fused || is_selective
+                            ? 0
+                            : tokens * as_double(s.sequence) * as_double(s.heads) *
+                                  (software.dropout ? 2 * e + 1 : e);
   return residual + (tokens * e * inner + scores) / tensor;
 }
 
-GpuMemory gpu_memory(const TrainingStep& step, const ParallelLayout& l, const GpuModel& gpu,
+GpuMemory gpu_memory(const StepWorkload& step, const ParallelLayout& l, const GpuModel& gpu,
                      const SoftwareModel& software, const SimulatorConstants& constants) {
   const TransformerShape& s = step.shape;
-  const double table = number(s.vocab) * number(s.width);
-  const double positions = s.learned_positions ? number(s.sequence) * number(s.width) : 0;
-  const double micro_batches = number(l.micro_batches(step.global_batch));
+  const double table = as_double(s.vocab) * as_double(s.width);
+  const double positions = s.learned_positions ? as_double(s.sequence) * as_double(s.width) : 0;
+  const double micro_batches = as_double(l.micro_batches(step.global_batch));
   const StageLayers layers = stage_layers(s.layers, l);
 
   // The first stage has the most micro-batches in progress, the last one has the logits.
-  const double stages = number(l.pipeline), v = number(l.virtual_stages);
+  const double stages = as_double(l.pipeline), v = as_double(l.virtual_stages);
   const double warm_up = l.virtual_stages > 1 ? 1 + (stages - 1) / (stages * v) : 1;
   const double in_flight = std::min(micro_batches, stages * warm_up);
-  const double logits =
-      local_tokens(step, l) * number(s.vocab) / number(l.tensor) * software.logit_memory_bytes;
+  const double logits = local_tokens(step, l) * as_double(s.vocab) / as_double(l.tensor) *
+                        software.logit_memory_bytes;
 
   GpuMemory most;
   if (l.pipeline == 1) {

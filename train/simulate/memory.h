@@ -30,11 +30,11 @@ struct StageLayers {
 StageLayers stage_layers(int64_t layers, const ParallelLayout& layout);
 
 /// Returns the bytes of activations that one layer keeps for the backward pass of a micro-batch.
-double layer_activations(const TrainingStep& step, const ParallelLayout& layout,
+double layer_activations(const StepWorkload& step, const ParallelLayout& layout,
                          const SoftwareModel& software, Recompute recompute);
 
 /// Returns the memory of a GPU.
-GpuMemory gpu_memory(const TrainingStep& step, const ParallelLayout& layout, const GpuModel& gpu,
+GpuMemory gpu_memory(const StepWorkload& step, const ParallelLayout& layout, const GpuModel& gpu,
                      const SoftwareModel& software, const SimulatorConstants& constants);
 
 }  // namespace lathe

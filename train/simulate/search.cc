@@ -25,7 +25,7 @@ Division division_of(const ParallelLayout& l) { return {l.data, l.tensor, l.cont
 
 class Search {
  public:
-  Search(const ClusterModel& cluster, const TrainingStep& step, const LayoutRequest& request)
+  Search(const ClusterModel& cluster, const StepWorkload& step, const LayoutRequest& request)
       : cluster_(cluster), step_(step), request_(request) {}
 
   LayoutSearch run(size_t most);
@@ -37,7 +37,7 @@ class Search {
   std::vector<int64_t> virtual_stages(const ParallelLayout& layout) const;
 
   const ClusterModel& cluster_;
-  const TrainingStep& step_;
+  const StepWorkload& step_;
   const LayoutRequest& request_;
   std::map<Division, RatedLayout> fitting_, smallest_;
   std::map<std::string, RefusedLayouts> refused_;
@@ -93,6 +93,9 @@ void Search::try_division(ParallelLayout layout) {
 
   for (const int64_t micro : micro_batches(layout)) {
     for (const int64_t v : parts) {
+      // Interleaved stages need a multiple of micro-batches; there are other layouts without them.
+      const int64_t count = step_.global_batch / (layout.data * micro);
+      if (!request_.virtual_stages && v > 1 && count % layout.pipeline != 0) continue;
       for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
         for (int64_t shard = 0; shard <= 3; ++shard) {
           layout.micro_batch = micro;
@@ -135,6 +138,10 @@ LayoutSearch Search::run(size_t most) {
     if (!fitting_.contains(division)) found.too_large.push_back(rated);
   }
   for (const auto& [reason, same] : refused_) found.refused.push_back(same);
+  std::stable_sort(
+      found.refused.begin(), found.refused.end(),
+      [](const RefusedLayouts& a, const RefusedLayouts& b) { return a.count > b.count; });
+  if (found.refused.size() > most) found.refused.resize(most);
 
   for (auto* list : {&found.fastest, &found.too_large}) {
     std::stable_sort(list->begin(), list->end(), [](const RatedLayout& a, const RatedLayout& b) {
@@ -147,7 +154,7 @@ LayoutSearch Search::run(size_t most) {
 
 }  // namespace
 
-LayoutSearch search_layouts(const ClusterModel& cluster, const TrainingStep& step,
+LayoutSearch search_layouts(const ClusterModel& cluster, const StepWorkload& step,
                             const LayoutRequest& request, size_t most) {
   return Search(cluster, step, request).run(most);
 }

@@ -23,18 +23,18 @@ struct RefusedLayouts {
 
 /// What a search found.
 struct LayoutSearch {
-  std::vector<RatedLayout> fastest{};    ///< that fit, fastest first
-  std::vector<RatedLayout> too_large{};  ///< fastest first, of each division of the GPUs one: the
-                                         ///< layout that needs the least memory
-  std::vector<RefusedLayouts> refused{};
-  int64_t tried = 0;  ///< layouts
+  std::vector<RatedLayout> fastest{};     ///< that fit, fastest first
+  std::vector<RatedLayout> too_large{};   ///< fastest first, of each division of the GPUs one: the
+                                          ///< layout that needs the least memory
+  std::vector<RefusedLayouts> refused{};  ///< by the number of layouts
+  int64_t tried = 0;                      ///< layouts
 };
 
 /// Tries all layouts that the request admits: degrees that divide the number of GPUs, stages of
-/// ZeRO, micro-batches by powers of two, recomputation. Returns at most `most` of those that fit
-/// and of those that don't; of the layouts of one division into data, tensor, context and pipeline
-/// parallelism only the fastest.
-LayoutSearch search_layouts(const ClusterModel& cluster, const TrainingStep& step,
+/// ZeRO, micro-batches by powers of two, recomputation. Returns at most `most` of those that fit,
+/// of those that don't, and of the reasons against the others; of the layouts of one division into
+/// data, tensor, context and pipeline parallelism only the fastest.
+LayoutSearch search_layouts(const ClusterModel& cluster, const StepWorkload& step,
                             const LayoutRequest& request, size_t most);
 
 }  // namespace lathe

@@ -7,6 +7,9 @@
 
 namespace lathe {
 
+/// Returns a count as a number for the formulas of the simulator.
+inline double as_double(int64_t count) { return static_cast<double>(count); }
+
 /// The dtype of matrix products.
 enum class MatmulDtype { fp32, tf32, bf16, fp8 };
 
@@ -32,7 +35,7 @@ struct TransformerShape {
 };
 
 /// What is trained: a model, its batch and its arithmetic.
-struct TrainingStep {
+struct StepWorkload {
   TransformerShape shape{};
   int64_t global_batch = 1;  ///< sequences of an optimizer step
   MatmulDtype dtype = MatmulDtype::bf16;

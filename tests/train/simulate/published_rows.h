@@ -12,7 +12,7 @@ namespace lathe::test {
 struct PublishedRow {
   std::string id, model, gpu, source;
   ClusterModel cluster;
-  TrainingStep step;
+  StepWorkload step;
   LayoutRequest request;    ///< what the row states of its layout
   double step_seconds = 0;  ///< as published
 };
