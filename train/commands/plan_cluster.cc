@@ -144,12 +144,13 @@ double exposed(const StepEstimate& e) {
 /// Returns the keys with which Lathe runs a layout, or why it can't.
 std::string lathe_text(const ParallelLayout& l, const StepWorkload& step) {
   const std::string fault = lathe_fault(l);
-  if (!fault.empty()) return "cannot run this layout: " + fault;
+  if (!fault.empty()) return "does not have this layout: " + fault;
   const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
-  return str("runs this layout with --train.batch_size=", l.micro_batch,
+  return str("has this layout, with --train.batch_size=", l.micro_batch,
              " --train.grad_accum=", step.global_batch / l.micro_batch,
              " --memory.recompute=", l.recompute == Recompute::full ? "blocks" : "none",
-             " --dist.shard=", shards[l.shard]);
+             " --dist.shard=", shards[l.shard],
+             l.data > 1 ? "; several processes train on CPUs so far" : "");
 }
 
 std::string money_text(const ClusterPlan& p, const StepEstimate& e) {
@@ -218,7 +219,7 @@ std::string search_text(const ClusterPlan& p) {
                  format("%.1f%%", 100 * e.mfu), gigabytes(e.memory.total()),
                  format("%.1f%%", 100 * e.bubble / e.seconds),
                  format("%.1f%%", 100 * exposed(e) / e.seconds),
-                 lathe_fault(layout).empty() ? "runs it" : "cannot"});
+                 lathe_fault(layout).empty() ? "has it" : "no"});
     }
     out << table.text() << "\n";
   }
@@ -272,7 +273,7 @@ Json json_of(const ClusterPlan& p, const RatedLayout& r) {
           {"mfu", e.mfu},
           {"gpu_hours", p.gpu_hours(e)},
           {"price", p.price > 0 ? Json(p.gpu_hours(e) * p.price) : Json()},
-          {"lathe_runs_it", lathe_fault(r.layout).empty()}};
+          {"lathe_has_it", lathe_fault(r.layout).empty()}};
 }
 
 Json json_of(const ClusterPlan& p) {

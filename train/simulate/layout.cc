@@ -115,11 +115,6 @@ std::string layout_fault(const ParallelLayout& l, const StepWorkload& step) {
     return str("data=", l.data, " times micro=", l.micro_batch, " does not divide the batch of ",
                step.global_batch, " sequences");
   }
-  if (l.virtual_stages > 1 && l.micro_batches(step.global_batch) % l.pipeline != 0) {
-    return str("virtual=", l.virtual_stages,
-               " needs a number of micro-batches that pipeline=", l.pipeline,
-               " divides; there are ", l.micro_batches(step.global_batch));
-  }
   return "";
 }
 
@@ -139,7 +134,13 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
     advice.push_back(str("tensor=", l.tensor, " exceeds the ", step.shape.kv_heads,
                          " heads of keys and values, which are then copied"));
   }
-  if (const int64_t m = l.micro_batches(step.global_batch); l.pipeline > 1 && m < l.pipeline) {
+  const int64_t m = l.micro_batches(step.global_batch);
+  if (l.virtual_stages > 1 && m % l.pipeline != 0) {
+    advice.push_back(str("pipeline=", l.pipeline, " does not divide the ", m,
+                         " micro-batches, which the schedule of virtual=", l.virtual_stages,
+                         " needs for its short bubble"));
+  }
+  if (l.pipeline > 1 && m < l.pipeline) {
     advice.push_back(str("there are fewer micro-batches (", m, ") than stages (", l.pipeline,
                          "), so most of the step is bubble"));
   }

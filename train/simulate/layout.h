@@ -61,7 +61,7 @@ std::string layout_fault(const ParallelLayout& layout, const StepWorkload& step)
 /// Returns advice about a layout that works but is hardly meant so, one sentence each.
 std::vector<std::string> layout_advice(const ParallelLayout& layout, const StepWorkload& step,
                                        int64_t gpus_per_node);
-/// Returns what prevents Lathe itself from running the layout today; empty where it can.
+/// Returns which part of the layout Lathe itself does not have today; empty where it has all.
 std::string lathe_fault(const ParallelLayout& layout);
 
 }  // namespace lathe

@@ -93,6 +93,7 @@ GpuMemory gpu_memory(const StepWorkload& step, const ParallelLayout& l, const Gp
                      const SoftwareModel& software, const SimulatorConstants& constants) {
   const TransformerShape& s = step.shape;
   const double table = as_double(s.vocab) * as_double(s.width);
+  const double outside = s.parameters() - as_double(s.layers) * s.layer_parameters();
   const double positions = s.learned_positions ? as_double(s.sequence) * as_double(s.width) : 0;
   const double micro_batches = as_double(l.micro_batches(step.global_batch));
   const StageLayers layers = stage_layers(s.layers, l);
@@ -106,7 +107,7 @@ GpuMemory gpu_memory(const StepWorkload& step, const ParallelLayout& l, const Gp
 
   GpuMemory most;
   if (l.pipeline == 1) {
-    most = stage_memory(step, l, software, layers.first, table * (s.tied ? 1 : 2) + positions, 1);
+    most = stage_memory(step, l, software, layers.first, outside, 1);
     most.logits = logits;
   } else {
     most = stage_memory(step, l, software, layers.first, table + positions, in_flight);

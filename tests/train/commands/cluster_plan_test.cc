@@ -59,7 +59,7 @@ TEST_CASE("a cluster plan has the model, batch and optimizer of the config", "[c
     const Json& one = json["fastest"][0];
     CHECK(one["tokens_per_s"].get<double>() * one["step_s"].get<double>() == Approx(256. * 512));
     CHECK(one["gpu_hours"].get<double>() == Approx(one["step_s"].get<double>() * 100 * 8 / 3600));
-    CHECK(one["lathe_runs_it"].get<bool>());
+    CHECK(one["lathe_has_it"].get<bool>());
     CHECK(one["price"].is_null());
 
     // Adam keeps 8 bytes of state and a master of 4 for a parameter.
@@ -86,7 +86,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   REQUIRE(r.code == 0);
   for (const char* part : {"16 x h100", "2 nodes of 8", "200G", "exchange: data",
                            "exchange: tensor", "mfu", "GPU hours", "at 2.50 for a GPU hour",
-                           "cannot run this layout: it has no tensor parallelism"}) {
+                           "does not have this layout: it has no tensor parallelism"}) {
     CHECK_THAT(r.out, ContainsSubstring(part));
   }
 
@@ -103,7 +103,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   CHECK(seconds("--software", "eager") > one["step_s"].get<double>());
   CHECK(seconds("--software", "compiled") == Approx(one["step_s"].get<double>()));
 
-  // A layout that Lathe runs is printed with the keys for it.
+  // A layout that Lathe has is printed with the keys for it.
   const Finished own =
       f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4,recompute=full"});
   CHECK_THAT(own.out, ContainsSubstring("--train.batch_size=4 --train.grad_accum=64"));
@@ -252,6 +252,8 @@ TEST_CASE("advice names what works but is hardly meant so", "[cluster_plan]") {
   CHECK_THAT(notes("tensor=8"), ContainsSubstring("exceeds the 4 GPUs of a node"));
   CHECK_THAT(notes("tensor=8"), ContainsSubstring("heads of keys and values"));
   CHECK_THAT(notes("data=1,pipeline=8,micro=64"), ContainsSubstring("fewer micro-batches"));
+  CHECK_THAT(notes("data=2,pipeline=4,virtual=2,micro=64"),
+             ContainsSubstring("does not divide the 2 micro-batches"));
   CHECK_THAT(notes("data=8,micro=4"), !ContainsSubstring("note"));
 }
 

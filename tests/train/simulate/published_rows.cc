@@ -97,13 +97,15 @@ PublishedRow row_of(const Cells& row, const HardwareTable& table) {
   out.source = row.at("source");
   out.gpu = gpu_name(row.at("gpu"));
   const int64_t gpus = whole(row, "n_gpu").value();
+  int64_t per_node = std::min<int64_t>(gpus, 8);
+  while (gpus % per_node != 0) --per_node;
 
   out.cluster = {.gpu = table.gpu(out.gpu),
                  .link = table.link(out.gpu.starts_with("a100") ? "200G" : "400G"),
                  .software = table.program(software_of(row)),
                  .constants = table.constants,
-                 .nodes = std::max<int64_t>(1, gpus / 8),
-                 .gpus_per_node = std::min<int64_t>(gpus, 8)};
+                 .nodes = gpus / per_node,
+                 .gpus_per_node = per_node};
   out.step.shape = shape_of(row);
   out.step.global_batch = whole(row, "global_bs_seqs").value();
   out.step.dtype = contains(row.at("precision"), "fp8") ? MatmulDtype::fp8 : MatmulDtype::bf16;
@@ -112,7 +114,7 @@ PublishedRow row_of(const Cells& row, const HardwareTable& table) {
   out.request.pipeline = whole(row, "pp").value_or(1);
   out.request.context = whole(row, "cp").value_or(1);
   out.request.virtual_stages = whole(row, "vp");
-  out.request.shard = whole(row, "zero").value_or(0);
+  out.request.shard = whole(row, "zero").value_or(contains(row.at("zero"), "fsdp") ? 3 : 0);
   out.request.micro_batch = whole(row, "micro_bs");
   const std::string& recompute = row.at("recompute");
   if (recompute == "full") out.request.recompute = Recompute::full;
