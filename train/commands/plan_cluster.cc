@@ -304,7 +304,7 @@ const Flags& cluster_flags() {
       {"layout",
        "cluster: how the GPUs share the work, as data=8,shard=3,tensor=8; also context, pipeline, "
        "virtual, micro, recompute; without it the fastest layouts that fit are searched, and exit "
-       "code 10 says that none does"},
+       "code 10 reports that none does"},
       {"software",
        "cluster: what runs there: compiled, eager, fused, megatron, megatron-2021 (compiled)"},
       {"cards", "cluster: a TOML file with more GPUs, links and software, or other constants"},

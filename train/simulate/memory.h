@@ -1,4 +1,4 @@
-// Memory of one GPU in a training step: the table of ZeRO (Rajbhandari et al. 2020, figure 1) for
+// Memory of one GPU in a training step: the table of ZeRO (Rajbhandari et al. 2020) for
 // parameters, gradients and optimizer state; the formulas of Korthikanti et al. (2022) for
 // activations.
 #pragma once

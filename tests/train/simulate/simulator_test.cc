@@ -13,8 +13,6 @@
 #include "tests/support/process.h"
 #include "tests/train/simulate/published_rows.h"
 #include "train/run/forecast.h"
-#include "train/simulate/collectives.h"
-#include "train/simulate/kernels.h"
 #include "train/simulate/search.h"
 
 namespace {
@@ -96,7 +94,7 @@ TEST_CASE("published runs are simulated within 20% for 80% of them", "[simulator
 }
 
 TEST_CASE("memory follows the table of ZeRO", "[simulator]") {
-  // 2 + 2 + 12 bytes for a parameter (Rajbhandari et al. 2020, figure 1); "fused" keeps bf16
+  // 2 + 2 + 12 bytes for a parameter (Rajbhandari et al. 2020); "fused" keeps bf16
   // gradients here.
   ClusterModel cluster = cluster_named("a100-80", 8, "fused");
   cluster.software.gradient_bytes = 2;
@@ -207,62 +205,42 @@ TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]"
   CHECK(c.context.bytes == Approx(1536. / 16 * layers * 3 * (1 + 2) * 2 * activation / 4));
 }
 
-TEST_CASE("collectives take latency and bytes over bandwidth", "[simulator]") {
-  const ClusterModel c = cluster_named("h100", 4, "compiled");
-  const ExchangeModel links{c.gpu, c.link, c.constants};
-  const double within = c.gpu.link_gb_per_second * 1e9 * c.constants.node_link_share;
-  const double between = c.link.gb_per_second * 1e9 * c.constants.network_share;
-  const double start = c.constants.collective_us * 1e-6, hop = c.constants.node_latency_us * 1e-6;
-  const double network_hop = c.link.latency_us * 1e-6;
-
-  const RankGroup node = rank_group(8, 1, 8), all = rank_group(32, 1, 8);
-  const RankGroup strided = rank_group(4, 8, 8);
-  CHECK((node.nodes() == 1 && all.nodes() == 4 && strided.nodes() == 4));
-  CHECK(links.gather(node, 1e9) == Approx(start + 7 * hop + 7e9 / 8 / within));
-  CHECK(links.gather(all, 1e9) ==
-        Approx(start + 3 * network_hop + 28 * hop +
-               std::max(1e9 * 31 / 32 / within, 1e9 * 3 / 4 / (8 * between))));
-  CHECK(links.gather(strided, 1e9) == Approx(start + 3 * network_hop + 1e9 * 3 / 4 / between));
-  CHECK(links.reduce(strided, 1e9) == Approx(start + 2 * 2 * network_hop + 2e9 * 3 / 4 / between));
-  CHECK(links.gather(rank_group(1, 1, 8), 1e9) == 0);
-  CHECK(links.send(true, 1e9) == Approx(network_hop + 1e9 / between));
-}
-
-TEST_CASE("kernels stay below the roofline and grow with their sizes", "[simulator]") {
-  for (const char* name : {"v100", "a100-40", "h100", "l4", "rtx4090"}) {
-    const ClusterModel c = cluster_named(name, 1, "compiled");
-    const KernelModel kernels{c.gpu, c.software, c.constants};
-    double before = 0;
-    for (const double size : {16., 100., 128., 500., 1024., 3000., 8192., 20000.}) {
-      INFO(name << " " << size);
-      const double t = kernels.matmul(size, size, size, MatmulDtype::bf16);
-      CHECK(t >= 2 * size * size * size / kernels.peak(MatmulDtype::bf16));
-      CHECK(t >= 6 * size * size / (c.gpu.memory_gb_per_second * 1e9));
-      CHECK(t >= before);
-      before = t;
-    }
-    const double large =
-        2 * std::pow(16384., 3) / kernels.matmul(16384, 16384, 16384, MatmulDtype::bf16);
-    CHECK(large / kernels.peak(MatmulDtype::bf16) == Approx(c.gpu.matmul_share).epsilon(0.05));
-  }
-
-  // One tile more than the multiprocessors hold starts another wave.
-  const ClusterModel c = cluster_named("a100-80", 1, "compiled");
-  const KernelModel kernels{c.gpu, c.software, c.constants};
-  const auto wave = [&](double tiles) {
-    return kernels.matmul(256, 128 * tiles, 8192, MatmulDtype::bf16);
+TEST_CASE("recomputation, the optimizer and the head add their work", "[simulator]") {
+  const ClusterModel cluster = cluster_named("h100", 1, "megatron");
+  const auto at = [&](const StepWorkload& step, const ParallelLayout& layout) {
+    return estimate_step(cluster, step, layout);
   };
-  CHECK(wave(109) > 1.2 * wave(108));
-  CHECK(wave(108) < 1.2 * wave(90));
+  const StepWorkload step = small_gpt();
+  const StepEstimate none = at(step, {.data = 8});
+  CHECK(none.recompute == 0);
 
-  // Flash attention computes half of the scores, so double the sequence takes four times as long.
-  TransformerShape s = gpt3().shape;
-  s.sequence = 32768;
-  const double once = kernels.attention(s, 1, 8, 1, false);
-  CHECK(2 * 32768. * 32768 * 128 * 8 / once < kernels.peak(MatmulDtype::bf16));
-  s.sequence *= 2;
-  CHECK(kernels.attention(s, 1, 8, 1, false) == Approx(4 * once).epsilon(0.05));
-  CHECK(kernels.attention(s, 1, 8, 4, false) == Approx(once).epsilon(0.05));
+  // A forward pass has a third of the work of matrix products, and 1 / (1 + 2.5 / 0.85) of that of
+  // attention. The head is not computed again.
+  StepWorkload headless = step;
+  headless.shape.vocab = 1;
+  const StepEstimate full = at(headless, {.data = 8, .recompute = Recompute::full});
+  const double attention = none.attention / (1 + 2.5 / cluster.constants.attention_backward_share);
+  CHECK(full.recompute > attention + full.matmul / 3 * 0.95);
+  CHECK(full.recompute < attention + full.matmul / 3 * 1.05 + full.elementwise / 2);
+  CHECK(at(step, {.data = 8, .recompute = Recompute::full}).recompute ==
+        Approx(full.recompute).epsilon(1e-9));
+  CHECK(at(step, {.data = 8, .recompute = Recompute::selective}).recompute ==
+        Approx(attention).epsilon(0.1));
+
+  // Products of the head: 6 FLOPs for each parameter and token.
+  const double rate = cluster.gpu.bf16_tflops * 1e12 * cluster.gpu.matmul_share;
+  const double head = 6. * 50304 * 2048 * step.tokens() / 8 / rate;
+  CHECK(none.matmul - full.matmul == Approx(head).epsilon(0.2));
+
+  // Adam in bf16 moves 2 x 4 bytes of gradients, 8 of the master, 16 of state and 2 of the weight.
+  const double memory = cluster.gpu.memory_gb_per_second * 1e9 * cluster.constants.memory_share;
+  const double update = 34 * step.shape.parameters() / memory;
+  CHECK(none.optimizer == Approx(update).epsilon(0.05));
+  CHECK(at(step, {.data = 8, .shard = 1}).optimizer == Approx(update / 8).epsilon(0.3));
+
+  // In a pipeline the last stage has the head, and delays the others.
+  const StepEstimate pipeline = at(step, {.data = 1, .pipeline = 8, .virtual_stages = 3});
+  CHECK(pipeline.matmul == Approx(full.matmul + head * 8).epsilon(0.2));
 }
 
 TEST_CASE("faster hardware is never slower, larger batches never less efficient", "[simulator]") {
