@@ -79,7 +79,7 @@ TEST_CASE("published runs are simulated within 20% for 80% of them", "[simulator
     }
     return static_cast<double>(within) / static_cast<double>(rows.size());
   };
-  // LATHE_TEST_ROWS=1 prints the table of docs/reference/simulator.md.
+  // LATHE_TEST_ROWS=1 prints each row with its error.
   const bool print = std::getenv("LATHE_TEST_ROWS") != nullptr;
   CHECK(share_within(0.2, known_hardware(), print) >= 0.8);
 
@@ -149,6 +149,17 @@ TEST_CASE("activations follow Korthikanti et al.", "[simulator]") {
   };
   CHECK(kept(8, 1) == Approx(kept(1, 1)));
   CHECK(kept(8, 3) == Approx((1 + 7. / 24) * kept(1, 1)));
+
+  // The stage that needs the most counts: the last one where the logits are large.
+  const auto logits = [&](int64_t vocab) {
+    StepWorkload wide = gpt3(4);
+    wide.shape.vocab = vocab;
+    return gpu_memory(wide, {.data = 1, .pipeline = 2, .recompute = Recompute::full}, gpu, software,
+                      known_hardware().constants)
+        .logits;
+  };
+  CHECK(logits(100) == 0);
+  CHECK(logits(1000000) > 0);
 }
 
 TEST_CASE("the bubble follows Narayanan et al.", "[simulator]") {
