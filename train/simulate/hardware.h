@@ -101,8 +101,7 @@ struct SimulatorConstants {
               "channels of a head at which attention reaches half of its rate", between(0, 1e5))
   LATHE_FIELD(double, attention_backward_share, 0.85,
               "rate of the backward pass of attention over that of the forward pass", above(0, 1))
-  LATHE_FIELD(double, kernel_us, 3.0, "time of an empty kernel, microseconds",
-              between(0, 1e4))
+  LATHE_FIELD(double, kernel_us, 3.0, "time of an empty kernel, microseconds", between(0, 1e4))
   LATHE_FIELD(double, node_link_share, 0.78,
               "share of the bandwidth within a node that collectives reach", above(0, 1))
   LATHE_FIELD(double, network_share, 0.80,
