@@ -9,6 +9,7 @@
 #include "core/io/json.h"
 #include "core/io/text.h"
 #include "train/commands/commands.h"
+#include "train/commands/plan_cluster.h"
 #include "train/formats/source.h"
 #include "train/run/fit.h"
 #include "train/run/forecast.h"
@@ -251,6 +252,12 @@ Exit run_plan(const Arguments& a) {
   if (json && (!fit.empty() || !cards.empty()))
     fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
 
+  if (asks_for_cluster(a)) {
+    if (!fit.empty() || !cards.empty() || a.flags.contains("ranks"))
+      fail(Exit::usage, "command line: --card goes with none of --fit, --for and --ranks");
+    return plan_cluster(a, std::move(loaded));
+  }
+
   const std::string budget = apply_memory_budget(loaded);
   const Forecast f = forecast(loaded, *ranks);
   if (json) {
@@ -269,7 +276,7 @@ Exit run_plan(const Arguments& a) {
 }  // namespace
 
 Command plan_command() {
-  return {
+  Command command{
       "plan",
       "CONFIG [--section.key=value ...]",
       "what a run will need: memory, FLOPs, time, disk",
@@ -285,6 +292,8 @@ Command plan_command() {
       1,
       run_plan,
       {"json", "fit"}};
+  command.flags.insert(command.flags.end(), cluster_flags().begin(), cluster_flags().end());
+  return command;
 }
 
 }  // namespace lathe

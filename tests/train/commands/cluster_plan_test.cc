@@ -1,0 +1,260 @@
+// `lathe plan CONFIG --card NAME`: what it prints, what it takes from the config, its table of
+// GPUs, and the sentences for wrong input.
+#include <cstdio>
+
+#include "core/io/json.h"
+#include "core/io/text.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/run/forecast.h"
+#include "train/simulate/search.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+constexpr const char* gpt_config =
+    "[model]\nn_layer = 8\nn_head = 16\nn_embd = 1024\nblock_size = 512\nvocab_size = 5000\n"
+    "[train]\nbatch_size = 4\ngrad_accum = 64\nsteps = 100\n[amp]\ndtype = \"bf16\"\n"
+    "[data]\ndir = \"none\"\n";
+constexpr const char* llama_config =
+    "[model]\nkind = \"llama\"\nn_layer = 8\nn_head = 16\nn_kv_head = 4\nn_embd = 1024\n"
+    "block_size = 512\nvocab_size = 5000\ntie_weights = false\nqkv_bias = false\n"
+    "[train]\nbatch_size = 4\ngrad_accum = 64\nsteps = 100\n[amp]\ndtype = \"bf16\"\n"
+    "[data]\ndir = \"none\"\n";
+
+/// A folder with both configs.
+struct ConfigFolder {
+  TempFolder folder{fast_folder()};
+  ConfigFolder() {
+    write_file(folder / "gpt.toml", gpt_config);
+    write_file(folder / "llama.toml", llama_config);
+  }
+  Finished plan(std::vector<std::string> words, const std::string& config = "gpt.toml") const {
+    words.insert(words.begin(), {"plan", config});
+    return lathe_in(folder, words);
+  }
+  Json json(std::vector<std::string> words, const std::string& config = "gpt.toml") const {
+    words.push_back("--json");
+    const Finished r = plan(words, config);
+    INFO(r.err);
+    REQUIRE((r.code == 0 || r.code == 10));
+    return parse_json(r.out, "plan", Exit::internal);
+  }
+};
+
+TEST_CASE("a cluster plan has the model, batch and optimizer of the config", "[cluster_plan]") {
+  const ConfigFolder f;
+  for (const char* config : {"gpt.toml", "llama.toml"}) {
+    INFO(config);
+    const LoadedConfig loaded = load_config((f.folder / config).string(), {});
+    const DryStep dry = dry_step(loaded);
+    const Json json = f.json({"--card", "h100", "--layout", "data=8,micro=4"}, config);
+    CHECK(json["params"].get<double>() == Approx(dry.parameters));
+    CHECK(json["flops_per_token"].get<double>() ==
+          Approx(dry.formula_flops / static_cast<double>(units_of_micro_batch(loaded.config))));
+
+    // 256 sequences of 512 tokens; 100 steps on 8 GPUs.
+    const Json& one = json["fastest"][0];
+    CHECK(one["tokens_per_s"].get<double>() * one["step_s"].get<double>() == Approx(256. * 512));
+    CHECK(one["gpu_hours"].get<double>() == Approx(one["step_s"].get<double>() * 100 * 8 / 3600));
+    CHECK(one["lathe_has_it"].get<bool>());
+    CHECK(one["price"].is_null());
+
+    // Adam keeps 8 bytes of state and a master of 4 for a parameter.
+    const auto state = [&](const char* kind) {
+      return f
+          .json(
+              {"--card", "h100", "--layout", "data=8,micro=4,shard=0", str("--optim.kind=", kind)},
+              config)["fastest"][0]["memory_bytes"]["optimizer"]
+          .get<double>();
+    };
+    CHECK(state("adamw") == Approx(12. * static_cast<double>(dry.parameters)));
+    CHECK(state("lion") == Approx(8. * static_cast<double>(dry.parameters)));
+  }
+}
+
+TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
+  const ConfigFolder f;
+  const std::vector<std::string> words{
+      "--nodes",        "2",    "--gpus",   "8",
+      "--card",         "h100", "--layout", "data=4,shard=1,tensor=4",
+      "--interconnect", "200G", "--price",  "2.5"};
+  const Finished r = f.plan(words);
+  INFO(r.err << r.out);
+  REQUIRE(r.code == 0);
+  for (const char* part : {"16 x h100", "2 nodes of 8", "200G", "exchange: data",
+                           "exchange: tensor", "mfu", "GPU hours", "at 2.50 for a GPU hour",
+                           "does not have this layout: it has no tensor parallelism"}) {
+    CHECK_THAT(r.out, ContainsSubstring(part));
+  }
+
+  const Json one = f.json(words)["fastest"][0];
+  CHECK(one["price"].get<double>() == Approx(2.5 * one["gpu_hours"].get<double>()));
+  CHECK_THAT(r.out, ContainsSubstring(format("%.0f tokens/s", one["tokens_per_s"].get<double>())));
+
+  // A faster network has an effect, and so has software.
+  const auto seconds = [&](const std::string& flag, const std::string& value) {
+    std::vector<std::string> changed = words;
+    changed.insert(changed.end(), {flag, value});
+    return f.json(changed)["fastest"][0]["step_s"].get<double>();
+  };
+  CHECK(seconds("--software", "eager") > one["step_s"].get<double>());
+  CHECK(seconds("--software", "compiled") == Approx(one["step_s"].get<double>()));
+
+  // A layout that Lathe has is printed with the keys for it.
+  const Finished own =
+      f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4,recompute=full"});
+  CHECK_THAT(own.out, ContainsSubstring("--train.batch_size=4 --train.grad_accum=64"));
+  CHECK_THAT(own.out, ContainsSubstring("--memory.recompute=blocks --dist.shard=parameters"));
+}
+
+TEST_CASE("without a layout a cluster plan searches", "[cluster_plan]") {
+  const ConfigFolder f;
+  const Finished r = f.plan({"--card", "h100"});
+  REQUIRE(r.code == 0);
+  CHECK_THAT(r.out, ContainsSubstring("fastest that fit"));
+  const Json json = f.json({"--card", "h100"});
+  const Json& fastest = json["fastest"];
+  REQUIRE(fastest.size() > 1);
+  CHECK(fastest[0]["step_s"] <= fastest[1]["step_s"]);
+  CHECK(json["tried"].get<int64_t>() > 100);
+
+  // The same layout by hand takes as long.
+  const Json again = f.json({"--card", "h100", "--layout", fastest[0]["layout"]});
+  CHECK(again["fastest"][0]["step_s"] == fastest[0]["step_s"]);
+
+  // 20 billion parameters on one A10: nothing fits, and the plan states what is needed.
+  const std::vector<std::string> large{
+      "--card", "a10", "--gpus", "1", "--model.n_layer=100", "--model.n_embd=4096"};
+  const Finished none = f.plan(large);
+  CHECK(none.code == 10);
+  CHECK_THAT(none.out, ContainsSubstring("do not fit"));
+  const Json too_large = f.json(large)["too_large"][0];
+  CHECK(!too_large["fits"].get<bool>());
+  CHECK(too_large["memory_bytes"]["total"] > too_large["memory_bytes"]["available"]);
+}
+
+TEST_CASE("a file extends and overrides the table of GPUs", "[cluster_plan]") {
+  const ConfigFolder f;
+  const fs::path file = f.folder / "own.toml";
+  write_file(file,
+             "[[cluster.gpu]]\nname = \"mine\"\nlike = \"h100\"\nmemory_gb = 200\n"
+             "[[cluster.gpu]]\nname = \"a100-80\"\nbf16_tflops = 400\n"
+             "[[cluster.link]]\nname = \"ring\"\nlike = \"400G\"\nlatency_us = 1\n"
+             "[[cluster.software]]\nname = \"ours\"\nlike = \"eager\"\nattention = \"flash3\"\n"
+             "[constants]\nmemory_share = 0.5\n");
+  const HardwareTable table = read_hardware(file.string()), &known = known_hardware();
+  CHECK(table.gpu("MINE").memory_gb == 200);
+  CHECK(table.gpu("mine").bf16_tflops == known.gpu("h100").bf16_tflops);
+  CHECK(table.gpu("a100-80").bf16_tflops == 400);
+  CHECK(table.gpu("a100-80").memory_gb == known.gpu("a100-80").memory_gb);
+  CHECK(table.link("ring").latency_us == 1);
+  CHECK(table.link("25G").gb_per_second == 25 / 8.);
+  CHECK(table.program("ours").attention == "flash3");
+  CHECK(table.program("ours").elementwise_passes == known.program("eager").elementwise_passes);
+  CHECK(table.constants.memory_share == 0.5);
+  CHECK(known.constants.memory_share != 0.5);
+
+  const Json json = f.json({"--cards", "own.toml", "--card", "mine", "--interconnect", "ring",
+                            "--software", "ours", "--layout", "data=8,micro=4"});
+  CHECK(json["card"] == "mine");
+  CHECK(json["fastest"][0]["memory_bytes"]["available"].get<double>() == 200e9);
+
+  // What is wrong, and where.
+  struct Wrong {
+    const char *text, *expected;
+  };
+  for (const Wrong& w : std::vector<Wrong>{
+           {"[[cluster.gpu]]\nmemory_gb = 3\n", "without a name"},
+           {"[[cluster.gpu]]\nname = \"x\"\n", "like = \"NAME\""},
+           {"[[cluster.gpu]]\nname = \"x\"\nlike = \"y\"\n", "does not exist"},
+           {"[[cluster.gpu]]\nname = \"h100\"\nmemory_bg = 3\n", "memory_gb"},
+           {"[[cluster.gpu]]\nname = \"h100\"\nmemory_gb = -3\n", "memory_gb"},
+           {"[[cluster.gpu]]\nname = 3\n", "is a string"},
+           {"[cluster]\ngpu = 3\n", "[[cluster.gpu]]"},
+           {"[constants]\nspeed = 3\n", "speed"},
+           {"[other]\nkey = 3\n", "other.key"},
+           {"[[cluster.software]]\nname = \"eager\"\nattention = \"fast\"\n", "attention"}}) {
+    INFO(w.text);
+    write_file(file, w.text);
+    const std::string error = error_of([&] { read_hardware(file.string()); });
+    CHECK_THAT(error, ContainsSubstring(w.expected));
+    CHECK_THAT(error, ContainsSubstring("own.toml:"));
+    CHECK(error.find('\n') == std::string::npos);
+    CHECK(f.plan({"--card", "h100", "--cards", "own.toml"}).code == 2);
+  }
+}
+
+TEST_CASE("wrong input of a cluster plan gets a sentence", "[cluster_plan]") {
+  const ConfigFolder f;
+  write_file(f.folder / "mlp.toml", "[model]\nkind = \"mlp\"\n");
+  struct Wrong {
+    std::vector<std::string> words;
+    std::string expected;
+    const char* config = "gpt.toml";
+  };
+  const std::vector<Wrong> cases{
+      {{"--nodes", "2"}, "--card"},
+      {{"--card", "h1000"}, "h100-pcie"},
+      {{"--card", "\x1b[31mred"}, "\\x1b"},
+      {{"--card", "h100", "--nodes", "0"}, "--nodes"},
+      {{"--card", "h100", "--gpus", "many"}, "--gpus"},
+      {{"--card", "h100", "--interconnect", "fast"}, "--interconnect"},
+      {{"--card", "h100", "--interconnect", "0G"}, "--interconnect"},
+      {{"--card", "h100", "--software", "x"}, "megatron"},
+      {{"--card", "h100", "--price", "-1"}, "--price"},
+      {{"--card", "h100", "--cards", "absent.toml"}, "absent.toml"},
+      {{"--card", "h100", "--ranks", "2"}, "--ranks"},
+      {{"--card", "h100", "--fit"}, "--fit"},
+      {{"--card", "h100", "--for", "A10"}, "--for"},
+      {{"--card", "h100", "--layout", ""}, "empty"},
+      {{"--card", "h100", "--layout", "data=8,data=8"}, "twice"},
+      {{"--card", "h100", "--layout", "tp=8"}, "tp=8"},
+      {{"--card", "h100", "--layout", "data=0"}, "data"},
+      {{"--card", "h100", "--layout", "shard=4"}, "0 to 3"},
+      {{"--card", "h100", "--layout", "recompute=most"}, "selective"},
+      {{"--card", "h100", "--layout", "data=4"}, "has 8"},
+      {{"--card", "h100", "--layout", "tensor=3"}, "multiple of 3"},
+      {{"--card", "h100", "--layout", "data=999999,tensor=999999,pipeline=999999"}, "has 8"},
+      {{"--card", "h100", "--gpus", "3", "--layout", "tensor=3"}, "16 heads"},
+      {{"--card", "h100", "--layout", "micro=3"}, "256 sequences"},
+      {{"--card", "h100", "--layout", "data=1,pipeline=8,virtual=2"}, "16 parts"},
+      {{"--card", "h100", "--layout", "virtual=2"}, "pipeline"},
+      {{"--card", "h100", "--gpus", "5", "--layout", "context=5"}, "512 tokens"},
+      {{"--card", "a100-80", "--amp.dtype=fp8"}, "fp8"},
+      {{"--card", "h100", "--model.vocab_size=0"}, "vocab_size"},
+      {{"--card", "h100"}, "gpt and llama", "mlp.toml"}};
+  for (const Wrong& w : cases) {
+    std::string shown = w.config;
+    for (const std::string& word : w.words) shown += " " + printable_line(word);
+    const Finished r = f.plan(w.words, w.config);
+    INFO(shown << "\n" << r.err);
+    CHECK(r.code == 2);
+    CHECK(r.out.empty());
+    CHECK_THAT(r.err, ContainsSubstring(w.expected));
+    CHECK(r.err.find('\x1b') == std::string::npos);
+  }
+
+  // The same words, right.
+  CHECK(f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4"}).code == 0);
+  CHECK(f.plan({"--card", "H100", "--amp.dtype=fp8", "--interconnect", "25G"}).code == 0);
+}
+
+TEST_CASE("advice names what works but is hardly meant so", "[cluster_plan]") {
+  const ConfigFolder f;
+  const auto notes = [&](const char* layout) {
+    return f
+        .plan({"--card", "h100", "--gpus", "4", "--nodes", "2", "--layout", layout}, "llama.toml")
+        .out;
+  };
+  CHECK_THAT(notes("tensor=8"), ContainsSubstring("exceeds the 4 GPUs of a node"));
+  CHECK_THAT(notes("tensor=8"), ContainsSubstring("heads of keys and values"));
+  CHECK_THAT(notes("data=1,pipeline=8,micro=64"), ContainsSubstring("fewer micro-batches"));
+  CHECK_THAT(notes("data=2,pipeline=4,virtual=2,micro=64"),
+             ContainsSubstring("does not divide the 2 micro-batches"));
+  CHECK_THAT(notes("data=8,micro=4"), !ContainsSubstring("note"));
+}
+
+}  // namespace

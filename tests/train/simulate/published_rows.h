@@ -1,0 +1,23 @@
+// Rows of clusters.csv: training runs that others published, as the simulator takes them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/simulate/search.h"
+
+namespace lathe::test {
+
+/// A published run.
+struct PublishedRow {
+  std::string id, model, gpu, source;
+  ClusterModel cluster;
+  StepWorkload step;
+  LayoutRequest request;    ///< what the row states of its layout
+  double step_seconds = 0;  ///< as published
+};
+
+/// Reads all rows of a table. Throws Exit::data for one that can't be read.
+std::vector<PublishedRow> read_published_rows(const std::string& path, const HardwareTable& table);
+
+}  // namespace lathe::test

@@ -1,0 +1,356 @@
+#include "train/commands/plan_cluster.h"
+
+#include <algorithm>
+#include <iostream>
+#include <sstream>
+
+#include "core/dtype.h"
+#include "core/io/json.h"
+#include "core/io/text.h"
+#include "nn/models/gpt.h"
+#include "nn/models/llama.h"
+#include "nn/module.h"
+#include "optim/method.h"
+#include "train/commands/table.h"
+#include "train/run/session.h"
+#include "train/simulate/search.h"
+
+namespace lathe {
+namespace {
+
+constexpr size_t shown_layouts = 8;  // of those that fit, and of those that don't
+
+/// A plan that was asked for.
+struct ClusterPlan {
+  ClusterModel cluster{};
+  StepWorkload step{};
+  int64_t steps = 0;
+  double price = 0;  ///< of a GPU for an hour; 0: not given
+  bool has_layout = false;
+  LayoutSearch found{};
+
+  double gpu_hours(const StepEstimate& e) const {
+    return e.seconds * static_cast<double>(steps) * static_cast<double>(cluster.gpus()) / 3600;
+  }
+};
+
+TransformerShape shape_of(const GPTConfig& c) {
+  return {.layers = c.n_layer,
+          .width = c.n_embd,
+          .heads = c.n_head,
+          .kv_heads = c.n_head,
+          .head_width = c.n_embd / c.n_head,
+          .hidden = 4 * c.n_embd,
+          .vocab = c.vocab_size,
+          .sequence = c.block_size,
+          .gated = false,
+          .tied = c.tie_weights,
+          .learned_positions = true,
+          .bias = c.bias};
+}
+
+TransformerShape shape_of(const LlamaConfig& c) {
+  return {.layers = c.n_layer,
+          .width = c.n_embd,
+          .heads = c.n_head,
+          .kv_heads = c.kv_heads(),
+          .head_width = c.head_width(),
+          .hidden = c.hidden(),
+          .vocab = c.vocab_size,
+          .sequence = c.block_size,
+          .gated = true,
+          .tied = c.tie_weights,
+          .learned_positions = false,
+          .bias = false};
+}
+
+MatmulDtype dtype_of(const AmpConfig& amp) {
+  if (amp.dtype == "fp8") return MatmulDtype::fp8;
+  if (amp.dtype == "fp32") return amp.tf32 ? MatmulDtype::tf32 : MatmulDtype::fp32;
+  return MatmulDtype::bf16;
+}
+
+/// Returns the bytes of state that the config's optimizer keeps for an element of a large matrix.
+double state_bytes_of(const OptimConfig& optim) {
+  constexpr int64_t side = 4096;
+  const MetaInit without_storage;
+  const NamedParameter matrix{"weight", new_parameter({side, side}), Role::weight};
+
+  double bytes = 0;
+  for (const StateTensor& t : make_method(optim)->state(matrix).tensors) {
+    double elements = 1;
+    for (const int64_t size : t.sizes) elements *= static_cast<double>(size);
+    bytes += elements * static_cast<double>(c10::elementSize(t.dtype));
+  }
+  return bytes / (side * side);
+}
+
+StepWorkload step_of(LoadedConfig& loaded) {
+  RunConfig& c = loaded.config;
+  if (c.model.kind != "gpt" && c.model.kind != "llama") {
+    fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
+         "\" can't be planned for a cluster; the simulator knows gpt and llama, and plan --for "
+         "takes every kind");
+  }
+  if (batch_sizes(c).vocab_size == 0) {
+    if (!fs::is_directory(c.data.dir)) {
+      fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
+           " to take it from; give one of them");
+    }
+    RunData::open(loaded);
+  }
+
+  StepWorkload step;
+  step.shape = c.model.kind == "gpt" ? shape_of(c.model.own.as<GPTConfig>())
+                                     : shape_of(c.model.own.as<LlamaConfig>());
+  step.shape.sequence = batch_sizes(c).block_size;
+  step.global_batch = c.train.batch_size * c.train.grad_accum;
+  step.dtype = dtype_of(c.amp);
+  step.state_bytes = state_bytes_of(c.optim);
+  return step;
+}
+
+ClusterModel cluster_of(const Arguments& a) {
+  const std::string file = a.get("cards", "");
+  const HardwareTable table = file.empty() ? known_hardware() : read_hardware(file);
+  const auto whole = [&](const char* name, double otherwise, double most) {
+    return static_cast<int64_t>(a.number(name, otherwise, between(1, most), true));
+  };
+
+  if (a.get("card", "").empty())
+    fail(Exit::usage, "command line: a plan for a cluster needs --card, such as --card h100");
+  ClusterModel cluster;
+  cluster.gpu = table.gpu(a.get("card", ""));
+  cluster.link = table.link(a.get("interconnect", "400G"));
+  cluster.software = table.program(a.get("software", "compiled"));
+  cluster.constants = table.constants;
+  cluster.nodes = whole("nodes", 1, 100000);
+  cluster.gpus_per_node = whole("gpus", 8, 1024);
+  return cluster;
+}
+
+std::string gigabytes(double bytes) { return format("%.1f GB", bytes / 1e9); }
+
+/// Returns seconds hidden and exposed, as "12.3 GB a GPU, 45.0 ms of 80.1 ms exposed".
+std::string exchange_text(const Exchange& e) {
+  return gigabytes(e.bytes) + " sent by a GPU, " + human_time(e.seconds) + ", of which " +
+         human_time(e.exposed) + " delay the step";
+}
+
+double exposed(const StepEstimate& e) {
+  return e.data.exposed + e.tensor.exposed + e.context.exposed + e.pipeline.exposed;
+}
+
+/// Returns the keys with which Lathe runs a layout, or why it can't.
+std::string lathe_text(const ParallelLayout& l, const StepWorkload& step) {
+  const std::string fault = lathe_fault(l);
+  if (!fault.empty()) return "does not have this layout: " + fault;
+  const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
+  return str("has this layout, with --train.batch_size=", l.micro_batch,
+             " --train.grad_accum=", step.global_batch / l.micro_batch,
+             " --memory.recompute=", l.recompute == Recompute::full ? "blocks" : "none",
+             " --dist.shard=", shards[l.shard],
+             l.data > 1 ? "; several processes train on CPUs so far" : "");
+}
+
+std::string money_text(const ClusterPlan& p, const StepEstimate& e) {
+  const double hours = p.gpu_hours(e);
+  return human_time(e.seconds * static_cast<double>(p.steps)) + " for " + std::to_string(p.steps) +
+         " steps, " + short_number(hours, 4) + " GPU hours" +
+         (p.price > 0 ? format(", %.2f at %.2f for a GPU hour", hours * p.price, p.price) : "");
+}
+
+std::string layout_text(const ClusterPlan& p, const RatedLayout& r) {
+  const StepEstimate& e = r.estimate;
+  std::ostringstream out;
+  const auto line = [&](const std::string& name, const std::string& value) {
+    out << name << std::string(name.size() < 26 ? 26 - name.size() : 1, ' ') << value << "\n";
+  };
+  const auto share = [&](const char* name, double seconds) {
+    return seconds <= 0 ? "" : format(", %s %.1f%%", name, 100 * seconds / e.seconds);
+  };
+
+  line("layout", r.layout.text());
+  line("memory of a GPU", gigabytes(e.memory.total()) + " of " + gigabytes(e.memory_bytes) +
+                              (e.fits() ? ", fits" : ", does not fit"));
+  line("", "weights " + gigabytes(e.memory.weights) + ", gradients " +
+               gigabytes(e.memory.gradients) + ", optimizer " + gigabytes(e.memory.optimizer) +
+               ", activations " + gigabytes(e.memory.activations));
+  line("", "logits " + gigabytes(e.memory.logits) + ", gathered layers " +
+               gigabytes(e.memory.gathered) + ", reserved " + gigabytes(e.memory.reserved));
+
+  if (e.data.bytes > 0) line("exchange: data", exchange_text(e.data));
+  if (e.tensor.bytes > 0) line("exchange: tensor", exchange_text(e.tensor));
+  if (e.context.bytes > 0) line("exchange: context", exchange_text(e.context));
+  if (e.pipeline.bytes > 0) line("exchange: pipeline", exchange_text(e.pipeline));
+
+  line("time of a step",
+       human_time(e.seconds) + format(" (%.0f tokens/s, %.0f of a GPU)", e.tokens_per_second,
+                                      e.tokens_per_second / static_cast<double>(p.cluster.gpus())));
+  line("", format("matmuls %.1f%%", 100 * e.matmul / e.seconds) + share("attention", e.attention) +
+               share("other kernels", e.elementwise) + share("recomputation", e.recompute) +
+               share("optimizer", e.optimizer) + share("bubble", e.bubble) +
+               share("exchange", exposed(e)));
+  line("mfu", format("%.1f%%", 100 * e.mfu));
+  line("the run", money_text(p, e));
+  line("lathe", lathe_text(r.layout, p.step));
+  for (const std::string& advice : layout_advice(r.layout, p.step, p.cluster.gpus_per_node))
+    line("note", advice);
+  return out.str();
+}
+
+std::string head_text(const ClusterPlan& p) {
+  const ClusterModel& c = p.cluster;
+  return str("on ", c.gpus(), " x ", printable_line(c.gpu.name), " (", c.nodes, " nodes of ",
+             c.gpus_per_node, ", ", printable_line(c.link.name), " for each GPU, software \"",
+             printable_line(c.software.name), "\"), simulated; nothing was measured\n",
+             count_text(p.step.shape.parameters()), " parameters, ", p.step.global_batch,
+             " sequences of ", p.step.shape.sequence, " tokens in a step\n");
+}
+
+std::string search_text(const ClusterPlan& p) {
+  std::ostringstream out;
+  out << p.found.tried << " layouts tried\n\n";
+  if (!p.found.fastest.empty()) {
+    TextTable table(
+        {"fastest that fit", "step", "tokens/s", "mfu", "memory", "bubble", "exchange", "lathe"});
+    for (const auto& [layout, e] : p.found.fastest) {
+      table.add({layout.text(), human_time(e.seconds), format("%.0f", e.tokens_per_second),
+                 format("%.1f%%", 100 * e.mfu), gigabytes(e.memory.total()),
+                 format("%.1f%%", 100 * e.bubble / e.seconds),
+                 format("%.1f%%", 100 * exposed(e) / e.seconds),
+                 lathe_fault(layout).empty() ? "has it" : "no"});
+    }
+    out << table.text() << "\n";
+  }
+  if (!p.found.too_large.empty()) {
+    TextTable table({"do not fit, at their smallest", "needs", "of", "largest part"});
+    for (const auto& [layout, e] : p.found.too_large) {
+      const std::pair<double, const char*> parts[]{
+          {e.memory.weights, "weights"},     {e.memory.gradients, "gradients"},
+          {e.memory.optimizer, "optimizer"}, {e.memory.activations, "activations"},
+          {e.memory.logits, "logits"},       {e.memory.gathered, "gathered layers"}};
+      const auto& largest = *std::max_element(std::begin(parts), std::end(parts));
+      table.add({layout.text(), gigabytes(e.memory.total()), gigabytes(e.memory_bytes),
+                 str(largest.second, " ", gigabytes(largest.first))});
+    }
+    out << table.text() << "\n";
+  }
+  if (!p.found.refused.empty()) {
+    TextTable table({"not possible", "layouts", "such as"});
+    for (const RefusedLayouts& r : p.found.refused)
+      table.add({r.reason, std::to_string(r.count), r.example});
+    out << table.text() << "\n";
+  }
+  return out.str();
+}
+
+Json json_of(const ClusterPlan& p, const RatedLayout& r) {
+  const StepEstimate& e = r.estimate;
+  const auto exchange = [](const Exchange& x) {
+    return Json{{"bytes", x.bytes}, {"s", x.seconds}, {"exposed_s", x.exposed}};
+  };
+  return {{"layout", r.layout.text()},
+          {"fits", e.fits()},
+          {"memory_bytes",
+           {{"total", e.memory.total()},
+            {"available", e.memory_bytes},
+            {"weights", e.memory.weights},
+            {"gradients", e.memory.gradients},
+            {"optimizer", e.memory.optimizer},
+            {"activations", e.memory.activations},
+            {"logits", e.memory.logits},
+            {"gathered", e.memory.gathered},
+            {"reserved", e.memory.reserved}}},
+          {"exchange",
+           {{"data", exchange(e.data)},
+            {"tensor", exchange(e.tensor)},
+            {"context", exchange(e.context)},
+            {"pipeline", exchange(e.pipeline)}}},
+          {"step_s", e.seconds},
+          {"bubble_s", e.bubble},
+          {"tokens_per_s", e.tokens_per_second},
+          {"mfu", e.mfu},
+          {"gpu_hours", p.gpu_hours(e)},
+          {"price", p.price > 0 ? Json(p.gpu_hours(e) * p.price) : Json()},
+          {"lathe_has_it", lathe_fault(r.layout).empty()}};
+}
+
+Json json_of(const ClusterPlan& p) {
+  Json json{{"gpus", p.cluster.gpus()},
+            {"card", p.cluster.gpu.name},
+            {"params", p.step.shape.parameters()},
+            {"flops_per_token", p.step.shape.flops_per_token()},
+            {"tried", p.found.tried}};
+  for (const auto& [name, list] :
+       {std::pair{"fastest", &p.found.fastest}, std::pair{"too_large", &p.found.too_large}}) {
+    json[name] = Json::array();
+    for (const RatedLayout& r : *list) json[name].push_back(json_of(p, r));
+  }
+  json["refused"] = Json::array();
+  for (const RefusedLayouts& r : p.found.refused)
+    json["refused"].push_back({{"reason", r.reason}, {"layouts", r.count}, {"such_as", r.example}});
+  return json;
+}
+
+}  // namespace
+
+const Flags& cluster_flags() {
+  static const Flags flags{
+      {"card", "for a cluster of this GPU, which is simulated: a100-80, h100, ..."},
+      {"nodes", "cluster: nodes (1)"},
+      {"gpus", "cluster: GPUs of a node (8)"},
+      {"interconnect", "cluster: link of each GPU to other nodes, in Gbit/s (400G)"},
+      {"layout",
+       "cluster: how the GPUs share the work, as data=8,shard=3,tensor=8; also context, pipeline, "
+       "virtual, micro, recompute; without it the fastest layouts that fit are searched, and exit "
+       "code 10 reports that none does"},
+      {"software",
+       "cluster: what runs there: compiled, eager, fused, megatron, megatron-2021 (compiled)"},
+      {"cards", "cluster: a TOML file with more GPUs, links and software, or other constants"},
+      {"price", "cluster: price of a GPU for an hour; prints the price of the run"}};
+  return flags;
+}
+
+bool asks_for_cluster(const Arguments& a) {
+  return std::any_of(cluster_flags().begin(), cluster_flags().end(),
+                     [&](const auto& flag) { return a.flags.contains(flag.first); });
+}
+
+Exit plan_cluster(const Arguments& a, LoadedConfig loaded) {
+  ClusterPlan plan;
+  plan.cluster = cluster_of(a);
+  plan.price = a.number("price", 0, above(0, 1e9), false);
+  plan.has_layout = a.flags.contains("layout");
+  LayoutRequest request;
+  if (plan.has_layout) {
+    request = parse_layout(a.get("layout", ""));
+    complete_degrees(request, plan.cluster.gpus());
+  }
+  plan.step = step_of(loaded);
+  plan.steps = loaded.config.train.steps;
+
+  if (plan.has_layout && !request.shard) {
+    const std::string& shard = loaded.config.dist.shard;
+    request.shard = shard == "parameters" ? 3 : shard == "gradients" ? 2 : shard == "optimizer";
+  }
+  plan.found =
+      search_layouts(plan.cluster, plan.step, request, plan.has_layout ? 1 : shown_layouts);
+  const bool fits = !plan.found.fastest.empty();
+  if (plan.has_layout && !fits && plan.found.too_large.empty())
+    fail(Exit::usage, "command line: --layout ", a.get("layout", ""), ": ",
+         plan.found.refused.front().reason);
+
+  if (a.is_true("json")) {
+    std::cout << json_text(json_of(plan)) << std::endl;
+  } else if (plan.has_layout) {
+    std::cout << head_text(plan)
+              << layout_text(plan, fits ? plan.found.fastest[0] : plan.found.too_large[0])
+              << std::flush;
+  } else {
+    std::cout << head_text(plan) << search_text(plan) << std::flush;
+  }
+  return fits ? Exit::done : Exit::no_fit;
+}
+
+}  // namespace lathe

@@ -1,0 +1,17 @@
+// `lathe plan CONFIG --card NAME ...`: the step of a config on a cluster that is not here, by the
+// simulator (train/simulate/estimate.h).
+#pragma once
+
+#include "train/commands/commands.h"
+
+namespace lathe {
+
+/// The flags of a plan for a cluster.
+const Flags& cluster_flags();
+/// Returns whether one of cluster_flags() is given.
+bool asks_for_cluster(const Arguments& arguments);
+/// Prints the plan for a cluster. Returns Exit::no_fit where no layout fits. Throws Exit::usage for
+/// wrong flags and for a model of a kind other than gpt and llama.
+Exit plan_cluster(const Arguments& arguments, LoadedConfig loaded);
+
+}  // namespace lathe

@@ -1,0 +1,45 @@
+// Bytes and times of collectives between GPUs by the alpha-beta model (Hockney 1994; Thakur et al.
+// 2005): ring algorithms, and a tree where its latency is lower.
+#pragma once
+
+#include <cstdint>
+
+#include "train/simulate/hardware.h"
+
+namespace lathe {
+
+/// GPUs that exchange data: `size` of them, of which `per_node` are on each node.
+struct RankGroup {
+  double size = 1, per_node = 1;
+  /// Returns the number of nodes.
+  double nodes() const { return size / per_node; }
+};
+
+/// Returns the group of `size` ranks whose neighbors are `stride` ranks apart, on nodes of
+/// `gpus_per_node` ranks.
+RankGroup rank_group(int64_t size, int64_t stride, int64_t gpus_per_node);
+
+/// Links and the shares of them that collectives reach.
+struct ExchangeModel {
+  const GpuModel& gpu;
+  const LinkModel& link;
+  const SimulatorConstants& constants;
+
+  /// Returns the bytes that each GPU sends to gather `bytes` in all of which each has a share. A
+  /// reduce-scatter of `bytes` sends as many.
+  static double gather_bytes(const RankGroup& group, double bytes);
+  /// Returns the bytes that each GPU sends to sum `bytes` over the group: twice as many.
+  static double reduce_bytes(const RankGroup& group, double bytes);
+
+  /// Returns the time of an all-gather or a reduce-scatter of `bytes` in all, in seconds.
+  double gather(const RankGroup& group, double bytes) const;
+  /// Returns the time of an all-reduce of `bytes`, in seconds.
+  double reduce(const RankGroup& group, double bytes) const;
+  /// Returns the time of a message between neighbors, in seconds.
+  double send(bool between_nodes, double bytes) const;
+
+ private:
+  double bandwidth(const RankGroup& group, double bytes) const;
+};
+
+}  // namespace lathe

@@ -1,0 +1,51 @@
+// The simulator: memory, communication and time of a training step on a cluster, from the shape of
+// the model, the layout and the tables of hardware. docs/reference/simulator.md states the model.
+#pragma once
+
+#include <string>
+
+#include "train/simulate/hardware.h"
+#include "train/simulate/layout.h"
+#include "train/simulate/memory.h"
+
+namespace lathe {
+
+/// A cluster and the software on it.
+struct ClusterModel {
+  GpuModel gpu{};
+  LinkModel link{};
+  SoftwareModel software{};
+  SimulatorConstants constants{};
+  int64_t nodes = 1, gpus_per_node = 8;
+  /// Returns the number of GPUs.
+  int64_t gpus() const { return nodes * gpus_per_node; }
+};
+
+/// Communication of one kind in a step.
+struct Exchange {
+  double bytes = 0;    ///< that a GPU sends in a step
+  double seconds = 0;  ///< that the exchange takes
+  double exposed = 0;  ///< seconds by which it makes the step longer
+};
+
+/// What a step takes. Seconds are those of a whole step on the slowest stage.
+struct StepEstimate {
+  GpuMemory memory{};
+  double memory_bytes = 0;  ///< of a GPU
+  double matmul = 0, attention = 0, elementwise = 0, optimizer = 0;
+  double recompute = 0;  ///< computed again, not counted in the three before
+  double bubble = 0;     ///< waiting for the first and the last micro-batch of the pipeline
+  Exchange data{}, tensor{}, context{}, pipeline{};
+  double seconds = 0;
+  double tokens_per_second = 0;
+  double mfu = 0;  ///< TransformerShape::flops_per_token over the peak rate of the dtype
+
+  /// Returns whether the memory of a GPU is enough.
+  bool fits() const { return memory.total() <= memory_bytes; }
+};
+
+/// Returns what a step takes. The layout must have no layout_fault().
+StepEstimate estimate_step(const ClusterModel& cluster, const StepWorkload& step,
+                           const ParallelLayout& layout);
+
+}  // namespace lathe

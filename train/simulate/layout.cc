@@ -1,0 +1,160 @@
+#include "train/simulate/layout.h"
+
+#include <set>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/io/text.h"
+
+namespace lathe {
+
+std::string recompute_name(Recompute mode) {
+  switch (mode) {
+    case Recompute::none: return "none";
+    case Recompute::selective: return "selective";
+    case Recompute::full: return "full";
+  }
+  return "";
+}
+
+std::string ParallelLayout::text() const {
+  return str("data=", data, ",shard=", shard, ",tensor=", tensor, ",context=", context,
+             ",pipeline=", pipeline, ",virtual=", virtual_stages, ",micro=", micro_batch,
+             ",recompute=", recompute_name(recompute));
+}
+
+bool LayoutRequest::admits(const ParallelLayout& layout) const {
+  const auto same = [](const auto& wanted, const auto& value) {
+    return !wanted || *wanted == value;
+  };
+  return same(data, layout.data) && same(shard, layout.shard) && same(tensor, layout.tensor) &&
+         same(context, layout.context) && same(pipeline, layout.pipeline) &&
+         same(virtual_stages, layout.virtual_stages) && same(micro_batch, layout.micro_batch) &&
+         same(recompute, layout.recompute);
+}
+
+LayoutRequest parse_layout(const std::string& text) {
+  const auto refuse = [&](const std::string& why) {
+    fail(Exit::usage, "command line: --layout ", printable_line(text), ": ", why,
+         "; write it as data=8,shard=3,tensor=8 with the keys data, shard, tensor, context, "
+         "pipeline, virtual, micro and recompute");
+  };
+  LayoutRequest request;
+  std::set<std::string> seen;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const size_t equals = part.find('=');
+    const std::string key = part.substr(0, equals);
+    const std::string value = equals == std::string::npos ? "" : part.substr(equals + 1);
+    if (!seen.insert(key).second) refuse(printable_line(key) + " is given twice");
+
+    if (key == "recompute") {
+      for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
+        if (value == recompute_name(mode)) request.recompute = mode;
+      }
+      if (!request.recompute) refuse("recompute is none, selective or full");
+      continue;
+    }
+
+    std::optional<int64_t>* degree = key == "data"       ? &request.data
+                                     : key == "shard"    ? &request.shard
+                                     : key == "tensor"   ? &request.tensor
+                                     : key == "context"  ? &request.context
+                                     : key == "pipeline" ? &request.pipeline
+                                     : key == "virtual"  ? &request.virtual_stages
+                                     : key == "micro"    ? &request.micro_batch
+                                                         : nullptr;
+    if (degree == nullptr) refuse("\"" + printable_line(part) + "\" is not one of its keys");
+    const bool is_stage = key == "shard";
+    const auto number = integer_between(value, is_stage ? 0 : 1, is_stage ? 3 : 1000000);
+    if (!number)
+      refuse(key + (is_stage ? " is a stage of ZeRO from 0 to 3" : " is a whole number from 1"));
+    *degree = *number;
+  }
+  if (seen.empty()) refuse("it is empty");
+  return request;
+}
+
+void complete_degrees(LayoutRequest& request, int64_t gpus) {
+  for (auto* degree : {&request.tensor, &request.context, &request.pipeline})
+    *degree = degree->value_or(1);
+  const int64_t others = *request.tensor * *request.context * *request.pipeline;
+  if (!request.data && others <= gpus && gpus % others == 0) request.data = gpus / others;
+
+  // Compare by division: the product of large degrees may not fit in 64 bits.
+  const int64_t data = request.data.value_or(1);
+  if (others > gpus || gpus % others != 0 || gpus / others != data) {
+    fail(Exit::usage, "command line: --layout with ",
+         request.data ? str("data=", data, ",") : std::string(), "tensor=", *request.tensor,
+         ",context=", *request.context, ",pipeline=", *request.pipeline, " is for ",
+         request.data ? str(static_cast<double>(data) * static_cast<double>(others))
+                      : str("a multiple of ", others),
+         " GPUs, and the cluster has ", gpus, "; change a degree, --nodes or --gpus");
+  }
+}
+
+std::string layout_fault(const ParallelLayout& l, const StepWorkload& step) {
+  const TransformerShape& s = step.shape;
+  if (s.heads % l.tensor != 0)
+    return str("tensor=", l.tensor, " does not divide the model's ", s.heads, " heads");
+  if (s.hidden % l.tensor != 0) {
+    return str("tensor=", l.tensor, " does not divide the ", s.hidden,
+               " units of the feed-forward part");
+  }
+  if (s.sequence % (l.context == 1 ? 1 : 2 * l.context) != 0) {
+    return str("context=", l.context, " needs sequences that ", 2 * l.context,
+               " divides; they have ", s.sequence, " tokens");
+  }
+  if (l.pipeline * l.virtual_stages > s.layers + 2) {
+    return str("pipeline=", l.pipeline, " with virtual=", l.virtual_stages, " needs ",
+               l.pipeline * l.virtual_stages, " parts; the model has ", s.layers, " layers");
+  }
+  if (l.virtual_stages > 1 && l.pipeline == 1)
+    return str("virtual=", l.virtual_stages, " needs a pipeline of at least 2 stages");
+  if (step.global_batch % (l.data * l.micro_batch) != 0) {
+    return str("data=", l.data, " times micro=", l.micro_batch, " does not divide the batch of ",
+               step.global_batch, " sequences");
+  }
+  return "";
+}
+
+std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorkload& step,
+                                       int64_t gpus_per_node) {
+  std::vector<std::string> advice;
+  if (l.tensor > gpus_per_node) {
+    advice.push_back(str("tensor=", l.tensor, " exceeds the ", gpus_per_node,
+                         " GPUs of a node, so its exchanges use the links between nodes"));
+  }
+  const int64_t parts = l.pipeline * l.virtual_stages;
+  if (step.shape.layers % parts != 0 && (step.shape.layers + 2) % parts != 0) {
+    advice.push_back(str("the ", step.shape.layers, " layers do not divide into ", parts,
+                         " parts, so the largest stage delays the others"));
+  }
+  if (l.tensor > step.shape.kv_heads) {
+    advice.push_back(str("tensor=", l.tensor, " exceeds the ", step.shape.kv_heads,
+                         " heads of keys and values, which are then copied"));
+  }
+  const int64_t m = l.micro_batches(step.global_batch);
+  if (l.virtual_stages > 1 && m % l.pipeline != 0) {
+    advice.push_back(str("pipeline=", l.pipeline, " does not divide the ", m,
+                         " micro-batches, which the schedule of virtual=", l.virtual_stages,
+                         " needs for its short bubble"));
+  }
+  if (l.pipeline > 1 && m < l.pipeline) {
+    advice.push_back(str("there are fewer micro-batches (", m, ") than stages (", l.pipeline,
+                         "), so most of the step is bubble"));
+  }
+  return advice;
+}
+
+std::string lathe_fault(const ParallelLayout& l) {
+  if (l.tensor > 1) return "it has no tensor parallelism";
+  if (l.context > 1) return "it has no context parallelism";
+  if (l.pipeline > 1) return "it has no pipeline parallelism";
+  if (l.recompute == Recompute::selective) return "it recomputes whole blocks only";
+  if (l.shard == 3 && l.recompute != Recompute::full)
+    return "dist.shard = \"parameters\" needs memory.recompute = \"blocks\"";
+  return "";
+}
+
+}  // namespace lathe

@@ -1,0 +1,67 @@
+// How the GPUs of a cluster divide a training step among them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/simulate/shape.h"
+
+namespace lathe {
+
+/// What the backward pass computes again: nothing; the scores of attention (Korthikanti et al.
+/// 2022); or whole layers from their inputs.
+enum class Recompute { none, selective, full };
+
+/// Degrees of parallelism, whose product is the number of GPUs. GPUs are numbered with tensor
+/// parallelism innermost, then context, data and pipeline parallelism (Narayanan et al. 2021).
+struct ParallelLayout {
+  int64_t data = 1;            ///< replicas, each with a share of the batch
+  int64_t shard = 0;           ///< stage of ZeRO among the replicas, 0 to 3
+  int64_t tensor = 1;          ///< GPUs that share each matrix product
+  int64_t context = 1;         ///< GPUs that share each sequence
+  int64_t pipeline = 1;        ///< stages
+  int64_t virtual_stages = 1;  ///< parts of each stage (interleaved 1F1B)
+  int64_t micro_batch = 1;     ///< sequences that a replica computes together
+  Recompute recompute = Recompute::none;
+
+  /// Returns the number of GPUs.
+  int64_t gpus() const { return data * tensor * context * pipeline; }
+  /// Returns the micro-batches of a step that a replica computes.
+  int64_t micro_batches(int64_t global_batch) const { return global_batch / (data * micro_batch); }
+  /// Returns it as `--layout` takes it.
+  std::string text() const;
+  bool operator==(const ParallelLayout&) const = default;
+};
+
+/// Returns the name of a recomputation mode: "none", "selective", "full".
+std::string recompute_name(Recompute mode);
+
+/// A layout as typed: keys that are absent are chosen by the search.
+struct LayoutRequest {
+  std::optional<int64_t> data{}, shard{}, tensor{}, context{}, pipeline{}, virtual_stages{};
+  std::optional<int64_t> micro_batch{};
+  std::optional<Recompute> recompute{};
+  /// Returns whether a layout has every value that was given.
+  bool admits(const ParallelLayout& layout) const;
+};
+
+/// Parses "data=8,shard=3,tensor=8"; the keys are data, shard, tensor, context, pipeline, virtual,
+/// micro and recompute. Throws Exit::usage for an unknown key, a key twice or a value that is not
+/// allowed. With `all_degrees`, degrees that are absent are 1 and the number of replicas is what
+/// remains of `gpus`.
+LayoutRequest parse_layout(const std::string& text);
+/// Sets degrees that are absent to 1, and `data` to what remains of `gpus`. Throws Exit::usage
+/// where the product is not `gpus`.
+void complete_degrees(LayoutRequest& request, int64_t gpus);
+
+/// Returns what prevents a model from being divided so, in one sentence; empty where nothing does.
+std::string layout_fault(const ParallelLayout& layout, const StepWorkload& step);
+/// Returns advice about a layout that works but is hardly meant so, one sentence each.
+std::vector<std::string> layout_advice(const ParallelLayout& layout, const StepWorkload& step,
+                                       int64_t gpus_per_node);
+/// Returns which part of the layout Lathe itself does not have today; empty where it has all.
+std::string lathe_fault(const ParallelLayout& layout);
+
+}  // namespace lathe

@@ -1,0 +1,57 @@
+// The shape of a transformer and a step of its training, as the simulator sees them. Shapes in
+// elements; FLOPs count a multiplication and an addition as two.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lathe {
+
+/// Returns a count as a number for the formulas of the simulator.
+inline double as_double(int64_t count) { return static_cast<double>(count); }
+
+/// The dtype of matrix products.
+enum class MatmulDtype { fp32, tf32, bf16, fp8 };
+
+/// Sizes of a decoder-only transformer (gpt, llama).
+struct TransformerShape {
+  int64_t layers = 1, width = 1, heads = 1, kv_heads = 1, head_width = 1;
+  int64_t hidden = 1;  ///< units of the feed-forward part
+  int64_t vocab = 1, sequence = 1;
+  bool gated = false;              ///< three matrices in the feed-forward part, as SwiGLU
+  bool tied = true;                ///< the head shares the embedding's weight
+  bool learned_positions = false;  ///< an embedding of positions
+  bool bias = false;               ///< biases in linear layers and norms
+
+  /// Returns the parameters of a layer's matrices.
+  double layer_matrices() const;
+  /// Returns all parameters of a layer.
+  double layer_parameters() const;
+  /// Returns all parameters of the model.
+  double parameters() const;
+  /// Returns the FLOPs of a token in training: 6 N + 12 L (heads x head_width) T, with N the
+  /// parameters in matrix products, as GPT::flops_per_unit. Chowdhery et al. 2022, appendix B.
+  double flops_per_token() const;
+};
+
+/// What is trained: a model, its batch and its arithmetic.
+struct StepWorkload {
+  TransformerShape shape{};
+  int64_t global_batch = 1;  ///< sequences of an optimizer step
+  MatmulDtype dtype = MatmulDtype::bf16;
+  /// Bytes of optimizer state for a parameter beside its fp32 master: 8 for Adam's two moments.
+  double state_bytes = 8;
+
+  /// Returns the tokens of an optimizer step.
+  double tokens() const {
+    return static_cast<double>(global_batch) * static_cast<double>(shape.sequence);
+  }
+  /// Returns the bytes of an activation, and of a weight as it is used.
+  double element_bytes() const {
+    return dtype == MatmulDtype::fp32 || dtype == MatmulDtype::tf32 ? 4 : 2;
+  }
+  /// Returns whether parameters have an fp32 master beside the weight that is used.
+  bool has_master() const { return element_bytes() < 4; }
+};
+
+}  // namespace lathe
