@@ -62,6 +62,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   if (scores.dtype() == at::kHalf || scores.dtype() == at::kBFloat16)
     scores = cast(scores, at::kFloat);
 
+  if (o.softcap > 0) scores = tanh(scores / o.softcap) * o.softcap;
+
   at::Tensor hidden;  // bool: true where a query must not see a key
   if (o.is_causal)
     hidden = at::ones({scores.size(-2), scores.size(-1)}, scores.data().options().dtype(at::kBool))
