@@ -55,9 +55,8 @@ void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double 
 at::Tensor next_logits(const Model& model, const at::Tensor& ids_BT) {
   const int64_t last = ids_BT.size(1) - 1;
   if (!model.has_head()) return model(ids_BT).data().select(1, last);
-  return linear(slice(model.features(ids_BT), 1, last, last + 1), model.head_weight())
-      .data()
-      .select(1, 0);
+  const Variable x = slice(model.features(ids_BT), 1, last, last + 1);
+  return head_logits(x, model.head_weight(), model.logit_softcap()).data().select(1, 0);
 }
 
 /// A text that is being generated.
