@@ -40,7 +40,7 @@ Variable add_normed(const Variable& x, const std::optional<RMSNorm>& norm, const
   return x + drop((*norm)(branch(Variable())));
 }
 
-/// Returns the first fault of the keys that say which blocks have rotary positions and a window.
+/// Returns the first fault of the keys of rotary positions and windows of blocks.
 std::optional<ConfigFault> check_patterns(const LlamaConfig& c) {
   for (const auto& [key, pattern] :
        {std::pair("rope_layers", c.rope_layers), {"window_layers", c.window_layers}}) {

@@ -1,5 +1,5 @@
 // What sets the families of the Llama apart: windows of attention, capped scores and logits, and
-// the keys that say which blocks have what. Values against LibTorch are in other_models_test.cc and
+// the keys that select blocks. Values against LibTorch are in other_models_test.cc and
 // in the table of ops.
 #include "autograd/engine.h"
 #include "autograd/ops/attention.h"

@@ -22,7 +22,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
   // Older files have "type" in place of "rope_type"; some have both.
   const std::string old = rope.text("type", "default"), type = rope.text("rope_type", old);
   if (rope.has("type") && old != type)
-    rope.refuse("type", "rope_type = \"" + type + "\" says otherwise");
+    rope.refuse("type", "rope_type = \"" + type + "\" contradicts it");
 
   if (type == "linear") {
     model["rope_scaling"] = type;
@@ -198,7 +198,7 @@ void read_layers(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
   const bool slides = c.flag("use_sliding_window", variant.slides || lists_windows);
   const std::string digits = read_window_layers(variant, c, layers, rope_layers);
   if (lists_windows && !slides)
-    c.refuse("layer_types", "use_sliding_window = false says otherwise");
+    c.refuse("layer_types", "use_sliding_window = false contradicts it");
 
   const int64_t otherwise = c.is_null("sliding_window") ? 0 : variant.window;
   const int64_t window = c.whole("sliding_window", 1, int64_t{1} << 40, otherwise);

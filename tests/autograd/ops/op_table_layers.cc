@@ -244,7 +244,7 @@ void add_grouped(std::vector<OpCase>& t) {
   }
   for (const auto& [c, o] :
        {std::pair(Case{"window", 4, 2, 2, 5, 4}, ScoreOptions{.window = 3}),
-        {Case{"window of one key", 2, 1, 1, 4, 4}, {.window = 1}},
+        {Case{"window of two keys", 2, 1, 1, 4, 4}, {.window = 2}},
         {Case{"window, longer than a block", 3, 1, 1, 131, 8}, {.window = 66}},
         {Case{"scale", 2, 2, 2, 5, 4}, {.scale = 0.3}},
         {Case{"capped scores", 2, 1, 2, 5, 4}, {.scale = 2, .softcap = 1.5}},

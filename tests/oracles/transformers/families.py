@@ -23,7 +23,7 @@ def models():
         ("qwen3-window", t.Qwen3Config, t.Qwen3ForCausalLM,
          dict(**listed, head_dim=8, layer_types=["sliding_attention", "full_attention"] * 2)),
         ("llama-yarn", t.LlamaConfig, t.LlamaForCausalLM, dict(rope=YARN)),
-        ("llama-yarn-not-truncated", t.LlamaConfig, t.LlamaForCausalLM, dict(rope={**YARN, "truncate": False})),
+        ("llama-yarn-not-truncated", t.LlamaConfig, t.LlamaForCausalLM, dict(rope={**YARN, "beta_slow": 0.05, "truncate": False})),
         ("llama-yarn-mscale", t.LlamaConfig, t.LlamaForCausalLM,
          dict(rope={**YARN, "mscale": 0.7, "mscale_all_dim": 1.4, "beta_fast": 4.0})),
         ("olmo2", t.Olmo2Config, t.Olmo2ForCausalLM, {}),
@@ -48,6 +48,7 @@ CONTROLS = {
     "smollm3": {"no_rope_layers": [1, 1, 1, 1]},
     "gemma2-low-caps": {"attn_logit_softcapping": None},
     "gemma3": {"rope_local_base_freq": 12000.0},
+    "llama-yarn-not-truncated": {"rope_scaling": {**YARN, "beta_slow": 0.05}},
     "llama-yarn-mscale": {"rope_scaling": {**YARN, "beta_fast": 4.0}},
 }
 
