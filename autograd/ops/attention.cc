@@ -15,8 +15,11 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -51,8 +54,9 @@ at::Tensor attention_mask(int64_t time, int64_t keys, const at::Tensor& starts, 
 }
 
 /// Returns starts [B, T] as the kernel reads them. Throws unless they are int64 and, on the CPU,
-/// never decrease along a row and are not after their positions.
-at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time) {
+/// never decrease along a row and are not after their positions, which begin at `first`.
+at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time,
+                          int64_t first = 0) {
   if (!starts.defined()) return starts;
   LATHE_CHECK(starts.scalar_type() == at::kLong && starts.sizes() == at::IntArrayRef({batch, time}),
               "attention: starts must be int64 [", batch, ", ", time, "], not ", describe(starts));
@@ -61,12 +65,23 @@ at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time)
   const int64_t* at = there.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < batch; ++row) {
     for (int64_t t = 0, before = 0; t < time; before = *at, ++t, ++at) {
-      LATHE_CHECK(*at >= before && *at <= t, "attention: place ", t, " of row ", row, " sees from ",
-                  *at,
+      LATHE_CHECK(*at >= before && *at <= first + t, "attention: place ", t, " of row ", row,
+                  " sees from ", *at,
                   " on; starts must not decrease along a row, and be no later than their places");
     }
   }
   return there;
+}
+
+/// Returns the first key that each query sees in a window, [B, T]: no earlier than its start, if
+/// there are starts. A window of all keys changes nothing.
+at::Tensor window_starts(const at::Tensor& starts, int64_t window, const Variable& q,
+                         int64_t keys) {
+  if (window == 0 || window >= keys) return starts;
+  const auto options = at::TensorOptions(at::kLong).device(q.data().device());
+  const at::Tensor first = at::arange(keys - q.size(1), keys, options) - (window - 1);
+  // The maximum is a new tensor with version 0, which recomputation compares. A copy would not be.
+  return at::maximum(starts.defined() ? starts : at::zeros({q.size(0), 1}, options), first);
 }
 
 // Shapes: B batch, T time, C channels, H heads, D = C / H.
@@ -299,9 +314,12 @@ Variable joined(const Variable& y) {
 }
 /// Computes the same as the grouped kernel, composed of other ops.
 Variable composed_attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
-                            int64_t kv_heads, const at::Tensor& starts) {
+                            int64_t kv_heads, const at::Tensor& starts,
+                            const ScoreOptions& scores) {
   const int64_t b = q.size(0), t = q.size(1), s = k.size(1);
   AttentionOptions o;
+  o.softcap = scores.softcap;
+  if (scores.scale > 0) o.scale = scores.scale;
   o.mask = Variable(attention_mask(t, s, starts, q.data().device()).logical_not());
   const Variable q_BHTD = transpose(reshape(q, {b, t, heads, q.size(2) / heads}), 1, 2);
   return joined(scaled_dot_product_attention(q_BHTD, repeated(k, heads, kv_heads),
@@ -313,6 +331,7 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
+  ScoreOptions scores{};         // `starts` has the window already
   Saved starts{}, rope_table{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
@@ -330,6 +349,8 @@ struct GroupedAttention {
   }
   AttentionShape shape() const {
     AttentionShape s = shape(q.data().sizes(), k.data().sizes(), heads, kv_heads);
+    if (scores.scale > 0) s.scale = static_cast<float>(scores.scale);
+    s.softcap = static_cast<float>(scores.softcap);
     if (starts.defined()) s.starts = starts.data().const_data_ptr<int64_t>();
     if (rope_table.defined()) {
       s.rope_table = rope_table.data().const_data_ptr<float>();
@@ -342,7 +363,7 @@ struct GroupedAttention {
   }
   static at::Tensor readable(const at::Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); }
 
-  // P = softmax(mask(q k^T / sqrt(D))), y = P v, for each head and the keys and values of its
+  // P = softmax(mask(cap(q k^T scale))), y = P v, for each head and the keys and values of its
   // group, with q and k rotated
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     q = readable(query), k = readable(key), v = readable(value);
@@ -356,7 +377,7 @@ struct GroupedAttention {
     if (records) out = y;
     return y;
   }
-  // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)), dq = dS k / sqrt(D), dk = dS^T q / sqrt(D);
+  // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)) cap', dq = dS k scale, dk = dS^T q scale;
   // dk and dv are summed over a group; dq and dk are rotated back
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
     LATHE_CHECK(q.data().size(1) == k.data().size(1),
@@ -378,12 +399,14 @@ struct GroupedAttention {
             return rope_table.defined() ? rotate(wide_of(x), rope_table.data()) : wide_of(x);
           };
           return std::vector{composed_attention(wide(in[0]), wide(in[1]), wide_of(in[2]), heads,
-                                                kv_heads, starts.data())};
+                                                kv_heads, starts.data(), scores)};
         });
   }
   OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
                 const at::Tensor& y) const {
-    OpFlops all = attention_flops(y, key.size(1), heads);
+    const int64_t keys = key.size(1);
+    OpFlops all =
+        attention_flops(y, scores.window > 0 ? std::min(keys, scores.window) : keys, heads);
     const double rotation =
         rope_table.defined() ? 3.0 * static_cast<double>(query.numel() + key.numel()) : 0;
     all.forward.other += rotation, all.backward.other += rotation;
@@ -408,7 +431,8 @@ Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts)
 }
 
 Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
-                   int64_t kv_heads, const at::Tensor& starts, const at::Tensor& rope_table) {
+                   int64_t kv_heads, const at::Tensor& starts, const at::Tensor& rope_table,
+                   const ScoreOptions& scores) {
   const auto sentence = [&](const char* what) {
     return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()),
                "): ", what);
@@ -422,12 +446,19 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
                   k.size(2) == q.size(2) / heads * kv_heads && k.size(1) >= q.size(1),
               sentence("needs [B, T, H D], [B, S, K D] and [B, S, K D], S at least T, for "), heads,
               " and ", kv_heads, " heads");
-  LATHE_CHECK(!(starts.defined() || rope_table.defined()) || k.size(1) == q.size(1),
-              sentence("starts and rope_table are for as many keys as queries"));
+  LATHE_CHECK(!rope_table.defined() || k.size(1) == q.size(1),
+              sentence("rope_table is for as many keys as queries"));
   LATHE_CHECK(!rope_table.defined() || rope_table.size(-1) == q.size(2) / heads,
               sentence("rope_table must be as wide as a head"));
 
-  const at::Tensor checked = checked_starts(starts, q.size(0), q.size(1));
+  LATHE_CHECK(scores.window >= 0 && scores.scale >= 0 && std::isfinite(scores.scale) &&
+                  scores.softcap >= 0 && std::isfinite(scores.softcap),
+              sentence("needs a window, scale and softcap of 0 or more, not "), scores.window, ", ",
+              scores.scale, " and ", scores.softcap);
+
+  const at::Tensor checked =
+      window_starts(checked_starts(starts, q.size(0), q.size(1), k.size(1) - q.size(1)),
+                    scores.window, q, k.size(1));
 
   // The kernel is chosen before apply() casts, so determine the dtype that autocast will give the
   // op.
@@ -439,16 +470,20 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
       attention_ready(GroupedAttention::shape(q.sizes(), k.sizes(), heads, kv_heads),
                       element_of(dtype))) {
     const at::Tensor angles = rope_table.defined() ? checked_rope_table(rope_table, q) : rope_table;
-    return apply(
-        GroupedAttention{
-            .heads = heads, .kv_heads = kv_heads, .starts = checked, .rope_table = angles},
-        q, k, v);
+    return apply(GroupedAttention{.heads = heads,
+                                  .kv_heads = kv_heads,
+                                  .scores = scores,
+                                  .starts = checked,
+                                  .rope_table = angles},
+                 q, k, v);
   }
 
   // Without the grouped kernel, rotate first, and then repeat keys and values for their queries.
   if (rope_table.defined())
-    return attention(rotate(q, rope_table), rotate(k, rope_table), v, heads, kv_heads, starts);
-  if (k.size(1) != q.size(1)) return composed_attention(q, k, v, heads, kv_heads, {});
+    return attention(rotate(q, rope_table), rotate(k, rope_table), v, heads, kv_heads, starts, {},
+                     scores);
+  if (k.size(1) != q.size(1) || scores.scale > 0 || scores.softcap > 0)
+    return composed_attention(q, k, v, heads, kv_heads, checked, scores);
   return attention(
       cat({q, joined(repeated(k, heads, kv_heads)), joined(repeated(v, heads, kv_heads))}, 2),
       heads, checked);

@@ -45,6 +45,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
               sentence("needs [..., L, E], [..., S, E] and [..., S, D]"));
   LATHE_CHECK(!o.enable_gqa || (query.dim() >= 3 && key.dim() >= 3 && value.dim() >= 3),
               sentence("enable_gqa needs heads in dim -3"));
+  LATHE_CHECK(o.softcap >= 0 && std::isfinite(o.softcap),
+              sentence("softcap must be 0 or more, not "), o.softcap);
 
   // Low-precision dtypes are multiplied as they are only under autocast. Otherwise inputs become
   // float32, so that nothing is rounded on the way.
@@ -61,6 +63,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   Variable scores = matmul(q * scale, transpose(k, -2, -1));
   if (scores.dtype() == at::kHalf || scores.dtype() == at::kBFloat16)
     scores = cast(scores, at::kFloat);
+
+  if (o.softcap > 0) scores = tanh(scores / o.softcap) * o.softcap;
 
   at::Tensor hidden;  // bool: true where a query must not see a key
   if (o.is_causal)

@@ -13,19 +13,28 @@
 #include "core/kernels/pack.h"
 #include "core/kernels/rotary-inl.h"
 #include "core/kernels/simd-inl.h"
+#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
+
+/// Returns tanh(score scale / cap), of which c tanh is the capped score.
+HWY_INLINE V capped_part(V score, float scale, float cap) {
+  const V x = hn::Mul(score, set(scale / cap));
+  // Highway's tanh does not return NaN for NaN.
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Tanh(D(), x));
+}
 
 /// One block of the online softmax. scores [rows, columns], `stride` apart, belong to queries from
 /// q0 and keys from k0. Writes exp(score scale - m) to p, with zeros where the mask applies and in
 /// the columns up to `width`. Updates the running maximum m and denominator l [rows] of the
 /// previous blocks (`is_first`: there are none), and rescales the accumulated output [rows, wide].
-/// `starts`, if not null: the first key that each row sees.
-template <class T>
+/// `starts`, if not null: the first key that each row sees. With `is_capped` the scores, once
+/// scaled, are capped by `cap`.
+template <bool is_capped, class T>
 void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width,
-                int64_t q0, int64_t k0, const int64_t* starts, bool is_first, float scale, T* p,
-                float* m, float* l, float* acc, int64_t wide) {
+                int64_t q0, int64_t k0, const int64_t* starts, bool is_first, float scale,
+                float cap, T* p, float* m, float* l, float* acc, int64_t wide) {
   const V s = set(scale), low = set(-INFINITY);
   for (int64_t r = 0; r < rows; ++r) {
     // A query sees the keys up to its own position, from its document's start on.
@@ -45,14 +54,19 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
     V top = low;
     for_vectors(seen, [&](int64_t i, auto part)
                           HWY_ATTR { top = hn::Max(top, part.keep_or(part(in + i), low)); });
-    const float before = m[r], now = std::max(before, max_of(top) * scale);
+    // Capping keeps the order of scores, so the largest one is capped last.
+    float largest = max_of(top) * scale;
+    if constexpr (is_capped) largest = cap * std::tanh(largest / cap);
+    const float before = m[r], now = std::max(before, largest);
     const V shift = set(now);
 
     // exp(score scale - m) and its sum. Subtracting the new maximum keeps the exponentials at 1 or
     // below.
     V total = set(0);
     for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR {
-      const V e = part.keep(exp_of(hn::MulSub(part(in + i), s, shift)));
+      V x = part(in + i), factor = s;
+      if constexpr (is_capped) x = capped_part(x, scale, cap), factor = set(cap);
+      const V e = part.keep(exp_of(hn::MulSub(x, factor, shift)));
       total = hn::Add(total, e);
       part(e, out + i);
     });
@@ -71,11 +85,17 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
 }
 void softmax_block(const float* scores, int64_t stride, int64_t rows, int64_t columns,
                    int64_t width, int64_t q0, int64_t k0, const int64_t* starts, bool is_first,
-                   float scale, void* p, Element type, float* m, float* l, float* acc,
+                   float scale, float cap, void* p, Element type, float* m, float* l, float* acc,
                    int64_t wide) {
   with_element(type, [&](auto t) HWY_ATTR {
-    softmax_as(scores, stride, rows, columns, width, q0, k0, starts, is_first, scale,
-               static_cast<decltype(t)*>(p), m, l, acc, wide);
+    auto* to = static_cast<decltype(t)*>(p);
+    if (cap == 0) {
+      softmax_as<false>(scores, stride, rows, columns, width, q0, k0, starts, is_first, scale, cap,
+                        to, m, l, acc, wide);
+    } else {
+      softmax_as<true>(scores, stride, rows, columns, width, q0, k0, starts, is_first, scale, cap,
+                       to, m, l, acc, wide);
+    }
   });
 }
 
@@ -111,10 +131,11 @@ void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
 /// Computes P and dS = P (dP - delta) scale from scores and dP, all transposed blocks [keys,
 /// queries] with rows `stride` apart. Rows of the results are `width` long, with zeros beyond the
 /// queries and where the mask applies. `starts`, if not null: the first key that each query sees.
-template <class T>
+/// With `is_capped` the scores are capped by `cap`, and dS has the derivative of that as a factor.
+template <bool is_capped, class T>
 void softmax_backward(const float* scores, const float* dp, int64_t stride, int64_t keys,
                       int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
-                      float scale, const float* lse, const float* delta, T* p, T* ds) {
+                      float scale, float cap, const float* lse, const float* delta, T* p, T* ds) {
   const V s = set(scale);
   int64_t last = queries;  // queries from here on start after the key
   for (int64_t r = keys - 1; r >= 0; --r) {
@@ -124,8 +145,14 @@ void softmax_backward(const float* scores, const float* dp, int64_t stride, int6
     T* to_p = p + r * width;
     T* to_ds = ds + r * width;
     for_vectors(queries, [&](int64_t i, auto part) HWY_ATTR {
-      const V e = part.keep(exp_of(hn::MulSub(part(scores + r * stride + i), s, part(lse + i))));
-      const V d = hn::Mul(hn::Mul(e, hn::Sub(part(dp + r * stride + i), part(delta + i))), s);
+      V x = part(scores + r * stride + i), factor = s, slope = s;
+      if constexpr (is_capped) {
+        // The derivative of c tanh(x / c) is 1 - tanh^2.
+        x = capped_part(x, scale, cap), factor = set(cap);
+        slope = hn::NegMulAdd(hn::Mul(x, s), x, s);
+      }
+      const V e = part.keep(exp_of(hn::MulSub(x, factor, part(lse + i))));
+      const V d = hn::Mul(hn::Mul(e, hn::Sub(part(dp + r * stride + i), part(delta + i))), slope);
       part(e, to_p + i);
       part(d, to_ds + i);
     });
@@ -137,22 +164,29 @@ void softmax_backward(const float* scores, const float* dp, int64_t stride, int6
 }
 void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t keys,
                   int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
-                  float scale, const float* lse, const float* delta, void* p, void* ds,
+                  float scale, float cap, const float* lse, const float* delta, void* p, void* ds,
                   Element type) {
   with_element(type, [&](auto t) HWY_ATTR {
-    using T = decltype(t);
-    softmax_backward(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, lse, delta,
-                     static_cast<T*>(p), static_cast<T*>(ds));
+    auto *to_p = static_cast<decltype(t)*>(p), *to_ds = static_cast<decltype(t)*>(ds);
+    if (cap == 0) {
+      softmax_backward<false>(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, cap,
+                              lse, delta, to_p, to_ds);
+    } else {
+      softmax_backward<true>(scores, dp, stride, keys, queries, width, k0, q0, starts, scale, cap,
+                             lse, delta, to_p, to_ds);
+    }
   });
 }
 
 /// Processes one block of keys for one query of each of `heads` heads that share them, in the order
 /// of the blocks' matmuls above: scores [heads][block of keys], the online softmax, and the
 /// accumulated output [heads][wide] in `acc`. q [heads rounded up to 1, 2, 4 or 8][width] in
-/// float32.
+/// float32. `starts`, if not null: the first key that the query sees; `is_first`: no block of keys
+/// came before.
 template <class T>
-void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0, int64_t width,
-                  int64_t heads, const float* q, float scale, float* scores, float* p, float* m,
+void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0,
+                  const int64_t* starts, bool is_first, int64_t width, int64_t heads,
+                  const float* q, float scale, float cap, float* scores, float* p, float* m,
                   float* l, float* acc, int64_t wide, T* space) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
   constexpr int64_t block = 64;
@@ -161,29 +195,30 @@ void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t 
                                            space, 0);
   });
   for (int64_t h = 0; h < heads; ++h) {
-    softmax_as(scores + h * block, block, 1, keys, keys, k0 + keys - 1, k0, nullptr, k0 == 0, scale,
-               p + h * block, m + h, l + h, acc + h * wide, wide);
+    softmax_block(scores + h * block, block, 1, keys, keys, k0 + keys - 1, k0, starts, is_first,
+                  scale, cap, p + h * block, Element::f32, m + h, l + h, acc + h * wide, wide);
     for_vectors(width, [&](int64_t i, auto part) HWY_ATTR {
       V sum = set(0);
       for (int64_t j = 0; j < keys; ++j)
         sum = hn::MulAdd(set(p[h * block + j]), part(v + j * stride + i), sum);
       float* to = acc + h * wide + i;
-      part(k0 == 0 ? sum : hn::Add(sum, part(to)), to);
+      part(is_first ? sum : hn::Add(sum, part(to)), to);
     });
   }
 #else
-  (void)k, (void)v, (void)stride, (void)keys, (void)k0, (void)width, (void)heads, (void)q,
-      (void)scale, (void)scores;
+  (void)k, (void)v, (void)stride, (void)keys, (void)k0, (void)starts, (void)is_first, (void)width,
+      (void)heads, (void)q, (void)scale, (void)cap, (void)scores;
   (void)p, (void)m, (void)l, (void)acc, (void)wide, (void)space;
 #endif
 }
-void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, int64_t width, int64_t heads,
-               const float* q, float scale, float* scores, float* p, float* m, float* l, float* acc,
-               int64_t wide, void* space) {
+void one_query(Matrix k, Matrix v, int64_t keys, int64_t k0, const int64_t* starts, bool is_first,
+               int64_t width, int64_t heads, const float* q, float scale, float cap, float* scores,
+               float* p, float* m, float* l, float* acc, int64_t wide, void* space) {
   const auto run = [&](auto t) HWY_ATTR {
     using T = decltype(t);
     one_query_as(static_cast<const T*>(k.data), static_cast<const T*>(v.data), k.stride, keys, k0,
-                 width, heads, q, scale, scores, p, m, l, acc, wide, static_cast<T*>(space));
+                 starts, is_first, width, heads, q, scale, cap, scores, p, m, l, acc, wide,
+                 static_cast<T*>(space));
   };
   if (k.type == Element::f32) return run(float{});
   run(c10::BFloat16{});

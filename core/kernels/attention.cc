@@ -246,27 +246,27 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
     const Head head(s, type, index);
     const Matrix k = head.shared(k_rows), v = head.shared(v_rows);
 
-    carve(scratch.mine(),
-          [&](float* q, float* scores, float* p, float* m, float* l, float* acc, char* space) {
-            std::fill_n(q, few_rows * s.width, 0.0f);
-            widen({head.own(q_rows).data, s.width, type}, heads, s.width, q, s.width);
-            std::fill_n(m, heads, -INFINITY);
-            std::fill_n(l, heads, 0.0f);
+    carve(scratch.mine(), [&](float* q, float* scores, float* p, float* m, float* l, float* acc,
+                              char* space) {
+      std::fill_n(q, few_rows * s.width, 0.0f);
+      widen({head.own(q_rows).data, s.width, type}, heads, s.width, q, s.width);
+      std::fill_n(m, heads, -INFINITY);
+      std::fill_n(l, heads, 0.0f);
 
-            // m, l and acc carry the online softmax from one block of keys to the next.
-            for (int64_t j = 0; j < s.seen(); j += block) {
-              HWY_DYNAMIC_DISPATCH(one_query)
-              (below(k, j), below(v, j), std::min(block, s.seen() - j), j, s.width, heads, q,
-               s.scale, scores, p, m, l, acc, wide, space);
-            }
+      // m, l and acc carry the online softmax from one block of keys to the next.
+      const int64_t first = head.first_block(0);
+      for (int64_t j = first; j < s.seen(); j += block) {
+        HWY_DYNAMIC_DISPATCH(one_query)
+        (below(k, j), below(v, j), std::min(block, s.seen() - j), j, head.starts_of(0), j == first,
+         s.width, heads, q, s.scale, s.softcap, scores, p, m, l, acc, wide, space);
+      }
 
-            HWY_DYNAMIC_DISPATCH(write_rows_of)
-            (acc, wide, heads, s.width, l, {head.rows(out).data, s.width, type});
+      HWY_DYNAMIC_DISPATCH(write_rows_of)
+      (acc, wide, heads, s.width, l, {head.rows(out).data, s.width, type});
 
-            // Backward needs the log of each row's sum of exponentials; null without backward.
-            for (int64_t h = 0; h < heads && lse != nullptr; ++h)
-              lse[index + h] = m[h] + std::log(l[h]);
-          });
+      // Backward needs the log of each row's sum of exponentials; null without backward.
+      for (int64_t h = 0; h < heads && lse != nullptr; ++h) lse[index + h] = m[h] + std::log(l[h]);
+    });
   };
 
   parallel_tasks(s.batch * kv_heads * parts, run, [] {});
@@ -329,7 +329,7 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
 
         HWY_DYNAMIC_DISPATCH(softmax_block)
         (w.scores, block, rows, columns, depth, before + i, j, head.starts_of(i), j == first,
-         s.scale, w.p, types.as, w.m, w.l, w.acc, wide);
+         s.scale, s.softcap, w.p, types.as, w.m, w.l, w.acc, wide);
         const int64_t n = values.copied() ? wide : s.width;
         block_gemm({w.p, depth, types.as}, values.block_at(j), rows, n, depth, w.acc, wide,
                    j > first);
@@ -415,8 +415,8 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
 
         // One pass gives both P and dS.
         HWY_DYNAMIC_DISPATCH(slopes_block)
-        (w.scores, w.dp, block, keys, queries, depth, j, i, head.starts_of(i), s.scale, row_lse + i,
-         w.delta + i, w.p, w.ds, types.as);
+        (w.scores, w.dp, block, keys, queries, depth, j, i, head.starts_of(i), s.scale, s.softcap,
+         row_lse + i, w.delta + i, w.p, w.ds, types.as);
 
         // dv += P^T dout and dk += dS^T q: the blocks are transposed already.
         if (makes_keys) {

@@ -17,10 +17,11 @@ namespace lathe {
 struct AttentionShape {
   int64_t batch = 0, time = 0, heads = 0, width = 0;
   float scale = 1;       ///< of the scores
+  float softcap = 0;     ///< c: a score s, once scaled, becomes c tanh(s / c); 0: stays
   int64_t kv_heads = 0;  ///< 0: heads
   int64_t keys = 0;      ///< 0: time
-  /// If not null: [batch, time], not decreasing along a row; query t sees no key before starts[t]
-  /// <= t. Requires as many keys as queries.
+  /// If not null: [batch, time], not decreasing along a row; query t sees no key before starts[t],
+  /// which is no later than its position.
   const int64_t* starts = nullptr;
   /// If not null: [rope_rows, width], where rope_rows is `time` or `batch time`. q and k are
   /// rotated by it on their way in, and dq and dk back (core/kernels/rotary.h). Requires as many
@@ -47,7 +48,8 @@ bool attention_ready(const AttentionShape& s, Element type);
 void attention_forward(const AttentionShape& s, Element type, HeadRows q, HeadRows k, HeadRows v,
                        void* out, float* lse);
 /// Computes P = exp(q k^T scale - lse):  dv = P^T dout, dS = P (dout v^T - sum(dout out)) scale, dq
-/// = dS k, dk = dS^T q, for as many keys as queries. Overwrites dq, dk and dv, all three with
+/// = dS k, dk = dS^T q, for as many keys as queries; with softcap the capped scores and their
+/// derivative. Overwrites dq, dk and dv, all three with
 /// `heads` heads: the caller sums those of a group.
 void attention_backward(const AttentionShape& s, Element type, HeadRows q, HeadRows k, HeadRows v,
                         const void* out, const void* dout, const float* lse, HeadRows dq,

@@ -122,7 +122,12 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
     }
   }
 
-  if (!is_absent(json, "pre_tokenizer")) {
+  // Gemma splits at spaces, of which the normalizer has left none.
+  const auto splits_at_spaces = [&](const Json& part) {
+    return type_of(part, where) == "Split" &&
+           part.value("pattern", Json()) == Json{{"String", " "}};
+  };
+  if (!is_absent(json, "pre_tokenizer") && !(marked && splits_at_spaces(json["pre_tokenizer"]))) {
     const Json& part = json["pre_tokenizer"];
     if (const std::string type = type_of(part, where); type != "Metaspace")
       unknown(where, "the pre-tokenizer " + type);

@@ -11,7 +11,6 @@
 #include <cmath>
 #include <limits>
 
-#include "autograd/ops/attention.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/mode.h"
@@ -77,8 +76,9 @@ at::Tensor Rotary::frequencies() const {
 
       // Pairs below `first` rotate fast enough to stay as they are, those above `last` are slowed
       // by the factor, and those between are blended.
-      const double first = std::max(std::floor(pair_of(scaling.high)), 0.0);
-      const double last = std::min(std::ceil(pair_of(scaling.low)), static_cast<double>(width - 1));
+      double first = pair_of(scaling.high), last = pair_of(scaling.low);
+      if (scaling.truncate) first = std::floor(first), last = std::ceil(last);
+      first = std::max(first, 0.0), last = std::min(last, static_cast<double>(width - 1));
       const at::Tensor slowed =
           ((at::arange(width / 2, at::kDouble) - first) / (last == first ? 1e-3 : last - first))
               .clamp(0, 1);
@@ -103,7 +103,7 @@ at::Tensor Rotary::rope_table(const at::Tensor& places) const {
 
 GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, int64_t kv_heads_,
                                              int64_t width, bool bias,
-                                             std::optional<double> norm_eps)
+                                             std::optional<double> norm_eps, bool norms_all)
     : q(channels, heads_ * width, bias),
       k(channels, kv_heads_ * width, bias),
       v(channels, kv_heads_ * width, bias),
@@ -113,7 +113,9 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, i
   LATHE_CHECK(heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0,
               "GroupedQueryAttention: ", heads, " heads do not divide into groups for ", kv_heads,
               " heads of keys");
-  if (norm_eps) q_norm.emplace(width, *norm_eps), k_norm.emplace(width, *norm_eps);
+  if (!norm_eps) return;
+  q_norm.emplace(norms_all ? heads * width : width, *norm_eps);
+  k_norm.emplace(norms_all ? kv_heads * width : width, *norm_eps);
 }
 
 Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& rope_table,
@@ -122,22 +124,27 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   const int64_t rows = q.weight.size(0), width = rows / heads;
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
-  call.input("rope_table", rope_table, rope_table.dim() == 3 ? "B T D" : "T D");
+  if (rope_table.defined())
+    call.input("rope_table", rope_table, rope_table.dim() == 3 ? "B T D" : "T D");
   const bool adapted = q.has_adapter() || k.has_adapter() || v.has_adapter();
   const auto [q_, k_, v_BTG] =
       adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)}
               : linear_qkv(x_BTC, {q.weight, k.weight, v.weight}, {q.bias, k.bias, v.bias});
   const auto normed = [&](const Variable& y, const std::optional<RMSNorm>& norm) {
     if (!norm) return y;
+    if (norm->weight.size(0) == y.size(2)) return (*norm)(y);
     return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})),
                    y.sizes());
   };
+  const auto rotated = [&](const Variable& y) {
+    return rope_table.defined() ? rotate(y, rope_table) : y;
+  };
   const Variable q_BTR = normed(q_, q_norm), k_BTG = normed(k_, k_norm);
   KeyValueCache* cache = mode().cache;
-  const Variable y = cache != nullptr
-                         ? cache->attend(this, rotate(q_BTR, rope_table), rotate(k_BTG, rope_table),
-                                         v_BTG, heads, kv_heads)
-                         : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts, rope_table);
+  const Variable y =
+      cache != nullptr
+          ? cache->attend(this, rotated(q_BTR), rotated(k_BTG), v_BTG, heads, kv_heads, scores)
+          : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts, rope_table, scores);
   return call.result(proj(y, residual), "B T C");
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "autograd/ops.h"
+#include "autograd/ops/attention.h"
 #include "nn/layers/dropout.h"
 #include "nn/layers/linear.h"
 #include "nn/layers/norm.h"
@@ -40,6 +41,7 @@ struct RotaryScaling {
   /// `attention_factor`; 0 stands for 0.1 ln(factor) + 1 (Peng et al. 2023, "YaRN").
   enum class Kind : uint8_t { none, linear, llama3, yarn } kind = Kind::none;
   double factor = 1, low = 1, high = 4, original_context = 8192, attention_factor = 0;
+  bool truncate = true;  ///< yarn: the two pairs are rounded outward to whole ones
 };
 
 /// Rotary positions: rotates the pair of channels (i, i + D / 2) at position t by the angle t
@@ -65,17 +67,20 @@ struct Rotary {
 /// H D, G = K D.
 struct GroupedQueryAttention {
   Linear q, k, v, proj;
-  std::optional<RMSNorm> q_norm,
-      k_norm;  ///< for each head, before rotation (Henry et al. 2020; Qwen 3)
+  /// Before rotation: for each head (Henry et al. 2020; Qwen 3), or for all heads together (OLMo
+  /// 2).
+  std::optional<RMSNorm> q_norm, k_norm;
   int64_t heads = 1, kv_heads = 1;
+  ScoreOptions scores{};  ///< set it after construction
 
   GroupedQueryAttention() = default;
   /// Heads have `width` channels, and kv_heads must divide heads. `bias` is for q, k and v. With
-  /// `norm_eps` queries and keys are normalized with that eps.
+  /// `norm_eps` queries and keys are normalized with that eps, all heads together if `norms_all`.
   GroupedQueryAttention(int64_t channels, int64_t heads, int64_t kv_heads, int64_t width, bool bias,
-                        std::optional<double> norm_eps);
+                        std::optional<double> norm_eps, bool norms_all = false);
   /// x [B, T, C], rope_table [T, D] or [B, T, D] from Rotary::rope_table, and `residual`, which is
-  /// added -> [B, T, C]. `starts` as for CausalSelfAttention.
+  /// added -> [B, T, C]. Without a rope_table nothing is rotated. `starts` as for
+  /// CausalSelfAttention.
   Variable operator()(const Variable& x_BTC, const at::Tensor& rope_table,
                       const Variable& residual = {}, const at::Tensor& starts = {}) const;
   void visit(Visit& v_) {

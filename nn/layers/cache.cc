@@ -24,7 +24,8 @@ at::Tensor KeyValueCache::places(int64_t t, at::Device device) const {
 }
 
 Variable KeyValueCache::attend(const void* layer, const Variable& q, const Variable& k,
-                               const Variable& v, int64_t heads, int64_t kv_heads) {
+                               const Variable& v, int64_t heads, int64_t kv_heads,
+                               const ScoreOptions& scores) {
   const int64_t t = q.size(1), width = k.size(2);
   LATHE_CHECK(q.size(0) == static_cast<int64_t>(rows_.size()), "KeyValueCache: ", q.size(0),
               " rows of ", rows_.size(), " texts");
@@ -44,7 +45,7 @@ Variable KeyValueCache::attend(const void* layer, const Variable& q, const Varia
     keys.slice(1, before, now).copy_(k.data().slice(0, row, row + 1));
     values.slice(1, before, now).copy_(v.data().slice(0, row, row + 1));
     out.push_back(attention(slice(q, 0, row, row + 1), Variable(keys.slice(1, 0, now)),
-                            Variable(values.slice(1, 0, now)), heads, kv_heads));
+                            Variable(values.slice(1, 0, now)), heads, kv_heads, {}, {}, scores));
   }
   return out.size() == 1 ? out[0] : cat(out, 0);
 }

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "autograd/ops/attention.h"
 #include "autograd/variable.h"
 #include "core/mode.h"
 
@@ -38,9 +39,9 @@ class KeyValueCache {
   at::Tensor places(int64_t t, at::Device device) const;
   /// Caches k and v, and computes causal attention of the new tokens to the earlier ones and
   /// themselves: q [B, t, H D], k and v [B, t, K D], rows of any stride -> [B, t, H D]. `layer`
-  /// identifies the layer of the keys.
+  /// identifies the layer of the keys. Keys outside of a window stay cached, but are not read.
   Variable attend(const void* layer, const Variable& q, const Variable& k, const Variable& v,
-                  int64_t heads, int64_t kv_heads);
+                  int64_t heads, int64_t kv_heads, const ScoreOptions& scores = {});
 
   /// While alive, no graph is recorded, and the thread's forwards take the next tokens of `texts`,
   /// with one row for each text and the same number of tokens in each. Call done() when they have

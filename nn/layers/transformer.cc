@@ -25,18 +25,24 @@ Variable SwiGLU::operator()(const Variable& x) const {
   return call.result(down(swiglu(up(x))), "... C");
 }
 
-GatedFeedForward::GatedFeedForward(int64_t channels, int64_t hidden)
+GatedFeedForward::GatedFeedForward(int64_t channels, int64_t hidden, const std::string& activation_)
     : gate(channels, hidden, false),
       up(channels, hidden, false),
-      down(hidden, channels, false, Role::residual_weight) {}
+      down(hidden, channels, false, Role::residual_weight),
+      activation(activation_) {
+  LATHE_CHECK(activation == "silu" || activation == "gelu",
+              "GatedFeedForward: no activation is called ", activation,
+              "; there are silu and gelu");
+}
 
 Variable GatedFeedForward::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'C', up.weight.size(1)}});
   call.input(x, "... C"), call.input("residual", residual, "... C");
   const bool adapted = gate.has_adapter() || up.has_adapter();
-  return call.result(
-      down(adapted ? silu(gate(x)) * up(x) : linear_swiglu(x, gate.weight, up.weight), residual),
-      "... C");
+  const Variable h = activation == "gelu" ? gelu(gate(x)) * up(x)
+                     : adapted            ? silu(gate(x)) * up(x)
+                                          : linear_swiglu(x, gate.weight, up.weight);
+  return call.result(down(h, residual), "... C");
 }
 
 namespace {

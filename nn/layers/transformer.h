@@ -41,12 +41,15 @@ struct SwiGLU {
   }
 };
 
-/// down(silu(gate(x)) * up(x)): SwiGLU with two separate matrices; `residual` is added.
+/// down(silu(gate(x)) * up(x)): SwiGLU with two separate matrices, or GeGLU with gelu in its tanh
+/// form (Shazeer 2020); `residual` is added.
 struct GatedFeedForward {
   Linear gate, up, down;  ///< C -> hidden twice, hidden -> C; no biases
+  std::string activation = "silu";
 
   GatedFeedForward() = default;
-  GatedFeedForward(int64_t channels, int64_t hidden);
+  /// `activation`: "silu" or "gelu".
+  GatedFeedForward(int64_t channels, int64_t hidden, const std::string& activation = "silu");
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
   void visit(Visit& v) {
     v("gate", gate);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "autograd/recompute.h"
 #include "nn/init.h"
 #include "nn/models/convnet.h"
 #include "nn/models/gpt.h"
@@ -106,6 +107,35 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
     }
   }
   return ways;
+}
+
+Variable head_logits(const Variable& x, const Variable& weight, double softcap) {
+  const Variable logits = linear(x, weight);
+  if (softcap == 0) return logits;
+  const Variable wide = logits.dtype() == at::kDouble ? logits : cast(logits, at::kFloat);
+  return tanh(wide / softcap) * softcap;
+}
+
+Variable capped_head_loss(const Variable& x, const Variable& weight, double softcap,
+                          const at::Tensor& targets, double divisor) {
+  const auto loss_of = [weight, softcap, divisor](const Variable& rows, const at::Tensor& wanted) {
+    return cross_entropy(head_logits(rows, weight, softcap), wanted, divisor);
+  };
+  // Without a divisor the number of targets is known only to the loss of all rows.
+  if (divisor == 0) return loss_of(x, targets);
+
+  constexpr int64_t elements = int64_t{1} << 25;  // of the logits of a chunk
+  const int64_t step = std::max<int64_t>(1, elements / weight.size(0));
+  Variable total;
+  for (int64_t begin = 0; begin < x.size(0); begin += step) {
+    const int64_t end = std::min(begin + step, x.size(0));
+    const at::Tensor wanted = targets.slice(0, begin, end);
+    const Variable loss =
+        recompute([loss_of, wanted](const Variable& rows) { return loss_of(rows, wanted); },
+                  slice(x, 0, begin, end));
+    total = total.defined() ? total + loss : loss;
+  }
+  return total;
 }
 
 double matmul_flops(const std::vector<NamedParameter>& parameters) {

@@ -2,6 +2,10 @@
 
 #include <ATen/ops/arange.h>
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
 #include "autograd/recompute.h"
 #include "core/error.h"
 #include "core/mode.h"
@@ -24,30 +28,86 @@ RotaryScaling scaling_of(const LlamaConfig& c) {
           .low = yarn ? c.rope_beta_slow : c.rope_low_freq_factor,
           .high = yarn ? c.rope_beta_fast : c.rope_high_freq_factor,
           .original_context = static_cast<double>(c.rope_original_context),
-          .attention_factor = c.rope_attention_factor};
+          .attention_factor = c.rope_attention_factor,
+          .truncate = c.rope_truncate};
+}
+
+/// Returns drop(branch) + x; a norm of the branch's output comes before both.
+template <class Branch>
+Variable add_normed(const Variable& x, const std::optional<RMSNorm>& norm, const Dropout& drop,
+                    Branch&& branch) {
+  if (!norm) return add_branch(x, drop, branch);
+  return x + drop((*norm)(branch(Variable())));
+}
+
+/// Returns the first fault of the keys of rotary positions and windows of blocks.
+std::optional<ConfigFault> check_patterns(const LlamaConfig& c) {
+  for (const auto& [key, pattern] :
+       {std::pair("rope_layers", c.rope_layers), {"window_layers", c.window_layers}}) {
+    if (pattern.empty() || pattern.find_first_not_of("01") != std::string::npos)
+      return ConfigFault{{key},
+                         str("model.", key, " = \"", pattern,
+                             "\" must be made of the digits 1 and 0, one for each block")};
+  }
+
+  if (c.sliding_window == 0 && c.window_layers != "1")
+    return ConfigFault{{"window_layers", "sliding_window"},
+                       str("model.window_layers = \"", c.window_layers,
+                           "\" has no effect without model.sliding_window; set that too, or leave "
+                           "the layers out")};
+  if (c.sliding_window == 0 && c.rope_local_theta != 0)
+    return ConfigFault{{"rope_local_theta", "sliding_window"},
+                       str("model.rope_local_theta = ", c.rope_local_theta,
+                           " has no effect without model.sliding_window; set that too, or leave "
+                           "the base out")};
+
+  if (c.rope_local_theta != 0 && c.rope_local_theta < 1)
+    return ConfigFault{{"rope_local_theta"},
+                       str("model.rope_local_theta = ", c.rope_local_theta,
+                           " must be at least 1, or 0 for model.rope_theta")};
+  if (c.sliding_window > 0 && c.window_layers.find('1') == std::string::npos)
+    return ConfigFault{{"sliding_window", "window_layers"},
+                       str("model.sliding_window = ", c.sliding_window,
+                           " has no effect with model.window_layers = \"", c.window_layers,
+                           "\", which gives it to no block; leave one of them out")};
+
+  if (!c.qk_norm && c.qk_norm_over != "head")
+    return ConfigFault{{"qk_norm_over", "qk_norm"},
+                       str("model.qk_norm_over = \"", c.qk_norm_over,
+                           "\" has no effect without model.qk_norm = true")};
+  return std::nullopt;
 }
 
 }  // namespace
 
-LlamaBlock::LlamaBlock(const LlamaConfig& c)
-    : norm1(c.n_embd, c.norm_eps),
-      attn(c.n_embd, c.n_head, c.kv_heads(), c.head_width(), c.qkv_bias,
-           c.qk_norm ? std::optional(c.norm_eps) : std::nullopt),
-      norm2(c.n_embd, c.norm_eps),
-      mlp(c.n_embd, c.hidden()),
+LlamaBlock::LlamaBlock(const LlamaConfig& c, int64_t index)
+    : attn(c.n_embd, c.n_head, c.kv_heads(), c.head_width(), c.qkv_bias,
+           c.qk_norm ? std::optional(c.norm_eps) : std::nullopt, c.qk_norm_over == "projection"),
+      mlp(c.n_embd, c.hidden(), c.activation),
       attn_drop(c.dropout),
-      mlp_drop(c.dropout) {}
+      mlp_drop(c.dropout) {
+  if (c.norm_position != "post")
+    norm1.emplace(c.n_embd, c.norm_eps), norm2.emplace(c.n_embd, c.norm_eps);
+  if (c.norm_position != "pre")
+    post_norm1.emplace(c.n_embd, c.norm_eps), post_norm2.emplace(c.n_embd, c.norm_eps);
+  attn.scores = {.window = c.has_window(index) ? c.sliding_window : 0,
+                 .scale = c.query_pre_attn_scalar > 0 ? 1 / std::sqrt(c.query_pre_attn_scalar) : 0,
+                 .softcap = c.attention_softcap};
+}
 
 Variable LlamaBlock::operator()(const Variable& x_BTC, const at::Tensor& rope_table,
                                 const at::Tensor& starts) const {
-  ModuleCall call(*this, {{'C', norm1.weight.size(0)}});
+  ModuleCall call(*this, {{'C', attn.q.weight.size(1)}});
   call.input(x_BTC, "B T C");
-  const Variable h_BTC = add_branch(x_BTC, attn_drop, [&](const Variable& residual) {
-    return attn(norm1(x_BTC), rope_table, residual, starts);
+  const auto normed = [](const Variable& x, const std::optional<RMSNorm>& norm) {
+    return norm ? (*norm)(x) : x;
+  };
+  const Variable h_BTC = add_normed(x_BTC, post_norm1, attn_drop, [&](const Variable& residual) {
+    return attn(normed(x_BTC, norm1), rope_table, residual, starts);
   });
   return call.result(
-      add_branch(h_BTC, mlp_drop,
-                 [&](const Variable& residual) { return mlp(norm2(h_BTC), residual); }),
+      add_normed(h_BTC, post_norm2, mlp_drop,
+                 [&](const Variable& residual) { return mlp(normed(h_BTC, norm2), residual); }),
       "B T C");
 }
 
@@ -57,7 +117,8 @@ Llama::Llama(const LlamaConfig& c)
       tokens(c.vocab_size, c.n_embd, c.tie_weights ? Role::tied_embedding : Role::embedding),
       drop(c.dropout),
       norm(c.n_embd, c.norm_eps) {
-  for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c);
+  if (c.rope_local_theta > 0) local_rotary.emplace(c.head_width(), c.rope_local_theta);
+  for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c, i);
   if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false, Role::head);
   place(*this);
 }
@@ -74,22 +135,34 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
                                                     : at::arange(t, at::kLong);
   const at::ScalarType wide = tokens.weight.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor rope_table = rotary.rope_table(places).to(ids_BT.device(), wide);
-  const Variable x_BTC = run_blocks(blocks.size(), drop(tokens(ids_BT)),
-                                    [this, rope_table, starts](size_t i, const Variable& x) {
-                                      return blocks[i](x, rope_table, starts);
-                                    });
-  return call.result(norm(x_BTC), "B T C");
+  const at::Tensor local_table =
+      local_rotary ? local_rotary->rope_table(places).to(ids_BT.device(), wide) : rope_table;
+  const auto run = [this, rope_table, local_table, starts](size_t i, const Variable& x) {
+    const auto block = static_cast<int64_t>(i);
+    const at::Tensor table = !config.has_rope(block)    ? at::Tensor()
+                             : config.has_window(block) ? local_table
+                                                        : rope_table;
+    return blocks[i](x, table, starts);
+  };
+  const Variable embedded = config.scale_embeddings
+                                ? tokens(ids_BT) * std::sqrt(static_cast<double>(config.n_embd))
+                                : tokens(ids_BT);
+  return call.result(norm(run_blocks(blocks.size(), drop(embedded), run)), "B T C");
 }
 
 Variable Llama::operator()(const at::Tensor& ids_BT) const {
-  return linear(features(ids_BT), head_weight());
+  return head_logits(features(ids_BT), head_weight(), config.logit_softcap);
 }
 
 double Llama::flops_per_unit() const {
+  int64_t keys = 0;  // of all blocks
+  for (int64_t i = 0; i < config.n_layer; ++i) {
+    keys += config.has_window(i) ? std::min(config.sliding_window, config.block_size)
+                                 : config.block_size;
+  }
   return matmul_flops(parameters(*this)) +
-         12.0 * static_cast<double>(config.n_layer) *
-             static_cast<double>(config.n_head * config.head_width()) *
-             static_cast<double>(config.block_size);
+         12.0 * static_cast<double>(keys) *
+             static_cast<double>(config.n_head * config.head_width());
 }
 
 std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
@@ -140,7 +213,7 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
                            "the factor out")};
   }
 
-  return std::nullopt;
+  return check_patterns(c);
 }
 
 std::optional<LlamaConfig> Llama::scale_down(const LlamaConfig& config) {

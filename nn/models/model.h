@@ -14,6 +14,8 @@
 // A module may also have these members:
 //   features(inputs), head_weight()
 //       its output is features W^T, so that a loss can take both without complete logits
+//   double logit_softcap() const
+//       c: its output is c tanh(features W^T / c); 0, the default: features W^T
 //   double flops_per_unit() const
 //       training FLOPs of a token (language) or sample, for MFU; default: 6 N, 4 N for frozen
 //       parameters, where N excludes embeddings
@@ -72,12 +74,14 @@ class Model {
 
   /// Maps a batch's inputs to logits [B, T, V] or [B, classes], or predictions [B, outputs].
   virtual Variable operator()(const at::Tensor& inputs) const = 0;
-  /// Returns whether the output is features W^T.
+  /// Returns whether the output is features W^T, or that capped by logit_softcap().
   virtual bool has_head() const = 0;
   /// Returns the input of the head, [..., C]. Throws if has_head() is false.
   virtual Variable features(const at::Tensor& inputs) const = 0;
   /// Returns the head's weight [V, C]. Throws if has_head() is false.
   virtual const Variable& head_weight() const = 0;
+  /// Returns the cap of the head's logits, or 0.
+  virtual double logit_softcap() const { return 0; }
   /// Returns whether a forward under a KeyValueCache::Use takes only new tokens.
   virtual bool caches_keys() const = 0;
   virtual void visit(Visit& v) = 0;
@@ -90,14 +94,36 @@ class Model {
   Model() = default;
 };
 
-/// Returns the summed cross-entropy of features W^T over targets that are not -100, divided by
+/// Returns x W^T [..., V] of features x [..., C] and a head's weight; with a softcap c above 0, c
+/// tanh(x W^T / c), which is computed in float32 or wider.
+Variable head_logits(const Variable& x, const Variable& weight, double softcap);
+/// Returns the summed cross-entropy of head_logits() of x [N, C] over the targets [N] that are not
+/// -100, divided by `divisor` (0 stands for their number), without keeping complete logits. With a
+/// softcap and a divisor the logits of some rows at a time are computed, and again in the backward
+/// pass.
+Variable capped_head_loss(const Variable& x, const Variable& weight, double softcap,
+                          const at::Tensor& targets, double divisor);
+
+/// Returns the cap of a model's logits, or 0.
+template <class Headed>
+double logit_softcap_of(const Headed& model) {
+  if constexpr (requires { model.logit_softcap(); }) {
+    return model.logit_softcap();
+  } else {
+    return 0;
+  }
+}
+/// Returns the summed cross-entropy of a model's logits over targets that are not -100, divided by
 /// `divisor` (0 stands for their number), without keeping complete logits.
 template <class Headed>
 Variable head_loss(const Headed& model, const at::Tensor& inputs, const at::Tensor& targets,
                    double divisor = 0) {
   const Variable x = model.features(inputs);
-  return linear_cross_entropy(reshape(x, {-1, x.sizes().back()}), model.head_weight(),
-                              targets.reshape({-1}), divisor);
+  const Variable rows = reshape(x, {-1, x.sizes().back()});
+  const double softcap = logit_softcap_of(model);
+  return softcap > 0
+             ? capped_head_loss(rows, model.head_weight(), softcap, targets.reshape({-1}), divisor)
+             : linear_cross_entropy(rows, model.head_weight(), targets.reshape({-1}), divisor);
 }
 
 /// Returns 6 FLOPs per token or sample for each trained parameter, and 4 for each frozen one.
@@ -152,6 +178,7 @@ class ModelOf final : public Model {
       fail(Exit::internal, "this model has no head");
     }
   }
+  double logit_softcap() const override { return logit_softcap_of(module_); }
   bool caches_keys() const override {
     if constexpr (requires { Module::caches_keys; }) {
       return Module::caches_keys;

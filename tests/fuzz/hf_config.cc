@@ -18,6 +18,14 @@ std::vector<std::string> seeds() {
       R"({"model_type": "qwen2", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
  "max_position_embeddings": 16, "vocab_size": 300, "intermediate_size": 24, "use_sliding_window": false,
  "sliding_window": 8, "max_window_layers": 2, "layer_types": ["full_attention", "full_attention"]})",
+      R"({"model_type": "smollm3", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
+ "num_hidden_layers": 2, "max_position_embeddings": 16, "vocab_size": 300, "intermediate_size": 24,
+ "no_rope_layers": [1, 0], "use_sliding_window": true, "sliding_window": 8})",
+      R"({"model_type": "gemma3_text", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+ "num_hidden_layers": 2, "max_position_embeddings": 16, "vocab_size": 300, "intermediate_size": 24,
+ "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "query_pre_attn_scalar": 4,
+ "rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": null, "mscale": 1.0, "mscale_all_dim": 0.7},
+ "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}, "final_logit_softcapping": 30.0})",
       R"({"metadata": {"total_size": 8}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}})"};
 }
 }  // namespace lathe::fuzz

@@ -103,10 +103,15 @@ std::vector<OptionsRow> options_rows() {
       rows, "TripletOptions", {NUMBER(margin), NUMBER(p), NUMBER(eps)}, {[=](const auto& o) {
         run_back(triplet_margin_loss(ones({2, 3}), ones({2, 3}), ones({2, 3}), o));
       }});
-  add_rows<AttentionOptions>(
-      rows, "AttentionOptions", {NUMBER(dropout), NUMBER(scale)}, {[=](const auto& o) {
-        run_back(
-            scaled_dot_product_attention(ones({2, 3, 4}), ones({2, 3, 4}), ones({2, 3, 4}), o));
+  add_rows<AttentionOptions>(rows, "AttentionOptions",
+                             {NUMBER(dropout), NUMBER(scale), NUMBER(softcap)},
+                             {[=](const auto& o) {
+                               run_back(scaled_dot_product_attention(
+                                   ones({2, 3, 4}), ones({2, 3, 4}), ones({2, 3, 4}), o));
+                             }});
+  add_rows<ScoreOptions>(
+      rows, "ScoreOptions", {NUMBER(window), NUMBER(scale), NUMBER(softcap)}, {[=](const auto& o) {
+        run_back(attention(ones({1, 2, 4}), ones({1, 2, 4}), ones({1, 2, 4}), 1, 1, {}, {}, o));
       }});
   add_rows<RecurrentOptions>(
       rows, "RecurrentOptions", {NUMBER(n_layer), NUMBER(dropout)},

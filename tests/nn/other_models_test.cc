@@ -1,6 +1,7 @@
 // The models llama, mlp, convnet and rnn against the same functions built from ATen; their formulas
 // against what is counted.
 #include <algorithm>
+#include <functional>
 
 #include "amp/amp.h"
 #include "autograd/engine.h"
@@ -101,10 +102,9 @@ TEST_CASE("the rnn is its functions in LibTorch, tied and untied", "[other_model
   }
 }
 
-/// The llama in LibTorch's functions: logits [B, T, V].
-at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids) {
-  const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(),
-                half = d / 2;
+/// The angles of a llama's rotary positions [D / 2], and what cosines and sines are multiplied by.
+std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
+  const int64_t d = c.head_width(), half = d / 2;
   std::vector<double> angle;
   const bool yarn = c.rope_scaling == "yarn";
   const auto yarn_pair =
@@ -126,9 +126,9 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
         f = (1 - smooth) * f / c.rope_factor + smooth * f;
     }
     if (yarn) {
-      const double first = std::max(0.0, std::floor(yarn_pair(c.rope_beta_fast)));
-      const double last =
-          std::min(static_cast<double>(d - 1), std::ceil(yarn_pair(c.rope_beta_slow)));
+      double first = yarn_pair(c.rope_beta_fast), last = yarn_pair(c.rope_beta_slow);
+      if (c.rope_truncate) first = std::floor(first), last = std::ceil(last);
+      first = std::max(0.0, first), last = std::min(static_cast<double>(d - 1), last);
       const double ramp = std::clamp((static_cast<double>(i) - first) / (last - first), 0.0, 1.0);
       f = ramp * f / c.rope_factor + (1 - ramp) * f;
     }
@@ -137,47 +137,75 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
   const double longer = !yarn                         ? 1
                         : c.rope_attention_factor > 0 ? c.rope_attention_factor
                                                       : 1 + std::log(c.rope_factor) / 10;
-  const at::Tensor turn =
-      torch::arange(t, at::kDouble).unsqueeze(1) * torch::tensor(angle, at::kDouble);
+  return {torch::tensor(angle, at::kDouble), longer};
+}
+
+/// The llama in LibTorch's functions: logits [B, T, V].
+at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids) {
+  const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(),
+                half = d / 2;
+  LlamaConfig plain = c;  // of blocks with a window, where they differ
+  plain.rope_scaling = "none", plain.rope_theta = c.rope_local_theta;
   const auto norm = [&](const at::Tensor& x, const std::string& path) {
-    const at::Tensor& scale = w.at(path + ".weight");
-    return x / (x.square().mean(-1, true) + c.norm_eps).sqrt() * scale;
+    const auto scale = w.find(path + ".weight");
+    return scale == w.end() ? x
+                            : x / (x.square().mean(-1, true) + c.norm_eps).sqrt() * scale->second;
+  };
+  const auto capped = [](const at::Tensor& x, double cap) {
+    return cap > 0 ? cap * torch::tanh(x / cap) : x;
   };
   const auto lin = [&](const at::Tensor& x, const std::string& path) {
     const auto bias = w.find(path + ".bias");
     return torch::linear(x, w.at(path + ".weight"), bias == w.end() ? at::Tensor() : bias->second);
   };
   at::Tensor x = torch::embedding(w.at("tokens.weight"), ids);
+  if (c.scale_embeddings) x = x * std::sqrt(static_cast<double>(c.n_embd));
   for (int64_t i = 0; i < c.n_layer; ++i) {
     const std::string p = "blocks." + std::to_string(i);
+    const auto at = [i](const std::string& digits) {
+      return digits[static_cast<size_t>(i) % digits.size()] == '1';
+    };
+    const bool window = c.sliding_window > 0 && at(c.window_layers);
+    const auto [angles, longer] = angles_of(window && c.rope_local_theta > 0 ? plain : c);
+    const at::Tensor turn = torch::arange(t, at::kDouble).unsqueeze(1) * angles;
     const at::Tensor h = norm(x, p + ".norm1");
-    const auto heads = [&](const char* name, int64_t n, bool positioned) {
-      at::Tensor y = lin(h, p + ".attn." + name).view({b, t, n, d});
-      if (positioned && c.qk_norm) y = norm(y, p + ".attn." + name + "_norm");
+    const auto heads = [&, factor = longer](const char* name, int64_t n, bool positioned) {
+      at::Tensor y = lin(h, p + ".attn." + name);
+      const bool whole = c.qk_norm_over == "projection";
+      if (positioned && c.qk_norm && whole) y = norm(y, p + ".attn." + name + "_norm");
+      y = y.view({b, t, n, d});
+      if (positioned && c.qk_norm && !whole) y = norm(y, p + ".attn." + name + "_norm");
       y = y.transpose(1, 2);
-      if (positioned) {
+      if (positioned && at(c.rope_layers)) {
         const at::Tensor rotated = torch::cat({-y.slice(3, half), y.slice(3, 0, half)}, 3);
-        y = longer *
+        y = factor *
             (y * torch::cat({turn, turn}, 1).cos() + rotated * torch::cat({turn, turn}, 1).sin());
       }
       return y.repeat_interleave(c.n_head / n, 1);
     };
-    at::Tensor s = heads("q", c.n_head, true).matmul(heads("k", kv, true).transpose(2, 3)) /
-                   std::sqrt(static_cast<double>(d));
-    s = s.masked_fill(torch::ones({t, t}, at::kBool).triu(1), -INFINITY).softmax(-1);
-    x = x + lin(s.matmul(heads("v", kv, false)).transpose(1, 2).reshape({b, t, c.n_head * d}),
-                p + ".attn.proj");
-    const at::Tensor f = norm(x, p + ".norm2");
-    x = x + lin(torch::silu(lin(f, p + ".mlp.gate")) * lin(f, p + ".mlp.up"), p + ".mlp.down");
+    at::Tensor s =
+        heads("q", c.n_head, true).matmul(heads("k", kv, true).transpose(2, 3)) /
+        std::sqrt(c.query_pre_attn_scalar > 0 ? c.query_pre_attn_scalar : static_cast<double>(d));
+    s = capped(s, c.attention_softcap)
+            .masked_fill(torch::ones({t, t}, at::kBool).triu(1), -INFINITY);
+    if (window)
+      s = s.masked_fill(torch::ones({t, t}, at::kBool).tril(-c.sliding_window), -INFINITY);
+    const at::Tensor y = s.softmax(-1).matmul(heads("v", kv, false)).transpose(1, 2);
+    x = x + norm(lin(y.reshape({b, t, c.n_head * d}), p + ".attn.proj"), p + ".post_norm1");
+    const at::Tensor f = norm(x, p + ".norm2"), gate = lin(f, p + ".mlp.gate");
+    const at::Tensor g = c.activation == "gelu" ? torch::gelu(gate, "tanh") : torch::silu(gate);
+    x = x + norm(lin(g * lin(f, p + ".mlp.up"), p + ".mlp.down"), p + ".post_norm2");
   }
-  return torch::linear(norm(x, "norm"), w.at(c.tie_weights ? "tokens.weight" : "head.weight"));
+  return capped(
+      torch::linear(norm(x, "norm"), w.at(c.tie_weights ? "tokens.weight" : "head.weight")),
+      c.logit_softcap);
 }
 
 TEST_CASE(
-    "the llama is its functions in LibTorch: grouped queries, scaled angles, biases, norms, tied "
-    "and untied",
+    "the llama is its functions in LibTorch: grouped queries, scaled angles, biases, norms, "
+    "windows, caps, tied and untied",
     "[other_models]") {
-  std::vector<LlamaConfig> configs(9);
+  std::vector<LlamaConfig> configs(17);
   for (LlamaConfig& c : configs)
     c.n_layer = 2, c.n_head = 4, c.n_embd = 16, c.n_inner = 10, c.block_size = 9, c.vocab_size = 7;
   configs[1].n_kv_head = 2, configs[1].tie_weights = false;
@@ -193,6 +221,18 @@ TEST_CASE(
   configs[7].rope_original_context = 60;
   configs[7].head_dim = 12, configs[7].rope_theta = 50, configs[7].rope_beta_fast = 6;
   configs[8] = configs[7], configs[8].rope_attention_factor = 1.7, configs[8].rope_beta_slow = 2;
+  configs[9] = configs[7], configs[9].rope_truncate = false;
+  configs[10].sliding_window = 3, configs[10].n_kv_head = 2;
+  configs[11].sliding_window = 1, configs[11].window_layers = "01", configs[11].rope_layers = "10";
+  configs[12] = configs[7], configs[12].sliding_window = 4, configs[12].window_layers = "10";
+  configs[12].rope_local_theta = 20;
+  configs[13].norm_position = "post", configs[13].qk_norm = true, configs[13].n_kv_head = 2;
+  configs[13].qk_norm_over = "projection";
+  configs[14].norm_position = "both", configs[14].activation = "gelu", configs[14].n_kv_head = 2;
+  configs[14].scale_embeddings = true, configs[14].query_pre_attn_scalar = 9;
+  configs[15] = configs[14], configs[15].attention_softcap = 2, configs[15].logit_softcap = 3;
+  configs[15].sliding_window = 4, configs[15].window_layers = "10";
+  configs[16] = configs[15], configs[16].tie_weights = false, configs[16].qk_norm = true;
   for (size_t i = 0; i < configs.size(); ++i) {
     INFO("config " << i);
     const LlamaConfig& c = configs[i];
@@ -216,6 +256,25 @@ TEST_CASE(
   LlamaConfig other = configs[5];
   other.rope_factor = 4;
   CHECK((llama_of(other, w, ids) - model(ids).data()).abs().max().item<double>() > 1e-6);
+
+  Llama all(configs[16]);
+  const auto all_w = randomise(all);
+  const std::vector<std::function<void(LlamaConfig&)>> changes{
+      [](LlamaConfig& c) { c.sliding_window = 5; },
+      [](LlamaConfig& c) { c.window_layers = "01"; },
+      [](LlamaConfig& c) { c.rope_layers = "10"; },
+      [](LlamaConfig& c) { c.rope_local_theta = 9; },
+      [](LlamaConfig& c) { c.query_pre_attn_scalar = 0; },
+      [](LlamaConfig& c) { c.attention_softcap = 0; },
+      [](LlamaConfig& c) { c.logit_softcap = 0; },
+      [](LlamaConfig& c) { c.activation = "silu"; },
+      [](LlamaConfig& c) { c.scale_embeddings = false; }};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    INFO("change " << i);
+    LlamaConfig changed = configs[16];
+    changes[i](changed);
+    CHECK((llama_of(changed, all_w, ids) - all(ids).data()).abs().max().item<double>() > 1e-6);
+  }
 }
 
 TEST_CASE("the mlp is its functions in LibTorch, with each activation and norm", "[other_models]") {
@@ -282,6 +341,16 @@ TEST_CASE("the formulas for FLOPs are what is counted", "[other_models]") {
     std::tie(forward, behind) = counted([&] { return llama(torch::zeros({3, 9}, at::kLong)); });
     CHECK(3 * forward == 3 * 9 * (llama.flops_per_unit() - norms));
     CHECK(behind == 2 * forward);
+
+    // A block with a window counts its keys alone; one as long as the context counts all.
+    l.sliding_window = 4, l.window_layers = "110";
+    Llama windows(l);
+    const double products = forward;
+    std::tie(forward, behind) = counted([&] { return windows(torch::zeros({3, 9}, at::kLong)); });
+    CHECK(products - forward == 3 * 4.0 * 3 * 9 * (4 * 24) * (9 - 4));
+    CHECK(3 * forward == 3 * 9 * (windows.flops_per_unit() - norms));
+    l.sliding_window = 9;
+    CHECK(Llama(l).flops_per_unit() == llama.flops_per_unit());
   }
 
   for (const std::string cell : {"lstm", "gru"}) {

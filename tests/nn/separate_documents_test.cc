@@ -219,6 +219,10 @@ TEST_CASE("models give each document of a row what they give it alone, recompute
   };
   check_model(randomised(GPT(g)));
   check_model(randomised(Llama(l)));
+  // Windows are within documents.
+  l.sliding_window = 5, l.window_layers = "110", l.rope_layers = "101", l.rope_local_theta = 50;
+  l.attention_softcap = 3, l.norm_position = "both";
+  check_model(randomised(Llama(l)));
   for (const char* kind : {"gpt", "llama"}) CHECK(find_model_kind(kind)->separates_documents);
   CHECK(!find_model_kind("rnn")->separates_documents);
 }

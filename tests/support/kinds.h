@@ -54,7 +54,11 @@ inline const std::vector<Kind> kinds{
     {"rnn", "text", "n_hidden = 16\nn_embd = 16\nn_layer = 2\nblock_size = 12\ndropout = 0.1\n"},
     {"rnn", "text",
      "cell = \"gru\"\nn_hidden = 16\nn_embd = 8\nn_layer = 1\nblock_size = 12\ntie_weights = "
-     "false\n"}};
+     "false\n"},
+    {"llama", "text",
+     "n_layer = 2\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = 12\nsliding_window = "
+     "5\nwindow_layers = \"10\"\nrope_layers = \"01\"\nnorm_position = \"both\"\nactivation = "
+     "\"gelu\"\nscale_embeddings = true\nattention_softcap = 10.0\nlogit_softcap = 20.0\n"}};
 
 inline void write_config(const TempFolder& f, const Kind& kind) {
   write_file(f / "kind.toml",

@@ -58,6 +58,17 @@ std::vector<std::string> ConfigKeys::texts(const std::string& key) {
   return json_get<std::vector<std::string>>(json_, key.c_str(), where_, Exit::checkpoint);
 }
 
+std::vector<int64_t> ConfigKeys::wholes(const std::string& key, int64_t min, int64_t max) {
+  const Json* list = take(key);
+  if (list == nullptr) return {};
+  if (!list->is_array()) refuse(key, "it must be a list of whole numbers");
+
+  std::vector<int64_t> numbers;
+  for (const Json& one : *list)
+    numbers.push_back(json_whole({{key, one}}, key.c_str(), min, max, where_, Exit::checkpoint));
+  return numbers;
+}
+
 ConfigKeys ConfigKeys::part(const std::string& key) {
   const Json* value = take(key);
   return {value == nullptr ? Json::object() : *value, where_ + ": " + key};

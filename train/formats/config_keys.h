@@ -30,6 +30,8 @@ class ConfigKeys {
   std::string text(const std::string& key, const std::string& otherwise);
   /// Returns a list of texts; empty where the key is absent.
   std::vector<std::string> texts(const std::string& key);
+  /// Returns a list of numbers within bounds; empty where the key is absent.
+  std::vector<int64_t> wholes(const std::string& key, int64_t min, int64_t max);
   /// Returns the object of a key, whose errors name both keys; an empty one where it is absent.
   ConfigKeys part(const std::string& key);
   /// Throws for any value but these; an absent key passes.

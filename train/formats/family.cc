@@ -10,10 +10,15 @@ Family llama_family();
 Family mistral_family();
 Family qwen2_family();
 Family qwen3_family();
+Family olmo2_family();
+Family smollm3_family();
+Family gemma2_family();
+Family gemma3_family();
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all{gpt2_family(), llama_family(), mistral_family(),
-                                       qwen2_family(), qwen3_family()};
+  static const std::vector<Family> all{gpt2_family(),    llama_family(),  mistral_family(),
+                                       qwen2_family(),   qwen3_family(),  olmo2_family(),
+                                       smollm3_family(), gemma2_family(), gemma3_family()};
   return all;
 }
 

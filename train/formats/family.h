@@ -27,6 +27,7 @@ struct TensorRule {
   bool always = false;      ///< they always have this bias; it is zero where ours has none
   Rows gguf_rows = Rows::as_they_are;
   bool gguf_wide = false;  ///< float32 in GGUF, whatever the dtype of the others
+  double shift = 0;        ///< theirs is ours plus this
 };
 
 /// The contents of a config.json as keys of [model], without the section.
@@ -45,7 +46,7 @@ struct Family {
   std::function<ModelKeys(ConfigKeys& keys, int64_t most)> read{};
   /// Returns a model's config.json; nullopt where the family has no such model.
   std::function<std::optional<Json>(const AnyConfig& own)> write{};
-  std::string gguf_name{};  ///< general.architecture
+  std::string gguf_name{};  ///< general.architecture; empty: this build writes no GGUF of it
   /// Returns the architecture's metadata, without its name in the keys.
   std::function<GGUFMetadata(const AnyConfig& own)> gguf{};
   /// Returns the vectors that GGUF has besides the parameters.

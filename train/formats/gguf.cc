@@ -113,6 +113,9 @@ void export_gguf(const ExportOptions& o) {
   const ExportedModel m(o);
   const AnyConfig& own = m.config.model.own;
   const std::string arch = m.family->gguf_name;
+  if (arch.empty())
+    fail(Exit::usage, "GGUF has no form that this build writes for models of type ",
+         m.family->model_type, "; export to Hugging Face's form (leave --format out)");
 
   // llama.cpp's file types: 0 is float32, 1 mostly float16, 32 mostly bfloat16.
   GGUFMetadata metadata{{"general.architecture", arch},

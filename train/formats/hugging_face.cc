@@ -108,7 +108,7 @@ HuggingFaceFolder::Source HuggingFaceFolder::source_of(const NamedParameter& p) 
   LATHE_CHECK(rule != nullptr, "the family ", family_->model_type, " has no rule for ", p.path);
   const std::string name = with_block(rule->theirs, block), bare = without(name, family_->prefix);
   return {files_.find(name) == nullptr && files_.find(bare) != nullptr ? bare : name,
-          rule->transposed};
+          rule->transposed, rule->shift};
 }
 
 void HuggingFaceFolder::check_tensors() const {
@@ -176,6 +176,7 @@ at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
     t = t.t().contiguous();
     files_.release(entry);
   }
+  if (source.shift != 0) t = t.to(at::kFloat) - source.shift;
   // A shorter context uses the first rows of the table of positions.
   return t.dim() == 2 ? t.slice(0, 0, p.parameter.size(0)) : t;
 }
@@ -294,14 +295,17 @@ void export_hugging_face(const ExportOptions& o) {
                                                 : "float16"},
             {"use_cache", true},
             {"bos_token_id", nullptr},
-            {"eos_token_id", nullptr}};
+            {"eos_token_id", nullptr},
+            // Without the key some families have a default, which a small vocabulary may lack.
+            {"pad_token_id", nullptr}};
   head.update(m.family_config);
 
   NewFolder out(o.out, o.stop);
   Snapshot snapshot;
   m.each([&](const TensorRule& rule, int64_t block, const at::Tensor& t) {
     out.check_stop();
-    snapshot.held.push_back((rule.transposed ? t.t() : t).contiguous());
+    const at::Tensor shifted = rule.shift != 0 ? t + rule.shift : t;
+    snapshot.held.push_back((rule.transposed ? shifted.t() : shifted).contiguous());
     snapshot.model.push_back(make_entry(with_block(rule.theirs, block), snapshot.held.back()));
   });
   write_safetensors(out.path() / "model.safetensors", snapshot.model, {{"format", "pt"}});

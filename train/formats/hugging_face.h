@@ -38,6 +38,7 @@ class HuggingFaceFolder {
   struct Source {
     std::string name;
     bool transposed;
+    double shift;  ///< of TensorRule
   };
   Source source_of(const NamedParameter& parameter) const;
   void check_tensors() const;

@@ -1,182 +1,26 @@
-// Llama (Touvron et al. 2023) and the families with the same computation: Mistral without a sliding
-// window, Qwen 2 with biases of queries, keys and values, Qwen 3 with norms of queries and keys.
+// The families of the kind "llama": Llama (Touvron et al. 2023) and those that differ from it in a
+// few points, which LlamaVariant lists.
 #include <cmath>
 #include <numbers>
 
-#include "train/formats/family.h"
+#include "train/formats/llama_keys.h"
 
 namespace lathe {
 namespace {
 
-/// The differences between the families.
-struct Variant {
-  const char* model_type;
-  const char* architecture;
-  const char* gguf_name;
-  bool qkv_bias, qk_norm;
-  bool slides;    ///< sliding_window applies unless it is null; an absent one is 4096
-  bool exported;  ///< whether models are written as this family
-  /// num_key_value_heads may be absent and is then the number of heads. In the other families
-  /// transformers has a default of another value.
-  bool groups_may_lack;
-  /// head_dim may be absent and is then hidden_size / num_attention_heads.
-  bool width_may_lack;
-};
-
-/// Reads the keys of positions: rope_parameters, or rope_theta and rope_scaling, which transformers
-/// wrote before version 5.
-void read_rope(ConfigKeys& c, ModelKeys& model) {
-  const bool together = c.has("rope_parameters");
-  ConfigKeys rope = c.part(together ? "rope_parameters" : "rope_scaling");
-  // rope_theta may be a key of config.json itself; the inner one has precedence.
-  const double theta = c.real("rope_theta", 10000.0);
-  model["rope_theta"] = rope.real("rope_theta", theta);
-
-  // Older files have "type" in place of "rope_type"; some have both.
-  const std::string old = rope.text("type", "default"), type = rope.text("rope_type", old);
-  if (rope.has("type") && old != type)
-    rope.refuse("type", "rope_type = \"" + type + "\" says otherwise");
-
-  if (type == "linear") {
-    model["rope_scaling"] = type;
-    model["rope_factor"] = rope.real("factor");
-  } else if (type == "llama3") {
-    model["rope_scaling"] = type;
-    model["rope_factor"] = rope.real("factor");
-    model["rope_low_freq_factor"] = rope.real("low_freq_factor");
-    model["rope_high_freq_factor"] = rope.real("high_freq_factor");
-    model["rope_original_context"] = rope.whole("original_max_position_embeddings", 1, 1000000);
-  } else if (type == "yarn") {
-    model["rope_scaling"] = type;
-    model["rope_factor"] = rope.real("factor");
-    model["rope_beta_fast"] = rope.real("beta_fast", 32);
-    model["rope_beta_slow"] = rope.real("beta_slow", 1);
-    model["rope_attention_factor"] = rope.real("attention_factor", 0);
-    model["rope_original_context"] = rope.whole("original_max_position_embeddings", 1, 100000000);
-    rope.only("truncate", {true});
-  } else if (type != "default") {
-    rope.refuse(rope.has("rope_type") ? "rope_type" : "type",
-                "this build computes default, linear, llama3 and yarn alone");
-  }
-
-  rope.only("partial_rotary_factor", {1.0});
-  c.only("partial_rotary_factor", {1.0});
-  c.only("rope_interleaved", {false});
-  rope.finish();
-}
-
-/// Checks that a sliding window is not shorter than the context, to all of which a model attends.
-void read_window(ConfigKeys& c, bool slides, int64_t context) {
-  slides = c.flag("use_sliding_window", slides);
-  for (const std::string& type : c.texts("layer_types")) {
-    if (type != "full_attention" && type != "sliding_attention")
-      c.refuse("layer_types", "this build computes full_attention alone");
-    slides = slides || type == "sliding_attention";
-  }
-  // Which layers have a window does not matter, since a short one is refused.
-  c.pass({"max_window_layers"});
-  if (c.is_null("sliding_window")) return;
-  const int64_t window = c.whole("sliding_window", 1, int64_t{1} << 40, 4096);
-  if (slides && window < context)
-    c.refuse("sliding_window",
-             str("this build attends to the whole context of ", context,
-                 " tokens; give --block-size ", window, " to take no more than the window"));
-}
-
-std::optional<int64_t> optional(bool may_lack, int64_t value) {
-  return may_lack ? std::optional(value) : std::nullopt;
-}
-
-ModelKeys read(const Variant& variant, ConfigKeys& c, int64_t most) {
-  const int64_t heads = c.whole("num_attention_heads", 1, 1000),
-                channels = c.whole("hidden_size", 1, 100000);
-
-  const int64_t context = context_of(c.whole("max_position_embeddings", 1, 1000000), most);
-  ModelKeys model{{"n_layer", c.whole("num_hidden_layers", 1, 1000)},
-                  {"n_head", heads},
-                  {"n_kv_head", c.whole("num_key_value_heads", 1, 1000,
-                                        optional(variant.groups_may_lack, heads))},
-                  {"n_embd", channels},
-                  {"head_dim", c.whole("head_dim", 1, 100000,
-                                       optional(variant.width_may_lack, channels / heads))},
-                  {"n_inner", c.whole("intermediate_size", 1, 1000000)},
-                  {"block_size", context},
-                  {"vocab_size", c.whole("vocab_size", 1, 10000000)},
-                  {"norm_eps", c.real("rms_norm_eps", 1e-6)},
-                  {"qkv_bias", variant.qkv_bias},
-                  {"qk_norm", variant.qk_norm},
-                  {"tie_weights", c.flag("tie_word_embeddings", false)}};
-
-  // Any other value would change the computation.
-  c.only("hidden_act", {"silu", "swish"});
-  c.only("attention_bias", {false});
-  c.only("mlp_bias", {false});
-  c.pass({"attention_dropout", "pretraining_tp", "is_llama_config", "transformers.js_config"});
-  read_rope(c, model);
-  read_window(c, variant.slides, context);
-  return model;
-}
-
-struct Shape {
-  int64_t heads, groups, width;
-  explicit Shape(const AnyConfig& own)
-      : heads(value_of<int64_t>(own, "n_head")),
-        groups(value_of<int64_t>(own, "n_kv_head") > 0 ? value_of<int64_t>(own, "n_kv_head")
-                                                       : heads),
-        width(value_of<int64_t>(own, "head_dim") > 0 ? value_of<int64_t>(own, "head_dim")
-                                                     : value_of<int64_t>(own, "n_embd") / heads) {}
-};
-
-std::optional<Json> write(const Variant& variant, const AnyConfig& own) {
-  // The family fixes whether there are biases and norms. Another family may have this model.
-  if (!variant.exported || value_of<bool>(own, "qkv_bias") != variant.qkv_bias ||
-      value_of<bool>(own, "qk_norm") != variant.qk_norm)
-    return std::nullopt;
-
-  const auto size = [&](const char* key) { return value_of<int64_t>(own, key); };
-  const auto real = [&](const char* key) { return value_of<double>(own, key); };
-  const Shape shape(own);
-
-  Json scaling;
-  const auto& type = value_of<std::string>(own, "rope_scaling");
-  if (type != "none") scaling = {{"rope_type", type}, {"factor", real("rope_factor")}};
-  if (type == "llama3") {
-    scaling["low_freq_factor"] = real("rope_low_freq_factor");
-    scaling["high_freq_factor"] = real("rope_high_freq_factor");
-    scaling["original_max_position_embeddings"] = size("rope_original_context");
-  }
-  if (type == "yarn") {
-    scaling["beta_fast"] = real("rope_beta_fast");
-    scaling["beta_slow"] = real("rope_beta_slow");
-    scaling["original_max_position_embeddings"] = size("rope_original_context");
-    // 0 stands for YaRN's formula, which applies where the key is absent.
-    if (real("rope_attention_factor") > 0)
-      scaling["attention_factor"] = real("rope_attention_factor");
-  }
-
-  return Json{{"vocab_size", size("vocab_size")},
-              {"max_position_embeddings", size("block_size")},
-              {"hidden_size", size("n_embd")},
-              {"intermediate_size", size("n_inner")},
-              {"num_hidden_layers", size("n_layer")},
-              {"num_attention_heads", shape.heads},
-              {"num_key_value_heads", shape.groups},
-              {"head_dim", shape.width},
-              {"hidden_act", "silu"},
-              {"rms_norm_eps", real("norm_eps")},
-              {"rope_theta", real("rope_theta")},
-              {"rope_scaling", scaling},
-              {"attention_bias", false},
-              {"attention_dropout", 0.0},
-              {"tie_word_embeddings", value_of<bool>(own, "tie_weights")}};
-}
+using Windows = LlamaVariant::Windows;
 
 GGUFMetadata llama_gguf(const AnyConfig& own) {
+  const auto window = value_of<int64_t>(own, "sliding_window");
+  if (window > 0 && window < value_of<int64_t>(own, "block_size"))
+    fail(Exit::usage, "GGUF has no form that this build writes for model.sliding_window = ", window,
+         "; export to Hugging Face's form (leave --format out)");
+
   const auto size = [&](const char* key) {
     return static_cast<uint32_t>(value_of<int64_t>(own, key));
   };
   const auto real = [&](const char* key) { return static_cast<float>(value_of<double>(own, key)); };
-  const Shape shape(own);
+  const LlamaShape shape(own);
   const auto width = static_cast<uint32_t>(shape.width);
   GGUFMetadata made{{"vocab_size", size("vocab_size")},
                     {"block_count", size("n_layer")},
@@ -220,7 +64,7 @@ std::vector<std::pair<std::string, std::vector<float>>> gguf_tensors(const AnyCo
   const double factor = real("rope_factor"), low = real("rope_low_freq_factor"),
                high = real("rope_high_freq_factor");
   const auto context = static_cast<double>(value_of<int64_t>(own, "rope_original_context"));
-  const auto width = static_cast<double>(Shape(own).width);
+  const auto width = static_cast<double>(LlamaShape(own).width);
 
   std::vector<float> divisors;
   for (double i = 0; i < width; i += 2) {
@@ -235,7 +79,7 @@ std::vector<std::pair<std::string, std::vector<float>>> gguf_tensors(const AnyCo
   return {{"rope_freqs.weight", divisors}};
 }
 
-Family family(const Variant& variant) {
+Family family(const LlamaVariant& variant) {
   Family f{.model_type = variant.model_type,
            .architecture = variant.architecture,
            .kind = "llama",
@@ -260,17 +104,32 @@ Family family(const Variant& variant) {
   };
 
   // Only the architecture "llama" has the channels of a pair next to each other.
-  const bool pairs = variant.gguf_name == std::string("llama");
+  const bool pairs = variant.gguf_name == "llama";
   using Rows = TensorRule::Rows;
 
-  add("norm1", "input_layernorm", "attn_norm");
+  // Weights of Gemma's norms are less by 1.
+  const auto add_norm = [&](const std::string& ours, const std::string& theirs,
+                            const std::string& gguf_name) {
+    add(ours, theirs, gguf_name);
+    for (auto rule = f.tensors.end() - 2; rule != f.tensors.end(); ++rule)
+      rule->shift = variant.is_gemma ? -1 : 0;
+  };
+  if (variant.is_gemma) f.tensors[1].shift = -1;
+
+  add_norm("norm1", "input_layernorm", "attn_norm");
   add("attn.q", "self_attn.q_proj", "attn_q", pairs ? Rows::pairs_of_heads : Rows::as_they_are);
   add("attn.k", "self_attn.k_proj", "attn_k", pairs ? Rows::pairs_of_groups : Rows::as_they_are);
   add("attn.v", "self_attn.v_proj", "attn_v");
-  add("attn.q_norm", "self_attn.q_norm", "attn_q_norm");
-  add("attn.k_norm", "self_attn.k_norm", "attn_k_norm");
+  add_norm("attn.q_norm", "self_attn.q_norm", "attn_q_norm");
+  add_norm("attn.k_norm", "self_attn.k_norm", "attn_k_norm");
   add("attn.proj", "self_attn.o_proj", "attn_output");
-  add("norm2", "post_attention_layernorm", "ffn_norm");
+  // Where branches have norms on their outputs, theirs has other names.
+  const bool is_pre = variant.norm_position == "pre";
+  add_norm("norm2", is_pre ? "post_attention_layernorm" : "pre_feedforward_layernorm", "ffn_norm");
+  if (!is_pre) {
+    add_norm("post_norm1", "post_attention_layernorm", "post_attention_norm");
+    add_norm("post_norm2", "post_feedforward_layernorm", "post_ffw_norm");
+  }
   add("mlp.gate", "mlp.gate_proj", "ffn_gate");
   add("mlp.up", "mlp.up_proj", "ffn_up");
   add("mlp.down", "mlp.down_proj", "ffn_down");
@@ -278,8 +137,9 @@ Family family(const Variant& variant) {
   // Older files have the frequencies of positions, which follow from the config.
   f.buffers = {"layers.#.self_attn.rotary_emb.inv_freq"};
 
-  f.read = [variant](ConfigKeys& keys, int64_t most) { return read(variant, keys, most); };
-  f.write = [variant](const AnyConfig& own) { return write(variant, own); };
+  f.read = [variant](ConfigKeys& keys, int64_t most) { return read_llama(variant, keys, most); };
+  f.write = [variant](const AnyConfig& own) { return write_llama(variant, own); };
+  if (variant.gguf_name.empty()) return f;
   f.gguf_name = variant.gguf_name;
   f.gguf = llama_gguf;
   f.gguf_tensors = gguf_tensors;
@@ -289,16 +149,82 @@ Family family(const Variant& variant) {
 }  // namespace
 
 Family llama_family() {
-  return family({"llama", "LlamaForCausalLM", "llama", false, false, false, true, true, true});
+  return family({.model_type = "llama", .architecture = "LlamaForCausalLM", .gguf_name = "llama"});
 }
 Family mistral_family() {
-  return family({"mistral", "MistralForCausalLM", "llama", false, false, true, false, false, true});
+  return family({.model_type = "mistral",
+                 .architecture = "MistralForCausalLM",
+                 .gguf_name = "llama",
+                 .windows = Windows::all,
+                 .slides = true,
+                 .groups_may_lack = false});
 }
 Family qwen2_family() {
-  return family({"qwen2", "Qwen2ForCausalLM", "qwen2", true, false, false, true, false, true});
+  return family({.model_type = "qwen2",
+                 .architecture = "Qwen2ForCausalLM",
+                 .gguf_name = "qwen2",
+                 .qkv_bias = true,
+                 .windows = Windows::listed,
+                 .counts_full_layers = true,
+                 .groups_may_lack = false});
 }
 Family qwen3_family() {
-  return family({"qwen3", "Qwen3ForCausalLM", "qwen3", false, true, false, true, false, false});
+  return family({.model_type = "qwen3",
+                 .architecture = "Qwen3ForCausalLM",
+                 .gguf_name = "qwen3",
+                 .qk_norm = "head",
+                 .windows = Windows::listed,
+                 .counts_full_layers = true,
+                 .groups_may_lack = false,
+                 .width_may_lack = false});
+}
+Family olmo2_family() {
+  return family({.model_type = "olmo2",
+                 .architecture = "Olmo2ForCausalLM",
+                 .qk_norm = "projection",
+                 .norm_position = "post",
+                 .norm_eps = 1e-5});
+}
+Family smollm3_family() {
+  return family({.model_type = "smollm3",
+                 .architecture = "SmolLM3ForCausalLM",
+                 .windows = Windows::listed,
+                 .window = 0,
+                 .lists_rope_layers = true,
+                 .rope_theta = 2e6,
+                 .tie_weights = true,
+                 .groups_may_lack = false});
+}
+Family gemma2_family() {
+  return family({.model_type = "gemma2",
+                 .architecture = "Gemma2ForCausalLM",
+                 .norm_position = "both",
+                 .is_gemma = true,
+                 .caps_attention = true,
+                 .caps_logits = true,
+                 .attention_softcap = 50,
+                 .logit_softcap = 30,
+                 .windows = Windows::listed,
+                 .slides = true,
+                 .window_layers = "10",
+                 .tie_weights = true,
+                 .groups_may_lack = false,
+                 .width_may_lack = false});
+}
+Family gemma3_family() {
+  return family({.model_type = "gemma3_text",
+                 .architecture = "Gemma3ForCausalLM",
+                 .qk_norm = "head",
+                 .norm_position = "both",
+                 .is_gemma = true,
+                 .caps_logits = true,
+                 .windows = Windows::listed,
+                 .slides = true,
+                 .has_local_rope = true,
+                 .rope_theta = 1e6,
+                 .tie_weights = true,
+                 .groups_may_lack = false,
+                 .width_may_lack = false});
 }
 
 }  // namespace lathe

@@ -33,7 +33,7 @@ void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double 
 /// it has no head: [B, end - begin, V].
 at::Tensor logits_at(const Model& model, const Variable& x, int64_t begin, int64_t end) {
   if (!model.has_head()) return x.data().slice(1, begin, end);
-  return linear(slice(x, 1, begin, end), model.head_weight()).data();
+  return head_logits(slice(x, 1, begin, end), model.head_weight(), model.logit_softcap()).data();
 }
 
 Variable features_of(const Model& model, const at::Tensor& ids_BT) {

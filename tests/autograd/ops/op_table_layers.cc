@@ -205,7 +205,7 @@ void add_attention(std::vector<OpCase>& t) {
   }
 }
 
-at::Tensor grouped(T x, int64_t heads, int64_t kv_heads) {
+at::Tensor grouped(T x, int64_t heads, int64_t kv_heads, const ScoreOptions& o = {}) {
   const auto split = [&](const at::Tensor& y, int64_t n) {
     return y.view({y.size(0), y.size(1), n, y.size(2) / n})
         .transpose(1, 2)
@@ -213,9 +213,14 @@ at::Tensor grouped(T x, int64_t heads, int64_t kv_heads) {
   };
   const int64_t time = x[0].size(1);
   const at::Tensor q = split(x[0], heads), future = torch::ones({time, time}, at::kBool).triu(1);
-  const at::Tensor s =
-      q.matmul(split(x[1], kv_heads).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(3)));
-  const at::Tensor y = s.masked_fill(future, -INFINITY).softmax(-1).matmul(split(x[2], kv_heads));
+  const double scale = o.scale > 0 ? o.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  at::Tensor s = q.matmul(split(x[1], kv_heads).transpose(-2, -1)) * scale;
+  if (o.softcap > 0) s = torch::tanh(s / o.softcap) * o.softcap;
+  const at::Tensor hidden =
+      o.window > 0
+          ? future.logical_or(torch::ones({time, time}, at::kBool).tril(-o.window).to(q.device()))
+          : future;
+  const at::Tensor y = s.masked_fill(hidden, -INFINITY).softmax(-1).matmul(split(x[2], kv_heads));
   return y.transpose(1, 2).reshape(x[0].sizes());
 }
 
@@ -234,6 +239,25 @@ void add_grouped(std::vector<OpCase>& t) {
                   {{c.batch, c.time, c.kv_heads * c.width}}},
                  [c](V v) { return attention(v[0], v[1], v[2], c.heads, c.kv_heads); },
                  [c](T x) { return grouped(x, c.heads, c.kv_heads); }});
+    t.back().low_scale = 8;
+    t.back().differences = c.time < 10;
+  }
+  for (const auto& [c, o] :
+       {std::pair(Case{"window", 4, 2, 2, 5, 4}, ScoreOptions{.window = 3}),
+        {Case{"window of two keys", 2, 1, 1, 4, 4}, {.window = 2}},
+        {Case{"window, longer than a block", 3, 1, 1, 131, 8}, {.window = 66}},
+        {Case{"scale", 2, 2, 2, 5, 4}, {.scale = 0.3}},
+        {Case{"capped scores", 2, 1, 2, 5, 4}, {.scale = 2, .softcap = 1.5}},
+        {Case{"capped scores and window, longer than a block", 2, 1, 2, 131, 8},
+         {.window = 20, .scale = 0.5, .softcap = 2}}}) {
+    t.push_back(
+        {"grouped_attention",
+         c.label,
+         {{{c.batch, c.time, c.heads * c.width}},
+          {{c.batch, c.time, c.kv_heads * c.width}},
+          {{c.batch, c.time, c.kv_heads * c.width}}},
+         [c, o](V v) { return attention(v[0], v[1], v[2], c.heads, c.kv_heads, {}, {}, o); },
+         [c, o](T x) { return grouped(x, c.heads, c.kv_heads, o); }});
     t.back().low_scale = 8;
     t.back().differences = c.time < 10;
   }

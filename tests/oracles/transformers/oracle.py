@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from families import families
 from scores import scores
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
@@ -294,19 +295,11 @@ def llama(bench):
         said = bench.call("import", place, "--out", bench.path("x"), fails=True).stderr
         assert key in said, f"{name}: {said}"
         print(f"{name}: refused, naming {key}")
-        return place
 
     refused("llama-dynamic", "rope_type", model(rope={"rope_type": "dynamic", "factor": 4.0}))
     refused("llama-biased", "attention_bias", model(attention_bias=True))
     refused("llama-mlp-biased", "mlp_bias", model(mlp_bias=True))
     refused("llama-gelu", "hidden_act", model(hidden_act="gelu"))
-    short = refused("mistral-window", "sliding_window", model(config=MistralConfig, kind=MistralForCausalLM, sliding_window=24))
-    fitting = bench.path("mistral-window-run")
-    bench.call("import", short, "--out", fitting, "--block-size", 24)
-    mine, _ = bench.logits(fitting, some_ids(), 0)
-    other, _ = theirs(short, some_ids(), 0)
-    assert (mine - other).abs().max() < TOLERANCE
-    refused("qwen2-window", "sliding_window", model(**qwen, use_sliding_window=True, sliding_window=24, max_window_layers=0))
 
     # Controls: rotary pairs beside each other in place of halves, and another base of the angles.
     from safetensors.torch import load_file, save_file
@@ -480,7 +473,7 @@ def scored(bench):
         scores(bench, name, folder, run)
 
 
-CASES = {"gpt2": gpt2, "source": source, "llama": llama, "scored": scored}
+CASES = {"gpt2": gpt2, "source": source, "llama": llama, "families": families, "scored": scored}
 
 
 def main():

@@ -1,0 +1,26 @@
+// The keys of rotary positions and of layers' kinds in config.json, as the families of the kind
+// "llama" have them. No LibTorch header.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/formats/llama_keys.h"
+
+namespace lathe {
+
+/// Reads rope_parameters, or rope_theta and rope_scaling, which transformers wrote before
+/// version 5. `context` is max_position_embeddings.
+void read_rope(const LlamaVariant& variant, ConfigKeys& keys, int64_t context, ModelKeys& model);
+/// Adds rope_theta and rope_scaling to a config.json.
+void write_rope(const LlamaVariant& variant, const AnyConfig& own, Json& config);
+
+/// Reads which layers have rotary positions and a sliding window. Throws for a window that is
+/// shorter than the context in a family without windows.
+void read_layers(const LlamaVariant& variant, ConfigKeys& keys, ModelKeys& model);
+/// Adds the keys of layers to a config.json.
+void write_layers(const LlamaVariant& variant, const AnyConfig& own, Json& config);
+/// Returns a digit for each layer of a model: `pattern` repeated.
+std::string digits_of_layers(const AnyConfig& own, const std::string& pattern);
+
+}  // namespace lathe
