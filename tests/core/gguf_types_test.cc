@@ -3,10 +3,11 @@
 #include "core/io/gguf_types.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "tests/support/catch.h"
-#include "tests/support/gguf.h"
+#include "tests/support/gguf_blocks.h"
 
 namespace {
 

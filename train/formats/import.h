@@ -11,7 +11,7 @@
 namespace lathe {
 
 struct ImportOptions {
-  fs::path folder, out;            ///< `folder`: a Hugging Face folder, or a GGUF file
+  fs::path folder{}, out{};        ///< `folder`: a Hugging Face folder, or a GGUF file
   int64_t block_size = 0;          ///< the context to use, 0 for all that the model was made for
   std::string tokenizer = "auto";  ///< auto: the model's; none; or the path of one
   std::string chat_template{};     ///< as set_chat_template() takes it; empty: the model's
