@@ -102,7 +102,7 @@ void read_config(const GGUFFile& file) {
   ConfigKeys keys(file.metadata(), "here");
   const ModelKeys model = family.read_gguf(keys, facts, 0);
   fuzz::must(model.contains("n_layer") && model.contains("vocab_size"),
-             "a config says how large its model is");
+             "a config has the sizes of its model");
 }
 
 }  // namespace
@@ -121,7 +121,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     read_config(file);
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::checkpoint, "a bad file is no usable checkpoint");
+    fuzz::must(e.code() == Exit::checkpoint, "a bad file is refused as a checkpoint");
   }
   return 0;
 }

@@ -32,7 +32,7 @@ struct TensorRule {
 /// The contents of a config.json as keys of [model], without the section.
 using ModelKeys = std::map<std::string, ConfigValue>;
 
-/// What the tensors of a GGUF file say about its model.
+/// The facts about a GGUF file's model that its tensors give.
 struct GGUFFacts {
   std::string architecture;            ///< general.architecture, which begins the names of keys
   int64_t vocab_size = 0;              ///< the rows of token_embd.weight

@@ -54,7 +54,8 @@ ConfigKeys keys_of(const GGUFFile& file, const std::string& architecture) {
 std::string text_of(const GGUFFile& file, const std::string& key, const std::string& otherwise) {
   const Json* value = file.find_value(key);
   if (value == nullptr) return otherwise;
-  if (!value->is_string()) fail(Exit::checkpoint, file.path().string(), ": ", key, " is no text");
+  if (!value->is_string())
+    fail(Exit::checkpoint, file.path().string(), ": ", key, " is not a string");
   return value->get<std::string>();
 }
 
@@ -148,8 +149,8 @@ at::ScalarType GGUFModel::dtype(const NamedParameter& p) const {
   };
   if (!rule->gguf_wide) return stored(name);
 
-  // Float32 in every file; the model's own dtype is that of its embeddings if no value says
-  // otherwise.
+  // Float32 in every file; the model's own dtype is that of its embeddings if that holds
+  // every value.
   const at::Tensor values = values_of(*file_.find(name));
   const at::ScalarType others = stored(embeddings);
   return at::equal(values.to(others).to(at::kFloat), values.to(at::kFloat)) ? others : stored(name);

@@ -155,7 +155,7 @@ Json normalizer_of(bool space_before) {
 }
 
 /// Adds the way in which text is split, in the form of tokenizer.json. Returns whether texts begin
-/// with a token unless a key says otherwise.
+/// with a token where no key decides that.
 bool add_splits(const TokenizerKeys& keys, Json& json) {
   const auto name = keys.get<std::string>("ggml.pre", "default");
   const auto splits = std::ranges::find(all_splits(), name, &Splits::name);

@@ -123,12 +123,14 @@ TEST_CASE("an export or import that was interrupted or killed leaves nothing tha
   const TempFolder f;
   make_run(f, "run", "gpt", gpt);
   export_hugging_face({.run = f / "run", .out = f / "hf"});
+  export_gguf({.run = f / "run", .out = f / "gguf"});
   auto before = names(f.path());
 
   const std::vector<std::vector<std::string>> commands{
       {"export", "run", "--out", "a/out"},
       {"export", "run", "--format", "gguf", "--out", "a/out"},
-      {"import", "hf", "--out", "a/out"}};
+      {"import", "hf", "--out", "a/out"},
+      {"import", "gguf/model.gguf", "--out", "a/out"}};
   for (const auto& command : commands) {
     for (const char* point : {"new folder: created 1", "new folder: written 1"}) {
       INFO(command[0] << " " << command[2] << ", " << point);

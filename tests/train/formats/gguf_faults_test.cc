@@ -18,7 +18,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// A file that a fault test changes, and what an import of it says.
+/// A file that a fault test changes, and the error of an import of it.
 class FaultyFile {
  public:
   FaultyFile() : good_(float32()) {}
@@ -83,6 +83,10 @@ TEST_CASE("a GGUF file whose header lies is refused by all commands", "[gguf_fau
           [](File& g) { g.value("llama.x") = raw(uint32_t{8}) + raw(uint64_t{1} << 62); });
   refused("cut short", [](File& g) {
     g.value("llama.x") = raw(uint32_t{9}) + raw(uint32_t{0}) + raw(uint64_t{1} << 40);
+  });
+  refused("more than 33554432 values", [](File& g) {
+    const uint64_t count = (uint64_t{1} << 25) + 1;
+    g.value("llama.x") = raw(uint32_t{9}) + raw(uint32_t{0}) + raw(count) + std::string(count, 'x');
   });
   refused("lists in lists", [](File& g) {
     std::string nested;
@@ -170,7 +174,7 @@ TEST_CASE("a GGUF file whose model computes otherwise is refused by its key", "[
     f.refused(4, what, [&](File& g) { g.value(name) = value; });
   };
   key("general.architecture", gguf_value("bert"), "general.architecture = \"bert\"");
-  key("general.architecture", gguf_value(3U), "general.architecture is no text");
+  key("general.architecture", gguf_value(3U), "general.architecture is not a string");
   key("general.type", gguf_value("adapter"), "general.type = adapter");
   key("split.count", gguf_value(2U), "llama-gguf-split");
   key("llama.made_up", gguf_value(3U), "--ignore-key llama.made_up");
@@ -201,6 +205,12 @@ TEST_CASE("a GGUF file whose model computes otherwise is refused by its key", "[
         {.name = "blk.0.attn_q.bias", .sizes = {256}, .bytes = std::string(1024, '\0')});
   });
   f.refused(2, "--block-size = 17", [](File&) {}, {.block_size = 17});
+
+  // A folder with a file is not a Hugging Face folder; the sentence names the file.
+  const Finished folder = lathe_in(f.folder(), {"import", ".", "--out", "in/out"});
+  CHECK(folder.code == 4);
+  CHECK_THAT(folder.err, ContainsSubstring("give its model.gguf"));
+  CHECK(lathe_in(f.folder(), {"import", "none.gguf", "--out", "in/out"}).code == 2);
 
   // Controls: what changes nothing, a shorter context, and a key that is passed over.
   f.imported([](File& g) {

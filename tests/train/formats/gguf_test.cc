@@ -284,7 +284,7 @@ void check_quantized(const GGUFFile& file, const std::string& name, const at::Te
   CHECK(std::ranges::equal(entry->bytes, wanted));
 }
 
-TEST_CASE("matrices are quantized where rows are whole blocks, and vectors stay float32",
+TEST_CASE("matrices are quantized where rows are complete blocks, and vectors stay float32",
           "[gguf]") {
   const TempFolder f;
   const Values sizes{{"n_layer", int64_t{1}},      {"n_head", int64_t{4}},
