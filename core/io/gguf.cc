@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "core/io/gguf_types.h"
+
 namespace lathe {
 namespace {
 
@@ -19,10 +21,9 @@ enum ValueType : uint32_t {
 };
 
 uint32_t tensor_type(const TensorEntry& tensor) {
-  if (tensor.dtype == "F32") return 0;
-  if (tensor.dtype == "F16") return 1;
-  if (tensor.dtype == "BF16") return 30;
-  fail(Exit::internal, "GGUF: tensor \"", tensor.name, "\" is ", tensor.dtype);
+  const GGUFType* type = find_gguf_type(tensor.dtype);
+  LATHE_CHECK(type != nullptr, "GGUF: tensor \"", tensor.name, "\" is ", tensor.dtype);
+  return type->number;
 }
 
 class Writer {

@@ -101,6 +101,7 @@ fs::path run_argument(const Arguments& arguments) {
            " wants a run or a checkpoint", eval ? ", and data as --data " + path : "");
     case PathKind::file:
     case PathKind::safetensors:
+    case PathKind::gguf:
       fail(Exit::checkpoint, path, " is a file; lathe ", arguments.command,
            " wants a run or a checkpoint folder");
     default: return path;

@@ -61,7 +61,7 @@ std::vector<Command>& command_table() {
       listed("Models", "Chat with a fine-tuned model in the terminal.", chat_command()),
       listed("Models", "Serve a language model over HTTP, with OpenAI's interface.",
              serve_command()),
-      listed("Models", "Import a Hugging Face model as a run.", import_command()),
+      listed("Models", "Import a Hugging Face model or a GGUF file as a run.", import_command()),
       listed("Models", "Export a model as a Hugging Face folder or a GGUF file.", export_command()),
       listed("Models", "Merge low-rank adapters into the model under them.", merge_command()),
       listed("Inspect", "List the runs in a folder.", runs_command()),

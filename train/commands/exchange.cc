@@ -1,5 +1,6 @@
 // `lathe import` and `lathe export` exchange models with other programs.
 #include <algorithm>
+#include <iterator>
 
 #include "core/io/log.h"
 #include "core/io/safetensors.h"
@@ -7,6 +8,7 @@
 #include "data/tokenizers/chat_template.h"
 #include "train/commands/commands.h"
 #include "train/formats/gguf.h"
+#include "train/formats/gguf_model.h"
 #include "train/run/stop.h"
 
 namespace lathe {
@@ -30,7 +32,7 @@ void report_import(const fs::path& run) {
   log_info("model     ", config.model.kind, ", ", format("%.2f", parameters / 1e6),
            "M parameters in ", dtype, ", context of ", model_context(config), " tokens");
   for (const std::string& key : state.ignored_keys)
-    log_info("ignored   ", key, " of config.json, as --ignore-key asks");
+    log_info("ignored   ", key, ", as --ignore-key asks");
   const std::string tune =
       str("lathe train CONFIG --data.dir=DATA --train.init_from=", run.string());
   if (!state.tokenizer) {
@@ -66,7 +68,8 @@ Exit run_import(const Arguments& arguments) {
 
   install_stop_handlers("the import");
   o.stop = [] { return stop_signal() != 0; };
-  log_info("imported as ", import_hugging_face(o).string());
+  const bool is_file = fs::is_regular_file(o.folder);
+  log_info("imported as ", (is_file ? import_gguf(o) : import_hugging_face(o)).string());
   report_import(o.out);
   return Exit::done;
 }
@@ -86,7 +89,9 @@ Exit run_export(const Arguments& arguments) {
   o.checkpoint = arguments.get("checkpoint", o.checkpoint);
   o.chat_template = arguments.get("chat-template", "");
   o.average = choice("weights", "model", {"model", "ema"}) == "ema";
-  if (arguments.flags.contains("dtype")) o.dtype = choice("dtype", "", {"fp32", "bf16", "fp16"});
+  std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
+  if (format == "gguf") std::ranges::copy(gguf_dtypes(), std::back_inserter(dtypes));
+  if (arguments.flags.contains("dtype")) o.dtype = choice("dtype", "", dtypes);
 
   install_stop_handlers("the export");
   o.stop = [] { return stop_signal() != 0; };
@@ -99,19 +104,18 @@ Exit run_export(const Arguments& arguments) {
 
 Command import_command() {
   return {"import",
-          "FOLDER --out RUN",
-          "make a run of a Hugging Face folder (config.json, safetensors, tokenizer.json), for "
-          "eval, generate, export "
-          "and train.init_from",
+          "FOLDER|FILE.gguf --out RUN",
+          "make a run of a Hugging Face folder (config.json, safetensors, tokenizer.json) or of a "
+          "GGUF file, for eval, generate, export and train.init_from",
           "import downloads/gpt2 --out runs/gpt2",
           {{"out", "folder for the run"},
            {"block-size", "context in tokens, where the model's whole one is not wanted (all)"},
            {"tokenizer",
-            "auto: the folder's; the path of another; or none, for the weights alone (auto)"},
-           {"chat-template", "chatml, llama3, or a file in Jinja, in place of the folder's"},
+            "auto: the model's; the path of another; or none, for the weights alone (auto)"},
+           {"chat-template", "chatml, llama3, or a file in Jinja, in place of the model's"},
            {"ignore-key",
-            "a key of config.json that does not change what the model computes and that this build "
-            "does not know; may be given several times"}},
+            "a key of config.json or of the GGUF file's architecture that does not change what the "
+            "model computes and that this build does not know; may be given several times"}},
           false,
           1,
           1,
@@ -129,7 +133,7 @@ Command export_command() {
       {{"out", "folder to make"},
        {"format",
         "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf (hf)"},
-       {"dtype", "of matrices: fp32, bf16 or fp16 (as they are saved)"},
+       {"dtype", "of matrices: fp32, bf16 or fp16, in GGUF also q8_0 or q4_0 (as they are saved)"},
        {"chat-template", "chatml, llama3, or a file in Jinja, in place of the run's"},
        {"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
        {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"}},

@@ -1,10 +1,12 @@
 #include "train/commands/inspect.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <sstream>
 
 #include "core/dtype.h"
+#include "core/io/gguf_file.h"
 #include "core/io/safetensors.h"
 #include "core/io/text.h"
 #include "data/data.h"
@@ -18,7 +20,7 @@ namespace lathe {
 namespace {
 
 [[noreturn]] void refuse(const fs::path& path) {
-  constexpr const char* wanted = "a run, checkpoint, data folder or .safetensors file";
+  constexpr const char* wanted = "a run, checkpoint, data folder, .safetensors or .gguf file";
   if (!fs::exists(path)) fail(Exit::usage, path.string(), " does not exist; give ", wanted);
   if (is_hugging_face(path))
     fail(Exit::usage, path.string(),
@@ -29,13 +31,52 @@ namespace {
 /// Reads a file's header, and throws where it is not valid.
 void check_safetensors(const fs::path& path) { const SafetensorsFile file(path); }
 
-void list_tensors(std::ostringstream& out, const SafetensorsFile& file) {
+void list_tensors(std::ostringstream& out, const std::vector<TensorEntry>& tensors) {
   int64_t total = 0;
-  for (const auto& t : file.tensors()) {
-    out << "  " << t.name << "  " << t.dtype << " " << describe(at::IntArrayRef(t.shape)) << "\n";
+  for (const TensorEntry& t : tensors) {
+    out << "  " << printable_line(t.name) << "  " << t.dtype << " "
+        << describe(at::IntArrayRef(t.shape)) << "\n";
     total += t.numel();
   }
-  out << "  " << file.tensors().size() << " tensors, " << total << " elements\n";
+  out << "  " << tensors.size() << " tensors, " << total << " elements\n";
+}
+
+/// Lists the metadata of a GGUF file on a line each: of a list its size and first values.
+void list_metadata(std::ostringstream& out, const GGUFFile& file) {
+  constexpr size_t most_shown = 3, most_characters = 200;
+  for (const auto& [key, value] : file.metadata().items()) {
+    std::string shown;
+    if (value.is_array()) {
+      shown = quantity(std::ssize(value), "value") + ":";
+      for (size_t i = 0; i < std::min(value.size(), most_shown); ++i)
+        shown += " " + json_text(value[i]);
+      if (value.size() > most_shown) shown += " ...";
+    } else {
+      shown = value.is_string() ? value.get<std::string>() : json_text(value);
+    }
+    if (shown.size() > most_characters) shown = shown.substr(0, most_characters) + "...";
+    out << "  " << printable_line(key) << " = " << printable_line(shown) << "\n";
+  }
+}
+
+/// Throws where a tensor of a GGUF file has a value that is not finite.
+void check_values(const GGUFFile& file) {
+  std::vector<float> values;
+  for (const TensorEntry& t : file.tensors()) {
+    const GGUFType& type = *find_gguf_type(t.dtype);
+    const size_t most = type.bytes << 12;
+    values.resize(static_cast<size_t>(type.elements) << 12);
+    for (size_t at = 0; at < t.bytes.size(); at += most) {
+      const auto part = t.bytes.subspan(at, std::min(most, t.bytes.size() - at));
+      read_blocks(type, part, values.data());
+      const auto end = values.begin() + static_cast<std::ptrdiff_t>(part.size() / type.bytes) *
+                                            static_cast<std::ptrdiff_t>(type.elements);
+      if (!std::all_of(values.begin(), end, [](float x) { return std::isfinite(x); }))
+        fail(Exit::checkpoint, file.path().string(), ": tensor \"", t.name,
+             "\" has elements that are not finite");
+    }
+    file.release(t);
+  }
 }
 
 void list_state(std::ostringstream& out, const fs::path& checkpoint) {
@@ -54,7 +95,7 @@ void list_state(std::ostringstream& out, const fs::path& checkpoint) {
   if (s.imported_from.empty()) return;
   out << "  imported from " << printable_line(s.imported_from);
   for (size_t i = 0; i < s.ignored_keys.size(); ++i)
-    out << (i == 0 ? "; ignored keys of config.json: " : ", ") << printable_line(s.ignored_keys[i]);
+    out << (i == 0 ? "; ignored keys: " : ", ") << printable_line(s.ignored_keys[i]);
   out << "\n";
 }
 
@@ -78,12 +119,19 @@ std::string inspect(const fs::path& path_) {
       const SafetensorsFile file(path);
       out << path.string() << "\n";
       for (const auto& [key, value] : file.metadata()) out << "  " << key << " = " << value << "\n";
-      list_tensors(out, file);
+      list_tensors(out, file.tensors());
+      break;
+    }
+    case PathKind::gguf: {
+      const GGUFFile file(path);
+      out << path.string() << "\n";
+      list_metadata(out, file);
+      list_tensors(out, file.tensors());
       break;
     }
     case PathKind::checkpoint: {
       list_state(out, path);
-      list_tensors(out, SafetensorsFile(path / "model.safetensors"));
+      list_tensors(out, SafetensorsFile(path / "model.safetensors").tensors());
       out << "\n" << read_state(path).config;
       break;
     }
@@ -117,6 +165,10 @@ std::string verify(const fs::path& path_) {
     case PathKind::safetensors:
       check_safetensors(path);
       out << path.string() << ": well formed\n";
+      break;
+    case PathKind::gguf:
+      check_values(GGUFFile(path));
+      out << path.string() << ": well formed, and all values are finite\n";
       break;
     case PathKind::checkpoint:
       verify_checkpoint(path);
@@ -160,7 +212,7 @@ std::string verify(const fs::path& path_) {
 Command inspect_command() {
   return {"inspect",
           "PATH",
-          "show a run, checkpoint, data folder or .safetensors file",
+          "show a run, checkpoint, data folder, .safetensors or .gguf file",
           "inspect runs/quickstart/checkpoints/step-00002000",
           {},
           false,
@@ -175,7 +227,8 @@ Command inspect_command() {
 Command verify_command() {
   return {"verify",
           "PATH",
-          "check a run, checkpoint or data folder against its checksums",
+          "check a run, checkpoint or data folder against its checksums, or a .safetensors or "
+          ".gguf file",
           "verify runs/quickstart",
           {},
           false,

@@ -17,7 +17,9 @@ PathKind kind_of(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   if (!fs::exists(path)) return PathKind::missing;
   if (!fs::is_directory(path))
-    return path.extension() == ".safetensors" ? PathKind::safetensors : PathKind::file;
+    return path.extension() == ".safetensors" ? PathKind::safetensors
+           : path.extension() == ".gguf"      ? PathKind::gguf
+                                              : PathKind::file;
   if (is_hugging_face(path)) return PathKind::hugging_face;
   if (is_checkpoint(path)) return PathKind::checkpoint;
   if (is_run(path)) return PathKind::run;

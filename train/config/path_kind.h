@@ -6,7 +6,17 @@
 namespace lathe {
 
 /// What a path on the command line is.
-enum class PathKind { missing, file, safetensors, folder, data, run, checkpoint, hugging_face };
+enum class PathKind {
+  missing,
+  file,
+  safetensors,
+  gguf,
+  folder,
+  data,
+  run,
+  checkpoint,
+  hugging_face
+};
 /// What is at a path, by its name and what is in it. A data folder has a manifest.json or token
 /// shards.
 PathKind kind_of(const fs::path& path);

@@ -124,6 +124,7 @@ void check_is_file(const std::string& path) {
       fail(Exit::usage, path,
            " is a folder, not a config file; configs/quickstart.toml is one to begin with");
     case PathKind::safetensors:
+    case PathKind::gguf:
       fail(Exit::usage, path,
            " holds tensors and is no config file; configs/quickstart.toml is one to begin with");
     case PathKind::file: break;

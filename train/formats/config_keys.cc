@@ -104,7 +104,7 @@ void ConfigKeys::finish() const {
     if (!nothing && !taken_.contains(key) && !key.starts_with('_'))
       refuse(key,
              "this build does not know whether that changes what the model computes; if not, take "
-             "the key out or import the folder with --ignore-key " +
+             "the key out or import the model with --ignore-key " +
                  key);
   }
 }

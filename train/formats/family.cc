@@ -33,6 +33,18 @@ const Family& family_of(const Json& config, const std::string& where) {
        " alone");
 }
 
+const Family& family_of_gguf(const std::string& architecture, const std::string& where) {
+  std::string names;
+  for (const Family& family : families()) {
+    if (family.gguf_name == architecture) return family;
+    // Mistral's models are of the architecture "llama".
+    if (names.find(family.gguf_name) == std::string::npos)
+      names += (names.empty() ? "" : ", ") + family.gguf_name;
+  }
+  fail(Exit::checkpoint, where, ": general.architecture = \"", architecture,
+       "\", and this build reads ", names, " alone");
+}
+
 std::string with_block(const std::string& name, int64_t block) {
   const auto at = name.find('#');
   return at == std::string::npos ? name
@@ -59,6 +71,21 @@ std::pair<const TensorRule*, int64_t> rule_of(const Family& family, const std::s
     if (is_named(path, rule.ours, &block)) return {&rule, block};
   }
   return {nullptr, -1};
+}
+
+int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own) {
+  using Rows = TensorRule::Rows;
+  // n_kv_head = 0 stands for as many groups as heads.
+  const int64_t heads = value_of<int64_t>(own, "n_head"),
+                groups = value_of<int64_t>(own, "n_kv_head");
+  return rule.gguf_rows == Rows::pairs_of_groups && groups > 0 ? groups : heads;
+}
+
+int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts) {
+  const std::string key = facts.architecture + ".vocab_size";
+  if (keys.whole(key, 1, 10000000, facts.vocab_size) != facts.vocab_size)
+    keys.refuse(key, str("token_embd.weight has ", facts.vocab_size, " rows"));
+  return facts.vocab_size;
 }
 
 void pass_common_keys(ConfigKeys& keys) {

@@ -33,6 +33,14 @@ struct TensorRule {
 /// The contents of a config.json as keys of [model], without the section.
 using ModelKeys = std::map<std::string, ConfigValue>;
 
+/// The facts about a GGUF file's model that its tensors give.
+struct GGUFFacts {
+  std::string architecture;            ///< general.architecture, which begins the names of keys
+  int64_t vocab_size = 0;              ///< the rows of token_embd.weight
+  bool tied = false;                   ///< the embeddings are the head
+  std::vector<float> rope_divisors{};  ///< rope_freqs.weight; empty: there is none
+};
+
 struct Family {
   std::string model_type;    ///< in config.json
   std::string architecture;  ///< the class in transformers
@@ -52,12 +60,16 @@ struct Family {
   /// Returns the vectors that GGUF has besides the parameters.
   std::function<std::vector<std::pair<std::string, std::vector<float>>>(const AnyConfig& own)>
       gguf_tensors{};
+  /// Reads the architecture's metadata; `most` as in read(). Throws the errors of ConfigKeys.
+  std::function<ModelKeys(ConfigKeys& keys, const GGUFFacts& facts, int64_t most)> read_gguf{};
 };
 
 /// Returns all families. The first that can represent a model is used for export.
 const std::vector<Family>& families();
 /// Returns the family of a config.json. Throws Exit::checkpoint with the model_type if unknown.
 const Family& family_of(const Json& config, const std::string& where);
+/// Returns the family of a GGUF file's architecture. Throws Exit::checkpoint if unknown.
+const Family& family_of_gguf(const std::string& architecture, const std::string& where);
 
 /// Returns a name with a block's number in place of '#'.
 std::string with_block(const std::string& name, int64_t block);
@@ -66,6 +78,10 @@ std::pair<const TensorRule*, int64_t> rule_of(const Family& family, const std::s
 /// Returns whether `name` matches `pattern`, in which '#' stands for any number.
 bool is_named(const std::string& name, const std::string& pattern, int64_t* block = nullptr);
 
+/// Returns how many heads the rows of a parameter have, whose order in GGUF is not ours.
+int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own);
+/// Reads ARCHITECTURE.vocab_size, which must be that of the embeddings if it is there.
+int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts);
 /// Passes over the keys that any config.json may have and that do not change the computation.
 void pass_common_keys(ConfigKeys& keys);
 /// Returns the context to use: all `positions`, or `most` of them. Throws Exit::usage where `most`

@@ -57,6 +57,21 @@ GGUFMetadata gpt2_gguf(const AnyConfig& own) {
           {"attention.head_count", size("n_head")}, {"attention.layer_norm_epsilon", 1e-5F}};
 }
 
+ModelKeys read_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {
+  const auto key = [](const char* name) { return std::string("gpt2.") + name; };
+  const int64_t channels = c.whole(key("embedding_length"), 1, 100000);
+  c.only(key("feed_forward_length"), {4 * channels});
+  c.only(key("attention.layer_norm_epsilon"), {1e-5});
+  return {{"n_layer", c.whole(key("block_count"), 1, 1000)},
+          {"n_head", c.whole(key("attention.head_count"), 1, 1000)},
+          {"n_embd", channels},
+          {"block_size", context_of(c.whole(key("context_length"), 1, 1000000), most)},
+          {"vocab_size", read_gguf_vocabulary(c, facts)},
+          {"dropout", 0.0},
+          {"bias", true},
+          {"tie_weights", facts.tied}};
+}
+
 }  // namespace
 
 Family gpt2_family() {
@@ -101,6 +116,7 @@ Family gpt2_family() {
   f.write = write;
   f.gguf_name = "gpt2";
   f.gguf = gpt2_gguf;
+  f.read_gguf = read_gguf;
   return f;
 }
 

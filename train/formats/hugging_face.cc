@@ -1,88 +1,42 @@
 #include "train/formats/hugging_face.h"
 
-#include <ATen/ops/aminmax.h>
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <set>
 
-#include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/log.h"
-#include "core/kernels/isa.h"
-#include "core/mode.h"
-#include "data/tokenizers/chat_template.h"
 #include "train/formats/exported.h"
-#include "train/store/run_folder.h"
 
 namespace lathe {
 namespace {
 
 constexpr uint64_t most_config = uint64_t{16} << 20;
 
-/// Returns the family and the [model] of a config.json.
-std::pair<const Family*, ModelConfig> read_config(const fs::path& folder, int64_t block_size,
-                                                  const std::vector<std::string>& ignored) {
+/// Returns the family of a config.json, and its keys of [model].
+std::pair<const Family*, ModelKeys> read_config(const fs::path& folder, int64_t block_size,
+                                                const std::vector<std::string>& ignored) {
   const std::string where = (folder / "config.json").string();
   if (!fs::is_directory(folder))
-    fail(Exit::usage, folder.string(), " is no folder; give one with a config.json");
+    fail(Exit::usage, folder.string(),
+         " is not a folder; give one with a config.json, or a GGUF file");
   if (!fs::exists(folder / "config.json"))
-    fail(Exit::checkpoint, folder.string(), " has no config.json, so it is no Hugging Face folder");
+    fail(Exit::checkpoint, folder.string(), " has no config.json, so it is no Hugging Face folder",
+         fs::exists(folder / "model.gguf") ? "; give its model.gguf" : "");
 
   Json json = parse_json(read_file(where, Exit::checkpoint, most_config), where, Exit::checkpoint);
   const Family& family = family_of(json, where);
   ConfigKeys keys(std::move(json), where);
   pass_common_keys(keys);
-  const ModelKeys values = family.read(keys, block_size);
+  ModelKeys values = family.read(keys, block_size);
   for (const std::string& key : ignored) keys.ignore(key);
   // Keys that nobody read may change what the model computes, so this refuses them.
   keys.finish();
-
-  RunConfig config;
-  const ModelKind* kind = find_model_kind(family.kind);
-  if (kind == nullptr)
-    fail(Exit::checkpoint, where, ": this build has no model kind \"", family.kind, "\", which ",
-         family.model_type, " needs");
-
-  config.model.kind = family.kind;
-  config.model.own = kind->config;
-  // A value that the schema refuses is a fault of the folder, not of the command line.
-  try {
-    for (const auto& [key, value] : values)
-      config.schema().set(&config, "model." + key, value, where);
-  } catch (const Error& e) {
-    fail(Exit::checkpoint, e.what());
-  }
-
-  if (const auto fault = kind->check(config.model.own))
-    fail(Exit::checkpoint, where, ": ", fault->what);
-  return {&family, config.model};
-}
-
-/// Returns an entry as a tensor of its shape; copies it if its bytes are unaligned for its dtype.
-at::Tensor tensor_of(const TensorEntry& entry) {
-  const at::ScalarType dtype = *dtype_from_safetensors(entry.dtype);
-  const auto address = reinterpret_cast<uintptr_t>(entry.bytes.data());
-  if (address % static_cast<uintptr_t>(c10::elementSize(dtype)) == 0)
-    return entry_tensor(entry, entry.shape, {});
-  const at::Tensor copy = at::empty(entry.shape, dtype);
-  std::memcpy(copy.mutable_data_ptr(), entry.bytes.data(), entry.bytes.size());
-  return copy;
+  return {&family, std::move(values)};
 }
 
 bool is_weight(const std::string& dtype) {
   return dtype == "F32" || dtype == "F16" || dtype == "BF16";
-}
-
-/// Throws Exit::data where a tokenizer, read at `path`, has more tokens than the model.
-void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const ModelConfig& model) {
-  const int64_t vocab_size = *model.own.find<int64_t>("vocab_size");
-  if (tokenizer.size() > vocab_size) {
-    fail(Exit::data, path.string(), ": the tokenizer has ", tokenizer.size(),
-         " tokens, and the model a vocabulary of ", vocab_size);
-  }
 }
 
 std::string without(const std::string& name, const std::string& prefix) {
@@ -94,12 +48,11 @@ std::string without(const std::string& name, const std::string& prefix) {
 HuggingFaceFolder::HuggingFaceFolder(const fs::path& folder, int64_t block_size,
                                      const std::vector<std::string>& ignored)
     : folder_(folder), files_([&] {
-        std::tie(family_, model_) = read_config(folder, block_size, ignored);
+        const auto [family, values] = read_config(folder, block_size, ignored);
+        family_ = family;
+        set_model(family->kind, values, (folder / "config.json").string());
         return TensorFiles(folder);
       }()) {
-  const MetaInit guard;
-  shapes_ = find_model_kind(model_.kind)->make(model_.own, {});
-  parameters_ = lathe::parameters(*shapes_);
   check_tensors();
 }
 
@@ -113,7 +66,7 @@ HuggingFaceFolder::Source HuggingFaceFolder::source_of(const NamedParameter& p) 
 
 void HuggingFaceFolder::check_tensors() const {
   std::set<std::string> used;
-  for (const NamedParameter& p : parameters_) {
+  for (const NamedParameter& p : parameters()) {
     const Source source = source_of(p);
     const TensorEntry* entry = files_.find(source.name);
     if (entry == nullptr)
@@ -140,7 +93,7 @@ void HuggingFaceFolder::check_tensors() const {
   }
 
   // The remaining tensors must be known buffers, or a head that is equal to the tied embeddings.
-  const bool tied = *model_.own.find<bool>("tie_weights");
+  const bool tied = *model().own.find<bool>("tie_weights");
   for (const std::string& name : files_.names()) {
     if (used.contains(name)) continue;
     const auto is_buffer = [&](const std::string& pattern) {
@@ -152,7 +105,7 @@ void HuggingFaceFolder::check_tensors() const {
       fail(Exit::checkpoint, where, " is nothing that the model of config.json has");
 
     const TensorEntry &head = *files_.find(name),
-                      &tokens = *files_.find(source_of(parameters_[0]).name);
+                      &tokens = *files_.find(source_of(parameters()[0]).name);
     if (head.shape != tokens.shape || head.dtype != tokens.dtype ||
         std::memcmp(head.bytes.data(), tokens.bytes.data(), head.bytes.size()) != 0)
       fail(Exit::checkpoint, where, " differs from \"", tokens.name,
@@ -160,17 +113,15 @@ void HuggingFaceFolder::check_tensors() const {
   }
 }
 
+at::ScalarType HuggingFaceFolder::dtype(const NamedParameter& p) const {
+  return *dtype_from_safetensors(files_.find(source_of(p).name)->dtype);
+}
+
 at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
   const Source source = source_of(p);
   const TensorEntry& entry = *files_.find(source.name);
   at::Tensor t = tensor_of(entry);
-
-  if (t.numel() > 0) {
-    const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
-    if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>()))
-      fail(Exit::diverged, files_.file_of(source.name).string(), ": tensor \"", source.name,
-           "\" has elements that are not finite");
-  }
+  check_finite(t, str(files_.file_of(source.name).string(), ": tensor \"", source.name, "\""));
 
   if (source.transposed) {
     t = t.t().contiguous();
@@ -183,67 +134,14 @@ at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
 
 Tokenizer HuggingFaceFolder::tokenizer() const {
   const Tokenizer tokenizer = Tokenizer::bpe(folder_);
-  check_vocabulary(tokenizer, folder_, model_);
+  check_vocabulary(tokenizer, folder_, model());
   return tokenizer;
 }
 
+TokenizerSettings HuggingFaceFolder::settings() const { return read_settings(folder_); }
+
 fs::path import_hugging_face(const ImportOptions& o) {
-  const HuggingFaceFolder folder(o.folder, o.block_size, o.ignored_keys);
-  RunState state;
-  state.imported_from = o.folder.string();
-  state.ignored_keys = o.ignored_keys;
-  if (o.tokenizer == "auto") {
-    try {
-      state.tokenizer = folder.tokenizer();
-    } catch (const Error& e) {
-      fail(e.code(), e.what(),
-           "; give another one as --tokenizer PATH, or --tokenizer none for the weights alone");
-    }
-  } else if (o.tokenizer != "none") {
-    state.tokenizer = Tokenizer::bpe(o.tokenizer);
-    check_vocabulary(*state.tokenizer, o.tokenizer, folder.model());
-    // The weights come with their own settings, whatever file has the tokenizer.
-    TokenizerSettings settings = read_settings(o.folder);
-    settings.fill_from(state.tokenizer->settings());
-    state.tokenizer->set_settings(std::move(settings));
-  }
-  if (!o.chat_template.empty()) {
-    if (!state.tokenizer)
-      fail(Exit::usage,
-           "command line: --chat-template has no effect with --tokenizer none; leave one of them "
-           "out");
-    set_chat_template(*state.tokenizer, o.chat_template);
-  }
-
-  RunConfig config;
-  config.model = folder.model();
-  config.data.dir = "";
-  config.train.batch_size = 1;
-  config.train.out_dir = o.out.string();
-  // A saved config has the resolved value, which is end_of_schedule() of the defaults.
-  config.schedule.min_lr = config.optim.lr / 10;
-
-  state.config = config.schema().to_toml(&config, /*comments=*/false);
-  state.threads = default_threads();
-  state.isa = cpu_isa();
-  state.device_model = device_model("cpu");
-
-  NewFolder out(o.out, o.stop);
-  Snapshot snapshot;
-  for (const NamedParameter& p : folder.parameters()) {
-    out.check_stop();
-    at::Tensor t = folder.tensor(p);
-    // Runs keep vectors in float32, whatever the dtype of their matrices.
-    if (t.dim() < 2) t = t.to(at::kFloat);
-    snapshot.held.push_back(t);
-    snapshot.model.push_back(make_entry(p.path, t));
-  }
-
-  make_folders(out.path() / "checkpoints");
-  write_checkpoint(out.path() / "checkpoints" / checkpoint_name(0), state, snapshot);
-  write_config_record(out.path(), config, {});
-  out.publish();
-  return o.out / "checkpoints" / checkpoint_name(0);
+  return import_model(HuggingFaceFolder(o.folder, o.block_size, o.ignored_keys), o);
 }
 
 namespace {

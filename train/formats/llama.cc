@@ -1,83 +1,12 @@
 // The families of the kind "llama": Llama (Touvron et al. 2023) and those that differ from it in a
 // few points, which LlamaVariant lists.
-#include <cmath>
-#include <numbers>
-
+#include "train/formats/llama_gguf.h"
 #include "train/formats/llama_keys.h"
 
 namespace lathe {
 namespace {
 
 using Windows = LlamaVariant::Windows;
-
-GGUFMetadata llama_gguf(const AnyConfig& own) {
-  const auto window = value_of<int64_t>(own, "sliding_window");
-  if (window > 0 && window < value_of<int64_t>(own, "block_size"))
-    fail(Exit::usage, "GGUF has no form that this build writes for model.sliding_window = ", window,
-         "; export to Hugging Face's form (leave --format out)");
-
-  const auto size = [&](const char* key) {
-    return static_cast<uint32_t>(value_of<int64_t>(own, key));
-  };
-  const auto real = [&](const char* key) { return static_cast<float>(value_of<double>(own, key)); };
-  const LlamaShape shape(own);
-  const auto width = static_cast<uint32_t>(shape.width);
-  GGUFMetadata made{{"vocab_size", size("vocab_size")},
-                    {"block_count", size("n_layer")},
-                    {"context_length", size("block_size")},
-                    {"embedding_length", size("n_embd")},
-                    {"feed_forward_length", size("n_inner")},
-                    {"attention.head_count", static_cast<uint32_t>(shape.heads)},
-                    {"attention.head_count_kv", static_cast<uint32_t>(shape.groups)},
-                    {"attention.key_length", width},
-                    {"attention.value_length", width},
-                    {"attention.layer_norm_rms_epsilon", real("norm_eps")},
-                    {"rope.dimension_count", width},
-                    {"rope.freq_base", real("rope_theta")}};
-
-  // GGUF has no keys for llama3's scaling; gguf_tensors() returns it as a tensor.
-  const auto& scaling = value_of<std::string>(own, "rope_scaling");
-  if (scaling == "linear" || scaling == "yarn") {
-    made.emplace_back("rope.scaling.type", scaling);
-    made.emplace_back("rope.scaling.factor", real("rope_factor"));
-  }
-
-  if (scaling == "yarn") {
-    made.emplace_back("rope.scaling.original_context_length", size("rope_original_context"));
-    made.emplace_back("rope.scaling.yarn_beta_fast", real("rope_beta_fast"));
-    made.emplace_back("rope.scaling.yarn_beta_slow", real("rope_beta_slow"));
-    // llama.cpp multiplies this value by 0.1 ln(factor) + 1.
-    const float factor = real("rope_attention_factor");
-    if (factor > 0)
-      made.emplace_back("rope.scaling.attn_factor",
-                        factor / (0.1f * std::log(real("rope_factor")) + 1));
-  }
-  return made;
-}
-
-/// Returns llama3's scaling as a divisor of each pair's angle, which GGUF has in a separate tensor.
-/// In the formula of Llama 3.1's model card, short waves are unchanged, long ones are slowed by the
-/// factor, and those between are interpolated.
-std::vector<std::pair<std::string, std::vector<float>>> gguf_tensors(const AnyConfig& own) {
-  if (value_of<std::string>(own, "rope_scaling") != "llama3") return {};
-  const auto real = [&](const char* key) { return value_of<double>(own, key); };
-  const double factor = real("rope_factor"), low = real("rope_low_freq_factor"),
-               high = real("rope_high_freq_factor");
-  const auto context = static_cast<double>(value_of<int64_t>(own, "rope_original_context"));
-  const auto width = static_cast<double>(LlamaShape(own).width);
-
-  std::vector<float> divisors;
-  for (double i = 0; i < width; i += 2) {
-    const double wave = 2 * std::numbers::pi * std::pow(real("rope_theta"), i / width),
-                 turns = context / wave;
-    const double smooth = (turns - low) / (high - low);
-    const double divisor = turns > high  ? 1
-                           : turns < low ? factor
-                                         : 1 / ((1 - smooth) / factor + smooth);
-    divisors.push_back(static_cast<float>(divisor));
-  }
-  return {{"rope_freqs.weight", divisors}};
-}
 
 Family family(const LlamaVariant& variant) {
   Family f{.model_type = variant.model_type,
@@ -142,7 +71,13 @@ Family family(const LlamaVariant& variant) {
   if (variant.gguf_name.empty()) return f;
   f.gguf_name = variant.gguf_name;
   f.gguf = llama_gguf;
-  f.gguf_tensors = gguf_tensors;
+  f.gguf_tensors = llama_gguf_tensors;
+  f.read_gguf = [variant](ConfigKeys& keys, const GGUFFacts& facts, int64_t most) {
+    ModelKeys model = read_llama_gguf(keys, facts, most);
+    model["qkv_bias"] = variant.qkv_bias;
+    model["qk_norm"] = variant.qk_norm != "none";
+    return model;
+  };
   return f;
 }
 

@@ -1,5 +1,6 @@
 #include "train/formats/source.h"
 
+#include "train/config/path_kind.h"
 #include "train/formats/hugging_face.h"
 #include "train/transforms/adapters.h"
 

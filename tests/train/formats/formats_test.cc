@@ -12,6 +12,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "tests/support/tokenizers.h"
+#include "tests/train/formats/small_runs.h"
 #include "train/formats/gguf.h"
 #include "train/formats/hugging_face.h"
 #include "train/formats/source.h"
@@ -24,56 +25,6 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-
-Tokenizer small_tokenizer(const TempFolder& f) {
-  BPEDefinition d;
-  for (int b = 0; b < 256; ++b) d.tokens.emplace_back(1, static_cast<char>(b));
-  d.tokens.insert(d.tokens.end(), {"th", "the", "<|endoftext|>"});
-  d.merges = {{'t', 'h'}, {256, 'e'}};
-  d.special = {{258, "<|endoftext|>"}};
-  write_bpe(d, f / "tokenizer.json");
-  return Tokenizer::bpe(f / "tokenizer.json");
-}
-
-using Values = std::vector<std::pair<std::string, ConfigValue>>;
-
-/// A run with one checkpoint of a small model with random weights.
-fs::path make_run(const TempFolder& f, const std::string& name, const std::string& kind,
-                  const Values& values, const std::optional<Tokenizer>& tokenizer = std::nullopt) {
-  RunConfig config;
-  config.model.kind = kind;
-  config.model.own = find_model_kind(kind)->config;
-  for (const auto& [key, value] : values)
-    config.schema().set(&config, "model." + key, value, "here");
-  const auto model = make_model(*find_model_kind(kind), config.model.own, {}, 7);
-  Snapshot snapshot;
-  uint64_t seed = 1;
-  for (const NamedParameter& p : parameters(*model)) {
-    torch::manual_seed(seed++);
-    snapshot.held.push_back(at::randn(p.parameter.sizes()));
-    snapshot.model.push_back(make_entry(p.path, snapshot.held.back()));
-  }
-  RunState state;
-  state.config = config.schema().to_toml(&config, false);
-  state.tokenizer = tokenizer ? *tokenizer : small_tokenizer(f);
-  write_checkpoint(f / name / "checkpoints" / checkpoint_name(3), state, snapshot);
-  return f / name;
-}
-
-const Values gpt{{"n_layer", int64_t{2}},
-                 {"n_head", int64_t{2}},
-                 {"n_embd", int64_t{8}},
-                 {"block_size", int64_t{16}},
-                 {"vocab_size", int64_t{259}}};
-
-Values with(Values values, const std::string& key, const ConfigValue& value) {
-  values.emplace_back(key, value);
-  return values;
-}
-
-std::string model_bytes(const fs::path& run) {
-  return slurp(find_checkpoint(run) / "model.safetensors");
-}
 
 void round_trip(const TempFolder& f, const std::string& kind, const Values& values) {
   const fs::path run = make_run(f, "run", kind, values);
@@ -172,12 +123,14 @@ TEST_CASE("an export or import that was interrupted or killed leaves nothing tha
   const TempFolder f;
   make_run(f, "run", "gpt", gpt);
   export_hugging_face({.run = f / "run", .out = f / "hf"});
+  export_gguf({.run = f / "run", .out = f / "gguf"});
   auto before = names(f.path());
 
   const std::vector<std::vector<std::string>> commands{
       {"export", "run", "--out", "a/out"},
       {"export", "run", "--format", "gguf", "--out", "a/out"},
-      {"import", "hf", "--out", "a/out"}};
+      {"import", "hf", "--out", "a/out"},
+      {"import", "gguf/model.gguf", "--out", "a/out"}};
   for (const auto& command : commands) {
     for (const char* point : {"new folder: created 1", "new folder: written 1"}) {
       INFO(command[0] << " " << command[2] << ", " << point);
@@ -478,11 +431,6 @@ class GGUFReader {
   std::string bytes_;
   size_t at_ = 0;
 };
-
-const Values small_llama{{"n_layer", int64_t{2}},     {"n_head", int64_t{4}},
-                         {"n_kv_head", int64_t{2}},   {"head_dim", int64_t{6}},
-                         {"n_embd", int64_t{8}},      {"n_inner", int64_t{12}},
-                         {"block_size", int64_t{16}}, {"vocab_size", int64_t{280}}};
 
 /// Rows of heads of `width` rotary channels, from halves to pairs: channel i of the first half of a
 /// head becomes row 2i of it, and channel i of the second half row 2i + 1.
@@ -823,7 +771,7 @@ TEST_CASE("an import reports what came in, and may ignore keys that change nothi
   CHECK(state.ignored_keys == std::vector<std::string>{"made_by", "x"});
   CHECK(state.imported_from == "hf");
   CHECK_THAT(lathe_in(f, {"inspect", "ignored"}).out,
-             ContainsSubstring("imported from hf; ignored keys of config.json: made_by, x"));
+             ContainsSubstring("imported from hf; ignored keys: made_by, x"));
   for (const char* key : {"n_positions", "nothing", "model_type"}) {
     INFO(key);
     const Finished refused =

@@ -1,0 +1,25 @@
+// Tokenizers in the metadata of GGUF files (the keys tokenizer.*). No LibTorch header.
+#pragma once
+
+#include <string>
+
+#include "core/io/gguf.h"
+#include "core/io/gguf_file.h"
+#include "data/tokenizers/tokenizer.h"
+
+namespace lathe {
+
+/// Appends a BPE to the metadata, with a token for each id of the model's vocabulary. Throws
+/// Exit::usage where GGUF has no name for the way in which the tokenizer splits text.
+void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMetadata& metadata);
+
+/// Reads a file's tokenizer, chat template and special tokens: tokenizer.ggml.model "gpt2" with a
+/// way to split text that add_gguf_tokenizer() writes, or "llama", SentencePiece's. The merges of
+/// the latter are all pairs of tokens that make a token, in the order of its score. Throws
+/// Exit::data with what is wrong, or what this build does not support.
+Tokenizer read_gguf_tokenizer(const GGUFFile& file);
+/// Reads the chat template and the names of special tokens alone. The file's ids are all there are.
+/// Throws Exit::data.
+TokenizerSettings read_gguf_settings(const GGUFFile& file);
+
+}  // namespace lathe

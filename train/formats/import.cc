@@ -1,0 +1,138 @@
+#include "train/formats/import.h"
+
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/kernels/isa.h"
+#include "core/mode.h"
+#include "data/tokenizers/chat_template.h"
+#include "train/store/run_folder.h"
+
+namespace lathe {
+
+void ModelSource::set_model(const std::string& kind_name,
+                            const std::map<std::string, ConfigValue>& values,
+                            const std::string& where) {
+  const ModelKind* kind = find_model_kind(kind_name);
+  if (kind == nullptr)
+    fail(Exit::checkpoint, where, ": this build has no model kind \"", kind_name,
+         "\", which the model needs");
+
+  RunConfig config;
+  config.model.kind = kind_name;
+  config.model.own = kind->config;
+  // A value that the schema refuses is a fault of the file, not of the command line.
+  try {
+    for (const auto& [key, value] : values)
+      config.schema().set(&config, "model." + key, value, where);
+  } catch (const Error& e) {
+    fail(Exit::checkpoint, e.what());
+  }
+  if (const auto fault = kind->check(config.model.own))
+    fail(Exit::checkpoint, where, ": ", fault->what);
+
+  model_ = config.model;
+  const MetaInit guard;
+  shapes_ = kind->make(model_.own, {});
+  parameters_ = lathe::parameters(*shapes_);
+}
+
+at::Tensor tensor_of(const TensorEntry& entry) {
+  const at::ScalarType dtype = *dtype_from_safetensors(entry.dtype);
+  const auto address = reinterpret_cast<uintptr_t>(entry.bytes.data());
+  if (address % static_cast<uintptr_t>(c10::elementSize(dtype)) == 0)
+    return entry_tensor(entry, entry.shape, {});
+  const at::Tensor copy = at::empty(entry.shape, dtype);
+  std::memcpy(copy.mutable_data_ptr(), entry.bytes.data(), entry.bytes.size());
+  return copy;
+}
+
+void check_finite(const at::Tensor& t, const std::string& where) {
+  if (t.numel() == 0) return;
+  const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
+  if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>()))
+    fail(Exit::diverged, where, " has elements that are not finite");
+}
+
+void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const ModelConfig& model) {
+  const int64_t vocab_size = *model.own.find<int64_t>("vocab_size");
+  if (tokenizer.size() > vocab_size) {
+    fail(Exit::data, path.string(), ": the tokenizer has ", tokenizer.size(),
+         " tokens, and the model a vocabulary of ", vocab_size);
+  }
+}
+
+fs::path import_model(const ModelSource& source, const ImportOptions& o) {
+  RunState state;
+  state.imported_from = o.folder.string();
+  state.ignored_keys = o.ignored_keys;
+  if (o.tokenizer == "auto") {
+    try {
+      state.tokenizer = source.tokenizer();
+    } catch (const Error& e) {
+      fail(e.code(), e.what(),
+           "; give another one as --tokenizer PATH, or --tokenizer none for the weights alone");
+    }
+  } else if (o.tokenizer != "none") {
+    state.tokenizer = Tokenizer::bpe(o.tokenizer);
+    check_vocabulary(*state.tokenizer, o.tokenizer, source.model());
+    // The weights come with their own settings, whatever file has the tokenizer.
+    TokenizerSettings settings = source.settings();
+    settings.fill_from(state.tokenizer->settings());
+    state.tokenizer->set_settings(std::move(settings));
+  }
+  if (!o.chat_template.empty()) {
+    if (!state.tokenizer)
+      fail(Exit::usage,
+           "command line: --chat-template has no effect with --tokenizer none; leave one of them "
+           "out");
+    set_chat_template(*state.tokenizer, o.chat_template);
+  }
+
+  RunConfig config;
+  config.model = source.model();
+  config.data.dir = "";
+  config.train.batch_size = 1;
+  config.train.out_dir = o.out.string();
+  // A saved config has the resolved value, which is end_of_schedule() of the defaults.
+  config.schedule.min_lr = config.optim.lr / 10;
+
+  state.config = config.schema().to_toml(&config, /*comments=*/false);
+  state.threads = default_threads();
+  state.isa = cpu_isa();
+  state.device_model = device_model("cpu");
+
+  NewFolder out(o.out, o.stop);
+  Snapshot snapshot;
+  const auto current = std::make_shared<at::Tensor>();
+  for (const NamedParameter& p : source.parameters()) {
+    // Runs keep vectors in float32, whatever the dtype of their matrices.
+    const at::ScalarType dtype = p.parameter.dim() < 2 ? at::kFloat : source.dtype(p);
+    TensorEntry entry{.name = p.path,
+                      .dtype = safetensors_dtype(dtype),
+                      .shape = p.parameter.sizes().vec(),
+                      .bytes = {}};
+    // Read when it is written, so that there is one tensor at a time.
+    entry.load = [&, dtype, current] {
+      out.check_stop();
+      current->reset();
+      *current = source.tensor(p).to(dtype).contiguous();
+      return make_entry(p.path, *current).bytes;
+    };
+    snapshot.model.push_back(std::move(entry));
+  }
+
+  make_folders(out.path() / "checkpoints");
+  write_checkpoint(out.path() / "checkpoints" / checkpoint_name(0), state, snapshot);
+  write_config_record(out.path(), config, {});
+  out.publish();
+  return o.out / "checkpoints" / checkpoint_name(0);
+}
+
+}  // namespace lathe
