@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/io/text.h"
 #include "train/formats/source.h"
+#include "train/simulate/hardware.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
@@ -198,14 +199,6 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
 }
 
 std::pair<Card, int64_t> parse_cards(const std::string& text) {
-  // Dense rates with accumulation in float32, and memory, from the makers' data sheets.
-  static const std::vector<Card> cards{
-      {"A100-40GB", 312e12, 156e12, 40e9, 1555e9}, {"A100", 312e12, 156e12, 80e9, 2039e9},
-      {"H100", 989e12, 494e12, 80e9, 3350e9},      {"H200", 989e12, 494e12, 141e9, 4800e9},
-      {"B200", 2250e12, 1125e12, 180e9, 8000e9},   {"L4", 121e12, 60e12, 24e9, 300e9},
-      {"L40S", 362e12, 183e12, 48e9, 864e9},       {"A10", 125e12, 62e12, 24e9, 600e9},
-      {"RTX4090", 165e12, 82e12, 24e9, 1008e9},    {"RTX3090", 71e12, 35e12, 24e9, 936e9}};
-
   // A count is at most six digits, which std::stoll always holds.
   const size_t x = text.find('x');
   const bool counted = x != std::string::npos && x > 0 && x < 7 &&
@@ -214,14 +207,24 @@ std::pair<Card, int64_t> parse_cards(const std::string& text) {
                            [](unsigned char c) { return std::isdigit(c); });
   const int64_t n = counted ? std::stoll(text.substr(0, x)) : 1;
 
-  // Compare the names without regard to case.
+  // Compare the names without regard to case; A100-40GB is the table's a100-40.
   std::string name = counted ? text.substr(x + 1) : text, names;
-  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  for (const Card& card : cards) {
-    std::string known = card.name;
-    for (char& c : known) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-    if (known == name && n > 0) return {card, n};
-    names += (names.empty() ? "" : ", ") + card.name;
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (name == "a100") name = "a100-80";
+  if (name.ends_with("gb")) name.resize(name.size() - 2);
+
+  for (const GpuModel& gpu : known_hardware().gpus) {
+    std::string shown = gpu.name;
+    for (char& c : shown) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    if (gpu.name == name && n > 0) {
+      return {{.name = shown,
+               .bf16_flops = gpu.bf16_tflops * 1e12,
+               .tf32_flops = std::max(gpu.tf32_tflops, gpu.fp32_tflops) * 1e12,
+               .memory_bytes = gpu.memory_gb * 1e9,
+               .bytes_per_second = gpu.memory_gb_per_second * 1e9},
+              n};
+    }
+    names += (names.empty() ? "" : ", ") + shown;
   }
   fail(Exit::usage, "command line: --for ", text, " is no GPU that is known; there are ", names,
        ", and a number of them as in 8xH100");

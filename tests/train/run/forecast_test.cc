@@ -541,6 +541,7 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
         1.02 * static_cast<double>(limit));
   CHECK_THAT(plan({"--fit", "100GB"}, {}), ContainsSubstring("stays within 100.0 GB as it is"));
   CHECK_THAT(plan({"--fit=50MB"}, {}), ContainsSubstring("nothing brings it within"));
+  CHECK(parse_cards("A100-40GB").first.memory_bytes < parse_cards("2xa100").first.memory_bytes);
   CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, by paper figures"));
   CHECK_THAT(plan({"--fit"}, {}), ContainsSubstring("free on this machine"));
   CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err,
