@@ -180,6 +180,22 @@ bool add_splits(const TokenizerKeys& keys, Json& json) {
   return splits->whole_pieces;  // llama.cpp adds Llama 3's
 }
 
+/// Adds the token that texts begin with, in the form of tokenizer.json; `begins`: they begin with
+/// one where no key decides that.
+void add_begin(const TokenizerKeys& keys, const std::vector<std::string>& tokens, bool begins,
+               Json& json) {
+  const int32_t first = keys.id("ggml.bos_token_id", tokens.size());
+  if (keys.get("ggml.add_bos_token", begins && first >= 0)) {
+    if (first < 0)
+      fail(Exit::data, keys.where(),
+           ": tokenizer.ggml.add_bos_token is true, and there is no tokenizer.ggml.bos_token_id");
+    json["post_processor"] = {
+        {"type", "TemplateProcessing"},
+        {"single",
+         Json::array({{{"SpecialToken", {{"id", tokens[static_cast<size_t>(first)]}}}}})}};
+  }
+}
+
 }  // namespace
 
 void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMetadata& metadata) {
@@ -283,16 +299,7 @@ Tokenizer read_gguf_tokenizer(const GGUFFile& file) {
   json["model"]["vocab"] = std::move(vocab);
   json["added_tokens"] = std::move(added);
 
-  const int32_t first = keys.id("ggml.bos_token_id", tokens.size());
-  if (keys.get("ggml.add_bos_token", begins && first >= 0)) {
-    if (first < 0)
-      fail(Exit::data, where,
-           ": tokenizer.ggml.add_bos_token is true, and there is no tokenizer.ggml.bos_token_id");
-    json["post_processor"] = {
-        {"type", "TemplateProcessing"},
-        {"single",
-         Json::array({{{"SpecialToken", {{"id", tokens[static_cast<size_t>(first)]}}}}})}};
-  }
+  add_begin(keys, tokens, begins, json);
 
   Json whole{{"kind", "bpe"}, {"bpe", std::move(json)}};
   Tokenizer tokenizer = Tokenizer::from_json(whole, "kind", where);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "core/device.h"
 #include "core/dtype.h"
@@ -68,32 +69,43 @@ void check_vocabulary(const Tokenizer& tokenizer, const fs::path& path, const Mo
   }
 }
 
-fs::path import_model(const ModelSource& source, const ImportOptions& o) {
-  RunState state;
-  state.imported_from = o.folder.string();
-  state.ignored_keys = o.ignored_keys;
+namespace {
+
+/// Returns the tokenizer that the options ask for, with the settings of the model; nullopt: none.
+std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const ImportOptions& o) {
+  std::optional<Tokenizer> tokenizer;
   if (o.tokenizer == "auto") {
     try {
-      state.tokenizer = source.tokenizer();
+      tokenizer = source.tokenizer();
     } catch (const Error& e) {
       fail(e.code(), e.what(),
            "; give another one as --tokenizer PATH, or --tokenizer none for the weights alone");
     }
   } else if (o.tokenizer != "none") {
-    state.tokenizer = Tokenizer::bpe(o.tokenizer);
-    check_vocabulary(*state.tokenizer, o.tokenizer, source.model());
+    tokenizer = Tokenizer::bpe(o.tokenizer);
+    check_vocabulary(*tokenizer, o.tokenizer, source.model());
     // The weights come with their own settings, whatever file has the tokenizer.
     TokenizerSettings settings = source.settings();
-    settings.fill_from(state.tokenizer->settings());
-    state.tokenizer->set_settings(std::move(settings));
+    settings.fill_from(tokenizer->settings());
+    tokenizer->set_settings(std::move(settings));
   }
   if (!o.chat_template.empty()) {
-    if (!state.tokenizer)
+    if (!tokenizer)
       fail(Exit::usage,
            "command line: --chat-template has no effect with --tokenizer none; leave one of them "
            "out");
-    set_chat_template(*state.tokenizer, o.chat_template);
+    set_chat_template(*tokenizer, o.chat_template);
   }
+  return tokenizer;
+}
+
+}  // namespace
+
+fs::path import_model(const ModelSource& source, const ImportOptions& o) {
+  RunState state;
+  state.imported_from = o.folder.string();
+  state.ignored_keys = o.ignored_keys;
+  state.tokenizer = chosen_tokenizer(source, o);
 
   RunConfig config;
   config.model = source.model();
