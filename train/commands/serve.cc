@@ -1,3 +1,5 @@
+#include <malloc.h>
+
 #include <cstdlib>
 #include <iostream>
 
@@ -35,6 +37,10 @@ std::string name_of(const fs::path& path) {
 }
 
 Exit run_serve(const Arguments& arguments) {
+  // The C library would give the threads of connections arenas of their own, and what they free
+  // would stay there: 4 MB more for each thousand requests.
+  mallopt(M_ARENA_MAX, 1);
+
   const auto whole = [&](const char* name, double otherwise, double least, double most) {
     return static_cast<int64_t>(arguments.number(name, otherwise, between(least, most), true));
   };
