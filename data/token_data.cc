@@ -32,6 +32,7 @@ TokenData::TokenData(const fs::path& folder, const DataConfig& config)
 
   facts_.task = "language";
   if (manifest_) facts_.tokenizer = manifest_->tokenizer, facts_.vocab_size = manifest_->vocab_size;
+  facts_.pairs = manifest_ && manifest_->pairs;
 
   if (config.documents != "separate") return;
   windows_.document_end = config.document_end >= 0 ? config.document_end

@@ -13,7 +13,7 @@ Variable Linear::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'I', weight.size(1)}, {'O', weight.size(0)}});
   call.input(x, "... I"), call.input("residual", residual, "... O");
   const Variable y = linear(x, weight, bias, residual);
-  return call.result(lora_a.defined() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y,
+  return call.result(has_adapter() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y,
                      "... O");
 }
 

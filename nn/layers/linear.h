@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "autograd/ops.h"
+#include "core/mode.h"
 #include "nn/module.h"
 
 namespace lathe {
@@ -21,7 +22,8 @@ struct Linear {
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
   /// Computes y. `residual` [..., out] is added if it is given, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
-  bool has_adapter() const { return lora_a.defined(); }
+  /// Returns whether calls add an adapter: there is one, and the thread's mode leaves none out.
+  bool has_adapter() const { return lora_a.defined() && mode().adapters; }
   /// Adds an adapter whose parameters have the device and dtype of `options`, and are zero until
   /// they are initialized.
   void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});

@@ -10,6 +10,7 @@
 #include "core/io/file.h"
 #include "core/io/text.h"
 #include "train/config/path_kind.h"
+#include "train/config/task_keys.h"
 #include "train/config/transform.h"
 
 extern char** environ;
@@ -270,6 +271,10 @@ void check(const LoadedConfig& loaded) {
     if (const auto fault = t.check(c))
       fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
   }
+  for (const TaskKeys& t : task_keys()) {
+    const auto fault = t.check ? t.check(c) : std::nullopt;
+    if (fault) fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
+  }
   if (c.optim.nesterov && (c.optim.dampening != 0 || c.optim.momentum == 0)) {
     fail(Exit::usage, at("optim.nesterov"),
          ": optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
@@ -337,6 +342,12 @@ std::map<std::string, AnyConfig> RunConfig::transform_configs() {
   return configs;
 }
 
+std::map<std::string, AnyConfig> RunConfig::task_configs() {
+  std::map<std::string, AnyConfig> configs;
+  for (const TaskKeys& t : task_keys()) configs[t.name] = t.config;
+  return configs;
+}
+
 RunConfig::RunConfig() = default;
 RunConfig::RunConfig(const RunConfig&) = default;
 RunConfig::RunConfig(RunConfig&&) noexcept = default;
@@ -358,6 +369,12 @@ const Schema& RunConfig::schema(const std::string& kind) {
     schema.add_section({t.name, t.doc});
     schema.add(t.name, t.config.schema(), [name = t.name](void* config) {
       return static_cast<RunConfig*>(config)->transforms.at(name).data();
+    });
+  }
+  for (const TaskKeys& t : task_keys()) {
+    schema.add_section({t.name, t.doc});
+    schema.add(t.name, t.config.schema(), [name = t.name](void* config) {
+      return static_cast<RunConfig*>(config)->tasks.at(name).data();
     });
   }
   return made.emplace(kind, std::move(schema)).first->second;
@@ -520,6 +537,9 @@ RunConfig config_from_toml(const std::string& text, const std::string& where) {
   refuse(find_model_kind(config.model.kind)->check(config.model.own));
   refuse(check_window(config));
   for (const Transform& t : transforms()) {
+    if (t.check) refuse(t.check(config));
+  }
+  for (const TaskKeys& t : task_keys()) {
     if (t.check) refuse(t.check(config));
   }
   return config;

@@ -95,6 +95,7 @@ Json state_json(const RunState& s) {
   if (s.sizes.outputs > 0) json["sizes"] = {{"input", s.sizes.input}, {"outputs", s.sizes.outputs}};
   if (s.encoding) add_encoding(json["examples"] = Json::object(), *s.encoding);
   if (!s.base_hash.empty()) json["base_hash"] = s.base_hash;
+  if (!s.frozen_hash.empty()) json["frozen_hash"] = s.frozen_hash;
 
   if (s.scaler) {
     json["scaler"] = {{"loss_scale", s.scaler->scale},
@@ -181,6 +182,7 @@ RunState read_state(const fs::path& checkpoint) {
   if (j.contains("examples"))
     s.encoding = read_examples(json_get<Json>(j, "examples", where, Exit::checkpoint), where);
   if (j.contains("base_hash")) s.base_hash = text("base_hash");
+  if (j.contains("frozen_hash")) s.frozen_hash = text("frozen_hash");
   if (j.contains("scaler")) s.scaler = read_scaler(j["scaler"], s.step, where);
   if (j.contains("spikes")) s.spikes = read_spikes(j["spikes"], s.step, where);
 

@@ -51,6 +51,7 @@ struct RunState {
   ModelSizes sizes;                         ///< of the model's inputs and outputs
   std::optional<ExampleEncoding> encoding;  ///< examples: how new ones become inputs
   std::string base_hash;                    ///< of the model under adapters, or empty
+  std::string frozen_hash;                  ///< of the frozen model of the task, or empty
   std::optional<ScaleState> scaler;         ///< of the loss scale, if there is one
   std::optional<SpikeState> spikes;         ///< of the spike filter, if there is one
 };
