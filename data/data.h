@@ -40,8 +40,15 @@ struct DataConfig {
               "grows with the context's "
               "square)",
               one_of({"joined", "separate"}).fixed())
+  LATHE_FIELD(
+      std::string, packing, "windows",
+      "tokens: what a row of a batch is; windows: the next tokens of the whole text; "
+      "examples: one document, padded on the right to data.window (what does not fit is left "
+      "out)",
+      one_of({"windows", "examples"}).fixed())
   LATHE_FIELD(int64_t, document_end, -1,
-              "documents = separate: id of the token between documents; -1: the tokenizer's "
+              "documents = separate, packing = examples: id of the token between documents; -1: "
+              "the tokenizer's "
               "<|endoftext|> or "
               "<|end_of_text|>",
               at_least(-1).fixed())

@@ -1,19 +1,16 @@
 #include "data/preferences.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 #include "core/io/log.h"
-#include "core/rng.h"
-#include "data/sampler.h"
+#include "data/padded.h"
 #include "data/token_data.h"
 
 namespace lathe {
 namespace {
 
 /// The pairs of a split.
-class Pairs {
+class Pairs final : public PaddedItems {
  public:
   /// Throws Exit::data where the rows are not pairs.
   Pairs(const TokenFile& tokens, const std::string& where) : tokens_(tokens) {
@@ -23,7 +20,7 @@ class Pairs {
     begins_.push_back(tokens.size());
   }
 
-  int64_t size() const { return std::ssize(begins_) / 2; }
+  int64_t size() const override { return std::ssize(begins_) / 2; }
 
   /// Returns how many pairs have an answer that, behind its prompt, is longer than a window.
   int64_t count_longer(int64_t window) const {
@@ -33,23 +30,25 @@ class Pairs {
     return longer;
   }
 
-  /// Writes both rows of a pair into rows `chosen` and `rejected` of inputs and targets [B, T].
-  void put(int64_t pair, const std::vector<at::Tensor>& buffers, int64_t chosen, int64_t rejected,
-           int64_t vocab_size) const {
-    const int64_t t = buffers[0].size(1);
-    const Row rows[]{read(2 * pair, vocab_size), read(2 * pair + 1, vocab_size)};
+  const char* stream() const override { return "data/pairs"; }
+  int64_t rows() const override { return 2; }
+  /// The sum of losses is divided by the number of pairs.
+  int64_t targets(int64_t /*item*/, int64_t /*window*/) const override { return 1; }
+  void put(int64_t pair, const std::vector<at::Tensor>& buffers, int64_t n, int64_t all,
+           int64_t vocab_size) const override {
+    const int64_t window = buffers[0].size(1);
+    Row rows[]{read(2 * pair, vocab_size), read(2 * pair + 1, vocab_size)};
 
     // Both answers must follow the same tokens, of which one at least remains.
     int64_t skipped = 0;
-    for (const Row& row : rows) skipped = std::max(skipped, std::ssize(row.ids) - (t + 1));
+    for (const Row& row : rows) skipped = std::max(skipped, std::ssize(row.ids) - (window + 1));
     skipped = std::max<int64_t>(0, std::min(skipped, rows[0].prompt - 1));
 
-    for (const auto& [row, at] : {std::pair(&rows[0], chosen), std::pair(&rows[1], rejected)}) {
-      int64_t* inputs = buffers[0].mutable_data_ptr<int64_t>() + at * t;
-      int64_t* targets = buffers[1].mutable_data_ptr<int64_t>() + at * t;
-      const int64_t count = std::min(t, std::ssize(row->ids) - skipped - 1);
-      std::fill(std::copy_n(row->ids.begin() + skipped, count, inputs), inputs + t, 0);
-      std::fill(std::copy_n(row->targets.begin() + skipped + 1, count, targets), targets + t, -100);
+    for (int64_t i = 0; i < 2; ++i) {
+      Row& row = rows[i];
+      row.ids.erase(row.ids.begin(), row.ids.begin() + skipped);
+      row.targets.erase(row.targets.begin(), row.targets.begin() + skipped);
+      put_padded(row.ids, row.targets, buffers, n + i * all);
     }
   }
 
@@ -78,77 +77,6 @@ class Pairs {
   std::vector<int64_t> begins_;  // of each row, and the end of the last one
 };
 
-std::vector<at::Tensor> make_rows(int64_t rows, int64_t t) {
-  return {at::empty({rows, t}, at::kLong), at::empty({rows, t}, at::kLong)};
-}
-
-class PairTraining final : public TrainingBatches {
- public:
-  PairTraining(const Pairs& pairs, const BatchSizes& sizes, uint64_t seed)
-      : pairs_(pairs), sizes_(sizes), seed_(seed) {}
-
-  std::vector<at::Tensor> make_buffers() const override {
-    return make_rows(sizes_.batch_size, sizes_.block_size);
-  }
-  void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const override {
-    const int64_t all = pairs_.size(), n = sizes_.batch_size / 2;
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t sample = micro_batch * n + i, epoch = sample / all;
-      const Permutation order(
-          static_cast<uint64_t>(all),
-          make_key(seed_, hash_name("data/pairs") + static_cast<uint64_t>(epoch)));
-      const auto pair = static_cast<int64_t>(order(static_cast<uint64_t>(sample % all)));
-      pairs_.put(pair, buffers, i, n + i, sizes_.vocab_size);
-    }
-    // `lathe plan` and `lathe find batch` try sizes that fit() would refuse.
-    if (sizes_.batch_size % 2 == 0) return;
-    buffers[0].select(0, 2 * n).zero_();
-    buffers[1].select(0, 2 * n).fill_(-100);
-  }
-  /// Returns the number of pairs, which the sum of their losses is divided by.
-  std::optional<int64_t> targets(int64_t /*micro_batch*/) const override {
-    return sizes_.batch_size / 2;
-  }
-  Batch batch_of(const std::vector<at::Tensor>& on_device) const override {
-    return {on_device[0], on_device[1]};
-  }
-
- private:
-  const Pairs& pairs_;
-  BatchSizes sizes_;
-  uint64_t seed_;
-};
-
-class PairEvaluation final : public EvaluationBatches {
- public:
-  PairEvaluation(const Pairs& pairs, const BatchSizes& sizes, int64_t batches, at::Device device)
-      : pairs_(pairs),
-        sizes_(sizes),
-        in_batch_(std::max<int64_t>(1, sizes.batch_size / 2)),
-        end_(pairs.size()),
-        device_(device) {
-    if (batches > 0 && batches <= end_ / in_batch_) end_ = batches * in_batch_;
-  }
-
-  bool next(Batch& batch) override {
-    const int64_t n = std::min(in_batch_, end_ - at_);
-    if (n == 0) return false;
-    const auto buffers = make_rows(2 * n, sizes_.block_size);
-    for (int64_t i = 0; i < n; ++i, ++at_) {
-      const int64_t pair = end_ < pairs_.size() ? spread_index(at_, end_, pairs_.size()) : at_;
-      pairs_.put(pair, buffers, i, n + i, sizes_.vocab_size);
-    }
-    batch = {buffers[0].to(device_), buffers[1].to(device_)};
-    return true;
-  }
-
- private:
-  const Pairs& pairs_;
-  BatchSizes sizes_;
-  int64_t in_batch_, at_ = 0, end_;
-  at::Device device_;
-};
-
 class PreferenceData final : public Data {
  public:
   explicit PreferenceData(const DataConfig& config)
@@ -164,12 +92,12 @@ class PreferenceData final : public Data {
   int64_t val_size() const override { return tokens_.val_size(); }
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override {
     LATHE_CHECK(train_, "there are no training pairs");
-    return std::make_unique<PairTraining>(*train_, sizes, seed);
+    return padded_training(*train_, sizes, seed);
   }
   std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                 at::Device device) const override {
     LATHE_CHECK(val_, "there are no validation pairs");
-    return std::make_unique<PairEvaluation>(*val_, sizes, batches, device);
+    return padded_evaluation(*val_, sizes, batches, device);
   }
   void check_windows(const BatchSizes& sizes) const override {
     if (!train_) fail(Exit::data, folder_.string(), " has no training pairs");
@@ -200,9 +128,10 @@ class PreferenceData final : public Data {
 
 std::unique_ptr<Data> open_preferences(const DataConfig& config) {
   check_token_keys(config, /*mixes=*/false);
-  if (config.documents != DataConfig().documents)
-    fail(Exit::usage, "data.documents has no effect on ", config.dir,
-         ", which holds preferences: each answer is a row of its own; leave it out");
+  const DataConfig initial;
+  if (config.documents != initial.documents || config.packing != initial.packing)
+    fail(Exit::usage, "data.documents and data.packing have no effect on ", config.dir,
+         ", which holds preferences: each answer is a row of its own; leave them out");
   return std::make_unique<PreferenceData>(config);
 }
 

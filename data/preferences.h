@@ -17,8 +17,7 @@ namespace lathe {
 /// tokens of answers are targets. Where a pair is longer than the window, the beginning of its
 /// prompt is left out, the same for both answers, and then the end of an answer.
 ///
-/// Training: a keyed permutation orders the pairs of each epoch. Epochs are concatenated, so a
-/// batch may contain pairs of two. Evaluation reads the validation split in order.
+/// The order of pairs is that of data/padded.h.
 std::unique_ptr<Data> open_preferences(const DataConfig& config);
 
 }  // namespace lathe

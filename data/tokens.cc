@@ -174,6 +174,15 @@ int64_t TokenFile::count_learned(int64_t begin, int64_t n) const {
   return learned;
 }
 
+std::vector<int64_t> TokenFile::positions_of(int64_t wanted) const {
+  std::vector<int64_t> found;
+  const uint32_t bits = marked_ ? ~token_bits : ~uint32_t{0};
+  each(0, total_, [&](const Shard& shard, int64_t at, uint32_t id) {
+    if ((id & bits) == wanted) found.push_back(shard.begin + at);
+  });
+  return found;
+}
+
 void TokenFile::refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab) {
   fail(Exit::data, shard.file.path().string(), ": token ", at, " is ", id,
        ", beyond the vocabulary of ", vocab,

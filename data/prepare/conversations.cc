@@ -129,7 +129,7 @@ Preference read_preference(const simdjson::dom::object& json, const std::string&
 }  // namespace
 
 void each_preference(const Part& part, const std::function<void(const Preference&)>& f) {
-  each_object(part, "is no preference: it needs \"prompt\", \"chosen\" and \"rejected\"",
+  each_object(part, "is not a preference: it needs \"prompt\", \"chosen\" and \"rejected\"",
               [&](uint64_t line, const simdjson::dom::object& json) {
                 f(read_preference(json, str(part.file, ":", line)));
               });

@@ -211,7 +211,8 @@ Exit run_eval(const Arguments& arguments) {
   if (arguments.flags.contains("data"))
     data_config.mix.clear();  // it names sources of the run's own data
   // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
-  if (data_config.documents == "separate" && data_config.document_end < 0 && m.state.tokenizer)
+  if ((data_config.documents == "separate" || data_config.packing == "examples") &&
+      data_config.document_end < 0 && m.state.tokenizer)
     data_config.document_end = m.state.tokenizer->document_end();
 
   const auto data = open_data(data_config);

@@ -24,12 +24,27 @@ int64_t context_of(const LoadedConfig& loaded, const std::string& key) {
   return key == "train.init_from" && is_given ? model_context(loaded.config) : 0;
 }
 
+/// Returns the tokenizer of a Hugging Face folder, if it has one.
+std::optional<Tokenizer> tokenizer_of(const fs::path& path, const HuggingFaceFolder& folder) {
+  const bool has_one = fs::exists(path / "tokenizer.json") || fs::exists(path / "vocab.json");
+  return has_one ? std::optional(folder.tokenizer()) : std::nullopt;
+}
+
 void check_same_tokenizer(const LoadedConfig& loaded, const std::string& key,
                           const std::optional<Tokenizer>& tokenizer, const DatasetInfo& facts) {
   if (!tokenizer || !facts.tokenizer || *tokenizer == *facts.tokenizer) return;
   fail(Exit::data, loaded.config.data.dir, " was made with another tokenizer than the model of ",
        key, "; prepare it with theirs: lathe prepare ... --tokenizer ",
        frozen_name(loaded.config, key));
+}
+
+/// Throws Exit::usage where a frozen model sees fewer tokens than a window has.
+void check_context(const LoadedConfig& loaded, const std::string& key) {
+  const int64_t* context = loaded.frozen_model->own.find<int64_t>("block_size");
+  const int64_t window = batch_sizes(loaded.config).block_size;
+  if (context == nullptr || window <= *context) return;
+  fail(Exit::usage, origin_of(loaded, key), ": the model of ", key, " sees ", *context,
+       " tokens, and a window has ", window, "; lower data.window");
 }
 
 std::unique_ptr<Model> make_shapes(const ModelConfig& config, const ModelSizes& sizes) {
@@ -88,8 +103,10 @@ void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& f
   try {
     if (is_hugging_face(name)) {
       const HuggingFaceFolder folder(name, context_of(loaded, key));
+      check_same_tokenizer(loaded, key, tokenizer_of(name, folder), facts);
       loaded.frozen_model = folder.model();
       loaded.frozen = name;
+      check_context(loaded, key);
       return;
     }
     loaded.frozen = find_checkpoint(name);
@@ -104,6 +121,7 @@ void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& f
          " holds adapters; merge them into their model first (`lathe merge`)");
   check_same_tokenizer(loaded, key, state.tokenizer, facts);
   loaded.frozen_model = from.model;
+  check_context(loaded, key);
 }
 
 RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes,

@@ -28,6 +28,12 @@ Variable row_losses(const Model& model, const Batch& batch) {
   return stack(losses);
 }
 
+void check_no_pairs(const LoadedConfig& loaded, const Data& data) {
+  if (!data.facts().pairs) return;
+  fail(Exit::data, loaded.config.data.dir,
+       " holds preferences, for the task dpo; leave train.task out");
+}
+
 ModelSizes TokenTask::fit(LoadedConfig& loaded, const Data& data) const {
   const RunConfig& c = loaded.config;
 
@@ -90,9 +96,7 @@ class Language final : public TokenTask {
   std::string name() const override { return "language"; }
 
   ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
-    if (data.facts().pairs)
-      fail(Exit::data, loaded.config.data.dir,
-           " holds preferences, for the task dpo; leave train.task out");
+    check_no_pairs(loaded, data);
     return TokenTask::fit(loaded, data);
   }
 

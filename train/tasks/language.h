@@ -12,6 +12,8 @@ namespace lathe {
 Variable token_loss(const Model& model, const Batch& batch, double divisor);
 /// Returns the cross-entropy of each row of a batch, summed over its targets that are not -100. [B]
 Variable row_losses(const Model& model, const Batch& batch);
+/// Throws Exit::data where the data holds preferences, of which a task would learn both answers.
+void check_no_pairs(const LoadedConfig& loaded, const Data& data);
 
 /// A task on tokens.
 class TokenTask : public Task {

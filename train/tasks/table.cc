@@ -12,6 +12,7 @@ std::unique_ptr<Task> make_language_task();
 std::unique_ptr<Task> make_classification_task();
 std::unique_ptr<Task> make_regression_task();
 std::unique_ptr<Task> make_dpo_task();
+std::unique_ptr<Task> make_distill_task();
 
 namespace {
 
@@ -24,6 +25,7 @@ std::vector<std::unique_ptr<Task>>& task_table() {
     all.push_back(make_classification_task());
     all.push_back(make_regression_task());
     all.push_back(make_dpo_task());
+    all.push_back(make_distill_task());
     return all;
   }();
   return tasks;

@@ -3,6 +3,7 @@
 #include "nn/layers/linear.h"
 #include "tests/support/process.h"
 #include "tests/support/torch_oracle.h"
+#include "tests/train/tasks/bigrams.h"
 #include "train/store/checkpoint.h"
 #include "train/tasks/frozen_forward.h"
 #include "train/tasks/task.h"
@@ -11,27 +12,6 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-
-/// A bigram model: the logits after a token are those of its row. [V, C] x [V, C]^T
-struct Bigrams : Model {
-  Variable table, head;
-  bool headed;
-
-  Bigrams(const at::Tensor& table_, const at::Tensor& head_, bool headed_, bool trained = true)
-      : table(trained ? Variable::parameter(table_.clone(), "table") : Variable(table_.clone())),
-        head(trained ? Variable::parameter(head_.clone(), "head") : Variable(head_.clone())),
-        headed(headed_) {}
-  Variable operator()(const at::Tensor& inputs) const override {
-    return linear(features(inputs), head);
-  }
-  bool has_head() const override { return headed; }
-  Variable features(const at::Tensor& inputs) const override { return embedding(inputs, table); }
-  const Variable& head_weight() const override { return head; }
-  bool caches_keys() const override { return false; }
-  void visit(Visit& v) override { v("table", table, Role::weight), v("head", head, Role::weight); }
-  double flops_per_unit() const override { return 0; }
-  std::unique_ptr<Model> clone() const override { return nullptr; }
-};
 
 RunConfig dpo_config(double beta, double smoothing) {
   RunConfig config;
