@@ -39,7 +39,7 @@ std::optional<std::pair<std::string, bool>> peft_module_of(const Family& family,
   return std::pair(name.substr(0, name.rfind('.')), rule->transposed);
 }
 
-/// What adapter_config.json says.
+/// The contents of adapter_config.json.
 struct PeftConfig {
   int64_t rank = 0;
   double alpha = 0;
@@ -59,7 +59,7 @@ PeftConfig read_peft_config(const fs::path& folder) {
   if (json.contains("bias") && json["bias"] != "none")
     fail(Exit::checkpoint, where, ": \"bias\" must be none: biases are not part of adapters here");
 
-  // What these keys say is in the tensors, or does not change what the adapters compute.
+  // These keys are implied by the tensors, or do not change what the adapters compute.
   static const std::set<std::string> passed{"auto_mapping",
                                             "base_model_name_or_path",
                                             "bias",
@@ -207,7 +207,7 @@ fs::path import_peft(const PeftImport& o) {
   }
   if (trained.size() != tensors.entries.size())
     fail(Exit::checkpoint, tensors.path.string(), " has magnitudes, and ", peft_config_file,
-         " says nothing of use_dora");
+         " does not set use_dora");
 
   RunState state;
   state.imported_from = o.folder.string();
