@@ -49,6 +49,7 @@ struct Role {
   static const Role lora_a;          ///< [rank, in] of a low-rank adapter
   static const Role lora_b;  ///< [out, rank] of a low-rank adapter; starts at zero, so that the
                              ///< adapter has no effect at first
+  static const Role lora_m;  ///< [out] magnitudes of an adapter that has them
 };
 
 inline constexpr Role Role::weight{.name = "weight",
@@ -83,6 +84,7 @@ inline constexpr Role Role::lora_b{.name = "lora_b",
                                    .adapter = true,
                                    .hidden = true,
                                    .start = Role::Start::zero};
+inline constexpr Role Role::lora_m{.name = "lora_m", .adapter = true, .start = Role::Start::one};
 
 /// A parameter of a model, as returned by parameters() (nn/module.h). It shares the Variable with
 /// the model.

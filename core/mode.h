@@ -74,6 +74,7 @@ struct Mode {
   bool make_storage = true;
   bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the
                           ///< batch's statistics
+  bool adapters = true;   ///< linear layers add their adapters; false: the layers alone
   /// Recomputing a forward (RestoreRngState): running statistics must not move twice.
   bool is_recomputing = false;
   std::optional<StepRandom> random;       ///< source of the numbers that training draws

@@ -9,14 +9,17 @@
 #include "data/examples.h"
 #include "data/folder.h"
 #include "data/mixture.h"
+#include "data/preferences.h"
 #include "data/token_data.h"
 
 namespace lathe {
 namespace {
 
 std::vector<DataKind>& table() {
-  static std::vector<DataKind> kinds{
-      {"tokens", open_tokens}, {"mixture", open_mixture}, {"examples", open_examples}};
+  static std::vector<DataKind> kinds{{"tokens", open_tokens},
+                                     {"mixture", open_mixture},
+                                     {"examples", open_examples},
+                                     {"preferences", open_preferences}};
   return kinds;
 }
 

@@ -40,8 +40,15 @@ struct DataConfig {
               "grows with the context's "
               "square)",
               one_of({"joined", "separate"}).fixed())
+  LATHE_FIELD(
+      std::string, packing, "windows",
+      "tokens: what a row of a batch is; windows: the next tokens of the whole text; "
+      "examples: one document, padded on the right to data.window (what does not fit is left "
+      "out)",
+      one_of({"windows", "examples"}).fixed())
   LATHE_FIELD(int64_t, document_end, -1,
-              "documents = separate: id of the token between documents; -1: the tokenizer's "
+              "documents = separate, packing = examples: id of the token between documents; -1: "
+              "the tokenizer's "
               "<|endoftext|> or "
               "<|end_of_text|>",
               at_least(-1).fixed())
@@ -60,6 +67,8 @@ struct DataConfig {
 
 /// A micro-batch on the run's device.
 ///   tokens:   inputs int64 [B, T], targets int64 [B, T] shifted by one, -100 where none is learned
+///   pairs:    as tokens; the first half of the rows are the chosen answers behind their prompts,
+///             and the second half the rejected ones of the same pairs
 ///   examples: inputs float32 [B, ...], targets int64 [B] (classes) or float32 [B, outputs]
 struct Batch {
   at::Tensor inputs, targets;
@@ -101,9 +110,11 @@ class EvaluationBatches {
 
 /// The facts about a data folder that tasks and models need.
 struct DatasetInfo {
-  std::string task{};  ///< "language", "classification", "regression": the purpose of the data
+  /// "language", "classification", "regression", "dpo": the purpose of the data
+  std::string task{};
   std::optional<Tokenizer> tokenizer{};  ///< token data with a manifest
   int64_t vocab_size = 0;                ///< token data with a manifest: ids are below it
+  bool pairs = false;                    ///< preferences: batches are as Batch describes
   std::vector<int64_t> input_sizes{};    ///< examples: of one input, as {64} or {1, 8, 8}
   int64_t outputs = 0;                   ///< examples: classes, or numbers of one target
   std::vector<std::string> labels{};     ///< classification: the name of each class, or empty

@@ -159,8 +159,9 @@ class ExampleData final : public Data {
 void ExampleData::check_keys(const DataConfig& config) const {
   const DataConfig initial;
   if (config.mix != initial.mix || config.documents != initial.documents ||
-      config.document_end != initial.document_end) {
-    fail(Exit::usage, "data.mix, data.documents and data.document_end are for tokens, and ",
+      config.document_end != initial.document_end || config.packing != initial.packing) {
+    fail(Exit::usage,
+         "data.mix, data.documents, data.document_end and data.packing are for tokens, and ",
          config.dir, " holds examples; leave them out");
   }
 

@@ -43,6 +43,7 @@ void write_manifest(const fs::path& folder, const DataManifest& m, const std::st
   m.tokenizer.add_to_json(json, "tokenizer");
   if (!m.documents.is_null()) json["documents"] = m.documents;
   if (m.marked) json["marked"] = true;
+  if (m.pairs) json["kind"] = "preferences";
   write_manifest_json(folder, std::move(json), name);
 }
 
@@ -79,6 +80,9 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   if (json.contains("documents")) m.documents = json["documents"];
   m.val = read_shards(json, "val", where);
   if (json.contains("marked")) m.marked = json_get<bool>(json, "marked", where, Exit::data);
+  m.pairs = json.contains("kind") &&
+            json_get<std::string>(json, "kind", where, Exit::data) == "preferences";
+  if (m.pairs && !m.marked) fail(Exit::data, where, ": preferences must be marked");
   // token_mark is bit 31, which uint16 does not have.
   if (m.marked && m.dtype != "uint32")
     fail(Exit::data, where, ": marked tokens must be uint32, not ", m.dtype);

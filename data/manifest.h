@@ -28,6 +28,9 @@ struct DataManifest {
   /// Instruction data: ids are uint32. Those of prompts, which the model reads but does not learn,
   /// have the bit token_mark.
   bool marked = false;
+  /// Preference data: rows of pairs, a chosen one and then the rejected one with the same prompt.
+  /// The first id of each row has the bit token_begin.
+  bool pairs = false;
 };
 
 /// The largest model.vocab_size.

@@ -26,6 +26,9 @@ class Mixture final : public Data {
       }
       // Sources without a share are not opened.
       data_.push_back(std::make_unique<TokenData>(fs::path(config.dir) / part.name, config));
+      if (data_.back()->facts().pairs)
+        fail(Exit::data, config.dir, ": the source ", part.name,
+             " holds preferences, which are not mixed; prepare texts or instructions");
     }
 
     // One model reads all sources, so an id must have the same meaning in each.

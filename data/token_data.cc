@@ -1,5 +1,7 @@
 #include "data/token_data.h"
 
+#include "core/io/log.h"
+
 namespace lathe {
 
 void check_token_keys(const DataConfig& config, bool mixes) {
@@ -12,11 +14,19 @@ void check_token_keys(const DataConfig& config, bool mixes) {
   if (!mixes && !config.mix.empty())
     fail(Exit::usage, "data.mix is for mixtures (`lathe prepare --source`), and ", config.dir,
          " is none; leave it out");
-  if (config.documents == "joined" && config.document_end >= 0)
+  const bool pads = config.packing == "examples";
+  if (config.documents == "joined" && config.document_end >= 0 && !pads)
     fail(Exit::usage,
          "data.document_end has no effect with data.documents = \"joined\"; leave it out, or set "
          "that to ",
          "separate");
+  if (pads && mixes)
+    fail(Exit::usage, "data.packing = \"examples\" is not for mixtures, and ", config.dir,
+         " is one; leave it out");
+  if (pads && config.documents != initial.documents)
+    fail(Exit::usage,
+         "data.documents has no effect with data.packing = \"examples\", whose rows have one "
+         "document each; leave it out");
 }
 
 std::unique_ptr<Data> open_tokens(const DataConfig& config) {
@@ -32,33 +42,50 @@ TokenData::TokenData(const fs::path& folder, const DataConfig& config)
 
   facts_.task = "language";
   if (manifest_) facts_.tokenizer = manifest_->tokenizer, facts_.vocab_size = manifest_->vocab_size;
+  facts_.pairs = manifest_ && manifest_->pairs;
 
-  if (config.documents != "separate") return;
-  windows_.document_end = config.document_end >= 0 ? config.document_end
-                          : manifest_              ? manifest_->tokenizer.document_end()
-                                                   : -1;
-  if (*windows_.document_end < 0) {
-    fail(Exit::usage, "data.documents = \"separate\" needs a token between documents, and ",
-         folder.string(),
+  const bool pads = config.packing == "examples";
+  if (config.documents != "separate" && !pads) return;
+  const int64_t document_end = config.document_end >= 0 ? config.document_end
+                               : manifest_              ? manifest_->tokenizer.document_end()
+                                                        : -1;
+  if (document_end < 0) {
+    fail(Exit::usage, pads ? "data.packing = \"examples\"" : "data.documents = \"separate\"",
+         " needs a token between documents, and ", folder.string(),
          manifest_ ? " has a tokenizer without <|endoftext|>, <|end_of_text|> or </s>"
                    : " has no manifest.json",
          "; set data.document_end to its id");
   }
+  if (!pads) {
+    windows_.document_end = document_end;
+    return;
+  }
+  if (train_) train_documents_.emplace(*train_, document_end);
+  if (val_) val_documents_.emplace(*val_, document_end);
 }
 
 std::unique_ptr<TrainingBatches> TokenData::training(const BatchSizes& sizes, uint64_t seed) const {
   LATHE_CHECK(train_, "there are no training tokens");
+  if (train_documents_) return padded_training(*train_documents_, sizes, seed);
   return training_windows({{&*train_}}, sizes, seed, windows_);
 }
 
 std::unique_ptr<EvaluationBatches> TokenData::evaluation(const BatchSizes& sizes, int64_t batches,
                                                          at::Device device) const {
   LATHE_CHECK(val_, "there are no validation tokens");
+  if (val_documents_) return padded_evaluation(*val_documents_, sizes, batches, device);
   return evaluation_windows({{&*val_}}, sizes, batches, device, windows_);
 }
 
 void TokenData::check_windows(const BatchSizes& sizes) const {
-  if (train_size() <= sizes.block_size) {
+  if (train_documents_ && train_documents_->size() == 0)
+    fail(Exit::data, folder_.string(), " has no training document of two tokens");
+  const int64_t longer = train_documents_ ? train_documents_->count_longer(sizes.block_size) : 0;
+  if (longer > 0) {
+    log_warn(longer, " of the ", train_documents_->size(), " documents of ", folder_.string(),
+             " are longer than a window of ", sizes.block_size, " tokens; they lose their end");
+  }
+  if (!train_documents_ && train_size() <= sizes.block_size) {
     fail(Exit::data, folder_.string(), " has ", train_size(),
          " training tokens, too few for windows of ", sizes.block_size,
          " tokens and one; use more text or a shorter data.window");

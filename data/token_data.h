@@ -3,6 +3,7 @@
 
 #include "data/data.h"
 #include "data/manifest.h"
+#include "data/padded.h"
 #include "data/tokens.h"
 #include "data/windows.h"
 
@@ -13,6 +14,8 @@ class TokenData final : public Data {
   /// Opens the splits that a folder has. Throws Exit::data where it has none, and Exit::usage where
   /// keys of `config` do not fit.
   explicit TokenData(const fs::path& folder, const DataConfig& config = {});
+  TokenData(const TokenData&) = delete;
+  TokenData& operator=(const TokenData&) = delete;
 
   const DatasetInfo& facts() const override { return facts_; }
   int64_t train_size() const override { return train_ ? train_->size() : 0; }
@@ -39,6 +42,7 @@ class TokenData final : public Data {
   std::optional<TokenFile> train_, val_;
   DatasetInfo facts_;
   WindowKind windows_;
+  std::optional<PaddedDocuments> train_documents_, val_documents_;  // data.packing = examples
 };
 /// Opens token data: its line in the table of data/data.cc.
 std::unique_ptr<Data> open_tokens(const DataConfig& config);

@@ -143,7 +143,7 @@ void TokenFile::each(int64_t begin, int64_t n, F&& f) const {
 }
 
 void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const {
-  const uint32_t bits = marked_ ? ~token_mark : ~uint32_t{0};
+  const uint32_t bits = marked_ ? ~token_bits : ~uint32_t{0};
   each(begin, n, [&](const Shard& shard, int64_t at, uint32_t id) {
     id &= bits;
     if (id >= static_cast<uint64_t>(vocab)) refuse(shard, at, id, vocab);
@@ -152,9 +152,19 @@ void TokenFile::read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) cons
 }
 
 void TokenFile::read_targets(int64_t begin, int64_t n, int64_t* out) const {
-  const uint32_t mark = marked_ ? token_mark : 0;
-  each(begin, n,
-       [&](const Shard&, int64_t, uint32_t id) { *out++ = (id & mark) != 0 ? -100 : int64_t{id}; });
+  const uint32_t mark = marked_ ? token_mark : 0, bits = marked_ ? ~token_bits : ~uint32_t{0};
+  each(begin, n, [&](const Shard&, int64_t, uint32_t id) {
+    *out++ = (id & mark) != 0 ? -100 : int64_t{id & bits};
+  });
+}
+
+std::vector<int64_t> TokenFile::begins() const {
+  std::vector<int64_t> found;
+  if (!marked_) return found;
+  each(0, total_, [&](const Shard& shard, int64_t at, uint32_t id) {
+    if ((id & token_begin) != 0) found.push_back(shard.begin + at);
+  });
+  return found;
 }
 
 int64_t TokenFile::count_learned(int64_t begin, int64_t n) const {
@@ -162,6 +172,15 @@ int64_t TokenFile::count_learned(int64_t begin, int64_t n) const {
   int64_t learned = 0;
   each(begin, n, [&](const Shard&, int64_t, uint32_t id) { learned += (id & mark) == 0; });
   return learned;
+}
+
+std::vector<int64_t> TokenFile::positions_of(int64_t wanted) const {
+  std::vector<int64_t> found;
+  const uint32_t bits = marked_ ? ~token_bits : ~uint32_t{0};
+  each(0, total_, [&](const Shard& shard, int64_t at, uint32_t id) {
+    if ((id & bits) == wanted) found.push_back(shard.begin + at);
+  });
+  return found;
 }
 
 void TokenFile::refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab) {
@@ -182,7 +201,7 @@ std::string TokenFile::table() const {
 
 uint32_t TokenFile::largest_id() const {
   uint32_t largest = 0;
-  const uint32_t bits = marked_ ? ~token_mark : ~uint32_t{0};
+  const uint32_t bits = marked_ ? ~token_bits : ~uint32_t{0};
   const auto look = [&](const auto* ids, int64_t n) {
     for (int64_t i = 0; i < n; ++i) largest = std::max(largest, ids[i] & bits);
   };
@@ -194,7 +213,7 @@ uint32_t TokenFile::largest_id() const {
 }
 
 void TokenFile::check_ids(int64_t vocab, int64_t limit) const {
-  const uint32_t bits = marked_ ? ~token_mark : ~uint32_t{0};
+  const uint32_t bits = marked_ ? ~token_bits : ~uint32_t{0};
   const auto check = [&](const Shard& shard, const auto* ids) {
     for (int64_t i = 0; i < shard.tokens; ++i) {
       if ((ids[i] & bits) >= static_cast<uint64_t>(vocab)) refuse(shard, i, ids[i] & bits, vocab);

@@ -36,6 +36,11 @@ class TokenFile {
   void read_targets(int64_t begin, int64_t n, int64_t* out) const;
   /// Returns how many of tokens [begin, begin + n) are not marked.
   int64_t count_learned(int64_t begin, int64_t n) const;
+  /// Returns the positions of the tokens that the answers of pairs begin with
+  /// (DataManifest::pairs); reads all tokens.
+  std::vector<int64_t> begins() const;
+  /// Returns the positions of an id; reads all tokens.
+  std::vector<int64_t> positions_of(int64_t id) const;
   /// Checks every id in shards of up to `limit` bytes in total against the vocabulary, as read()
   /// does. The shards after that are checked when they are read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;

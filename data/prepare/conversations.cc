@@ -1,5 +1,7 @@
 #include "data/prepare/conversations.h"
 
+#include <algorithm>
+
 #include "data/prepare/json_lines.h"
 
 namespace lathe {
@@ -19,9 +21,9 @@ std::string role_from(const std::string& name) {
   return name == "gpt" || name == "chatgpt" ? "assistant" : name;
 }
 
-Conversation read_chat(const simdjson::dom::array& messages, const std::string& where) {
-  Conversation chat{.messages = {}, .is_chat = true};
-  bool answered = false;
+std::vector<ChatMessage> read_messages(const simdjson::dom::array& messages,
+                                       const std::string& where) {
+  std::vector<ChatMessage> read;
   for (const simdjson::dom::element element : messages) {
     simdjson::dom::object message;
     if (element.get(message) != simdjson::SUCCESS)
@@ -33,10 +35,16 @@ Conversation read_chat(const simdjson::dom::array& messages, const std::string& 
         is_from ? role_from(string_in(message, "from", here)) : string_in(message, "role", here);
     if (role.empty() || role.find_first_of("<>|\n") != std::string::npos)
       fail(Exit::data, where, ": \"", role, "\" can't be a role; take system, user and assistant");
-    chat.messages.push_back({role, string_in(message, is_from ? "value" : "content", here)});
-    answered = answered || role == "assistant";
+    read.push_back({role, string_in(message, is_from ? "value" : "content", here)});
   }
-  if (!answered)
+  return read;
+}
+
+bool is_answer(const ChatMessage& message) { return message.role == "assistant"; }
+
+Conversation read_chat(const simdjson::dom::array& messages, const std::string& where) {
+  Conversation chat{.messages = read_messages(messages, where), .is_chat = true};
+  if (std::none_of(chat.messages.begin(), chat.messages.end(), is_answer))
     fail(Exit::data, where, " has no message of the assistant, and so nothing to learn");
   return chat;
 }
@@ -55,13 +63,77 @@ Conversation read_instruction(const simdjson::dom::object& json, const std::stri
 /// Puts a "system" text of the whole line before a chat without a system message.
 Conversation with_system(Conversation chat, const simdjson::dom::object& json,
                          const std::string& where) {
-  if (json["system"].error() != simdjson::SUCCESS || chat.messages[0].role == "system") return chat;
+  if (json["system"].error() != simdjson::SUCCESS || !chat.is_chat ||
+      chat.messages[0].role == "system")
+    return chat;
   const std::string system = string_in(json, "system", where);
   if (!system.empty()) chat.messages.insert(chat.messages.begin(), {"system", system});
   return chat;
 }
 
+bool is_same(const ChatMessage& a, const ChatMessage& b) {
+  return a.role == b.role && a.text == b.text;
+}
+
+/// Returns the conversation that ends with the answer in `key`.
+Conversation read_answer(const simdjson::dom::object& json, const char* key,
+                         const std::string& where) {
+  simdjson::dom::array prompt, answer;
+  const bool prompt_is_list = json["prompt"].get(prompt) == simdjson::SUCCESS;
+  if (json[key].get(answer) != simdjson::SUCCESS) {
+    const std::string text = string_in(json, key, where);
+    if (!prompt_is_list)
+      return {.messages = {{"prompt", string_in(json, "prompt", where)}, {"completion", text}}};
+    Conversation chat{.messages = read_messages(prompt, where), .is_chat = true};
+    chat.messages.push_back({"assistant", text});
+    return chat;
+  }
+
+  Conversation chat = read_chat(answer, where);
+  std::vector<ChatMessage>& messages = chat.messages;
+  if (prompt_is_list) {
+    const auto before = read_messages(prompt, where);
+    messages.insert(messages.begin(), before.begin(), before.end());
+  } else if (json["prompt"].error() == simdjson::SUCCESS) {
+    const std::string text = string_in(json, "prompt", where);
+    const auto has_it = [&](const ChatMessage& m) { return m.text == text; };
+    if (is_answer(messages[0]))
+      messages.insert(messages.begin(), {"user", text});
+    else if (std::none_of(messages.begin(), messages.end(), has_it))
+      fail(Exit::data, where, ": no message of \"", key, "\" is the text of \"prompt\"");
+  }
+  if (!is_answer(messages.back()))
+    fail(Exit::data, where, ": \"", key, "\" does not end with a message of the assistant");
+  return chat;
+}
+
+Preference read_preference(const simdjson::dom::object& json, const std::string& where) {
+  Preference p{with_system(read_answer(json, "chosen", where), json, where),
+               with_system(read_answer(json, "rejected", where), json, where)};
+  const std::vector<ChatMessage>&a = p.chosen.messages, &b = p.rejected.messages;
+  if (p.chosen.is_chat != p.rejected.is_chat)
+    fail(Exit::data, where, ": \"chosen\" and \"rejected\" must both be texts or both lists");
+  if (!p.chosen.is_chat) {
+    if (a[0].text.empty()) fail(Exit::data, where, " has an empty prompt");
+    return p;
+  }
+
+  const size_t most = std::min(a.size(), b.size()) - 1;
+  p.prompt = 0;
+  while (p.prompt < most && is_same(a[p.prompt], b[p.prompt])) ++p.prompt;
+  if (p.prompt == 0)
+    fail(Exit::data, where, ": \"chosen\" and \"rejected\" do not begin with the same prompt");
+  return p;
+}
+
 }  // namespace
+
+void each_preference(const Part& part, const std::function<void(const Preference&)>& f) {
+  each_object(part, "is not a preference: it needs \"prompt\", \"chosen\" and \"rejected\"",
+              [&](uint64_t line, const simdjson::dom::object& json) {
+                f(read_preference(json, str(part.file, ":", line)));
+              });
+}
 
 void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f) {

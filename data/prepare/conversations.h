@@ -1,5 +1,5 @@
-// Instruction data: conversations in JSON Lines, of which only the answers are learned. No LibTorch
-// header.
+// Instruction data: conversations in JSON Lines, of which only the answers are learned; and
+// preferences: two answers to one prompt. No LibTorch header.
 //   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}, ...]}
 //   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}  (ShareGPT)
 //   {"instruction": "...", "input": "...", "output": "..."}                            (Alpaca)
@@ -25,5 +25,23 @@ struct Conversation {
 /// not a conversation or has no answer.
 void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f);
+
+/// Two answers to one prompt, of which one was preferred. Rafailov et al. 2023.
+struct Preference {
+  Conversation chosen, rejected;  ///< both are chats, or neither is
+  /// Messages that both begin with. The others, of which each has one at least, are the answers.
+  size_t prompt = 1;
+};
+
+/// Calls f with the preference of each line of a part, in order. "chosen" and "rejected" are texts,
+/// or lists of messages; "prompt" is a text or a list of messages, and may be missing where the
+/// lists have it:
+///   {"prompt": "...", "chosen": "...", "rejected": "..."}
+///   {"prompt": [{"role": "user", ...}], "chosen": "...", "rejected": "..."}
+///   {"prompt": "...", "chosen": [{"role": "assistant", ...}], "rejected": [...]}
+///   {"chosen": [{"role": "user", ...}, {"role": "assistant", ...}], "rejected": [...]}
+/// Texts alone are used unchanged; with a list, a text is a message of the user or the assistant.
+/// Throws Exit::data with file and line for a line that is not a preference.
+void each_preference(const Part& part, const std::function<void(const Preference&)>& f);
 
 }  // namespace lathe

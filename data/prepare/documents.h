@@ -21,7 +21,8 @@ struct DocumentSource {
   std::vector<std::string> files;  ///< "-": standard input
   /// "text": a file is one document, or several with `separator` between them. "jsonl": a line is a
   /// document. "auto": depends on the name, .jsonl or .ndjson (optionally with .gz or .zst).
-  /// "instructions": a line of JSON Lines is a conversation (data/prepare/conversations.h).
+  /// "instructions": a line of JSON Lines is a conversation, "preferences": a pair of answers
+  /// (data/prepare/conversations.h).
   std::string format = "auto";
   /// JSON Lines: the field with an object's text, or with the messages of instructions.
   std::string field = "text";

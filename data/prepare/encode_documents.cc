@@ -33,37 +33,80 @@ class Writer {
     if (id >= 0) ids_.push_back(learned ? id : mark_token(id));
   }
   void conversation(const Conversation& c, const std::string& where) {
+    answer(c, where, /*prompt=*/0);
+    // The end of a chat's answer is learned already; the document's end follows it.
+    if (c.is_chat) end(/*learned=*/false);
+  }
+  void preference(const Preference& p, const std::string& where) {
+    for (const Conversation* c : {&p.chosen, &p.rejected}) {
+      const size_t row = ids_.size();
+      answer(*c, where, p.prompt);
+      ids_[row] = static_cast<int32_t>(static_cast<uint32_t>(ids_[row]) | token_begin);
+    }
+  }
+
+ private:
+  /// Appends a conversation, of whose first `prompt` messages nothing is learned, or a prompt and
+  /// its completion with its end.
+  void answer(const Conversation& c, const std::string& where, size_t prompt) {
     if (c.is_chat) {
       if (!chat_)
         chat_.emplace(tokenizer_, where, "give another as --tokenizer, or set --chat-template");
-      chat_->append_marked(c.messages, *encoder_, ids_);
-      // The end of an answer is learned already; the document's end follows it.
-      return end(/*learned=*/false);
+      return chat_->append_marked(c.messages, *encoder_, ids_, prompt);
     }
-    const size_t prompt = ids_.size();
+    const size_t begin = ids_.size();
     text(c.messages[0].text);
-    mark_tokens(ids_, prompt);
+    mark_tokens(ids_, begin);
     text(c.messages[1].text);
     end(/*learned=*/true);
   }
 
- private:
   const Tokenizer& tokenizer_;
   BPE::Encoder* encoder_;
   std::vector<int32_t>& ids_;
   std::optional<ChatTemplate> chat_;
 };
 
+/// The texts of all messages of a document, and the texts with their roles.
+struct MessageTexts {
+  std::string text{}, with_roles{};
+
+  void add(const ChatMessage& m) {
+    text += m.text + "\n";
+    with_roles += m.role + '\0' + m.text + '\0';
+  }
+  EncodedDocument document(const DocumentOptions& o) const {
+    return {true, true, text.size(), 0, digest(with_roles), fate_of(text, o), 0};
+  }
+};
+
 void encode_conversations(const Part& part, const DocumentOptions& o, Writer* writer,
                           EncodedPart& made) {
   each_conversation(part, o.source, [&](const Conversation& c) {
-    std::string text, with_roles;  // the texts of all messages, and the texts with their roles
-    for (const ChatMessage& m : c.messages)
-      text += m.text + "\n", with_roles += m.role + '\0' + m.text + '\0';
-    const EncodedDocument d{true, true, text.size(), 0, digest(with_roles), fate_of(text, o), 0};
+    MessageTexts texts;
+    for (const ChatMessage& m : c.messages) texts.add(m);
+    const EncodedDocument d = texts.document(o);
     if (d.fate == FilterResult::kept && writer != nullptr) writer->conversation(c, part.file);
     made.documents.push_back(d);
     made.documents.back().ids_end = made.ids.size();
+  });
+}
+
+void encode_preferences(const Part& part, const DocumentOptions& o, Writer* writer,
+                        EncodedPart& made) {
+  each_preference(part, [&](const Preference& p) {
+    MessageTexts texts, rejected;
+    for (const ChatMessage& m : p.rejected.messages) rejected.add(m);
+    for (const ChatMessage& m : p.chosen.messages) texts.add(m);
+    const bool is_same = texts.with_roles == rejected.with_roles;
+    for (size_t i = p.prompt; i < p.rejected.messages.size(); ++i)
+      texts.add(p.rejected.messages[i]);
+
+    EncodedDocument d = texts.document(o);
+    if (is_same) d.fate = FilterResult::same_answers;
+    if (d.fate == FilterResult::kept && writer != nullptr) writer->preference(p, part.file);
+    d.ids_end = made.ids.size();
+    made.documents.push_back(d);
   });
 }
 
@@ -121,7 +164,9 @@ EncodedPart encode(const Part& part, const DocumentOptions& o, Encoders& encoder
   EncodedPart made{digest(part.text), {}, {}};
   Encoders::Encoder encoder = with_ids ? encoders.borrow() : nullptr;
   Writer writer(o, encoder.get(), made.ids);
-  const auto encode = o.source.format == "instructions" ? encode_conversations : encode_texts;
+  const auto encode = o.source.format == "instructions"  ? encode_conversations
+                      : o.source.format == "preferences" ? encode_preferences
+                                                         : encode_texts;
   encode(part, o, with_ids ? &writer : nullptr, made);
   if (encoder) encoders.give_back(std::move(encoder));
   return made;

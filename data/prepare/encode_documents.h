@@ -17,14 +17,15 @@ struct EncodedDocument {
   uint64_t bytes, repaired;
   Digest digest;  ///< of a complete document's text
   /// Whether its ids are kept, and if not, why.
-  enum class FilterResult { kept, empty, too_short, too_long } fate;
+  enum class FilterResult { kept, empty, too_short, too_long, same_answers } fate;
   size_t ids_end;  ///< end of its ids among those of the part
 };
 /// A part's documents and their concatenated ids.
 struct EncodedPart {
   Digest input;  ///< of the part's text
   std::vector<EncodedDocument> documents;
-  std::vector<int32_t> ids;  ///< instructions: with token_mark where they are not learned
+  std::vector<int32_t>
+      ids;  ///< instructions and preferences: with the bits of data/tokenizers/mark.h
 };
 
 /// A pool of encoders that threads borrow, since an encoder caches pieces.

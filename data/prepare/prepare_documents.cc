@@ -46,9 +46,11 @@ class DocumentFilter {
       if (d.repaired > 0 && !in_repaired_) ++repaired_, in_repaired_ = true;
 
       if (d.fate != EncodedDocument::FilterResult::kept) {
-        ++(d.fate == EncodedDocument::FilterResult::empty       ? empty_
-           : d.fate == EncodedDocument::FilterResult::too_short ? short_
-                                                                : long_);
+        using enum EncodedDocument::FilterResult;
+        ++(d.fate == empty          ? empty_
+           : d.fate == too_short    ? short_
+           : d.fate == same_answers ? same_answers_
+                                    : long_);
         continue;
       }
       // The digest is that of a complete document, since deduplication cuts none.
@@ -61,7 +63,7 @@ class DocumentFilter {
       for (const int32_t id : ids) {
         learned_ += id >= 0;  // marked ones are negative
         manifest_.largest_id =
-            std::max<int64_t>(manifest_.largest_id, static_cast<uint32_t>(id) & ~token_mark);
+            std::max<int64_t>(manifest_.largest_id, static_cast<uint32_t>(id) & ~token_bits);
       }
       // The digest's high half as a number in [0, 1).
       const bool to_val =
@@ -85,6 +87,7 @@ class DocumentFilter {
               {"replaced_bytes", replaced_}};
     if (o_.val_by_hash) json["in_validation"] = val_documents_;
     if (manifest_.marked) json["learned_tokens"] = learned_;
+    if (manifest_.pairs) json["same_answers"] = same_answers_;
     return json;
   }
 
@@ -94,7 +97,7 @@ class DocumentFilter {
   DataManifest& manifest_;
   std::unordered_set<Digest, DigestHash> seen_;
   uint64_t read_ = 0, bytes_ = 0, kept_ = 0, duplicates_ = 0, short_ = 0, long_ = 0, empty_ = 0,
-           repaired_ = 0, replaced_ = 0, val_documents_ = 0, learned_ = 0;
+           repaired_ = 0, replaced_ = 0, val_documents_ = 0, learned_ = 0, same_answers_ = 0;
   bool in_repaired_ = false;
 };
 
@@ -194,6 +197,22 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
   if (o.dedup_lines) manifest.documents["dropped_lines"] = lines.dropped();
 }
 
+/// Returns the position of the first pair that begins at token `from` of a file of pairs, or later;
+/// the number of tokens where there is none.
+int64_t next_pair(const fs::path& spool, int64_t from) {
+  const MappedFile file(spool, Exit::io);
+  const int64_t all = std::ssize(file.bytes()) / 4;
+  bool is_chosen = false;
+  for (int64_t at = 0; at < all; ++at) {
+    uint32_t id = 0;
+    std::memcpy(&id, file.bytes().data() + 4 * at, sizeof id);
+    if ((id & token_begin) == 0) continue;
+    is_chosen = !is_chosen;
+    if (is_chosen && at >= from) return at;
+  }
+  return all;
+}
+
 /// Distributes the tokens of one file over both splits; the last tokens are for validation.
 void split_tail(const fs::path& spool, bool wide, SplitWriter& train, SplitWriter& val,
                 int64_t head, ProgressReporter& meter) {
@@ -254,7 +273,8 @@ void prepare_documents(const DocumentOptions& o) {
   DataManifest manifest;
   manifest.tokenizer = o.tokenizer;
   manifest.vocab_size = o.tokenizer.size();
-  manifest.marked = o.source.format == "instructions";
+  manifest.pairs = o.source.format == "preferences";
+  manifest.marked = manifest.pairs || o.source.format == "instructions";
   // uint16 has neither ids above 65535 nor the bit token_mark.
   const bool wide = o.tokenizer.size() > 65536 || manifest.marked,
              tail = !o.val_by_hash && o.val_share > 0;
@@ -293,9 +313,9 @@ void prepare_documents(const DocumentOptions& o) {
     const auto all = spool->tokens();
     spool->finish();
     const fs::path path = OutFolder::unfinished(o.out, "train_all.bin");
-    if (all > 0)
-      split_tail(path, wide, *train, *val,
-                 all - static_cast<int64_t>(o.val_share * static_cast<double>(all)), meter);
+    int64_t head = all - static_cast<int64_t>(o.val_share * static_cast<double>(all));
+    if (all > 0 && manifest.pairs) head = next_pair(path, head);
+    if (all > 0) split_tail(path, wide, *train, *val, head, meter);
     remove_tree(path);
   } else {
     DocumentPreparation{o, out, journal, meter, *train, *val, manifest}.process(whole, before);

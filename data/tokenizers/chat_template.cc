@@ -85,10 +85,14 @@ std::vector<int64_t> ChatTemplate::ask(const std::vector<ChatMessage>& messages)
 }
 
 void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder,
-                                 std::vector<int32_t>& ids) const {
+                                 std::vector<int32_t>& ids, size_t prompt) const {
   if (first_ >= 0) ids.push_back(mark_token(static_cast<int32_t>(first_)));
-  for (const ChatMessage& m : written_messages(format_, messages)) {
-    const bool learned = m.role == "assistant";
+  const std::vector<ChatMessage> written = written_messages(format_, messages);
+  // The format may have put a system message before the others.
+  prompt += written.size() - messages.size();
+  for (size_t i = 0; i < written.size(); ++i) {
+    const ChatMessage& m = written[i];
+    const bool learned = m.role == "assistant" && i >= prompt;
     const size_t message = ids.size();
     // An answer is encoded apart from its role, as after the prompt that ask() makes.
     begin(encoder, ids, {m.role, learned ? "" : m.text});

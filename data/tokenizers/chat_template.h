@@ -22,9 +22,9 @@ class ChatTemplate {
   /// Returns the ids of the messages and of the beginning of an answer by the assistant.
   std::vector<int64_t> ask(const std::vector<ChatMessage>& messages) const;
   /// Appends a complete conversation. The assistant's texts, and the tokens that end them, are
-  /// learned; all other ids have token_mark.
+  /// learned, except in the first `prompt` messages; all other ids have token_mark.
   void append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder,
-                     std::vector<int32_t>& ids) const;
+                     std::vector<int32_t>& ids, size_t prompt = 0) const;
   const ChatFormat& format() const { return format_; }
   /// Returns the token that ends an answer.
   int64_t end() const { return close_; }

@@ -4,27 +4,36 @@
 #include <cstdint>
 
 #include "autograd/ops.h"
+#include "core/mode.h"
 #include "nn/module.h"
 
 namespace lathe {
 
 /// y = x W^T + b, plus lora_scale (x A^T) B^T with an adapter. x [..., in] -> [..., out].
+///
+/// With magnitudes m the weight is W + lora_scale B A, whose rows are scaled to the norms m; the
+/// gradient takes their own norms as constants. Liu et al. 2024, "DoRA".
 struct Linear {
   Variable weight, bias;  ///< [out, in]; [out] or undefined
   Role role = Role::weight;
   Variable lora_a,
       lora_b;  ///< A [rank, in] and B [out, rank]; undefined without an adapter. Hu et al. 2021,
                ///< "LoRA"
+  Variable lora_m;        ///< m [out], float32; undefined without magnitudes
   double lora_scale = 1;  ///< alpha / rank
 
   Linear() = default;
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
   /// Computes y. `residual` [..., out] is added if it is given, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
-  bool has_adapter() const { return lora_a.defined(); }
-  /// Adds an adapter whose parameters have the device and dtype of `options`, and are zero until
-  /// they are initialized.
+  /// Returns whether calls add an adapter: there is one, and the thread's mode leaves none out.
+  bool has_adapter() const { return lora_a.defined() && mode().adapters; }
+  /// Adds an adapter whose matrices have the device and dtype of `options`, and are zero until they
+  /// are initialized.
   void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});
+  /// Adds magnitudes to the adapter, which must exist: the norms of the rows of W. They are trained
+  /// like the adapter.
+  void add_magnitudes();
   /// Adds the adapter, which must exist, to the float32 weight, and drops it.
   void merge_adapter();
   void visit(Visit& v) {
@@ -32,7 +41,12 @@ struct Linear {
     v("bias", bias, Role::bias);
     v("lora_a", lora_a, Role::lora_a);
     v("lora_b", lora_b, Role::lora_b);
+    v("lora_m", lora_m, Role::lora_m);
   }
+
+ private:
+  /// Returns the weight, with the adapter if it has one, in float32. [out, in]
+  at::Tensor adapted_weight() const;
 };
 
 }  // namespace lathe

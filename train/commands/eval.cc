@@ -11,6 +11,7 @@
 #include "data/prepare/documents.h"
 #include "train/commands/commands.h"
 #include "train/commands/table.h"
+#include "train/run/frozen_model.h"
 #include "train/tasks/task.h"
 #include "train/tasks/text_score.h"
 
@@ -22,7 +23,9 @@ void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
                      const std::string& folder) {
   const DatasetInfo& facts = data.facts();
   const ModelSizes sizes = task.sizes(facts);
-  if (task.name() != m.state.task || sizes.outputs != m.state.sizes.outputs ||
+  // All tasks on tokens measure any model of tokens.
+  const bool both_tokens = m.state.sizes.outputs == 0 && facts.outputs == 0;
+  if ((task.name() != m.state.task && !both_tokens) || sizes.outputs != m.state.sizes.outputs ||
       sizes.input != m.state.sizes.input) {
     fail(Exit::data, folder, " is not made as the data that the run was trained on: ", facts.task,
          ", inputs of ", describe(at::IntArrayRef(sizes.input)), " and ", sizes.outputs,
@@ -208,12 +211,19 @@ Exit run_eval(const Arguments& arguments) {
   if (arguments.flags.contains("data"))
     data_config.mix.clear();  // it names sources of the run's own data
   // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
-  if (data_config.documents == "separate" && data_config.document_end < 0 && m.state.tokenizer)
+  if ((data_config.documents == "separate" || data_config.packing == "examples") &&
+      data_config.document_end < 0 && m.state.tokenizer)
     data_config.document_end = m.state.tokenizer->document_end();
 
   const auto data = open_data(data_config);
-  const Task& task = task_of({.config = m.config, .origins = {}}, data->facts());
-  check_same_kind(m, task, *data, data_config.dir);
+  // Other data than the run's own decides what is measured on it.
+  LoadedConfig measured{.config = m.config, .origins = {}};
+  if (arguments.flags.contains("data") && m.state.sizes.outputs == 0)
+    measured.config.train.task = "auto";
+  const Task& of_table = task_of(measured, data->facts());
+  check_same_kind(m, of_table, *data, data_config.dir);
+  const RunTask run_task = make_run_task(m, of_table, data->facts());
+  const Task& task = run_task.own ? *run_task.own : of_table;
 
   const auto batch = static_cast<int64_t>(arguments.number(
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));

@@ -9,6 +9,7 @@
 #include "train/commands/commands.h"
 #include "train/formats/gguf.h"
 #include "train/formats/gguf_model.h"
+#include "train/formats/peft.h"
 #include "train/run/stop.h"
 
 namespace lathe {
@@ -52,9 +53,34 @@ void report_import(const fs::path& run) {
            tune);
 }
 
+Exit import_adapters(const Arguments& arguments, const ImportOptions& o) {
+  for (const char* flag : {"block-size", "tokenizer", "chat-template"}) {
+    if (arguments.flags.contains(flag))
+      fail(Exit::usage, "command line: --", flag,
+           " does not apply to adapters, whose base has it; leave it out");
+  }
+  if (arguments.lists.contains("ignore-key"))
+    fail(Exit::usage, "command line: --ignore-key does not apply to adapters; leave it out");
+  const std::string base = arguments.get("base", "");
+  if (base.empty())
+    fail(Exit::usage, o.folder.string(),
+         " holds adapters; name the run of the model that they were trained on as --base RUN");
+
+  install_stop_handlers("the import");
+  log_info("imported as ",
+           import_peft({o.folder, base, o.out, [] { return stop_signal() != 0; }}).string());
+  log_info("next      lathe generate ", o.out.string(), " --prompt TEXT");
+  log_info("          or lathe merge ", o.out.string(), " --out RUN");
+  return Exit::done;
+}
+
 Exit run_import(const Arguments& arguments) {
   ImportOptions o{.folder = arguments.positionals[0], .out = arguments.get("out", "")};
   if (o.out.empty()) fail(Exit::usage, "lathe import needs --out RUN");
+  if (is_peft(o.folder)) return import_adapters(arguments, o);
+  if (arguments.flags.contains("base"))
+    fail(Exit::usage, "command line: --base is for adapters of PEFT, and ", o.folder.string(),
+         " has no adapter_config.json; leave it out");
   o.block_size = static_cast<int64_t>(arguments.number("block-size", 0, between(0, 1000000), true));
   o.tokenizer = arguments.get("tokenizer", o.tokenizer);
   o.chat_template = arguments.get("chat-template", "");
@@ -85,7 +111,7 @@ Exit run_export(const Arguments& arguments) {
            value);
     return value;
   };
-  const std::string format = choice("format", "hf", {"hf", "gguf"});
+  const std::string format = choice("format", "hf", {"hf", "gguf", "peft"});
   o.checkpoint = arguments.get("checkpoint", o.checkpoint);
   o.chat_template = arguments.get("chat-template", "");
   o.average = choice("weights", "model", {"model", "ema"}) == "ema";
@@ -95,7 +121,10 @@ Exit run_export(const Arguments& arguments) {
 
   install_stop_handlers("the export");
   o.stop = [] { return stop_signal() != 0; };
-  format == "hf" ? export_hugging_face(o) : export_gguf(o);
+  const auto write = format == "hf"     ? export_hugging_face
+                     : format == "gguf" ? export_gguf
+                                        : export_peft;
+  write(o);
   log_info("exported to ", o.out.string());
   return Exit::done;
 }
@@ -106,9 +135,11 @@ Command import_command() {
   return {"import",
           "FOLDER|FILE.gguf --out RUN",
           "make a run of a Hugging Face folder (config.json, safetensors, tokenizer.json) or of a "
-          "GGUF file, for eval, generate, export and train.init_from",
+          "GGUF file, for eval, generate, export and train.init_from; or of adapters of PEFT "
+          "(adapter_config.json), on a run",
           "import downloads/gpt2 --out runs/gpt2",
           {{"out", "folder for the run"},
+           {"base", "PEFT: run or checkpoint of the model that the adapters were trained on"},
            {"block-size", "context in tokens, where the model's whole one is not wanted (all)"},
            {"tokenizer",
             "auto: the model's; the path of another; or none, for the weights alone (auto)"},
@@ -128,11 +159,13 @@ Command export_command() {
   return {
       "export",
       "RUN|CHECKPOINT --out FOLDER",
-      "write a model for other programs: as a Hugging Face folder, or a GGUF file",
+      "write a model for other programs: as a Hugging Face folder, or a GGUF file; or adapters "
+      "for PEFT",
       "export runs/gpt2 --format hf --out exported/gpt2",
       {{"out", "folder to make"},
        {"format",
-        "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf (hf)"},
+        "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf; peft: "
+        "the adapters alone (hf)"},
        {"dtype", "of matrices: fp32, bf16 or fp16, in GGUF also q8_0 or q4_0 (as they are saved)"},
        {"chat-template", "chatml, llama3, or a file in Jinja, in place of the run's"},
        {"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},

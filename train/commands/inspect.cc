@@ -82,7 +82,7 @@ void check_values(const GGUFFile& file) {
 void list_state(std::ostringstream& out, const fs::path& checkpoint) {
   const RunState s = read_state(checkpoint);
   out << checkpoint.string() << "\n  step " << s.step << ", updates " << s.updates
-      << (s.task == "language" ? ", tokens " : ", samples ") << s.tokens;
+      << (s.sizes.outputs == 0 ? ", tokens " : ", samples ") << s.tokens;
   if (s.val_loss) {
     out << ", validation loss " << *s.val_loss << " (best " << *s.best_val_loss;
     if (s.best_step >= 0) out << " after step " << s.best_step;

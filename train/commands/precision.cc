@@ -104,7 +104,7 @@ Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& ba
   }});
   const at::Tensor seed = at::zeros({}, at::TensorOptions(batches[0].inputs.device())).fill_(scale);
   for (const auto& batch : batches) {
-    const auto divisor = static_cast<double>(std::max<int64_t>(count_targets(batch), 1));
+    const auto divisor = static_cast<double>(std::max<int64_t>(task.targets(batch), 1));
     run_micro_batch([&] { return task.loss(model, batch, divisor); }, compute, {}, seed);
   }
   return seen;
@@ -156,7 +156,9 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
   const AtenAlone the_same_nodes_in_both_dtypes;
   const RunConfig& c = loaded.config;
   const auto data = open_data(c.data);
-  const Task& task = task_of({.config = c, .origins = {}}, data->facts());
+  const Task& of_table = task_of({.config = c, .origins = {}}, data->facts());
+  const RunTask run_task = make_run_task(loaded, of_table, data->facts());
+  const Task& task = run_task.own ? *run_task.own : of_table;
   const auto drawn = draw_batches(*data, batch_sizes(c), static_cast<uint64_t>(c.train.seed), 0,
                                   batches, loaded.device);
 

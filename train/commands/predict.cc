@@ -211,7 +211,7 @@ std::vector<std::vector<float>> Predictor::run() {
 
 /// Throws Exit::usage for a model of tokens, before it is loaded.
 void check_not_language(const std::string& run, const RunState& state) {
-  if (state.task != "language") return;
+  if (state.sizes.outputs > 0) return;
   fail(Exit::usage, run, " is a language model; `lathe generate ", run,
        "` continues a text with it, and `lathe eval ", run, " FILE` scores one");
 }

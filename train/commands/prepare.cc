@@ -60,8 +60,10 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
     return value;
   };
 
-  o.source.format = choice("format", "auto", {"auto", "text", "jsonl", "instructions"});
-  const bool instructions = o.source.format == "instructions";
+  o.source.format =
+      choice("format", "auto", {"auto", "text", "jsonl", "instructions", "preferences"});
+  const bool preferences = o.source.format == "preferences",
+             instructions = o.source.format == "instructions";
   // A line of instructions has messages in place of a text.
   o.source.field = arguments.get("field", instructions ? "messages" : o.source.field);
   o.source.separator = arguments.get("separator", "");
@@ -73,6 +75,10 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
     fail(Exit::usage,
          "command line: --field is for JSON Lines, and there is none; give --format jsonl if it is "
          "some");
+  if (arguments.flags.contains("field") && preferences)
+    fail(Exit::usage,
+         "command line: --field has no effect with --format preferences, which reads \"prompt\", "
+         "\"chosen\" and \"rejected\"; leave it out");
   if (arguments.flags.contains("separator") && !texts)
     fail(Exit::usage,
          "command line: --separator is for text, and JSON Lines have a document on each line; "
@@ -87,9 +93,11 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   if (tokenizer != "byte") o.tokenizer = tokenizer_at(tokenizer);
 
   if (const std::string chat = arguments.get("chat-template", ""); !chat.empty()) {
-    if (!instructions)
-      fail(Exit::usage,
-           "command line: --chat-template is for --format instructions; leave it out or give that");
+    if (!instructions && !preferences)
+      fail(
+          Exit::usage,
+          "command line: --chat-template is for --format instructions or preferences; leave it out "
+          "or give one of them");
     set_chat_template(o.tokenizer, chat);
   }
 
@@ -99,7 +107,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
 
   o.dedup = arguments.is_true("dedup");
   o.dedup_lines = arguments.is_true("dedup-lines");
-  if (o.dedup_lines && instructions)
+  if (o.dedup_lines && (instructions || preferences))
     fail(Exit::usage,
          "command line: --dedup-lines is for texts, not for conversations; take --dedup");
 
@@ -302,6 +310,9 @@ Exit prepare_mixture(const Arguments& arguments) {
          " is beside --source; name it as a source too");
   refuse_flags(arguments, example_flags(), "tables and arrays");
 
+  if (arguments.get("format", "") == "preferences")
+    fail(Exit::usage,
+         "command line: --format preferences is not for mixtures; prepare all files in one folder");
   // Sources of a mixture must share their ids.
   if (arguments.get("tokenizer", "byte") == "char")
     fail(Exit::usage,
@@ -372,10 +383,12 @@ Command prepare_command() {
            {"format",
             "documents: text, jsonl, instructions (lines with \"messages\", or ShareGPT's "
             "\"conversations\", or Alpaca's \"instruction\", \"input\" and \"output\", or "
-            "\"prompt\" and \"completion\"; the answers alone are learned), or auto: text or "
-            "jsonl by the name (auto)"},
+            "\"prompt\" and \"completion\"; the answers alone are learned), preferences (lines "
+            "with "
+            "\"prompt\", \"chosen\" and \"rejected\"), or auto: text or jsonl by the name (auto)"},
            {"chat-template",
-            "instructions: chatml, llama3, or a file in Jinja, in place of the tokenizer's"},
+            "instructions and preferences: chatml, llama3, or a file in Jinja, in place of the "
+            "tokenizer's"},
            {"field",
             "documents: where a line of JSON Lines has its text (text), or its messages "
             "(messages)"},

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/io/text.h"
+#include "train/config/task_keys.h"
 #include "train/config/transform.h"
 
 namespace lathe {
@@ -94,7 +95,7 @@ void check_amp(const LoadedConfig& loaded) {
            "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
 }
 
-/// Checks [model] and the transforms of the model.
+/// Checks [model], the transforms of the model, and the keys of tasks.
 void check_model(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const ModelKind& kind = *find_model_kind(c.model.kind);
@@ -113,6 +114,11 @@ void check_model(const LoadedConfig& loaded) {
     if (!t.check) continue;
     if (const auto fault = t.check(c))
       fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
+  }
+
+  for (const TaskKeys& t : task_keys()) {
+    const auto fault = t.check ? t.check(c) : std::nullopt;
+    if (fault) fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
   }
 }
 

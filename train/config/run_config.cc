@@ -11,6 +11,7 @@
 #include "core/io/text.h"
 #include "train/config/check_config.h"
 #include "train/config/path_kind.h"
+#include "train/config/task_keys.h"
 #include "train/config/transform.h"
 
 extern char** environ;
@@ -172,6 +173,12 @@ std::map<std::string, AnyConfig> RunConfig::transform_configs() {
   return configs;
 }
 
+std::map<std::string, AnyConfig> RunConfig::task_configs() {
+  std::map<std::string, AnyConfig> configs;
+  for (const TaskKeys& t : task_keys()) configs[t.name] = t.config;
+  return configs;
+}
+
 RunConfig::RunConfig() = default;
 RunConfig::RunConfig(const RunConfig&) = default;
 RunConfig::RunConfig(RunConfig&&) noexcept = default;
@@ -193,6 +200,12 @@ const Schema& RunConfig::schema(const std::string& kind) {
     schema.add_section({t.name, t.doc});
     schema.add(t.name, t.config.schema(), [name = t.name](void* config) {
       return static_cast<RunConfig*>(config)->transforms.at(name).data();
+    });
+  }
+  for (const TaskKeys& t : task_keys()) {
+    schema.add_section({t.name, t.doc});
+    schema.add(t.name, t.config.schema(), [name = t.name](void* config) {
+      return static_cast<RunConfig*>(config)->tasks.at(name).data();
     });
   }
   return made.emplace(kind, std::move(schema)).first->second;
@@ -333,6 +346,9 @@ RunConfig config_from_toml(const std::string& text, const std::string& where) {
   refuse(find_model_kind(config.model.kind)->check(config.model.own));
   refuse(check_window(config));
   for (const Transform& t : transforms()) {
+    if (t.check) refuse(t.check(config));
+  }
+  for (const TaskKeys& t : task_keys()) {
     if (t.check) refuse(t.check(config));
   }
   return config;

@@ -34,10 +34,12 @@ struct ModelConfig {
 struct TrainConfig {
   LATHE_FIELD(
       std::string, task, "auto",
-      "what is learned; auto: what the data was made for (language, classification, regression)",
+      "what is learned; auto: what the data was made for (language, classification, regression, "
+      "dpo)",
       anything().fixed())
   LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
-  LATHE_FIELD(int64_t, batch_size, 12, "sequences or examples in a micro-batch",
+  LATHE_FIELD(int64_t, batch_size, 12,
+              "sequences or examples in a micro-batch; a pair of preferences is two sequences",
               between(1, 1000000).fixed())
   LATHE_FIELD(int64_t, grad_accum, 1, "micro-batches in a step", between(1, 1000000).fixed())
   LATHE_FIELD(
@@ -202,6 +204,8 @@ struct RunConfig {
   LATHE_SECTION(LogConfig, log, "console and what a run writes beside metrics.jsonl")
   std::map<std::string, AnyConfig> transforms =
       transform_configs();  ///< by name; each is a section of the config
+  std::map<std::string, AnyConfig> tasks =
+      task_configs();  ///< keys of tasks, by name; each is a section of the config
 
   /// The keys of a model of that kind, transforms' included.
   static const Schema& schema(const std::string& kind);
@@ -210,6 +214,7 @@ struct RunConfig {
 
  private:
   static std::map<std::string, AnyConfig> transform_configs();
+  static std::map<std::string, AnyConfig> task_configs();
 };
 /// Every key of every kind, once each.
 const std::vector<Field>& all_fields();
@@ -238,7 +243,11 @@ struct LoadedConfig {
   /// The checkpoint or Hugging Face folder that train.init_from stands for, once resolve_init_from
   /// has found it: where the run begins with it.
   std::filesystem::path source{};
-  std::vector<GivenKey> model_keys{};  ///< keys of [model] that were given, but for the kind
+  /// The checkpoint or Hugging Face folder of the frozen model that the task needs, once
+  /// resolve_frozen has found it; empty in a dry run, which does not depend on weights.
+  std::filesystem::path frozen{};
+  std::optional<ModelConfig> frozen_model{};  ///< [model] of the frozen model, once it is found
+  std::vector<GivenKey> model_keys{};         ///< keys of [model] that were given, but for the kind
 };
 
 /// Returns the size of a micro-batch, whose windows are data.window or the model's context. Sizes

@@ -29,7 +29,8 @@ std::string saved_dtype(const SafetensorsFile& file) {
   return "fp32";
 }
 
-/// Returns the first family that can represent the model, and its config.json.
+}  // namespace
+
 std::pair<const Family*, Json> family_for(const RunConfig& config) {
   std::string kinds;
   for (const Family& family : families()) {
@@ -43,8 +44,6 @@ std::pair<const Family*, Json> family_for(const RunConfig& config) {
   fail(Exit::usage, "no program that this build writes for has this ", config.model.kind,
        "; they have ", kinds);
 }
-
-}  // namespace
 
 ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   const fs::path checkpoint = find_checkpoint(o.run, o.checkpoint);

@@ -5,11 +5,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "train/formats/hugging_face.h"
 
 namespace lathe {
+
+/// Returns the first family that can represent the model of a config, and its keys of config.json.
+/// Throws Exit::usage where there is none.
+std::pair<const Family*, Json> family_for(const RunConfig& config);
 
 /// A checkpoint's weights, and the family for which they are written.
 struct ExportedModel {

@@ -90,7 +90,7 @@ NoiseScale measure_noise(Session& s, const Data& data, int64_t parts, int64_t ro
     for (int64_t part = 0; part < parts; ++part) {
       zero_grad(*s.model);
       const Batch batch = loader.next();
-      const auto divisor = static_cast<double>(std::max<int64_t>(count_targets(batch), 1));
+      const auto divisor = static_cast<double>(std::max<int64_t>(s.task.targets(batch), 1));
       run_micro_batch(s, batch, divisor, random_of(s.config, round, part), s.compute);
       for (size_t i = 0; i < sums.size(); ++i) {
         const at::Tensor& g = s.params[i].parameter.grad();

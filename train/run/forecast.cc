@@ -38,7 +38,9 @@ RunData open_for_plan(LoadedConfig& loaded) {
     fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
          " to take it from; give one of them");
   }
-  return {nullptr, &task_of(loaded, {.task = "language"}), {}};
+  RunData none{nullptr, &task_of(loaded, {.task = "language"}), {}};
+  resolve_frozen(loaded, *none.task, {});
+  return none;
 }
 
 /// A loader whose batches have the right shapes and arbitrary values; their ring of buffers is made
@@ -79,7 +81,9 @@ class DummyLoader {
 LoadedConfig one_step(LoadedConfig loaded) {
   loaded.config.train.eval_interval = 0;
   loaded.config.train.detect_anomaly = false;  // a dry run has no values to inspect
-  loaded.source.clear();                       // memory and time do not depend on the weights
+  // Memory and time do not depend on the weights.
+  loaded.source.clear();
+  loaded.frozen.clear();
   loaded.config.train.device = "cpu";
   loaded.config.amp.tf32 = false;
   return loaded;
@@ -201,6 +205,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
     for (AnyConfig& own : way) {
       ScaledConfig next{from.loaded, {}};
       next.loaded.config.model.own = std::move(own);
+      if (next.loaded.frozen_model) next.loaded.frozen_model = next.loaded.config.model;
       int64_t& window = next.loaded.config.data.window;
       window = std::min(window, model_context(next.loaded.config));
       if (batch_sizes(next.loaded.config).vocab_size < batch_sizes(from.loaded.config).vocab_size)
@@ -239,6 +244,8 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
 ScaledConfig scale_down(const LoadedConfig& given) {
   ScaledConfig s{one_step(given), {}};
   s.loaded.config.train.grad_accum = 1;
+  open_for_plan(s.loaded);  // finds the frozen model, which is scaled down with the model
+  s.loaded.frozen.clear();
   const auto small = [&] { return is_small(s.dry = dry_step(s.loaded)); };
   if (small()) return s;
 

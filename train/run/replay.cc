@@ -125,7 +125,7 @@ class BundleBatches {
   BundleBatches(const fs::path& path, const Session& s)
       : path_(path), file_(path), sizes_(batch_sizes(s.config)), count_(s.config.train.grad_accum) {
     const std::string task = s.task.name();
-    if (task == "language")
+    if (s.task.unit() == "tokens")
       read_tokens();
     else if (task == "classification" || task == "regression")
       read_examples(s.sizes, task == "classification");
@@ -246,13 +246,16 @@ std::string replay(const fs::path& path) {
   // Bits may differ with another number of threads.
   loaded.config.train.threads = state.threads;
   resolve_adapter_base(loaded);
-  Session session = Session::make(loaded, task_of(loaded, {.task = state.task}), state.sizes);
+  const Task& task = task_of(loaded, {.task = state.task});
+  resolve_frozen(loaded, task, {.tokenizer = state.tokenizer});
+  Session session = Session::make(loaded, task, state.sizes);
+  check_frozen(loaded.config, task, state, session.run_task.frozen_hash);
   session.load(bundle, state);
 
   // Targets of all micro-batches, as in training, so that their losses add up to that of the step.
   const std::vector<Batch> batches = BundleBatches(bundle / "batches.safetensors", session).batches;
   int64_t learned = 0;
-  for (const Batch& batch : batches) learned += count_targets(batch);
+  for (const Batch& batch : batches) learned += session.task.targets(batch);
   const auto divisor = static_cast<double>(std::max<int64_t>(learned, 1));
 
   std::string text = str("step ", state.step + 1, " of ", bundle.string(), "\n");

@@ -54,6 +54,7 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
   }
 
   if (adapters_of(was).rank > 0) check_base(loaded.base, was, saved.base_hash);
+  check_frozen(session.config, session.task, saved, session.run_task.frozen_hash);
   session.load(from.checkpoint, saved);
 
   // The data may match in another form, such as more sources; its own hash is recorded. The metrics

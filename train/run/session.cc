@@ -21,7 +21,9 @@ RunData RunData::open(LoadedConfig& loaded) {
   RunData opened{open_data(loaded.config.data), nullptr, {}};
   check_source_tokenizer(loaded, opened.data->facts());
   opened.task = &task_of(loaded, opened.data->facts());
+  check_task_keys(loaded, *opened.task);
   opened.sizes = opened.task->fit(loaded, *opened.data);
+  resolve_frozen(loaded, *opened.task, opened.data->facts());
   return opened;
 }
 
@@ -130,8 +132,12 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   Optimizer optimizer =
       make_optimizer(loaded, params, *layout, stochastic ? std::optional(seed) : std::nullopt);
 
+  RunTask run_task = make_run_task(loaded, task, sizes, device);
+  const Task& own_task = run_task.own ? *run_task.own : task;
+
   Session s{config,
-            task,
+            std::move(run_task),
+            own_task,
             sizes,
             device_name,
             device,

@@ -14,6 +14,7 @@
 #include "optim/optimizer.h"
 #include "optim/spikes.h"
 #include "train/config/run_config.h"
+#include "train/run/frozen_model.h"
 #include "train/store/checkpoint.h"
 #include "train/tasks/task.h"
 
@@ -37,7 +38,8 @@ RunData open_for_benchmark(LoadedConfig& loaded);
 /// A model with its optimizer on a device, ready to step.
 struct Session {
   RunConfig config;
-  const Task& task;
+  RunTask run_task;  ///< with the frozen model that the task needs, if any
+  const Task& task;  ///< of this run
   ModelSizes sizes;
   std::string device_name;  ///< "cpu" or "cuda"
   at::Device device;

@@ -77,6 +77,7 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
 
   // A checkpoint records what this process trains with.
   state_.base_hash = base_hash(loaded.base);
+  state_.frozen_hash = session_.run_task.frozen_hash;
   if (session_.scaler) state_.scaler = session_.scaler->state();
   state_.threads = session_.config.train.threads;
   state_.isa = cpu_isa();

@@ -57,6 +57,7 @@ void visit_fields(Visitor& v, State& s) {
   });
   v.optional("examples", s.encoding);
   v.optional("base_hash", s.base_hash);
+  v.optional("frozen_hash", s.frozen_hash);
   v.optional_parts("scaler", s.scaler, [&](auto& part, auto& scaler) {
     part.field("loss_scale", scaler.scale);
     part.field("growth_tracker", scaler.growth_tracker,

@@ -42,7 +42,8 @@ struct RunIdentity {
   int64_t threads = 1;
   std::string isa, device_model;
   std::string data_hash;
-  std::string base_hash;  ///< of the model under adapters, or empty
+  std::string base_hash;    ///< of the model under adapters, or empty
+  std::string frozen_hash;  ///< of the frozen model of the task, or empty
   std::string task = "language";
   ModelSizes sizes;  ///< of the model's inputs and outputs
   std::optional<Tokenizer> tokenizer;

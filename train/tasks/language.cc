@@ -1,9 +1,9 @@
 // Next-token language modeling.
 #include "train/tasks/language.h"
 
+#include "autograd/ops/shapes.h"
 #include "nn/layers/documents.h"
 #include "train/tasks/generate.h"
-#include "train/tasks/task.h"
 
 namespace lathe {
 
@@ -15,54 +15,89 @@ Variable token_loss(const Model& model, const Batch& batch, double divisor) {
                        divisor);
 }
 
+Variable row_losses(const Model& model, const Batch& batch) {
+  const bool has_head = model.has_head();
+  const Variable x_BTC = has_head ? model.features(batch.inputs) : model(batch.inputs);
+  const std::vector<Variable> rows = unbind(x_BTC);
+  std::vector<Variable> losses;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    const at::Tensor targets = batch.targets[static_cast<int64_t>(b)];
+    losses.push_back(has_head ? linear_cross_entropy(rows[b], model.head_weight(), targets, 1)
+                              : cross_entropy(rows[b], targets, 1));
+  }
+  return stack(losses);
+}
+
+void check_no_pairs(const LoadedConfig& loaded, const Data& data) {
+  if (!data.facts().pairs) return;
+  fail(Exit::data, loaded.config.data.dir,
+       " holds preferences, for the task dpo; leave train.task out");
+}
+
+ModelSizes TokenTask::fit(LoadedConfig& loaded, const Data& data) const {
+  const RunConfig& c = loaded.config;
+
+  if (data.facts().outputs > 0)
+    fail(Exit::data, c.data.dir,
+         " holds examples, not tokens; prepare text (`lathe prepare TEXT --out FOLDER`)");
+  if (!find_model_kind(c.model.kind)->models_tokens()) {
+    fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
+         "\" does not model tokens, which ", c.data.dir, " holds; take a kind such as gpt");
+  }
+
+  // A vocabulary of 0 in the config stands for that of the data.
+  int64_t& vocab_size = *c.model.own.find<int64_t>("vocab_size");
+  const int64_t known = data.facts().vocab_size;
+  if (vocab_size == 0) vocab_size = known;
+  if (vocab_size == 0) {
+    fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": ", c.data.dir,
+         " has no manifest.json, so model.vocab_size must be given");
+  }
+  if (vocab_size < known) {
+    fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", vocab_size,
+         " is smaller than the ", known, " tokens of ", c.data.dir,
+         "; leave it out or make it larger");
+  }
+
+  // An evaluation needs at least one token and its successor.
+  if (c.train.eval_interval > 0 && data.val_size() < 2) {
+    fail(Exit::data, c.data.dir,
+         " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval "
+         "= 0");
+  }
+
+  if (c.data.documents == "separate" && !find_model_kind(c.model.kind)->separates_documents) {
+    fail(Exit::usage, origin_of(loaded, "data.documents"),
+         ": data.documents = \"separate\" is not for model.kind = \"", c.model.kind,
+         "\", which can't keep documents of a window apart; take gpt or llama, or set it to "
+         "joined");
+  }
+
+  data.check_windows(batch_sizes(c));
+  return {};
+}
+
+std::string TokenTask::sample(const Model& model, const Data& data, const RunConfig& config,
+                              Compute compute, at::Device device,
+                              const std::function<bool()>& stop) const {
+  const auto& tokenizer = data.facts().tokenizer;
+  if (!tokenizer) return "";
+  const GenerateOptions writing{
+      .context = model_context(config), .tokens = 200, .compute = compute, .device = device};
+  const auto texts =
+      generate(model, {{0}}, writing, [&](const GeneratedToken&) { return !stop(); });
+  return tokenizer->decode(texts[0]);
+}
+
 namespace {
 
-class Language final : public Task {
+class Language final : public TokenTask {
  public:
   std::string name() const override { return "language"; }
-  std::string unit() const override { return "tokens"; }
 
   ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
-    const RunConfig& c = loaded.config;
-
-    if (data.facts().outputs > 0)
-      fail(Exit::data, c.data.dir,
-           " holds examples, not tokens; prepare text (`lathe prepare TEXT --out FOLDER`)");
-    if (!find_model_kind(c.model.kind)->models_tokens()) {
-      fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
-           "\" does not model tokens, which ", c.data.dir, " holds; take a kind such as gpt");
-    }
-
-    // A vocabulary of 0 in the config stands for that of the data.
-    int64_t& vocab_size = *c.model.own.find<int64_t>("vocab_size");
-    const int64_t known = data.facts().vocab_size;
-    if (vocab_size == 0) vocab_size = known;
-    if (vocab_size == 0) {
-      fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": ", c.data.dir,
-           " has no manifest.json, so model.vocab_size must be given");
-    }
-    if (vocab_size < known) {
-      fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": model.vocab_size = ", vocab_size,
-           " is smaller than the ", known, " tokens of ", c.data.dir,
-           "; leave it out or make it larger");
-    }
-
-    // An evaluation needs at least one token and its successor.
-    if (c.train.eval_interval > 0 && data.val_size() < 2) {
-      fail(Exit::data, c.data.dir,
-           " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval "
-           "= 0");
-    }
-
-    if (c.data.documents == "separate" && !find_model_kind(c.model.kind)->separates_documents) {
-      fail(Exit::usage, origin_of(loaded, "data.documents"),
-           ": data.documents = \"separate\" is not for model.kind = \"", c.model.kind,
-           "\", which can't keep documents of a window apart; take gpt or llama, or set it to "
-           "joined");
-    }
-
-    data.check_windows(batch_sizes(c));
-    return {};
+    check_no_pairs(loaded, data);
+    return TokenTask::fit(loaded, data);
   }
 
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
@@ -90,17 +125,6 @@ class Language final : public Task {
       all.emplace_back("val_loss_" + source, loss / scores.sums.at("targets of " + source));
     }
     return all;
-  }
-
-  std::string sample(const Model& model, const Data& data, const RunConfig& config, Compute compute,
-                     at::Device device, const std::function<bool()>& stop) const override {
-    const auto& tokenizer = data.facts().tokenizer;
-    if (!tokenizer) return "";
-    const GenerateOptions writing{
-        .context = model_context(config), .tokens = 200, .compute = compute, .device = device};
-    const auto texts =
-        generate(model, {{0}}, writing, [&](const GeneratedToken&) { return !stop(); });
-    return tokenizer->decode(texts[0]);
   }
 };
 

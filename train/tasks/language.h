@@ -1,13 +1,30 @@
-// The loss of next-token language modeling.
+// Next-token language modeling, and what all tasks on tokens share.
 #pragma once
 
-#include "data/data.h"
-#include "nn/models/model.h"
+#include <string>
+
+#include "train/tasks/task.h"
 
 namespace lathe {
 
 /// Returns the cross-entropy summed over a batch's targets that are not -100, divided by `divisor`.
 /// []
 Variable token_loss(const Model& model, const Batch& batch, double divisor);
+/// Returns the cross-entropy of each row of a batch, summed over its targets that are not -100. [B]
+Variable row_losses(const Model& model, const Batch& batch);
+/// Throws Exit::data where the data holds preferences, of which a task would learn both answers.
+void check_no_pairs(const LoadedConfig& loaded, const Data& data);
+
+/// A task on tokens.
+class TokenTask : public Task {
+ public:
+  std::string unit() const override { return "tokens"; }
+  /// Checks that the data holds tokens, that the model's kind models them, and that the vocabulary
+  /// and the windows fit.
+  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override;
+  /// Generates a text that begins with token 0.
+  std::string sample(const Model& model, const Data& data, const RunConfig& config, Compute compute,
+                     at::Device device, const std::function<bool()>& stop) const override;
+};
 
 }  // namespace lathe

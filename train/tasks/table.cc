@@ -11,21 +11,48 @@ namespace lathe {
 std::unique_ptr<Task> make_language_task();
 std::unique_ptr<Task> make_classification_task();
 std::unique_ptr<Task> make_regression_task();
+std::unique_ptr<Task> make_dpo_task();
+std::unique_ptr<Task> make_distill_task();
 
 namespace {
 
 std::vector<std::unique_ptr<Task>>& task_table() {
   static std::vector<std::unique_ptr<Task>> tasks = [] {
+    // The schema of a run's config may be recorded meanwhile, and tasks hold configs.
+    const SchemaRecorder::Pause apart;
     std::vector<std::unique_ptr<Task>> all;
     all.push_back(make_language_task());
     all.push_back(make_classification_task());
     all.push_back(make_regression_task());
+    all.push_back(make_dpo_task());
+    all.push_back(make_distill_task());
     return all;
   }();
   return tasks;
 }
 
 }  // namespace
+
+std::vector<TaskKeys> task_keys() {
+  std::vector<TaskKeys> all;
+  for (const auto& task : task_table()) {
+    if (auto keys = task->keys()) all.push_back(std::move(*keys));
+  }
+  return all;
+}
+
+void check_task_keys(const LoadedConfig& loaded, const Task& task) {
+  const Schema& schema = loaded.config.schema();
+  for (const TaskKeys& other : task_keys()) {
+    if (other.name == task.name()) continue;
+    for (const Field& own : other.config.schema().fields()) {
+      const std::string key = other.name + "." + own.key;
+      if (schema.get(&loaded.config, *schema.find(key)) == own.initial) continue;
+      fail(Exit::usage, origin_of(loaded, key), ": ", key, " has no effect with the task ",
+           task.name(), "; leave it out, or set train.task = \"", other.name, "\"");
+    }
+  }
+}
 
 const Task* find_task(const std::string& name) {
   for (const auto& task : task_table()) {

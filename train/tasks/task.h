@@ -1,6 +1,9 @@
 // Tasks: what a run learns. A task interprets the batches of its data and asks a model for results;
 // the trainer depends on this interface only. Each task is a file in this folder and a line in the
 // table of table.cc (or, in a program of your own, a call of add_task).
+//
+// A task may have keys of its own, and need a frozen model beside the trained one: of_run() then
+// makes the task of one run, which has both.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +20,7 @@
 #include "data/data.h"
 #include "nn/models/model.h"
 #include "train/config/run_config.h"
+#include "train/config/task_keys.h"
 
 namespace lathe {
 
@@ -30,7 +34,7 @@ struct Scores {
 using Metric = std::pair<std::string, double>;
 
 /// What is learned: the loss of a batch, the metrics of an evaluation, and a readable sample. A
-/// task has no state but its config.
+/// task of the table has no state.
 class Task {
  public:
   virtual ~Task() = default;
@@ -38,6 +42,19 @@ class Task {
   virtual std::string name() const = 0;
   /// Returns the unit of throughput: "tokens" or "samples".
   virtual std::string unit() const { return "samples"; }
+  /// Returns the keys of the task, a section of the config; nullopt where it has none.
+  virtual std::optional<TaskKeys> keys() const { return std::nullopt; }
+  /// Returns the key of the config that names the frozen model which a run needs beside its own (a
+  /// run, a checkpoint or a Hugging Face folder); "" where it needs none.
+  virtual std::string frozen_key(const RunConfig& /*config*/) const { return ""; }
+  /// Returns the task of one run, or null where that is this task. `frozen` is the model that
+  /// frozen_key() names, on the run's device and without trained parameters; null without a key.
+  virtual std::unique_ptr<const Task> of_run(const RunConfig& /*config*/,
+                                             std::unique_ptr<Model> /*frozen*/) const {
+    return nullptr;
+  }
+  /// Returns how many targets of a batch the sum of its losses is divided by.
+  virtual int64_t targets(const Batch& batch) const { return count_targets(batch); }
   /// Returns the sizes of a model for such data.
   virtual ModelSizes sizes(const DatasetInfo& facts) const {
     return {facts.input_sizes, facts.outputs};
@@ -69,6 +86,9 @@ class Task {
 
 /// Returns a config's task on that data. Throws Exit::usage where there is none of that name.
 const Task& task_of(const LoadedConfig& loaded, const DatasetInfo& facts);
+/// Throws Exit::usage where a key of a task other than `task` differs from its default, since it
+/// would have no effect.
+void check_task_keys(const LoadedConfig& loaded, const Task& task);
 /// Returns the task of that name, or null.
 const Task* find_task(const std::string& name);
 /// Adds a task; call it before the command line is run. Throws Exit::internal where its name is

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 
 #include "core/dtype.h"
 #include "core/io/json.h"
+#include "core/io/text.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "nn/layers.h"
@@ -18,17 +20,48 @@ const AdaptersConfig& adapters_of(const RunConfig& config) {
 
 namespace {
 
-/// Returns the layers that get adapters. A head whose weight the loss uses directly is not one of
-/// them: its adapter would never run.
-std::vector<Linear*> adapted_layers(Model& model) {
+/// Returns the parts of a list with commas between them.
+std::vector<std::string> patterns_of(const std::string& list) {
+  std::vector<std::string> all;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    all.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return all;
+}
+
+/// Returns the layers that get adapters: those that the patterns match, or, without a pattern,
+/// those of the blocks. A head whose weight the loss uses directly is not one of them: its adapter
+/// would never run. Throws Exit::usage for a pattern without a layer.
+std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
   const at::Tensor head = model.has_head() ? model.head_weight().data() : at::Tensor();
   std::vector<Linear*> all, in_blocks;
-  for_each_module<Linear>(model, [&](const std::string&, int64_t block, Linear& layer) {
+  std::vector<std::string> paths;
+  for_each_module<Linear>(model, [&](const std::string& path, int64_t block, Linear& layer) {
     if (!layer.weight.defined() || layer.weight.data().is_same(head)) return;
-    all.push_back(&layer);
+    all.push_back(&layer), paths.push_back(path);
     if (block >= 0) in_blocks.push_back(&layer);
   });
-  return in_blocks.empty() ? all : in_blocks;
+  if (patterns.empty()) return in_blocks.empty() ? all : in_blocks;
+
+  std::set<size_t> chosen;
+  for (const std::string& pattern : patterns_of(patterns)) {
+    bool is_used = false;
+    for (size_t i = 0; i < paths.size(); ++i) {
+      if (!matches(pattern, paths[i])) continue;
+      chosen.insert(i), is_used = true;
+    }
+    if (is_used) continue;
+    std::string there;
+    for (size_t i = 0; i < std::min<size_t>(paths.size(), 8); ++i)
+      there += (i > 0 ? ", " : "") + paths[i];
+    fail(Exit::usage, "adapters.layers: \"", printable_line(pattern),
+         "\" matches no linear layer of the model; it has ", there);
+  }
+  std::vector<Linear*> found;
+  for (const size_t i : chosen) found.push_back(all[i]);
+  return found;
 }
 
 std::string no_layer_text(const RunConfig& config) {
@@ -49,7 +82,7 @@ bool has_no_layer(const ModelConfig& config) {
     const MetaInit guard;
     const auto model =
         find_model_kind(config.kind)->make(own, {.input = {3, 32, 32}, .outputs = 2});
-    return adapted_layers(*model).empty();
+    return adapted_layers(*model, "").empty();
   } catch (const std::exception&) {
     return false;
   }
@@ -62,12 +95,14 @@ void add_adapters(Model& model, const TransformContext& context) {
   if (c.rank == 0) return;
   const MemoryScope memory(Memory::parameters);
   const auto options = at::TensorOptions(context.device).dtype(context.matrices);
-  const auto layers = adapted_layers(model);
+  const auto layers = adapted_layers(model, c.layers);
   if (layers.empty()) fail(Exit::usage, no_layer_text(context.config));
   for (Linear* layer : layers) layer->add_adapter(c.rank, c.alpha, options);
   auto added = trained_parameters(model);
   std::erase_if(added, [](const NamedParameter& p) { return !p.role.adapter; });
   initialize(added, context.config.model.own, static_cast<uint64_t>(context.config.train.seed));
+  if (!c.dora) return;
+  for (Linear* layer : layers) layer->add_magnitudes();
 }
 
 std::optional<ConfigFault> check_adapters(const RunConfig& config) {
@@ -182,7 +217,7 @@ fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) 
   add_adapters(*model, {config, at::kCPU, at::kFloat});
   load_parameters(checkpoint, saved_tensors(*model));
 
-  for (Linear* layer : adapted_layers(*model)) {
+  for (Linear* layer : adapted_layers(*model, adapters_of(config).layers)) {
     merged.check_stop();
     layer->merge_adapter();
   }

@@ -15,9 +15,17 @@ struct AdaptersConfig {
   LATHE_FIELD(int64_t, rank, 0,
               "rank of low-rank adapters on the linear layers of the model's blocks (of the whole "
               "model where it has "
-              "none); they alone are trained, on the frozen model of adapters.base. 0: none",
+              "none) or those of adapters.layers; they alone are trained, on the frozen model of "
+              "adapters.base. 0: none",
               between(0, 10000).fixed())
   LATHE_FIELD(double, alpha, 16.0, "adapters count alpha / rank times", above(0, 1000000).fixed())
+  LATHE_FIELD(std::string, layers, "",
+              "which linear layers get adapters: patterns of their paths with commas between, as "
+              "blocks.*.attn.q,*.mlp.down; empty: as adapters.rank describes",
+              anything().fixed())
+  LATHE_FIELD(bool, dora, false,
+              "adapters have magnitudes too: each row of an adapted weight has a trained norm",
+              anything().fixed())
   LATHE_FIELD(std::string, base, "",
               "run or checkpoint under the adapters; gives the keys of [model], but for dropout",
               anything().fixed())
@@ -30,8 +38,9 @@ struct AdaptersConfig {
 /// Returns [adapters] of a config.
 const AdaptersConfig& adapters_of(const RunConfig& config);
 
-/// Adds adapters with initial values to the linear layers of the model's blocks, if the config has
-/// a rank. This is the transform.
+/// Adds adapters with initial values to the linear layers of the model's blocks, or to those that
+/// adapters.layers names, if the config has a rank. This is the transform. Throws Exit::usage where
+/// a pattern matches no layer.
 void add_adapters(Model& model, const TransformContext& context);
 /// Checks the keys of [adapters].
 std::optional<ConfigFault> check_adapters(const RunConfig& config);

@@ -1,0 +1,30 @@
+// Keys of tasks: a task that has keys has a section of the config, which is named as the task.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "nn/models/model.h"
+
+namespace lathe {
+
+struct RunConfig;
+
+/// The section of a task.
+struct TaskKeys {
+  std::string name;  ///< of the task
+  std::string doc;
+  AnyConfig config;  ///< with its defaults
+  /// Returns what is wrong between the keys of a config, with whole keys ("section.name"); may be
+  /// empty.
+  std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
+};
+
+/// Returns the sections of all tasks that have keys, in the order of the table in
+/// train/tasks/table.cc.
+std::vector<TaskKeys> task_keys();
+
+}  // namespace lathe

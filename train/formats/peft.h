@@ -1,0 +1,27 @@
+// Adapters in the folders of Hugging Face's PEFT: adapter_config.json and
+// adapter_model.safetensors. LoRA (Hu et al. 2021) and DoRA (Liu et al. 2024) are exchanged.
+#pragma once
+
+#include "train/formats/hugging_face.h"
+
+namespace lathe {
+
+/// Returns whether a folder holds adapters of PEFT.
+bool is_peft(const fs::path& folder);
+
+struct PeftImport {
+  fs::path folder;   ///< with adapter_config.json
+  std::string base;  ///< run or checkpoint of the model that the adapters were trained on
+  fs::path out;
+  StopAsked stop{};  ///< called after each tensor; true ends the import with Exit::stopped
+};
+/// Makes a run of adapters on a base, with one checkpoint (step 0) and no optimizer state. Returns
+/// the checkpoint. `out` is created completely or not at all. Throws Exit::checkpoint where the
+/// folder holds something other than LoRA or DoRA on linear layers of the base, and Exit::usage
+/// where the base has adapters itself or `out` contains anything.
+fs::path import_peft(const PeftImport& options);
+/// Writes the adapters of a run for PEFT, completely or not at all. Throws Exit::usage where the
+/// run has none, its model has no family, or an option is about the base's weights or tokenizer.
+void export_peft(const ExportOptions& options);
+
+}  // namespace lathe

@@ -1,0 +1,126 @@
+// Direct preference optimization: the model learns to prefer the chosen answer of a pair more than
+// a frozen reference does. Rafailov et al. 2023. The reference is the model that the run began
+// with: train.init_from, or the base of its adapters, which is the same model without them.
+#include "autograd/ops/math.h"
+#include "train/tasks/frozen_forward.h"
+#include "train/tasks/language.h"
+
+namespace lathe {
+namespace {
+
+struct DpoConfig {
+  LATHE_FIELD(double, beta, 0.1,
+              "how strongly the model is held to the reference: rewards are beta log(p / p of the "
+              "reference)",
+              above(0, 1000).fixed())
+  LATHE_FIELD(double, label_smoothing, 0.0,
+              "share of the pairs whose answers are assumed to be exchanged by mistake",
+              below(0, 0.5).fixed())
+};
+
+bool has_adapters(const RunConfig& config) {
+  const int64_t* rank = config.transforms.at("adapters").find<int64_t>("rank");
+  return rank != nullptr && *rank > 0;
+}
+
+class Dpo final : public TokenTask {
+ public:
+  Dpo() = default;
+  Dpo(const DpoConfig& config, std::unique_ptr<Model> reference)
+      : config_(config), reference_(std::move(reference)), is_of_run_(true) {}
+
+  std::string name() const override { return "dpo"; }
+  std::optional<TaskKeys> keys() const override {
+    return TaskKeys{"dpo", "the task dpo: preferences (Rafailov et al. 2023)",
+                    AnyConfig::of<DpoConfig>()};
+  }
+
+  /// Checks that there are pairs to learn from, and a model to begin with.
+  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+    const RunConfig& c = loaded.config;
+    if (!data.facts().pairs) {
+      fail(Exit::data, c.data.dir,
+           " holds no preferences, which the task dpo learns from; prepare some (`lathe prepare "
+           "PAIRS.jsonl --format preferences`)");
+    }
+    if (!has_adapters(c) && c.train.init_from.empty()) {
+      fail(Exit::usage, origin_of(loaded, "train.init_from"),
+           ": the task dpo needs a model to begin with, which is its reference too; set "
+           "train.init_from or adapters.base");
+    }
+    if (c.train.batch_size % 2 != 0) {
+      fail(Exit::usage, origin_of(loaded, "train.batch_size"),
+           ": train.batch_size = ", c.train.batch_size,
+           " is odd, and the two answers of a pair are a sequence each; make it even");
+    }
+    return TokenTask::fit(loaded, data);
+  }
+
+  std::string frozen_key(const RunConfig& config) const override {
+    return has_adapters(config) ? "" : "train.init_from";
+  }
+  std::unique_ptr<const Task> of_run(const RunConfig& config,
+                                     std::unique_ptr<Model> frozen) const override {
+    return std::make_unique<Dpo>(config.tasks.at("dpo").as<DpoConfig>(), std::move(frozen));
+  }
+  int64_t targets(const Batch& batch) const override { return batch.inputs.size(0) / 2; }
+
+  Variable loss(const Model& model, const Batch& batch, double divisor) const override {
+    return loss_of(margins(model, batch), divisor);
+  }
+
+  void score(const Model& model, const Batch& batch, const DatasetInfo&,
+             Scores& scores) const override {
+    const at::Tensor margins_P = margins(model, batch).data();
+    scores.sums["loss"] += loss_of(Variable(margins_P), 1).item();
+    scores.sums["preferred"] += margins_P.gt(0).sum().item<double>();
+    scores.sums["margins"] += margins_P.sum(at::kDouble).item<double>();
+    scores.sums["pairs"] += static_cast<double>(margins_P.numel());
+    scores.targets += count_targets(batch);
+  }
+
+  /// Returns the loss, the share of pairs whose chosen answer has the larger reward, and the mean
+  /// difference of the rewards.
+  std::vector<Metric> metrics(const Scores& scores) const override {
+    const double pairs = scores.sums.at("pairs");
+    return {{"val_loss", scores.sums.at("loss") / pairs},
+            {"accuracy", scores.sums.at("preferred") / pairs},
+            {"margin", scores.sums.at("margins") / pairs}};
+  }
+
+ private:
+  /// Returns the reward of each chosen answer without that of the rejected one. [P] An odd row,
+  /// which only a plan or a search for a size may ask for, belongs to no pair.
+  Variable margins(const Model& model, const Batch& batch) const {
+    LATHE_CHECK(is_of_run_, "the task dpo needs a reference: call of_run()");
+    const int64_t pairs = batch.inputs.size(0) / 2;
+    // A log-probability is a negative loss.
+    const auto log_ratio = [&](const Variable& losses_B) {
+      return slice(losses_B, 0, pairs, 2 * pairs) - slice(losses_B, 0, 0, pairs);
+    };
+    at::Tensor reference_P;
+    {
+      const FrozenForward frozen;
+      reference_P = log_ratio(row_losses(reference_ ? *reference_ : model, batch)).data();
+    }
+    return (log_ratio(row_losses(model, batch)) - Variable(reference_P)) * config_.beta;
+  }
+  /// Returns -log sigmoid of the margins, summed over pairs and divided. With label smoothing e, a
+  /// pair counts 1 - e times as it is, and e times with its answers exchanged. []
+  Variable loss_of(const Variable& margins_P, double divisor) const {
+    const double e = config_.label_smoothing;
+    Variable likelihood = sum(logsigmoid(margins_P)) * (1 - e);
+    if (e > 0) likelihood = likelihood + sum(logsigmoid(neg(margins_P))) * e;
+    return likelihood * (-1 / divisor);
+  }
+
+  DpoConfig config_;
+  std::unique_ptr<Model> reference_;  // null: the model itself without its adapters
+  bool is_of_run_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_dpo_task() { return std::make_unique<Dpo>(); }
+
+}  // namespace lathe

@@ -1,0 +1,22 @@
+// The forward pass of a model that a task asks for targets, not for gradients.
+#pragma once
+
+#include "core/mode.h"
+
+namespace lathe {
+
+/// While alive, forward passes record no graph, drop nothing and leave adapters out. They are not
+/// part of what observes or recomputes the trained model: its hooks, its blocks, and its running
+/// statistics.
+struct FrozenForward : Evaluation {
+  FrozenForward() {
+    mode().grad = false;
+    mode().adapters = false;
+    mode().forward_hooks = nullptr;
+    mode().recompute = RecomputePolicy::none;
+    mode().blocks_run = nullptr;
+    mode().block_hooks = nullptr;
+  }
+};
+
+}  // namespace lathe
