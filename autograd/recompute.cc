@@ -25,7 +25,8 @@ Recomputation::Recomputation(std::function<void()> again)
       draws_(DrawState::now()),
       compute_(mode().compute),
       fp8_(mode().fp8),
-      cache_casts_(mode().cache_casts) {}
+      cache_casts_(mode().cache_casts),
+      keys_(c10::impl::tls_local_dispatch_key_set()) {}
 
 void Recomputation::append(std::weak_ptr<Node> node, std::span<const Variable> inputs) {
   Entry& entry = entries_.emplace_back(Entry{std::move(node), {}});
@@ -69,6 +70,8 @@ void Recomputation::run() {
   const auto again = std::exchange(again_, nullptr);
   if (!again) return;  // it ran before and failed
   const RestoreRngState draws(std::move(draws_));
+  // A backward pass is below ATen's autograd, where new tensors may have other versions.
+  const c10::impl::ForceDispatchKeyGuard keys(keys_);
   Mode& m = mode();
   m.grad = true;
   m.compute = compute_;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -64,6 +65,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   DrawState draws_;
   at::ScalarType compute_;
   bool fp8_, cache_casts_;
+  c10::impl::LocalDispatchKeySet keys_;  // of ATen's dispatch
 };
 
 namespace detail {

@@ -80,7 +80,6 @@ at::Tensor window_starts(const at::Tensor& starts, int64_t window, const Variabl
   if (window == 0 || window >= keys) return starts;
   const auto options = at::TensorOptions(at::kLong).device(q.data().device());
   const at::Tensor first = at::arange(keys - q.size(1), keys, options) - (window - 1);
-  // The maximum is a new tensor with version 0, which recomputation compares. A copy would not be.
   return at::maximum(starts.defined() ? starts : at::zeros({q.size(0), 1}, options), first);
 }
 

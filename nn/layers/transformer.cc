@@ -39,9 +39,12 @@ Variable GatedFeedForward::operator()(const Variable& x, const Variable& residua
   ModuleCall call(*this, {{'C', up.weight.size(1)}});
   call.input(x, "... C"), call.input("residual", residual, "... C");
   const bool adapted = gate.has_adapter() || up.has_adapter();
-  const Variable h = activation == "gelu" ? gelu(gate(x)) * up(x)
-                     : adapted            ? silu(gate(x)) * up(x)
-                                          : linear_swiglu(x, gate.weight, up.weight);
+  Variable h;
+  if (activation == "gelu") {
+    h = (gate.has_adapter() ? gelu(gate(x)) : linear_gelu(x, gate.weight)) * up(x);
+  } else {
+    h = adapted ? silu(gate(x)) * up(x) : linear_swiglu(x, gate.weight, up.weight);
+  }
   return call.result(down(h, residual), "... C");
 }
 

@@ -270,6 +270,21 @@ TEST_CASE(
   trains_the_same<ConvNet>("convnet", [&] { return ConvNet(c, {{2, 8, 8}, 3}); }, classes, dtypes);
 }
 
+TEST_CASE("a recomputed part may make its masks itself", "[recompute]") {
+  torch::manual_seed(2);
+  const Variable x = Variable::parameter(torch::randn({3, 4}));
+  const auto part = [](const Variable& v) {
+    const at::Tensor row = v.data()[0].gt(0);
+    const at::Tensor copied = row.expand({3, 4}).contiguous(), inverse = copied.logical_not();
+    return masked_fill(masked_fill(v, copied, 2) * v, inverse.logical_or(copied.eq(2)), 3) * v;
+  };
+  backward(sum(part(x)));
+  const at::Tensor wanted = x.grad().clone();
+  x.leaf().grad.reset();
+  backward(sum(recompute(part, x)));
+  CHECK(x.grad().equal(wanted));
+}
+
 TEST_CASE("groups of blocks: one, and ceil of the square root", "[recompute]") {
   CHECK(blocks_of_group(RecomputePolicy::blocks, 64) == 1);
   for (const auto& [n, group] :

@@ -118,10 +118,10 @@ std::vector<Tested> tested() {
   // Windows within a block of attention and beyond it, layers without positions, and caps.
   l.n_kv_head = 2, l.n_head = 6, l.head_dim = 0, l.qk_norm = true, l.n_layer = 3;
   l.sliding_window = 5, l.window_layers = "110", l.rope_layers = "101", l.rope_local_theta = 100;
-  l.attention_softcap = 20, l.logit_softcap = 60, l.query_pre_attn_scalar = 5;
+  l.attention_softcap = 20, l.query_pre_attn_scalar = 5;
   l.norm_position = "both", l.activation = "gelu";
   all.push_back({"llama with windows", model_of<Llama>(l), 72});
-  l.sliding_window = 66, l.window_layers = "1", l.attention_softcap = l.logit_softcap = 0;
+  l.sliding_window = 66, l.window_layers = "1", l.attention_softcap = 0;
   all.push_back({"llama with a long window", model_of<Llama>(l), 72});
   return all;
 }
