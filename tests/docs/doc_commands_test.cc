@@ -253,7 +253,7 @@ class Checker {
     if (option == "help" || option == "section.key") return true;
     if (command.config_keys && is_key(option)) return true;
     return std::any_of(command.flags.begin(), command.flags.end(),
-                       [&](const auto& flag) { return flag.first == option; });
+                       [&](const auto& flag) { return flag.name == option; });
   }
 
   /// Checks each `section.key` of a section that exists.

@@ -100,18 +100,22 @@ Exit run_export(const Arguments& arguments) {
 Command import_command() {
   return {"import",
           "FOLDER --out RUN",
-          "make a run of a Hugging Face folder (config.json, safetensors, tokenizer.json), for "
-          "eval, generate, export "
-          "and train.init_from",
-          "import downloads/gpt2 --out runs/gpt2",
-          {{"out", "folder for the run"},
-           {"block-size", "context in tokens, where the model's whole one is not wanted (all)"},
+          "Import a Hugging Face folder (config.json, safetensors, tokenizer.json) as a run for "
+          "eval, generate, export and train.init_from.",
+          {"import downloads/gpt2 --out runs/gpt2",
+           "import downloads/llama --out runs/llama --block-size 2048 --chat-template llama3"},
+          {{"out", "Write the run to this folder."},
+           {"block-size", "Limit the context to this many tokens. Default: the model's context."},
            {"tokenizer",
-            "auto: the folder's; the path of another; or none, for the weights alone (auto)"},
-           {"chat-template", "chatml, llama3, or a file in Jinja, in place of the folder's"},
+            "Take the folder's tokenizer (auto), the one at a path, or none for the weights alone. "
+            "Default: auto.",
+            {"auto", "none"}},
+           {"chat-template",
+            "Set the chat template to chatml, llama3, or a Jinja file. Default: the folder's.",
+            {"chatml", "llama3"}},
            {"ignore-key",
-            "a key of config.json that does not change what the model computes and that this build "
-            "does not know; may be given several times"}},
+            "Ignore this key of config.json, which must not change what the model computes. It may "
+            "be given several times."}},
           false,
           1,
           1,
@@ -121,22 +125,28 @@ Command import_command() {
 }
 
 Command export_command() {
-  return {
-      "export",
-      "RUN|CHECKPOINT --out FOLDER",
-      "write a model for other programs: as a Hugging Face folder, or a GGUF file",
-      "export runs/gpt2 --format hf --out exported/gpt2",
-      {{"out", "folder to make"},
-       {"format",
-        "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf (hf)"},
-       {"dtype", "of matrices: fp32, bf16 or fp16 (as they are saved)"},
-       {"chat-template", "chatml, llama3, or a file in Jinja, in place of the run's"},
-       {"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
-       {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"}},
-      false,
-      1,
-      1,
-      run_export};
+  return {"export",
+          "RUN|CHECKPOINT --out FOLDER",
+          "Export a model for other programs, as a Hugging Face folder or a GGUF file.",
+          {"export runs/gpt2 --format hf --out exported/gpt2",
+           "export runs/gpt2 --format gguf --dtype fp16 --out exported/gpt2-gguf"},
+          {{"out", "Write the model to this new folder."},
+           {"format",
+            "Write hf (config.json, model.safetensors and a BPE's tokenizer.json) or gguf "
+            "(model.gguf). Default: hf.",
+            {"hf", "gguf"}},
+           {"dtype",
+            "Write matrices in fp32, bf16 or fp16. Default: as they are saved.",
+            {"fp32", "bf16", "fp16"}},
+           {"chat-template",
+            "Set the chat template to chatml, llama3, or a Jinja file. Default: the run's.",
+            {"chatml", "llama3"}},
+           checkpoint_flag,
+           weights_flag},
+          false,
+          1,
+          1,
+          run_export};
 }
 
 }  // namespace lathe

@@ -160,8 +160,8 @@ std::string verify(const fs::path& path_) {
 Command inspect_command() {
   return {"inspect",
           "PATH",
-          "show a run, checkpoint, data folder or .safetensors file",
-          "inspect runs/quickstart/checkpoints/step-00002000",
+          "Show what is in a run, a checkpoint, a data folder or a .safetensors file.",
+          {"inspect runs/quickstart/checkpoints/step-00002000", "inspect data/quickstart"},
           {},
           false,
           1,
@@ -175,8 +175,8 @@ Command inspect_command() {
 Command verify_command() {
   return {"verify",
           "PATH",
-          "check a run, checkpoint or data folder against its checksums",
-          "verify runs/quickstart",
+          "Check a run, a checkpoint or a data folder against its checksums.",
+          {"verify runs/quickstart", "verify data/quickstart"},
           {},
           false,
           1,
