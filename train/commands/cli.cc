@@ -16,6 +16,7 @@
 #include "core/device.h"
 #include "core/io/file.h"
 #include "core/io/log.h"
+#include "core/io/shipped.h"
 #include "core/io/text.h"
 #include "core/kernels/isa.h"
 #include "train/commands/commands.h"
@@ -71,11 +72,12 @@ void print_help(const Command* command) {
       std::cout << row("  " + v.name, v.summary, 13);
     }
     std::cout
-        << "\nA first run, on a text of your own:\n"
-           "  lathe prepare my.txt --out data/my --tokenizer char\n"
-           "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
-           "  lathe generate runs/my --tokens 500\n\n"
-           "`lathe help COMMAND` shows its options.\n"
+        << with_shipped_files(
+               "\nA first run, on a text of your own:\n"
+               "  lathe prepare my.txt --out data/my --tokenizer char\n"
+               "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
+               "  lathe generate runs/my --tokens 500\n\n")
+        << "`lathe help COMMAND` shows its options.\n"
            "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
            "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
            "            8 folder in use, 9 out of memory or threads, 10 `plan --fit` found\n"
@@ -85,7 +87,8 @@ void print_help(const Command* command) {
 
   std::cout << row("usage: lathe " + command->name, command->usage, 4) << "\n"
             << row("", command->doc, 0) << "\nExamples:\n";
-  for (const std::string& example : command->examples) std::cout << "  lathe " << example << "\n";
+  for (const std::string& example : command->examples)
+    std::cout << "  lathe " << with_shipped_files(example) << "\n";
   if (!command->flags.empty()) std::cout << "\nOptions:\n";
   for (const Flag& flag : command->flags) std::cout << row("  --" + flag.name, flag.doc, 21);
 

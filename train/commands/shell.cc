@@ -318,7 +318,9 @@ std::string man_page() {
          "again to resume).\n"
          ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config. LATHE_CACHE names the "
          "folder for measurements of the machine. OMP_NUM_THREADS is the default of "
-         "train.threads. NO_COLOR turns colors off.\n";
+         "train.threads. NO_COLOR turns colors off.\n"
+         ".SH FILES\nThe folders share/lathe/configs and share/doc/lathe of the installation have "
+         "the configs of the examples and the documentation.\n";
 }
 
 std::string cli_reference() {

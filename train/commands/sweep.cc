@@ -186,7 +186,8 @@ Command sweep_command() {
       "average the results over train.seed and data.fold; the same command resumes a sweep.",
       {"sweep configs/quickstart.toml --optim.lr=1e-3,3e-3 --train.seed=1,2,3 --jobs 2",
        "sweep configs/quickstart.toml --optim.lr=1e-4..1e-2 --method asha --samples 9"},
-      {{"jobs", "Train this many runs at once, which share the machine's threads. Default: 1."},
+      {{"jobs",
+        "Train this many runs at the same time, which share the machine's threads. Default: 1."},
        {"method",
         "Choose the points: grid takes every combination, random takes --samples of them, and asha "
         "halves those successively. Default: grid.",
