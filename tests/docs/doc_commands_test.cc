@@ -421,7 +421,7 @@ TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands
   }
   CHECK(listed == expected);
 
-  const std::string dev = slurp(source_folder() / "dev");
+  const std::string dev = slurp(source_folder() / "tools/dev/setup.sh");
   const size_t open = dev.find("packages=("), close = dev.find(')', open);
   REQUIRE(close != std::string::npos);
   const Strings packages = words_of(dev.substr(open + 10, close - open - 10));

@@ -44,6 +44,7 @@ struct Flag {
   std::string doc;                     ///< a sentence of the help
   std::vector<std::string> choices{};  ///< values that shells complete; others may be valid too
 };
+/// Flags in the order of the help.
 using Flags = std::vector<Flag>;
 
 /// A command of the command line, with its help and what it does.
