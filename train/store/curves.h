@@ -71,7 +71,8 @@ std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
 /// A run at a glance.
 struct RunSummary {
   fs::path run;
-  std::string state;  ///< running, stopped, finished, diverged or imported
+  std::string state;  ///< running, paused (train.pause_at), stopped, finished,
+                      ///< diverged or imported
   int64_t step = 0, steps = 0;
   std::optional<double> loss{}, val_loss{}, best_val_loss{}, units_per_sec{}, mfu{};
   std::string unit = "tokens";
