@@ -112,7 +112,8 @@ with tempfile.TemporaryDirectory() as temporary:
     lathe("report", folder / "memory/x", folder / "memory/y", "--out", folder / "memory.html")
     _, dom = check(folder / "memory.html", 11, "memory")
     assert "Validation loss on docs" in dom and ">val_loss_docs<" not in dom
-    color = {label: found for found, label in re.findall(r'color: (rgb[^;"]*)[^>]*>[^<]*(?:<[^>]*>)*[^<]*?([xy] (?:weights|activations))', dom)}
+    legend = re.findall(r'bold; color: (#\w+);">(?:<div[^>]*></div>)*[\s\xa0]*(?:&nbsp;)?([xy])(?:\s|&nbsp;)(weights|activations)<', dom)
+    color = {f"{name} {category}": found for found, name, category in legend}
     assert color["x weights"] == color["y weights"] != color["x activations"], color
 
     (run / "profile.json").write_text("{}")
