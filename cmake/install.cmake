@@ -1,5 +1,5 @@
 # `cmake --install`, and what find_package(Lathe) finds: headers under include/lathe, named as in this tree
-# ("lathe/nn/module.h"), liblathe.so and its CUDA half, the command, and the package.
+# ("lathe/nn/module.h"), liblathe.so and its CUDA half, the command, its man page, completions, configs and documentation, and the package.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package "${CMAKE_INSTALL_LIBDIR}/cmake/Lathe")
@@ -15,6 +15,25 @@ endforeach()
 install(EXPORT LatheTargets NAMESPACE Lathe:: DESTINATION ${package})
 configure_package_config_file(cmake/LatheConfig.cmake.in "${PROJECT_BINARY_DIR}/LatheConfig.cmake"
   INSTALL_DESTINATION ${package})
+# The man page and the completions are what the command itself prints.
+set(shell_files "${PROJECT_BINARY_DIR}/share")
+install(CODE "set(shell_files \"${shell_files}\")")
+install(CODE [[
+  file(MAKE_DIRECTORY "${shell_files}")
+  foreach(words "man" "completion bash" "completion zsh" "completion fish")
+    string(REPLACE " " "-" file "${words}")
+    separate_arguments(words)
+    execute_process(COMMAND "$<TARGET_FILE:lathe>" config ${words} OUTPUT_FILE "${shell_files}/${file}"
+      COMMAND_ERROR_IS_FATAL ANY)
+  endforeach()]])
+install(FILES "${shell_files}/man" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 RENAME lathe.1)
+install(FILES "${shell_files}/completion-bash" DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+  RENAME lathe)
+install(FILES "${shell_files}/completion-zsh" DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions RENAME _lathe)
+install(FILES "${shell_files}/completion-fish" DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d
+  RENAME lathe.fish)
+install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/lathe)
+install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/lathe PATTERN api EXCLUDE)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/LatheConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/LatheConfig.cmake" "${PROJECT_BINARY_DIR}/LatheConfigVersion.cmake"
   cmake/FindLibTorch.cmake DESTINATION ${package})

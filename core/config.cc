@@ -165,7 +165,8 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
   // Nothing is near so long a word, and computing the distances takes time in proportion to it.
   if (word.size() > 200) return best;
 
-  size_t best_distance = std::max<size_t>(3, word.size() / 3) + 1;
+  // Most characters of a short word must be right, or any other short word would be near.
+  size_t best_distance = std::min(std::max<size_t>(3, word.size() / 3), word.size() / 2) + 1;
   for (const auto& c : candidates) {
     std::vector<size_t> row(c.size() + 1);  // Levenshtein, one row at a time
     for (size_t j = 0; j <= c.size(); ++j) row[j] = j;

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/io/shipped.h"
 #include "core/kernels/isa.h"
 
 namespace lathe {
@@ -38,7 +39,8 @@ std::string load_cuda() {
   const auto library = std::filesystem::path(self.dli_fname).parent_path() / "liblathe_cuda.so";
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr)
-    return str("liblathe_cuda.so can't be loaded (", dlerror(), "); see docs/guide/gpu.md");
+    return str("liblathe_cuda.so can't be loaded (", dlerror(), "); see ",
+               shipped_file("docs/guide/gpu.md"));
   using Entry = const CudaApi* (*)();
   const auto entry = reinterpret_cast<Entry>(dlsym(handle, "lathe_cuda_api"));
   if (entry == nullptr) return "liblathe_cuda.so is of another version; build again";

@@ -33,19 +33,21 @@ int main(int argc, char** argv) {
                    }
                  }});
 
-  add_command(
-      {.name = "series",
-       .usage = "FILE --out FOLDER [--window N]",
-       .doc =
-           "make data of a text file of numbers: windows of N (24), each with the number behind it",
-       .example = "series load.txt --out data/load",
-       .flags = {{"out", "folder that is made"}, {"window", "numbers in a window [24]"}},
-       .run = [](const Arguments& arguments) {
-         const auto window = arguments.number("window", 24, between(1, 100000), /*whole=*/true);
-         own::prepare_series(arguments.positionals.at(0), arguments.get("out", "data"),
-                             static_cast<int64_t>(window));
-         return Exit::done;
-       }});
+  add_command({.name = "series",
+               .usage = "FILE --out FOLDER [--window N]",
+               .doc = "Prepare data from a text file of numbers: windows of N, each with the "
+                      "number behind it.",
+               .examples = {"series load.txt --out data/load",
+                            "series load.txt --out data/load --window 48"},
+               .flags = {{"out", "Write the data to this folder. Default: data."},
+                         {"window", "Put this many numbers into a window. Default: 24."}},
+               .run = [](const Arguments& arguments) {
+                 const auto window =
+                     arguments.number("window", 24, between(1, 100000), /*whole=*/true);
+                 own::prepare_series(arguments.positionals.at(0), arguments.get("out", "data"),
+                                     static_cast<int64_t>(window));
+                 return Exit::done;
+               }});
 
   return run_cli(argc, argv);
 }

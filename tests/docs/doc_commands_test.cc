@@ -253,7 +253,7 @@ class Checker {
     if (option == "help" || option == "section.key") return true;
     if (command.config_keys && is_key(option)) return true;
     return std::any_of(command.flags.begin(), command.flags.end(),
-                       [&](const auto& flag) { return flag.first == option; });
+                       [&](const auto& flag) { return flag.name == option; });
   }
 
   /// Checks each `section.key` of a section that exists.
@@ -421,7 +421,7 @@ TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands
   }
   CHECK(listed == expected);
 
-  const std::string dev = slurp(source_folder() / "dev");
+  const std::string dev = slurp(source_folder() / "tools/dev/setup.sh");
   const size_t open = dev.find("packages=("), close = dev.find(')', open);
   REQUIRE(close != std::string::npos);
   const Strings packages = words_of(dev.substr(open + 10, close - open - 10));

@@ -87,6 +87,24 @@ def try_own_task(binary, folder):
     assert abs(losses[0] - 0.96) < 0.1 and abs(losses[0] - losses[1]) > 0.01, losses
 
 
+def check_shipped_files(prefix, folder):
+    """The man page, the completions, configs and documentation are installed, and sentences name them."""
+    share = prefix / "share"
+    assert "\n.B lathe train" in (share / "man/man1/lathe.1").read_text()
+    for file in ["bash-completion/completions/lathe", "zsh/site-functions/_lathe", "fish/vendor_completions.d/lathe.fish"]:
+        assert "replay" in (share / file).read_text(), file
+    config = share / "lathe/configs/quickstart.toml"
+    assert config.read_bytes() == (SOURCE / "configs/quickstart.toml").read_bytes()
+    assert (share / "doc/lathe/guide/gpu.md").exists()
+
+    lathe = prefix / "bin/lathe"
+    done = subprocess.run([lathe, "train", "nowhere.toml"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 2 and f" {config} " in done.stderr, done.stderr
+    for words in [["--help"], ["train", "--help"]]:
+        assert f"lathe train {config}" in run(lathe, *words, cwd=folder)
+        assert "lathe train configs/quickstart.toml" in run(lathe, *words, cwd=SOURCE)  # the control
+
+
 def main():
     build, libtorch = map(Path, sys.argv[1:3])
     with tempfile.TemporaryDirectory(prefix="lathe-examples-") as temporary:
@@ -94,6 +112,7 @@ def main():
         prefix = folder / "prefix"
         run("cmake", "--install", build, "--prefix", prefix)
         assert run(prefix / "bin/lathe", "--version").startswith("lathe ")
+        check_shipped_files(prefix, folder)
         named = [SOURCE / "examples" / name for name in sys.argv[3:]]
         for example in named or sorted(p for p in (SOURCE / "examples").iterdir() if p.is_dir()):
             binary_folder = folder / "build" / example.name

@@ -164,13 +164,15 @@ LoadedModel load_model_argument(const Arguments& arguments) {
 Flags with_load_flags(Flags flags) {
   flags.insert(
       flags.end(),
-      {{"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
-       {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"},
+      {checkpoint_flag,
+       weights_flag,
        {"load-dtype",
-        "how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32; adapters: adapters.dtype)"},
-       {"double-quant", "true: nf4's scales in 8 bits too (false)"},
-       {"device", "auto, cpu or cuda"},
-       {"threads", "CPU threads"}});
+        "Keep the weights as fp32, bf16, fp16, int8 or nf4. Default: fp32, or adapters.dtype for "
+        "adapters.",
+        {"fp32", "bf16", "fp16", "int8", "nf4"}},
+       {"double-quant", "Keep nf4's scales in 8 bits too."},
+       device_flag,
+       threads_flag});
   return flags;
 }
 

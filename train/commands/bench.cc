@@ -198,31 +198,39 @@ std::string kernels_text() {
 }
 
 Command bench_command() {
-  return {"bench",
-          "step CONFIG [--section.key=value ...] | generate CONFIG|RUN | ops | peak | accumulation",
-          "time training steps, or the writing of text, or each op beside ATen's, or measure the "
-          "matmul ceiling (the last "
-          "line is JSON), or the error of long sums",
-          "bench step configs/quickstart.toml --train.steps=50",
-          {{"skip", "step: first steps left out of the times (2)"},
-           {"dtype", "ops, peak: fp32 (default) or bf16"},
-           {"threads", "ops, peak, generate: CPU threads"},
-           {"batch", "ops: sequences (4); generate: texts at once (1)"},
-           {"context",
-            "ops: tokens in a sequence (256); generate: of the prompt (512, or half the model's "
-            "context)"},
-           {"tokens", "generate: to write (64)"},
-           {"load-dtype", "generate: how weights are kept: fp32, bf16, fp16, int8 or nf4 (fp32)"},
-           {"double-quant", "generate: nf4's scales in 8 bits too (false)"},
-           {"width", "ops: channels, a multiple of 64 (768)"},
-           {"vocab", "ops: tokens that the head knows (50304)"},
-           {"only", "ops: those whose name has this in it"},
-           {"powers", "accumulation: up to 10^powers terms (7)"}},
-          true,
-          1,
-          2,
-          run_bench,
-          {"double-quant"}};
+  return {.name = "bench",
+          .usage =
+              "step CONFIG [--section.key=value ...] | generate CONFIG|RUN | ops | peak | "
+              "accumulation",
+          .doc =
+              "Time training steps, generation, each op beside ATen's or the fastest matrix "
+              "product, or measure the error of long sums; the last line of timings is JSON.",
+          .examples = {"bench step configs/quickstart.toml --train.steps=50",
+                       "bench generate runs/quickstart --load-dtype int8 --tokens 128"},
+          .flags =
+              {{"skip", "Leave this many first steps out of step's times. Default: 2."},
+               {"dtype", "Use fp32 or bf16 for ops and peak. Default: fp32.", {"fp32", "bf16"}},
+               {"threads", "Use this many CPU threads for ops, peak and generate."},
+               {"batch",
+                "Use this many sequences for ops (default: 4) or texts for generate (default: 1)."},
+               {"context",
+                "Use sequences of this many tokens for ops (default: 256), or a prompt of this "
+                "many for generate (default: 512, or half the model's context)."},
+               {"tokens", "Let generate write this many tokens. Default: 64."},
+               {"load-dtype",
+                "Keep the weights for generate as fp32, bf16, fp16, int8 or nf4. Default: fp32.",
+                {"fp32", "bf16", "fp16", "int8", "nf4"}},
+               {"double-quant", "Keep nf4's scales in 8 bits too, for generate."},
+               {"width", "Use this many channels for ops, a multiple of 64. Default: 768."},
+               {"vocab", "Use a head of this many tokens for ops. Default: 50304."},
+               {"only", "Time only ops whose name contains this."},
+               {"powers", "Measure sums of up to 10^powers terms for accumulation. Default: 7."}},
+          .config_keys = true,
+          .min_positionals = 1,
+          .max_positionals = 2,
+          .run = run_bench,
+          .switches = {"double-quant"},
+          .subcommands = {"step", "generate", "ops", "peak", "accumulation"}};
 }
 
 }  // namespace lathe

@@ -81,18 +81,20 @@ Exit run_chat(const Arguments& arguments) {
 }  // namespace
 
 Command chat_command() {
-  return {.name = "chat",
-          .usage = "RUN|CHECKPOINT",
-          .doc =
-              "talk with a model whose chat template, or else whose special tokens, are those of "
-              "ChatML or Llama 3: a line of standard "
-              "input is a message, and earlier ones are remembered as far as the context goes",
-          .example = "chat runs/assistant --temperature 0.7",
-          .flags = with_load_flags(with_sampling_flags(
-              {{"system", "what the conversation begins with (what the chat template has)"},
-               {"tokens", "of an answer at most (512)"}})),
-          .run = run_chat,
-          .switches = {"double-quant"}};
+  return {
+      .name = "chat",
+      .usage = "RUN|CHECKPOINT",
+      .doc =
+          "Chat with a model whose chat template or special tokens are those of ChatML or Llama 3; "
+          "each line of standard input is a message, and the context holds the earlier ones.",
+      .examples = {"chat runs/assistant --temperature 0.7",
+                   "chat runs/assistant --system \"Answer briefly.\" --tokens 100"},
+      .flags = with_load_flags(with_sampling_flags(
+          {{"system",
+            "Begin the conversation with this system message. Default: the chat template's."},
+           {"tokens", "Generate at most this many tokens for an answer. Default: 512."}})),
+      .run = run_chat,
+      .switches = {"double-quant"}};
 }
 
 }  // namespace lathe

@@ -8,12 +8,15 @@
 #include <cstdio>
 #include <cxxopts.hpp>
 #include <iostream>
+#include <iterator>
+#include <set>
 #include <sstream>
 #include <system_error>
 
 #include "core/device.h"
 #include "core/io/file.h"
 #include "core/io/log.h"
+#include "core/io/shipped.h"
 #include "core/io/text.h"
 #include "core/kernels/isa.h"
 #include "train/commands/commands.h"
@@ -69,11 +72,12 @@ void print_help(const Command* command) {
       std::cout << row("  " + v.name, v.summary, 13);
     }
     std::cout
-        << "\nA first run, on a text of your own:\n"
-           "  lathe prepare my.txt --out data/my --tokenizer char\n"
-           "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
-           "  lathe generate runs/my --tokens 500\n\n"
-           "`lathe help COMMAND` shows its options.\n"
+        << with_shipped_files(
+               "\nA first run, on a text of your own:\n"
+               "  lathe prepare my.txt --out data/my --tokenizer char\n"
+               "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
+               "  lathe generate runs/my --tokens 500\n\n")
+        << "`lathe help COMMAND` shows its options.\n"
            "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
            "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
            "            8 folder in use, 9 out of memory or threads, 10 `plan --fit` found\n"
@@ -82,10 +86,11 @@ void print_help(const Command* command) {
   }
 
   std::cout << row("usage: lathe " + command->name, command->usage, 4) << "\n"
-            << row("", command->doc, 0) << "\nExample:\n  lathe " << command->example << "\n";
-  if (!command->flags.empty()) std::cout << "\nOptions, with their defaults in brackets:\n";
-  for (const auto& [name, doc] : command->flags)
-    std::cout << row(std::string("  --") + name, doc, 21);
+            << row("", command->doc, 0) << "\nExamples:\n";
+  for (const std::string& example : command->examples)
+    std::cout << "  lathe " << with_shipped_files(example) << "\n";
+  if (!command->flags.empty()) std::cout << "\nOptions:\n";
+  for (const Flag& flag : command->flags) std::cout << row("  --" + flag.name, flag.doc, 21);
 
   if (!command->config_keys) return;
   if (std::string(command->name) != "train") {
@@ -123,13 +128,46 @@ void print_help(const Command* command) {
   }
 }
 
+/// Returns the words of an option's name, which dashes, underscores and dots separate.
+std::set<std::string> words_of_name(std::string name) {
+  for (char& c : name) c = c == '-' || c == '_' || c == '.' ? ' ' : c;
+  std::istringstream in(name);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+/// Returns the options that an unknown one may have been meant for: the config keys whose last part
+/// is its name (lr: optim.lr), else the nearest option, else those whose words are among its words
+/// (max-tokens: tokens).
+std::vector<std::string> suggestions(std::string name, const std::vector<std::string>& known) {
+  std::string last_part = name;
+  std::replace(last_part.begin(), last_part.end(), '-', '_');
+  std::vector<std::string> found;
+  for (const std::string& option : known) {
+    if (option.ends_with("." + last_part)) found.push_back(option);
+  }
+  if (!found.empty()) return found;
+
+  if (const std::string near = nearest(name, known); !near.empty()) return {near};
+
+  const std::set<std::string> given = words_of_name(std::move(name));
+  for (const std::string& option : known) {
+    const std::set<std::string> own = words_of_name(option);
+    if (std::includes(given.begin(), given.end(), own.begin(), own.end())) found.push_back(option);
+  }
+  return found;
+}
+
 }  // namespace
 
 Arguments parse_arguments(const Command& command, const std::vector<std::string>& words) {
   std::vector<std::string> known;
-  for (const auto& [name, doc] : command.flags) known.emplace_back(name);
+  for (const Flag& flag : command.flags) known.push_back(flag.name);
   if (command.config_keys) {
     for (const auto& f : all_fields()) known.push_back(f.key);
+  }
+  const std::vector<std::string> to_suggest = known;
+  // Keys of older versions are parsed, so that load_config names the new ones.
+  if (command.config_keys) {
     for (const auto& key : renamed_keys()) known.push_back(key);
   }
 
@@ -148,9 +186,11 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
                                  ? word.substr(2, equals == std::string::npos ? equals : equals - 2)
                                  : word;
     if (std::find(known.begin(), known.end(), name) == known.end()) {
-      const std::string near = nearest(name, known);
-      fail(Exit::usage, "command line: lathe ", command.name, " has no option ", word,
-           near.empty() ? "" : "; did you mean --" + near + "?");
+      std::string meant;
+      for (const std::string& option : suggestions(name, to_suggest))
+        meant += (meant.empty() ? "; did you mean --" : " or --") + option;
+      fail(Exit::usage, "command line: lathe ", command.name, " has no option ", word, meant,
+           meant.empty() ? "" : "?");
     }
 
     split.push_back("--" + name);

@@ -89,9 +89,11 @@ void add_command(Command command) {
                                  [&](const Command& v) { return v.name == command.name; });
   LATHE_CHECK(!taken, "there is a command ", command.name, " already; give yours another name");
   if (command.group.empty()) command.group = "Your own";
-  if (command.summary.empty())
-    command.summary =
-        command.doc.substr(0, std::min(command.doc.find("; "), command.doc.find(". ")));
+  if (command.summary.empty()) {
+    const std::string& doc = command.doc;
+    command.summary = doc.substr(0, std::min({doc.find("; "), doc.find(": "), doc.find(". ")}));
+    if (!command.summary.ends_with('.')) command.summary += '.';
+  }
   command_table().push_back(std::move(command));
 }
 

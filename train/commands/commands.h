@@ -38,13 +38,20 @@ struct Arguments {
   double number(const std::string& name, double otherwise, const Rule& rule, bool whole) const;
 };
 
-/// Flags of a command: name and text of the help.
-using Flags = std::vector<std::pair<std::string, std::string>>;
+/// A flag of a command.
+struct Flag {
+  std::string name;                    ///< without the dashes
+  std::string doc;                     ///< a sentence of the help
+  std::vector<std::string> choices{};  ///< values that shells complete; others may be valid too
+};
+/// Flags in the order of the help.
+using Flags = std::vector<Flag>;
 
 /// A command of the command line, with its help and what it does.
 struct Command {
-  std::string name, usage, doc;
-  std::string example;  ///< without "lathe "
+  std::string name, usage;
+  std::string doc;                    ///< one sentence
+  std::vector<std::string> examples;  ///< two, without "lathe "
   Flags flags;
   bool config_keys = false;  ///< takes the keys of the config as flags too
   size_t min_positionals = 1, max_positionals = 1;
@@ -55,6 +62,8 @@ struct Command {
   std::set<std::string> repeatable{};
   /// Its words are not parsed: all that follows the command is in Arguments::positionals.
   bool is_raw = false;
+  /// What its first word may be, for shells; empty where that is a path.
+  std::vector<std::string> subcommands{};
   /// The heading and the line of `lathe --help`, which the table of commands sets.
   std::string group{}, summary{};
 };
@@ -89,8 +98,24 @@ Tokenizer tokenizer_at(const fs::path& path);
 /// file, unless --force is true, and for what is not a regular file.
 void check_output(const Arguments& arguments, const fs::path& file, std::string_view mark);
 /// The flag --force, which check_output reads.
-inline const Flags::value_type force_flag{"force",
-                                          "replace a file that lathe did not write (false)"};
+inline const Flag force_flag{"force", "Replace a file that lathe did not write."};
+/// Flags that several commands have.
+inline const Flag checkpoint_flag{
+    "checkpoint",
+    "Take this checkpoint of the run: newest, best, or a name such as step-00001000. Default: "
+    "newest.",
+    {"newest", "best"}};
+inline const Flag weights_flag{
+    "weights",
+    "Take the model's weights, or ema: their moving average, which optim.ema_decay keeps. Default: "
+    "model.",
+    {"model", "ema"}};
+inline const Flag device_flag{
+    "device",
+    "Compute on cpu or cuda. By default, auto, on a GPU where there is one.",
+    {"auto", "cpu", "cuda"}};
+inline const Flag threads_flag{
+    "threads", "Use this many CPU threads. Default: OMP_NUM_THREADS, or all cores."};
 /// Returns --load-dtype, how weights are kept. Throws Exit::usage for an unknown dtype.
 std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise);
 /// Loads the model of the first word, as the flags of with_load_flags() ask.

@@ -81,19 +81,21 @@ Exit run_config(const Arguments& arguments) {
 }  // namespace
 
 Command config_command() {
-  return {"config",
-          "show CONFIG | check CONFIG | docs [cli] | man | completion bash|zsh|fish | kernels | "
-          "formats",
-          "the resolved config, a check of it, the reference of all keys or of all commands, a man "
-          "page, a shell's "
-          "completion, which "
-          "kernels this machine runs, or the float formats",
-          "config show configs/quickstart.toml --amp.dtype=bf16",
-          {},
-          true,
-          1,
-          2,
-          run_config};
+  return {.name = "config",
+          .usage =
+              "show CONFIG | check CONFIG | docs [cli] | man | completion bash|zsh|fish | kernels "
+              "| formats",
+          .doc =
+              "Show or check a config, or print the reference pages, the man page, a shell's "
+              "completion, the kernels that this machine runs or the floating-point formats.",
+          .examples = {"config show configs/quickstart.toml --amp.dtype=bf16",
+                       "config completion bash"},
+          .flags = {},
+          .config_keys = true,
+          .min_positionals = 1,
+          .max_positionals = 2,
+          .run = run_config,
+          .subcommands = {"show", "check", "docs", "man", "completion", "kernels", "formats"}};
 }
 
 }  // namespace lathe

@@ -263,24 +263,22 @@ Command eval_command() {
   return {
       "eval",
       "RUN|CHECKPOINT [FILE...]",
-      "loss over the validation split, or over texts (with perplexity and bits per byte), or the "
-      "share of questions "
-      "with several endings that are answered right; the last line is JSON",
-      "eval runs/quickstart --load-dtype bf16",
+      "Compute the loss of a model on its validation split or on texts (with perplexity and bits "
+      "per byte), or its accuracy on questions with several endings; the last line is JSON.",
+      {"eval runs/quickstart --checkpoint best", "eval runs/quickstart my.txt --load-dtype bf16"},
       with_load_flags(
-          {{"data", "data folder (default: the run's)"},
-           {"batch-size", "sequences at once (default: the run's)"},
+          {{"data", "Evaluate on this data folder. Default: the run's."},
+           {"batch-size", "Compute this many sequences at a time. Default: the run's."},
            {"batches",
-            "batches of the validation split, the same sample as train.eval_batches takes (0: all "
-            "of it)"},
+            "Evaluate on this many batches of the validation split, the same sample as for "
+            "train.eval_batches; 0 takes all of it. Default: 0."},
            {"choices",
-            "JSON Lines of questions: {\"context\": TEXT, \"endings\": [TEXT, ...], \"label\": N}; "
-            "the "
-            "likeliest ending is the answer, as a whole (accuracy) and by byte (accuracy_by_byte)"},
+            "Answer the questions in these JSON Lines, {\"context\": TEXT, \"endings\": [TEXT, "
+            "...], \"label\": N}, with the likeliest ending, as a whole (accuracy) and by byte "
+            "(accuracy_by_byte)."},
            {"stride",
-            "files: tokens between windows of the context; fewer give each token more before it "
-            "(the "
-            "context)"}}),
+            "Move the window over a text by this many tokens; fewer give each token more context. "
+            "Default: the whole context."}}),
       false,
       1,
       100000,

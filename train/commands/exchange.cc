@@ -132,44 +132,55 @@ Exit run_export(const Arguments& arguments) {
 }  // namespace
 
 Command import_command() {
-  return {"import",
-          "FOLDER|FILE.gguf --out RUN",
-          "make a run of a Hugging Face folder (config.json, safetensors, tokenizer.json) or of a "
-          "GGUF file, for eval, generate, export and train.init_from; or of adapters of PEFT "
-          "(adapter_config.json), on a run",
-          "import downloads/gpt2 --out runs/gpt2",
-          {{"out", "folder for the run"},
-           {"base", "PEFT: run or checkpoint of the model that the adapters were trained on"},
-           {"block-size", "context in tokens, where the model's whole one is not wanted (all)"},
-           {"tokenizer",
-            "auto: the model's; the path of another; or none, for the weights alone (auto)"},
-           {"chat-template", "chatml, llama3, or a file in Jinja, in place of the model's"},
-           {"ignore-key",
-            "a key of config.json or of the GGUF file's architecture that does not change what the "
-            "model computes and that this build does not know; may be given several times"}},
-          false,
-          1,
-          1,
-          run_import,
-          {},
-          {"ignore-key"}};
+  return {
+      "import",
+      "FOLDER|FILE.gguf --out RUN",
+      "Import a Hugging Face folder, a GGUF file, or adapters of PEFT as a run for eval, generate, "
+      "export and train.init_from.",
+      {"import downloads/gpt2 --out runs/gpt2",
+       "import downloads/llama --out runs/llama --block-size 2048 --chat-template llama3"},
+      {{"out", "Write the run to this folder."},
+       {"base", "Take this run or checkpoint as the model that adapters of PEFT belong to."},
+       {"block-size", "Limit the context to this many tokens. Default: the model's context."},
+       {"tokenizer",
+        "Take the model's tokenizer (auto), the one at a path, or none for the weights alone. "
+        "Default: auto.",
+        {"auto", "none"}},
+       {"chat-template",
+        "Set the chat template to chatml, llama3, or a Jinja file. Default: the model's.",
+        {"chatml", "llama3"}},
+       {"ignore-key",
+        "Ignore this key of config.json or of a GGUF file's architecture, which must not change "
+        "what the model computes. It may be given several times."}},
+      false,
+      1,
+      1,
+      run_import,
+      {},
+      {"ignore-key"}};
 }
 
 Command export_command() {
   return {
       "export",
       "RUN|CHECKPOINT --out FOLDER",
-      "write a model for other programs: as a Hugging Face folder, or a GGUF file; or adapters "
-      "for PEFT",
-      "export runs/gpt2 --format hf --out exported/gpt2",
-      {{"out", "folder to make"},
+      "Export a model for other programs, as a Hugging Face folder, a GGUF file, or adapters for "
+      "PEFT.",
+      {"export runs/gpt2 --format hf --out exported/gpt2",
+       "export runs/gpt2 --format gguf --dtype fp16 --out exported/gpt2-gguf"},
+      {{"out", "Write the model to this new folder."},
        {"format",
-        "hf: config.json, model.safetensors and, of a BPE, tokenizer.json; gguf: model.gguf; peft: "
-        "the adapters alone (hf)"},
-       {"dtype", "of matrices: fp32, bf16 or fp16, in GGUF also q8_0 or q4_0 (as they are saved)"},
-       {"chat-template", "chatml, llama3, or a file in Jinja, in place of the run's"},
-       {"checkpoint", "of a run: newest, best, or a name such as step-00001000 (newest)"},
-       {"weights", "model, or ema: the moving average that optim.ema_decay keeps (model)"}},
+        "Write hf (config.json, model.safetensors and a BPE's tokenizer.json) or gguf "
+        "(model.gguf). Default: hf.",
+        {"hf", "gguf"}},
+       {"dtype",
+        "Write matrices in fp32, bf16 or fp16. Default: as they are saved.",
+        {"fp32", "bf16", "fp16"}},
+       {"chat-template",
+        "Set the chat template to chatml, llama3, or a Jinja file. Default: the run's.",
+        {"chatml", "llama3"}},
+       checkpoint_flag,
+       weights_flag},
       false,
       1,
       1,

@@ -203,21 +203,27 @@ Exit run_find(const Arguments& a) {
 }  // namespace
 
 Command finder_command() {
-  return {"find",
-          "lr|batch CONFIG [--section.key=value ...]",
-          "a learning rate by a range test; the largest micro-batch, and how much a larger one "
-          "says (the last line is "
-          "JSON)",
-          "find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
-          {{"from", "lr: the first rate (1e-6)"},
-           {"to", "lr: the last rate (1)"},
-           {"steps", "lr: training steps on the way (100)"},
-           {"memory", "batch: that it may take, as 8GB (what is free here, or on the GPU)"},
-           {"rounds", "batch: of four micro-batches each, for the gradient's noise (8)"}},
-          true,
-          2,
-          2,
-          run_find};
+  return {.name = "find",
+          .usage = "lr|batch CONFIG [--section.key=value ...]",
+          .doc =
+              "Find a learning rate by a range test, or the largest micro-batch that fits into "
+              "memory; the last line of the output is JSON.",
+          .examples = {"find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
+                       "find batch configs/quickstart.toml --memory 2GB"},
+          .flags = {{"from", "Begin lr's test with this rate. Default: 1e-6."},
+                    {"to", "End lr's test with this rate. Default: 1."},
+                    {"steps", "Take this many training steps in lr's test. Default: 100."},
+                    {"memory",
+                     "Let batch use this much memory, such as 8GB. Default: what is free here, or "
+                     "on the GPU."},
+                    {"rounds",
+                     "Estimate the gradient's noise from this many times four micro-batches, for "
+                     "batch. Default: 8."}},
+          .config_keys = true,
+          .min_positionals = 2,
+          .max_positionals = 2,
+          .run = run_find,
+          .subcommands = {"lr", "batch"}};
 }
 
 }  // namespace lathe

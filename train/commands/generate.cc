@@ -10,13 +10,18 @@
 namespace lathe {
 
 Flags with_sampling_flags(Flags flags) {
-  flags.insert(flags.end(),
-               {{"temperature", "0 takes the likeliest (0.8)"},
-                {"top-k", "only the k likeliest; 0: all (0)"},
-                {"top-p", "only the likeliest of this probability together (1)"},
-                {"min-p", "only those at least this times as likely as the likeliest (0)"},
-                {"repetition-penalty", "above 1: what is in the text already gets less likely (1)"},
-                {"seed", "of the draw (1)"}});
+  flags.insert(
+      flags.end(),
+      {{"temperature",
+        "Divide the logits by this; 0 always takes the likeliest token. Default: 0.8."},
+       {"top-k", "Sample from the k likeliest tokens; 0 takes all. Default: 0."},
+       {"top-p",
+        "Sample from the likeliest tokens that have this probability together. Default: "
+        "1."},
+       {"min-p", "Sample from tokens at least this times as likely as the likeliest. Default: 0."},
+       {"repetition-penalty",
+        "Make tokens that the text already contains less likely, if above 1. Default: 1."},
+       {"seed", "Sample with this seed. Default: 1."}});
   return flags;
 }
 
@@ -159,25 +164,29 @@ Exit run_generate(const Arguments& arguments) {
 }  // namespace
 
 Command generate_command() {
-  return {.name = "generate",
-          .usage = "RUN|CHECKPOINT",
-          .doc = "write text",
-          .example = "generate runs/quickstart --prompt \"int \" --tokens 200",
-          .flags = with_load_flags(with_sampling_flags(
-              {{"prompt",
-                "text to continue (a line break; where there is none, the vocabulary's first "
-                "character)"},
-               {"prompt-file", "prompts, one a line, that are continued together"},
-               {"samples", "texts for each prompt (1)"},
-               {"tokens", "how many to write at most (300)"},
-               {"stop", "text to stop before; may be given several times"},
-               {"ignore-eos",
-                "true: continue after the token that ends a document or a chat's turn (false)"},
-               {"logprobs", "a line of JSON for each token, with its log probability (false)"},
-               {"cache", "false: compute the window again for each token (true)"}})),
-          .run = run_generate,
-          .switches = {"double-quant", "logprobs", "cache", "ignore-eos"},
-          .repeatable = {"stop"}};
+  return {
+      .name = "generate",
+      .usage = "RUN|CHECKPOINT",
+      .doc = "Generate text that continues a prompt.",
+      .examples = {"generate runs/quickstart --prompt \"int \" --tokens 200",
+                   "generate runs/quickstart --prompt-file prompts.txt --samples 3 --seed 7"},
+      .flags = with_load_flags(with_sampling_flags(
+          {{"prompt",
+            "Continue this text. Default: a line break, or the vocabulary's first character where "
+            "it has none."},
+           {"prompt-file", "Continue each line of this file, all in one batch."},
+           {"samples", "Generate this many texts for each prompt. Default: 1."},
+           {"tokens", "Generate at most this many tokens. Default: 300."},
+           {"stop", "Stop before this text. It may be given several times."},
+           {"ignore-eos", "Continue after the token that ends a document or a turn of a chat."},
+           {"logprobs", "Print each token as a line of JSON with its log probability."},
+           {"cache",
+            "Keep keys and values of earlier tokens; false computes the whole window again for "
+            "each token. Default: true.",
+            {"true", "false"}}})),
+      .run = run_generate,
+      .switches = {"double-quant", "logprobs", "cache", "ignore-eos"},
+      .repeatable = {"stop"}};
 }
 
 }  // namespace lathe

@@ -25,20 +25,22 @@ Exit run_gradients(const Arguments& arguments) {
 }  // namespace
 
 Command gradients_command() {
-  return {"gradients",
-          "RUN|CHECKPOINT",
-          "histogram of the exponents of a model's gradients, and what float16 keeps of them",
-          "gradients runs/quickstart --svg gradients.svg",
-          {{"batches", "training batches to run (8)"},
-           {"svg", "file for a picture of it"},
-           {"device", "auto, cpu or cuda"},
-           {"threads", "CPU threads"},
-           force_flag},
-          false,
-          1,
-          1,
-          run_gradients,
-          {"force"}};
+  return {
+      "gradients",
+      "RUN|CHECKPOINT",
+      "Show a histogram of the exponents of a model's gradients, and what float16 keeps of "
+      "them.",
+      {"gradients runs/quickstart --svg gradients.svg", "gradients runs/quickstart --batches 32"},
+      {{"batches", "Run this many training batches. Default: 8."},
+       {"svg", "Write a picture to this file."},
+       device_flag,
+       threads_flag,
+       force_flag},
+      false,
+      1,
+      1,
+      run_gradients,
+      {"force"}};
 }
 
 }  // namespace lathe

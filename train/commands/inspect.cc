@@ -212,8 +212,8 @@ std::string verify(const fs::path& path_) {
 Command inspect_command() {
   return {"inspect",
           "PATH",
-          "show a run, checkpoint, data folder, .safetensors or .gguf file",
-          "inspect runs/quickstart/checkpoints/step-00002000",
+          "Show what is in a run, a checkpoint, a data folder, or a .safetensors or .gguf file.",
+          {"inspect runs/quickstart/checkpoints/step-00002000", "inspect data/quickstart"},
           {},
           false,
           1,
@@ -227,9 +227,10 @@ Command inspect_command() {
 Command verify_command() {
   return {"verify",
           "PATH",
-          "check a run, checkpoint or data folder against its checksums, or a .safetensors or "
-          ".gguf file",
-          "verify runs/quickstart",
+          "Check a run, a checkpoint or a data folder against its checksums, or a .safetensors or "
+          ".gguf "
+          "file.",
+          {"verify runs/quickstart", "verify data/quickstart"},
           {},
           false,
           1,

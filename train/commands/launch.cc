@@ -77,15 +77,15 @@ Command launch_command() {
   Command command{
       "launch",
       "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...]",
-      "Trains with N processes on this machine, which share out the micro-batches of each "
-      "step (train.grad_accum) and give the bits of a single process. The cores are shared "
-      "out among them. Torchrun, srun and mpirun start processes on several machines in the "
-      "same way: `torchrun --no-python lathe train CONFIG`.",
-      "launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
+      "Train with N processes on this machine, which share the micro-batches of each step "
+      "(train.grad_accum) and the cores, and give the bits of a single process.",
+      {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
+       "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
       {{"max-restarts",
-        "start again from the newest checkpoint so often after a process was lost (0)"},
+        "Resume from the newest checkpoint up to this many times after a process was lost. "
+        "Default: 0."},
        {"min-ranks",
-        "start again with fewer processes, down to this many, as many as were lost (N)"}},
+        "Resume with fewer processes where some were lost, but at least this many. Default: N."}},
       false,
       0,
       0,

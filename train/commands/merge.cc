@@ -21,9 +21,10 @@ Exit run_merge(const Arguments& arguments) {
 Command merge_command() {
   return {"merge",
           "RUN|CHECKPOINT --out FOLDER",
-          "add a run's adapters ([adapters]) into the model under them, as a run of its own",
-          "merge runs/adapters --out runs/merged",
-          {{"out", "folder for the merged run"}},
+          "Merge a run's low-rank adapters into the model under them, as a new run.",
+          {"merge runs/adapters --out runs/merged",
+           "merge runs/adapters/checkpoints/step-00000500 --out runs/merged-500"},
+          {{"out", "Write the merged run to this folder."}},
           false,
           1,
           1,

@@ -279,14 +279,16 @@ Command plan_command() {
   Command command{
       "plan",
       "CONFIG [--section.key=value ...]",
-      "what a run will need: memory, FLOPs, time, disk",
-      "plan configs/gpt2_124m.toml --train.batch_size=4",
-      {{"json", "one JSON object instead (false)"},
+      "Forecast the memory, FLOPs, time and disk space of a run without training it.",
+      {"plan configs/gpt2_124m.toml --train.batch_size=4", "plan configs/gpt2_124m.toml --fit 8GB"},
+      {{"json", "Print a JSON object instead of a table."},
        {"fit",
-        "print what to change so that it stays within so much memory, as 8GB (what is free here); "
-        "exit code 10 where nothing is enough"},
-       {"ranks", "for one of so many processes (1)"},
-       {"for", "also for GPUs that are not here, as 8xH100, by their makers' figures"}},
+        "Print what to change so that the run stays within this much memory, such as 8GB, and exit "
+        "with code 10 where nothing suffices. Default: the memory that is free here."},
+       {"ranks", "Forecast one of this many processes. Default: 1."},
+       {"for",
+        "Forecast GPUs that are not here as well, such as 8xH100, from their makers' "
+        "specifications."}},
       true,
       1,
       1,

@@ -10,9 +10,9 @@
 #include <sstream>
 
 #include "amp/amp.h"
-#include "autograd/observer.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
+#include "autograd/observer.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "core/io/text.h"

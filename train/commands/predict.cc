@@ -336,13 +336,14 @@ Command predict_command() {
       .name = "predict",
       .usage = "RUN|CHECKPOINT FILE",
       .doc =
-          "predict classes with their probabilities, or numbers in the target's units, for "
-          "the rows of a table (CSV, TSV) or the examples of an array (.npy, .safetensors, "
-          "IDX); columns are found by their names",
-      .example = "predict runs/mine new.csv --out predictions.csv",
+          "Predict classes with their probabilities, or numbers in the target's units, for the "
+          "rows of a table (CSV, TSV) or the examples of an array (.npy, .safetensors, IDX).",
+      .examples = {"predict runs/mine new.csv --out predictions.csv",
+                   "predict runs/mine new.csv --checkpoint best --out predictions.jsonl"},
       .flags = with_load_flags(
-          {{"out", "file for the predictions, .csv or .jsonl (default: standard output, as CSV)"},
-           {"batch-size", "examples in a batch (default: the run's)"},
+          {{"out",
+            "Write the predictions to this .csv or .jsonl file. Default: standard output, as CSV."},
+           {"batch-size", "Predict this many examples at a time. Default: the run's."},
            force_flag}),
       .min_positionals = 2,
       .max_positionals = 2,

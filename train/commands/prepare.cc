@@ -362,46 +362,60 @@ Command prepare_command() {
   return {
       "prepare",
       "IN... --out FOLDER",
-      "turn text or JSON Lines, plain or compressed (.gz, .zst), files, folders of them or "
-      "standard input (-), "
-      "into token shards, or tables (CSV, TSV) and arrays (IDX, .npy, .safetensors) into examples",
-      "prepare my.txt --out data/my --tokenizer char",
+      "Convert text or JSON Lines (files, folders or standard input, also .gz and .zst) into token "
+      "shards, or tables (CSV, TSV) and arrays (IDX, .npy, .safetensors) into examples.",
+      {"prepare my.txt --out data/my --tokenizer char",
+       "prepare table.csv --out data/table --target price --drop id"},
       with_table_flags(
-          {{"out", "folder for the data"},
-           {"val", "share for validation: of a text its tail, of examples a random choice (0.1)"},
+          {{"out", "Write the data to this folder."},
+           {"val",
+            "Reserve this share for validation: the tail of a text, a random choice of examples. "
+            "Default: 0.1."},
            {"tokenizer",
-            "text: byte (default), char, or the path of a BPE tokenizer or of a run that has one"},
+            "Encode text with byte, char, or the BPE at a path or in a run. Default: byte.",
+            {"byte", "char"}},
            {"binary",
-            "--tokenizer byte: take files that are not text, or hold examples, as bytes (false)"},
+            "Take the bytes of all files as tokens, also where they are not text or hold examples; "
+            "needs --tokenizer byte."},
            {"workers",
-            "text: threads that encode by a BPE (all cores); what is written does not depend on "
-            "it"},
+            "Encode text with a BPE on this many threads, which does not change the result. "
+            "Default: all cores."},
            {"source",
-            "NAME=PATH:SHARE, in place of IN, for each source of a mixture: SHARE of the training "
-            "windows are "
-            "from PATH (1); data.mix sets other shares"},
+            "Name a source of a mixture as NAME=PATH:SHARE in place of IN; this share of the "
+            "training windows is from PATH, 1 where it is left out, and data.mix sets other "
+            "shares. It may be given several times."},
            {"format",
-            "documents: text, jsonl, instructions (lines with \"messages\", or ShareGPT's "
-            "\"conversations\", or Alpaca's \"instruction\", \"input\" and \"output\", or "
-            "\"prompt\" and \"completion\"; the answers alone are learned), preferences (lines "
-            "with "
-            "\"prompt\", \"chosen\" and \"rejected\"), or auto: text or jsonl by the name (auto)"},
+            "Read documents as text, as jsonl (a text on each line), as instructions: lines "
+            "with \"messages\", or ShareGPT's \"conversations\", or Alpaca's \"instruction\", "
+            "\"input\" and \"output\", or \"prompt\" and \"completion\", of which the model learns "
+            "the answers alone; or as preferences: lines with \"prompt\", \"chosen\" and "
+            "\"rejected\". By default, auto, a file's name decides between text and jsonl.",
+            {"auto", "text", "jsonl", "instructions", "preferences"}},
            {"chat-template",
-            "instructions and preferences: chatml, llama3, or a file in Jinja, in place of the "
-            "tokenizer's"},
+            "Format instructions and preferences as chatml, as llama3, or with a Jinja file, in "
+            "place of the "
+            "tokenizer's template.",
+            {"chatml", "llama3"}},
            {"field",
-            "documents: where a line of JSON Lines has its text (text), or its messages "
-            "(messages)"},
+            "Read the text of each JSON line from this field. Default: text, or messages for "
+            "instructions."},
            {"separator",
-            "documents: what stands between those of one text, as <|endoftext|> (none: a file is "
-            "one); tables: , ; | or tab between columns (as the name or the first line shows)"},
-           {"dedup", "documents: drop those that came before, byte for byte"},
-           {"dedup-lines", "documents: drop lines that came before in any of them"},
-           {"invalid", "documents: refuse or repair bytes that are not UTF-8 (refuse)"},
-           {"min-bytes", "documents: shorter ones are dropped (0)"},
-           {"max-bytes", "documents: longer ones are dropped (no limit)"},
-           {"val-by", "documents: tail, or hash: each one's content decides (tail)"},
-           {"shard-tokens", "text: most tokens in one file (100000000)"}}),
+            "Split a text into documents at this string, such as <|endoftext|>, or the lines of a "
+            "table into columns at one of , ; | and tab. By default, a text is one document, and "
+            "the name or first line of a table decides."},
+           {"dedup", "Drop documents that are byte for byte equal to an earlier one."},
+           {"dedup-lines", "Drop lines of documents that occurred before in any document."},
+           {"invalid",
+            "Either refuse documents with bytes that are not UTF-8, or repair them. Default: "
+            "refuse.",
+            {"refuse", "repair"}},
+           {"min-bytes", "Drop documents that are shorter than this. Default: 0."},
+           {"max-bytes", "Drop documents that are longer than this. Default: no limit."},
+           {"val-by",
+            "Take the documents for validation from the tail, or by a hash of their content. "
+            "Default: tail.",
+            {"tail", "hash"}},
+           {"shard-tokens", "Write at most this many tokens to one file. Default: 100000000."}}),
       false,
       0,
       1000000,

@@ -77,19 +77,29 @@ Flags with_table_flags(Flags flags) {
   flags.insert(
       flags.end(),
       {{"target",
-        "tables: the column that is learned: last (default), first, its name or its number"},
-       {"drop", "tables: a column that is left out, by name or number; may be given several times"},
+        "Learn this column of a table: last, first, or a column by its name or number. Default: "
+        "last.",
+        {"last", "first"}},
+       {"drop",
+        "Leave out this column of a table, by name or number. It may be given several times."},
        {"id",
-        "tables: a column that is not an input, and that `lathe predict` shows with each line"},
+        "Keep this column of a table out of the inputs; `lathe predict` shows it with each line."},
        {"category",
-        "tables: a column whose numbers are categories, as texts are; may be given several times"},
+        "Take the numbers in this column of a table as categories. It may be given several times."},
        {"missing",
-        "tables: empty cells are an error, or filled with the mean or median of the training "
-        "examples, or drop: their lines are left out (error)"},
-       {"task", "examples: classification or regression (as the targets look)"},
-       {"val-file", "examples: files for validation instead of a share, with commas between"},
-       {"shape", "examples: sizes of one input, as 1,8,8 for an image (as the files have it)"},
-       {"layout", "images: chw, or hwc where the last size counts the channels (chw)"}});
+        "Treat empty cells of a table as an error, drop their lines, or fill them with the mean or "
+        "median of the training examples. Default: error.",
+        {"error", "drop", "mean", "median"}},
+       {"task",
+        "Prepare examples for classification or regression. By default, their targets decide.",
+        {"classification", "regression"}},
+       {"val-file",
+        "Use these example files, separated by commas, for validation instead of a share."},
+       {"shape",
+        "Give each example this shape, such as 1,8,8 for an image. Default: as in the files."},
+       {"layout",
+        "Read images as chw, or as hwc where the last size counts the channels. Default: chw.",
+        {"chw", "hwc"}}});
   return flags;
 }
 

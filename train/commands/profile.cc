@@ -92,19 +92,25 @@ Exit run_profile(const Arguments& a) {
 Command profile_command() {
   return {"profile",
           "CONFIG|RUN [--section.key=value ...]",
-          "where the time and memory of a step go, op by op and module by module",
-          "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json",
-          {{"steps", "which to look at; those before run unobserved (3:8)"},
-           {"trace", "file for all spans and each thread's work in Chrome's trace event format"},
+          "Show where the time and memory of a training step go, by op and by module.",
+          {"profile configs/quickstart.toml",
+           "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json"},
+          {{"steps",
+            "Profile the steps from the first number to before the second; earlier ones run "
+            "unobserved. Default: 3:8."},
+           {"trace",
+            "Write all spans and the work of each thread to this file in Chrome's trace event "
+            "format."},
            {"kineto",
-            "file for Kineto's trace of as many steps more: ATen's ops too, and a GPU's kernels"},
-           {"nvtx", "true: as many steps more with NVTX ranges, for Nsight Systems (a GPU)"},
+            "Write Kineto's trace of as many further steps to this file, with ATen's ops and a "
+            "GPU's kernels."},
+           {"nvtx", "Run as many further steps with NVTX ranges for Nsight Systems, on a GPU."},
            force_flag},
           true,
           1,
           1,
           run_profile,
-          {"force"}};
+          {"force", "nvtx"}};
 }
 
 }  // namespace lathe

@@ -8,9 +8,9 @@ namespace lathe {
 Command replay_command() {
   return {"replay",
           "RUN|BUNDLE",
-          "run the step again in which a run diverged, and name the first op whose result or "
-          "gradient is not finite",
-          "replay runs/quickstart",
+          "Rerun the step in which a run diverged, and name the first op whose result or gradient "
+          "is not finite.",
+          {"replay runs/quickstart", "replay runs/quickstart/diverged/step-00000120"},
           {},
           false,
           1,

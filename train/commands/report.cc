@@ -298,13 +298,14 @@ Exit run_report(const Arguments& arguments) {
 Command report_command() {
   return {"report",
           "RUN... [--out report.html]",
-          "one offline HTML page of curves, samples and configs, of one run or of several over "
-          "each other",
-          "report runs/a runs/b --out both.html",
-          {{"out", "the file (report.html in the run's folder; of several runs, here)"},
+          "Write an offline HTML page with the curves, samples and configs of one run or several.",
+          {"report runs/quickstart", "report runs/a runs/b --out both.html"},
+          {{"out",
+            "Write the page to this file. Default: report.html in the run's folder, or here for "
+            "several runs."},
            {"serve",
-            "write the page again, and reload it, every so many seconds until Ctrl-C (0: "
-            "once)"},
+            "Write the page again, and reload it, every so many seconds until Ctrl-C; 0 writes it "
+            "once. Default: 0."},
            force_flag},
           false,
           1,

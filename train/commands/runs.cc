@@ -204,11 +204,10 @@ Exit run_compare(const Arguments& arguments) {
 Command runs_command() {
   return {"runs",
           "[DIR]",
-          "the runs in a folder and below: state, step, losses, speed, age (runs/); one that can't "
-          "be read is named on "
-          "standard error, and the exit code is then 6",
-          "runs runs",
-          {{"json", "as a JSON list (false)"}},
+          "List the runs in a folder and below (runs/ by default) with state, step, losses, speed "
+          "and age; the exit code is 6 where one cannot be read.",
+          {"runs", "runs sweeps/quickstart --json"},
+          {{"json", "Print a JSON list."}},
           false,
           0,
           1,
@@ -219,9 +218,10 @@ Command runs_command() {
 Command compare_command() {
   return {"compare",
           "RUN RUN",
-          "what differs between two runs: keys, curves, the first step where their bits part",
-          "compare runs/a runs/b",
-          {{"json", "as a JSON object (false)"}},
+          "Compare the configs and curves of two runs, and name the first step where their bits "
+          "differ.",
+          {"compare runs/a runs/b", "compare runs/a runs/b --json"},
+          {{"json", "Print a JSON object."}},
           false,
           2,
           2,

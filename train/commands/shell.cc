@@ -1,7 +1,6 @@
 #include "train/commands/shell.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "core/io/text.h"
 #include "train/commands/commands.h"
@@ -25,17 +24,23 @@ std::string escaped(const std::string& text, const std::string& characters,
 }
 
 /// Returns the first clause of a doc, which fits into a menu.
-std::string first_sentence(const std::string& doc) {
-  const std::string text =
-      doc.substr(0, std::min({doc.find("; "), doc.find(". "), doc.find(" (")}));
+std::string first_clause(const std::string& doc) {
+  std::string text =
+      doc.substr(0, std::min({doc.find("; "), doc.find(". "), doc.find(", "), doc.find(" (")}));
+  if (text.ends_with('.')) text.pop_back();
   return text.substr(0, utf8_end(text, 0, 70));
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
 }
 
 /// Returns the flags of a command, without the keys of the config.
 std::string flags_of(const Command& command, const std::string& end) {
   std::string words;
-  for (const auto& [name, doc] : command.flags)
-    words += (words.empty() ? "--" : " --") + name + end;
+  for (const Flag& flag : command.flags) words += (words.empty() ? "--" : " --") + flag.name + end;
   return words;
 }
 
@@ -47,55 +52,97 @@ std::string all_keys(const std::string& end) {
 
 /// Returns the values that a key of choices may have, separated by spaces.
 std::string choices_of(const Field& field) {
-  std::vector<std::string> values = field.rule.choices;
-  if (std::holds_alternative<bool>(field.initial)) values = {"true", "false"};
-  std::string words;
-  for (const std::string& value : values) words += (words.empty() ? "" : " ") + value;
-  return words;
+  if (std::holds_alternative<bool>(field.initial)) return "true false";
+  return joined(field.rule.choices);
+}
+
+/// Returns whether the usage of a command names a run among its words (not as the value of --out).
+bool takes_run(const Command& command) {
+  return command.usage.starts_with("RUN") || command.usage.starts_with("PATH") ||
+         command.usage.find("|RUN") != std::string::npos;
+}
+
+/// Returns the words that may follow a subcommand, separated by spaces.
+std::string words_after(const std::string& command, const std::string& subcommand) {
+  if (command == "config" && subcommand == "completion") return "bash zsh fish";
+  return command == "config" && subcommand == "docs" ? "cli" : "";
 }
 
 std::string bash() {
-  std::string commands_text, cases, choices;
+  std::string commands_text, flags, values, subcommands, takers;
   for (const Command& v : commands()) {
     commands_text += v.name + " ";
     // The = at the end of a flag invites its value; the script then adds no space.
-    cases += "    " + v.name + ") flags=\"" + flags_of(v, "=") + (v.config_keys ? " $keys" : "") +
+    flags += "    " + v.name + ") flags=\"" + flags_of(v, "=") + (v.config_keys ? " $keys" : "") +
              "\" ;;\n";
+    for (const Flag& flag : v.flags) {
+      if (!flag.choices.empty())
+        values += "    '" + v.name + " --" + flag.name + "') values=\"" + joined(flag.choices) +
+                  "\" ;;\n";
+    }
+    if (!v.subcommands.empty())
+      subcommands += "    '" + v.name + "') values=\"" + joined(v.subcommands) + "\" ;;\n";
+    for (const std::string& word : v.subcommands) {
+      if (const std::string words = words_after(v.name, word); !words.empty())
+        subcommands += "    '" + v.name + " " + word + "') values=\"" + words + "\" ;;\n";
+    }
+    if (takes_run(v)) takers += (takers.empty() ? "" : "|") + v.name;
   }
 
   for (const Field& f : all_fields()) {
     if (const std::string words = choices_of(f); !words.empty())
-      choices += "    --" + f.key + ") COMPREPLY=($(compgen -W \"" + words +
-                 "\" -- \"$value\")); return ;;\n";
+      values += "    *' --" + f.key + "') values=\"" + words + "\" ;;\n";
   }
 
   // In the script, `key` is set while a value is completed. Bash splits words at =, so the key and
   // its value are words of their own.
   return "# lathe's completion for bash: source <(lathe config completion bash)\n"
          "_lathe() {\n"
-         "  local word=${COMP_WORDS[COMP_CWORD]} flags key value i\n"
+         "  local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}\n"
+         "  local command=${COMP_WORDS[1]} flags key value values folder\n"
          "  local keys=\"" +
          all_keys("=") +
          "\"\n"
-         "  local command=${COMP_WORDS[1]}\n"
-         "  # bash splits words at =\n"
-         "  if [[ $word == = ]]; then key=${COMP_WORDS[COMP_CWORD-1]} value=\n"
-         "  elif [[ ${COMP_WORDS[COMP_CWORD-1]} == = ]]; then key=${COMP_WORDS[COMP_CWORD-2]} "
-         "value=$word; fi\n"
-         "  case $key in\n" +
-         choices +
-         "  esac\n"
          "  if ((COMP_CWORD == 1)); then COMPREPLY=($(compgen -W \"" +
          commands_text +
          "help --help --version\" -- \"$word\")); return; fi\n"
-         "  [[ -z $key && $word == -* ]] || { COMPREPLY=($(compgen -f -- \"${value-$word}\")); "
-         "compopt -o filenames; "
-         "return; }\n"
-         "  case $command in\n" +
-         cases +
+         "  # bash splits words at =\n"
+         "  if [[ $word == = ]]; then key=$previous value=\n"
+         "  elif [[ $previous == = ]]; then key=${COMP_WORDS[COMP_CWORD-2]} value=$word\n"
+         "  elif [[ $previous == --* && $word != -* ]]; then key=$previous value=$word; fi\n"
+         "  if [[ -n $key ]]; then\n"
+         "    case \"$command $key\" in\n" +
+         values +
+         "    esac\n"
+         "    if [[ -n $values ]]; then COMPREPLY=($(compgen -W \"$values\" -- \"$value\")); "
+         "return; fi\n"
+         "  elif [[ $word == -* ]]; then\n"
+         "    case $command in\n" +
+         flags +
+         "    esac\n"
+         "    COMPREPLY=($(compgen -W \"$flags --help\" -- \"$word\"))\n"
+         "    [[ ${COMPREPLY[0]} != *= ]] || compopt -o nospace\n"
+         "    return\n"
+         "  fi\n"
+         "  case \"${COMP_WORDS[*]:1:COMP_CWORD-1}\" in\n" +
+         subcommands +
          "  esac\n"
-         "  COMPREPLY=($(compgen -W \"$flags --help\" -- \"$word\"))\n"
-         "  [[ ${COMPREPLY[0]} != *= ]] || compopt -o nospace\n"
+         "  if [[ -n $values ]]; then COMPREPLY=($(compgen -W \"$values\" -- \"$word\")); return; "
+         "fi\n"
+         "  COMPREPLY=($(compgen -f -- \"${value-$word}\"))\n"
+         "  compopt -o filenames\n"
+         "  case $command in\n"
+         "    " +
+         takers +
+         ")\n"
+         "      # Runs are folders with a config.\n"
+         "      for folder in $(compgen -G 'runs/*/config.toml'); do\n"
+         "        folder=${folder%/config.toml}\n"
+         "        [[ -n $key || $folder != \"$word\"* || \" ${COMPREPLY[*]} \" == *\" $folder \"* "
+         "]] ||\n"
+         "          COMPREPLY+=(\"$folder\")\n"
+         "      done ;;\n"
+         "  esac\n"
          "}\n"
          "complete -F _lathe lathe\n";
 }
@@ -104,21 +151,33 @@ std::string zsh() {
   // A colon separates a name from its description, so those in the text are escaped. Single quotes
   // can't be, and are dropped.
   const auto quoted = [](const std::string& name, const std::string& doc) {
-    return "'" + name + ":" + escaped(escaped(first_sentence(doc), "'", ""), ":", "\\&") + "'";
+    return "'" + name + ":" + escaped(escaped(first_clause(doc), "'", ""), ":", "\\&") + "'";
   };
 
-  std::string commands_text, cases, keys, choices;
+  std::string commands_text, flags, keys, values, subcommands, takers;
   for (const Command& v : commands()) {
     commands_text += "    " + quoted(v.name, v.summary) + "\n";
-    cases += "    " + v.name + ") flags=(";
-    for (const auto& [name, doc] : v.flags) cases += quoted("--" + name, doc) + " ";
-    cases += std::string(v.config_keys ? "$keys" : "") + ") ;;\n";
+    flags += "    " + v.name + ") flags=(";
+    for (const Flag& flag : v.flags) {
+      flags += quoted("--" + flag.name, flag.doc) + " ";
+      if (!flag.choices.empty())
+        values += "      '" + v.name + " --" + flag.name + "') compadd -- " + joined(flag.choices) +
+                  "; return ;;\n";
+    }
+    flags += std::string(v.config_keys ? "$keys" : "") + ") ;;\n";
+    if (!v.subcommands.empty())
+      subcommands += "    '" + v.name + "') compadd -- " + joined(v.subcommands) + "; return ;;\n";
+    for (const std::string& word : v.subcommands) {
+      if (const std::string words = words_after(v.name, word); !words.empty())
+        subcommands += "    '" + v.name + " " + word + "') compadd -- " + words + "; return ;;\n";
+    }
+    if (takes_run(v)) takers += (takers.empty() ? "" : "|") + v.name;
   }
 
   for (const Field& f : all_fields()) {
     keys += "    " + quoted("--" + f.key, f.doc) + "\n";
     if (const std::string words = choices_of(f); !words.empty())
-      choices += "    --" + f.key + ") compadd -P \"$key=\" -- " + words + "; return ;;\n";
+      values += "      *' --" + f.key + "') compadd -- " + words + "; return ;;\n";
   }
 
   // In the script, a word that contains = completes the choices of its key, or files.
@@ -126,7 +185,7 @@ std::string zsh() {
          "# lathe's completion for zsh: lathe config completion zsh > ~/.zfunc/_lathe, with that "
          "folder in fpath\n"
          "_lathe() {\n"
-         "  local -a commands keys flags\n"
+         "  local -a commands keys flags found\n"
          "  commands=(\n" +
          commands_text +
          "  )\n"
@@ -135,16 +194,29 @@ std::string zsh() {
          "  )\n"
          "  if ((CURRENT == 2)); then _describe -t commands command commands; return; fi\n"
          "  local word=${words[CURRENT]} key\n"
-         "  if [[ $word == --*=* ]]; then\n"
-         "    key=${word%%=*}\n"
-         "    case $key in\n" +
-         choices +
+         "  if [[ $word == --*=* ]]; then key=${word%%=*}; compset -P '*='\n"
+         "  elif [[ ${words[CURRENT-1]} == --* && ${words[CURRENT-1]} != *=* && $word != -* ]]; "
+         "then key=${words[CURRENT-1]}; fi\n"
+         "  if [[ -n $key ]]; then\n"
+         "    case \"${words[2]} $key\" in\n" +
+         values +
          "    esac\n"
-         "    compset -P '*='; _files; return\n"
+         "    _files; return\n"
          "  fi\n"
-         "  [[ $word == -* ]] || { _files; return; }\n"
+         "  if [[ $word != -* ]]; then\n"
+         "    case \"${words[2,CURRENT-1]}\" in\n" +
+         subcommands +
+         "    esac\n"
+         "    case ${words[2]} in\n"
+         "    # Runs are folders with a config.\n"
+         "    " +
+         takers +
+         ") found=(runs/*/config.toml(N:h)); compadd -f -a found ;;\n"
+         "    esac\n"
+         "    _files; return\n"
+         "  fi\n"
          "  case ${words[2]} in\n" +
-         cases +
+         flags +
          "  esac\n"
          "  _describe -t flags flag flags -S=\n"
          "}\n"
@@ -153,7 +225,7 @@ std::string zsh() {
 
 std::string fish() {
   const auto quoted = [](const std::string& doc) {
-    return "'" + escaped(first_sentence(doc), "'\\", "\\&") + "'";
+    return "'" + escaped(first_clause(doc), "'\\", "\\&") + "'";
   };
 
   std::string text =
@@ -163,9 +235,23 @@ std::string fish() {
   for (const Command& v : commands()) {
     text += "complete -c lathe -n __fish_use_subcommand -f -a " + v.name + " -d " +
             quoted(v.summary) + "\n";
-    for (const auto& [name, doc] : v.flags)
-      text += "complete -c lathe -n '__fish_seen_subcommand_from " + v.name + "' -l " + name +
-              " -r -d " + quoted(doc) + "\n";
+    const std::string after = "complete -c lathe -n '__fish_seen_subcommand_from " + v.name;
+    if (!v.subcommands.empty()) {
+      const std::string words = joined(v.subcommands);
+      text +=
+          after + "; and not __fish_seen_subcommand_from " + words + "' -f -a '" + words + "'\n";
+    }
+    for (const std::string& word : v.subcommands) {
+      if (const std::string words = words_after(v.name, word); !words.empty())
+        text += after + "; and __fish_seen_subcommand_from " + word + "' -f -a '" + words + "'\n";
+    }
+    // Runs are folders with a config.
+    if (takes_run(v)) text += after + "' -a '(path dirname runs/*/config.toml)'\n";
+    for (const Flag& flag : v.flags) {
+      const std::string choices =
+          flag.choices.empty() ? "" : " -f -a '" + joined(flag.choices) + "'";
+      text += after + "' -l " + flag.name + " -r" + choices + " -d " + quoted(flag.doc) + "\n";
+    }
     if (v.config_keys) with_keys += " " + v.name;
   }
 
@@ -201,23 +287,20 @@ std::string man_page() {
       ".TH LATHE 1 \"\" \"lathe 0.1.0\" \"User Commands\"\n"
       ".SH NAME\nlathe \\- trains models from config files\n"
       ".SH SYNOPSIS\n.B lathe\n.I COMMAND ...\n"
-      ".SH DESCRIPTION\nA run is started, stopped, resumed, measured and compared from the command "
-      "line. Its config is "
-      "a "
-      "TOML file; keys of the config are flags too, which come before the environment "
-      "(LATHE_TRAIN_STEPS=100), which "
-      "comes "
-      "before the file.\n"
-      ".SH VERBS\n";
+      ".SH DESCRIPTION\nThe commands start, stop, resume, measure and compare runs. The config of "
+      "a run is a TOML file. Its keys are options of the command line too, which override the "
+      "environment (LATHE_TRAIN_STEPS=100), which overrides the file.\n"
+      ".SH COMMANDS\n";
 
   for (const Command& v : commands()) {
-    text += ".TP\n.B lathe " + troff(v.name + " " + v.usage) + "\n" + troff(v.doc) + ".";
-    if (v.config_keys) text += " It takes the keys of the config as flags.";
-    text += "\n";
+    text += ".TP\n.B " + troff("lathe " + v.name + " " + v.usage) + "\n" + troff(v.doc);
+    if (v.config_keys) text += " The keys of the config are options of this command.";
+    text += "\n.RS\n.PP\nExamples:\n.nf\n";
+    for (const std::string& example : v.examples) text += ".B " + troff("lathe " + example) + "\n";
+    text += ".fi\n.RE\n";
     // .RS and .RE indent the options below their command.
-    for (const auto& [name, doc] : v.flags)
-      text += ".RS\n.TP\n.B " + troff("--" + name) + "\n" + troff(doc) + "\n.RE\n";
-    text += ".RS\n.PP\nExample:\n.B " + troff("lathe " + v.example) + "\n.RE\n";
+    for (const Flag& flag : v.flags)
+      text += ".RS\n.TP\n.B " + troff("--" + flag.name) + "\n" + troff(flag.doc) + "\n.RE\n";
   }
 
   text += ".SH KEYS OF THE CONFIG\n";
@@ -230,30 +313,24 @@ std::string man_page() {
 
   return text +
          ".SH EXIT STATUS\n0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable "
-         "checkpoint, 5 diverged, 6 "
-         "input or output, 8 folder in use, 9 out of memory or threads, 10 plan --fit found "
-         "nothing, 75 stopped with a "
-         "checkpoint: run it again to "
-         "resume.\n"
-         ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config; LATHE_CACHE names the "
-         "folder for what is "
-         "measured "
-         "of the machine; OMP_NUM_THREADS is the default of train.threads; NO_COLOR turns colors "
-         "off.\n";
+         "checkpoint, 5 diverged, 6 input or output, 7 a process was lost, 8 folder in use, 9 out "
+         "of memory or threads, 10 plan --fit found nothing, 75 stopped with a checkpoint (run it "
+         "again to resume).\n"
+         ".SH ENVIRONMENT\nLATHE_SECTION_KEY sets a key of the config. LATHE_CACHE names the "
+         "folder for measurements of the machine. OMP_NUM_THREADS is the default of "
+         "train.threads. NO_COLOR turns colors off.\n"
+         ".SH FILES\nThe folders share/lathe/configs and share/doc/lathe of the installation have "
+         "the configs of the examples and the documentation.\n";
 }
 
 std::string cli_reference() {
   // Escape the characters of Markdown that texts of options contain: the bar of a table's column,
   // the brackets of placeholders, and asterisks.
-  const auto sentence = [](std::string doc) {
-    doc[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(doc[0])));
-    return escaped(doc, "|<*", "\\&") + (doc.ends_with('.') ? "" : ".");
-  };
+  const auto markdown = [](const std::string& doc) { return escaped(doc, "|<*", "\\&"); };
 
   std::string text =
       "# Command line\n\nThis page lists every command of `lathe` with its options. It is "
-      "generated by `lathe config "
-      "docs cli`;\n"
+      "generated by `lathe config docs cli`;\n"
       "`lathe help COMMAND` prints the same on a terminal.\n\n"
       "    build/lathe train configs/quickstart.toml --train.steps=200\n\n"
       "Write an option as `--name=value` or `--name value`. Where a command takes the keys of the "
@@ -262,18 +339,19 @@ std::string cli_reference() {
       "exit codes.\n\n| "
       "command | purpose |\n|---|---|\n";
   for (const Command& v : commands())
-    text += "| [`" + v.name + "`](#lathe-" + v.name + ") | " + sentence(v.summary) + " |\n";
+    text += "| [`" + v.name + "`](#lathe-" + v.name + ") | " + markdown(v.summary) + " |\n";
 
   for (const Command& v : commands()) {
     text += "\n## lathe " + v.name + "\n\n    lathe " + v.name + " " + v.usage + "\n\n" +
-            sentence(v.doc);
+            markdown(v.doc);
     if (v.config_keys) text += " The keys of the config are options of this command.";
-    text += "\n\nExample:\n\n    lathe " + v.example + "\n";
+    text += "\n\nExamples:\n\n";
+    for (const std::string& example : v.examples) text += "    lathe " + example + "\n";
     if (v.flags.empty()) continue;
 
-    text += "\n| option | meaning (default) |\n|---|---|\n";
-    for (const auto& [name, doc] : v.flags)
-      text += "| `--" + name + "` | " + sentence(doc) + " |\n";
+    text += "\n| option | meaning |\n|---|---|\n";
+    for (const Flag& flag : v.flags)
+      text += "| `--" + flag.name + "` | " + markdown(flag.doc) + " |\n";
   }
   return text;
 }

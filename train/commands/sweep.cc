@@ -182,22 +182,25 @@ Command sweep_command() {
   return {
       "sweep",
       "CONFIG|SWEEP.toml --section.key=a,b,... [--jobs N]",
-      "many runs of one config, over all combinations of the values that keys are given, over "
-      "samples of them, or by "
-      "successive halving; results are averaged over train.seed and data.fold; the same command "
-      "resumes a sweep that was stopped or killed",
-      "sweep configs/quickstart.toml --optim.lr=1e-3,3e-3 --train.seed=1,2,3 --jobs 2",
-      {{"jobs", "runs at once (1); the machine's threads are shared among them"},
+      "Train many runs of one config, over a grid, random samples or successive halving, and "
+      "average the results over train.seed and data.fold; the same command resumes a sweep.",
+      {"sweep configs/quickstart.toml --optim.lr=1e-3,3e-3 --train.seed=1,2,3 --jobs 2",
+       "sweep configs/quickstart.toml --optim.lr=1e-4..1e-2 --method asha --samples 9"},
+      {{"jobs",
+        "Train this many runs at the same time, which share the machine's threads. Default: 1."},
        {"method",
-        "grid: every combination; random: --samples of them; asha: successive halving of those "
-        "(grid)"},
+        "Choose the points: grid takes every combination, random takes --samples of them, and asha "
+        "halves those successively. Default: grid.",
+        {"grid", "random", "asha"}},
        {"samples",
-        "points to draw; a key may then have a range, as --optim.lr=1e-4..1e-2. random: each with "
-        "every value of train.seed and data.fold"},
-       {"seed", "of the draw (0)"},
-       {"eta", "asha: one in so many continues (3)"},
-       {"min-steps", "asha: where points are compared first (so that one of all comes to the end)"},
-       {"out", "the sweep's folder (sweeps/ and the config's name)"}},
+        "Draw this many points; a key may then have a range, such as --optim.lr=1e-4..1e-2, and "
+        "random trains each point with every value of train.seed and data.fold."},
+       {"seed", "Draw the points with this seed. Default: 0."},
+       {"eta", "With asha, continue one point in this many. Default: 3."},
+       {"min-steps",
+        "With asha, compare points for the first time after this many steps. The default lets one "
+        "point reach the end."},
+       {"out", "Write the sweep to this folder. Default: sweeps/ and the config's name."}},
       true,
       1,
       1,

@@ -212,34 +212,45 @@ Exit run_tokenizer(const Arguments& arguments) {
 
 Command tokenizer_command() {
   return {
-      "tokenizer",
-      "train|inspect|encode|decode [FILE...]",
-      "train a byte-level BPE on text or JSON Lines and folders of them, tell what one is, or turn "
-      "text (a file or "
-      "standard input) into ids and "
-      "back",
-      "tokenizer train my.txt --out data/bpe --vocab-size 4096",
-      {{"tokenizer",
-        "what to use: a tokenizer.json, a folder with one or with vocab.json and merges.txt, or a "
-        "run"},
-       {"json", "encode: each line of the input is a JSON text of its own"},
-       {"special",
-        "encode: the text of a special token is a token (default), text, or refused; train: "
-        "special tokens, "
-        "with commas between, or none (<|endoftext|>)"},
-       {"out", "train: folder for tokenizer.json"},
-       {"vocab-size", "train: tokens, with 256 bytes and the special ones (4096)"},
-       {"min-frequency", "train: a rarer pair is not merged (2)"},
-       {"pattern", "train: what a piece is: gpt2 (default), llama3, or a regular expression"},
-       {"format",
-        "train: text, jsonl, or auto: by the name, .jsonl or .ndjson; .gz and .zst of both (auto)"},
-       {"field", "train: JSON Lines: where an object has the text (text)"},
-       {"threads", "train: that count words; the result is the same (all cores)"}},
-      false,
-      1,
-      1000000,
-      run_tokenizer,
-      {"json"}};
+      .name = "tokenizer",
+      .usage = "train|inspect|encode|decode [FILE...]",
+      .doc =
+          "Train a byte-level BPE on text or JSON Lines, inspect one, or convert a file or "
+          "standard "
+          "input to token ids and back.",
+      .examples = {"tokenizer train my.txt --out data/bpe --vocab-size 4096",
+                   "tokenizer encode my.txt --tokenizer data/bpe"},
+      .flags =
+          {{"tokenizer",
+            "Use this tokenizer: a tokenizer.json, a folder with one or with vocab.json and "
+            "merges.txt, or a run."},
+           {"json", "Encode each line of the input as one JSON string."},
+           {"special",
+            "When encoding, read the text of a special token as that token, as plain text, or "
+            "refuse it. When training, add these special tokens, separated by commas, or none. "
+            "Default: token, and <|endoftext|>.",
+            {"token", "text", "refuse", "none"}},
+           {"out", "Write the trained tokenizer.json to this folder."},
+           {"vocab-size",
+            "Train this many tokens, with the 256 bytes and the special tokens. Default: 4096."},
+           {"min-frequency", "Merge only pairs that occur at least this often. Default: 2."},
+           {"pattern",
+            "Split text before training as gpt2, as llama3, or by a regular expression. Default: "
+            "gpt2.",
+            {"gpt2", "llama3"}},
+           {"format",
+            "Read training files as text or jsonl. By default, auto, their names decide: .jsonl or "
+            ".ndjson, also with .gz or .zst.",
+            {"auto", "text", "jsonl"}},
+           {"field", "Read the training text of each JSON line from this field. Default: text."},
+           {"threads",
+            "Count words on this many threads in training, which does not change the result. "
+            "Default: all cores."}},
+      .min_positionals = 1,
+      .max_positionals = 1000000,
+      .run = run_tokenizer,
+      .switches = {"json"},
+      .subcommands = {"train", "inspect", "encode", "decode"}};
 }
 
 }  // namespace lathe

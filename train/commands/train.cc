@@ -16,19 +16,18 @@ Exit run_train(const Arguments& arguments) {
 }  // namespace
 
 Command train_command() {
-  return {
-      "train",
-      "CONFIG [--section.key=value ...]",
-      "start or resume the run that a config describes",
-      "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short",
-      {{"verify-data",
-        "read all training and validation data and compare it with its checksums first (false)"},
-       {"force", "start a run on CPUs that needs far more memory than is free (false)"}},
-      true,
-      1,
-      1,
-      run_train,
-      {"verify-data", "force"}};
+  return {"train",
+          "CONFIG [--section.key=value ...]",
+          "Train the model that a config describes, or resume its run.",
+          {"train configs/quickstart.toml",
+           "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short"},
+          {{"verify-data", "Read all data first and compare it with its checksums."},
+           {"force", "Start a run on CPUs that needs far more memory than is free."}},
+          true,
+          1,
+          1,
+          run_train,
+          {"verify-data", "force"}};
 }
 
 }  // namespace lathe

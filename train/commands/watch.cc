@@ -176,11 +176,10 @@ Exit run_watch(const Arguments& arguments) {
 Command watch_command() {
   return {"watch",
           "RUN...",
-          "runs in the terminal with their curves, live; q or Ctrl-C ends it. Printed once where "
-          "standard output is no "
-          "terminal",
-          "watch runs/quickstart",
-          {{"every", "seconds between looks (2)"}},
+          "Draw runs with their curves in the terminal until q or Ctrl-C, or once where standard "
+          "output is not a terminal.",
+          {"watch runs/quickstart", "watch runs/a runs/b --every 10"},
+          {{"every", "Read the runs again after this many seconds. Default: 2."}},
           false,
           1,
           16,

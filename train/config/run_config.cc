@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/io/file.h"
+#include "core/io/shipped.h"
 #include "core/io/text.h"
 #include "train/config/check_config.h"
 #include "train/config/path_kind.h"
@@ -103,8 +104,8 @@ void check_paths(const std::string& config) {
 void check_is_file(const std::string& path) {
   switch (kind_of(path)) {
     case PathKind::missing:
-      fail(Exit::usage, "there is no config file ", path,
-           "; configs/quickstart.toml is one to begin with");
+      fail(Exit::usage, "there is no config file ", path, "; ",
+           shipped_file("configs/quickstart.toml"), " is one to begin with");
     case PathKind::data:
       fail(Exit::usage, path,
            " is a data folder, not a config file; name it with --data.dir=", path,
@@ -122,12 +123,12 @@ void check_is_file(const std::string& path) {
            " is a Hugging Face folder, not a config file; to begin with its weights: lathe train ",
            "CONFIG --train.init_from=", path);
     case PathKind::folder:
-      fail(Exit::usage, path,
-           " is a folder, not a config file; configs/quickstart.toml is one to begin with");
+      fail(Exit::usage, path, " is a folder, not a config file; ",
+           shipped_file("configs/quickstart.toml"), " is one to begin with");
     case PathKind::safetensors:
     case PathKind::gguf:
-      fail(Exit::usage, path,
-           " holds tensors and is no config file; configs/quickstart.toml is one to begin with");
+      fail(Exit::usage, path, " holds tensors and is not a config file; ",
+           shipped_file("configs/quickstart.toml"), " is one to begin with");
     case PathKind::file: break;
   }
 }

@@ -231,6 +231,8 @@ RunSummary summarize(const fs::path& run) {
     s.state = "finished";
   else if (diverged)
     s.state = "diverged";
+  else if (const auto pause = whole("train.pause_at"); pause > 0 && saved >= pause)
+    s.state = "paused";
   return s;
 }
 

@@ -1,5 +1,5 @@
-// What run folders tell of runs, read without touching them, also while they train or by an earlier
-// build.
+// Reads the curves and states of run folders without changing them, also of runs that are training
+// or were written by an older build.
 #pragma once
 
 #include <cstdint>
@@ -21,25 +21,27 @@ struct Series {
   std::vector<double> values;
 };
 
-/// The step of the lowest value that is a number, and the value; of NaNs alone the first. Not of an
-/// empty series.
+/// Returns the step and value of the lowest value that is a number; of the first value if all are
+/// NaN. The series must not be empty.
 std::pair<int64_t, double> lowest(const Series& series);
-/// As json_number; null for nothing.
+/// Returns json_number(*x), or null where there is no number.
 Json number_or_null(const std::optional<double>& x);
 
-/// metrics.jsonl of a run, as far as it is written.
+/// The curves in metrics.jsonl of a run, as far as it is written.
 class Curves {
  public:
-  /// Nothing is read yet. Exit::usage where the folder holds no metrics.jsonl and no config.toml.
+  /// Reads nothing yet. Throws Exit::usage where the folder has neither metrics.jsonl nor
+  /// config.toml.
   explicit Curves(const fs::path& run);
-  /// Reads the complete lines that were added since; a file that was cut back is read again from
-  /// its start. Returns whether anything changed. Exit::io with the line where one is none of ours.
+  /// Reads the complete lines that were added since the last call; a file that became shorter is
+  /// read again from its start. Returns whether anything changed. Throws Exit::io, with the line's
+  /// number, for a line that Lathe did not write.
   bool read();
 
-  /// By the keys of metrics.jsonl; figures of layers as "layers/FIGURE/LAYER", categories of memory
-  /// as "memory/NAME".
+  /// Series by the keys of metrics.jsonl; statistics of layers are "layers/STATISTIC/LAYER",
+  /// categories of memory "memory/NAME".
   std::map<std::string, Series> series;
-  /// Where the config was changed on the way: key, was, is.
+  /// A key of the config that changed when the run was resumed after `step`.
   struct Change {
     int64_t step = 0;
     std::string key, was, is;
@@ -58,28 +60,30 @@ class Curves {
   fs::path run_;
   uint64_t offset_ = 0;
   int64_t lines_ = 0;
-  Json memory_ = Json::object();  // as last told
+  Json memory_ = Json::object();  // of the last line that has it
 };
 
-/// The keys of a run folder's config.toml, as TOML text; nothing where there is none.
+/// Returns the keys of a run folder's config.toml with their values as TOML text; none where there
+/// is no such file.
 std::map<std::string, std::string> config_keys(const fs::path& run);
-/// Keys that differ between runs, each with the values of all; "" where a run does not have the
-/// key. What only says where a run lies (train.out_dir) is left out.
+/// Returns the keys that differ between runs, each with the values of all runs; "" where a run does
+/// not have the key. train.out_dir, the path of a run, is left out.
 std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
     const std::vector<fs::path>& runs);
 
-/// A run at a glance.
+/// The state and last metrics of a run.
 struct RunSummary {
   fs::path run;
-  std::string state;  ///< running, stopped, finished, diverged or imported
+  std::string state;  ///< running, paused (train.pause_at), stopped, finished,
+                      ///< diverged or imported
   int64_t step = 0, steps = 0;
   std::optional<double> loss{}, val_loss{}, best_val_loss{}, units_per_sec{}, mfu{};
   std::string unit = "tokens";
   double age_s = 0;  ///< since the last line of metrics.jsonl
 };
-/// Reads the end of metrics.jsonl and the newest checkpoint's state. A run is running while its
-/// lock is held, as this machine's kernel tells, or where the last line is younger than a minute
-/// and neither end is known: a run on another machine, over a file share.
+/// Reads the end of metrics.jsonl and the newest checkpoint's state. A run counts as running while
+/// its lock is held on this machine, or, for a run of another machine on a shared file system,
+/// where its last line is younger than a minute and it has neither finished nor diverged.
 RunSummary summarize(const fs::path& run);
 /// Takes a sentence about a folder or run that can't be read.
 using ReportUnreadable = std::function<void(const std::string& why)>;

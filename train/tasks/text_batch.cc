@@ -1,9 +1,9 @@
-// With Lathe's kernels in float32, tokens and the bits of their probabilities are the same with and
-// without the cache: each row of a matrix product is summed separately in one order, attention
-// processes the same blocks of keys, and rows are independent. The same holds for bfloat16 where it
-// is multiplied in float32. With ATen's kernels, native bfloat16 or quantized weights, the sums of
-// one row and of many differ in order: logits agree to rounding, and a token differs only where two
-// are equally likely to that rounding.
+// With Lathe's kernels in float32 and without capped logits, tokens and the bits of their
+// probabilities are the same with and without the cache: each row of a matrix product is summed
+// separately in one order, attention processes the same blocks of keys, and rows are independent.
+// The same holds for bfloat16 where it is multiplied in float32. With ATen's kernels, native
+// bfloat16 or quantized weights, the sums of one row and of many differ in order: logits agree to
+// rounding, and a token differs only where two are equally likely to that rounding.
 #include "train/tasks/text_batch.h"
 
 #include <ATen/ops/tensor.h>

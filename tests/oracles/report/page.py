@@ -100,8 +100,21 @@ with tempfile.TemporaryDirectory() as temporary:
     # loss, val_loss, lr, grad_norm, tokens/s, step_ms, memory twice, data wait (and MFU on a machine that was measured); 4 of a layer
     has_mfu = '"mfu":null' not in (run / "metrics.jsonl").read_text()
     _, dom = check(run / "report.html", 13 + has_mfu, "one")
-    for said in ["went on from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv", "at the highest, by category", "<polyline"]:
+    for said in ["resumed from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv", "at its peak, by category", "<polyline"]:
         assert said in dom, f"the page does not say {said!r}"
+
+    # A category of memory has one color in every run, though the second run lacks the first of them; titles, not keys.
+    for name, categories in [("x", ["activations", "weights"]), ("y", ["weights"])]:
+        write_run(folder / "memory" / name, 50)
+        with open(folder / "memory" / name / "metrics.jsonl", "a") as out:
+            out.write(json.dumps({"step": 50, "loss": 1.0, "memory": {c: 1e6 for c in categories}, "memory_bytes": 2e6,
+                                  "val_loss_docs": 2.0, "time": 1.7e9}) + "\n")
+    lathe("report", folder / "memory/x", folder / "memory/y", "--out", folder / "memory.html")
+    _, dom = check(folder / "memory.html", 11, "memory")
+    assert "Validation loss on docs" in dom and ">val_loss_docs<" not in dom
+    legend = re.findall(r'bold; color: (#\w+);">(?:<div[^>]*></div>)*[\s\xa0]*(?:&nbsp;)?([xy])(?:\s|&nbsp;)(weights|activations)<', dom)
+    color = {f"{name} {category}": found for found, name, category in legend}
+    assert color["x weights"] == color["y weights"] != color["x activations"], color
 
     (run / "profile.json").write_text("{}")
     refused = subprocess.run([LATHE, "report", run], capture_output=True, text=True)
@@ -112,7 +125,7 @@ with tempfile.TemporaryDirectory() as temporary:
     both = folder / "both.html"
     lathe("report", folder / "runs/a", folder / "runs/b", "--out", both)
     _, dom = check(both, 9, "both")
-    assert "optim.lr" in dom and "least and the largest value" in dom
+    assert "optim.lr" in dom and "smallest to the largest value" in dom
     values = json.loads(re.search(r'id="data">(.*?)</script>', both.read_text(), re.S)[1])["runs"][0]["curves"]["loss"]
     assert len(values["v"]) == 1500 and max(values["hi"]) == 77.125, "a spike is lost"
 

@@ -235,8 +235,8 @@ TEST_CASE("help and version", "[cli]") {
       CHECK(out({"help", command.name}) == help);  // the same words; a start costs a quarter second
     CHECK_THAT(help, ContainsSubstring(std::string("usage: lathe ") + command.name));
     CHECK_THAT(help, ContainsSubstring(std::string("\n  lathe ") + command.name));  // an example
-    for (const auto& [flag, doc] : command.flags)
-      CHECK_THAT(help, ContainsSubstring(std::string("\n  --") + flag + " "));
+    for (const Flag& flag : command.flags)
+      CHECK_THAT(help, ContainsSubstring("\n  --" + flag.name + " "));
     std::istringstream lines(help);
     for (std::string line; std::getline(lines, line);) CHECK((line.size() <= 100 || line == ""));
   }

@@ -44,6 +44,7 @@ TEST_CASE("runs, their states, and what differs between two", "[runs_and_sweeps]
   REQUIRE(lathe_in(f, train_args("runs/bad", {"--optim.lr=1e30", "--schedule.warmup_steps=0",
                                               "--optim.grad_clip=0"}))
               .code == 5);
+  REQUIRE(lathe_in(f, train_args("runs/late", {"--train.max_time=1e-9"})).code == 75);
   REQUIRE(lathe_in(f, {"runs", "nowhere"}).code == 2);
 
   const auto listed = [&] {
@@ -55,23 +56,24 @@ TEST_CASE("runs, their states, and what differs between two", "[runs_and_sweeps]
     return found;
   };
   auto all = listed();
-  REQUIRE(all.size() == 4);
+  REQUIRE(all.size() == 5);
+  CHECK(all["runs/late"]["state"] == "stopped");
   CHECK(all["runs/a"]["state"] == "finished");
   CHECK(all["runs/a"]["step"] == 8);
   CHECK(all["runs/a"]["steps"] == 8);
   CHECK(all["runs/a"]["val_loss"].is_number());
   CHECK(all["runs/deep/same"]["loss"] == all["runs/a"]["loss"]);
-  CHECK(all["runs/other"]["state"] == "stopped");
+  CHECK(all["runs/other"]["state"] == "paused");
   CHECK(all["runs/other"]["step"] == 5);
   CHECK(all["runs/bad"]["state"] == "diverged");
   {
     const FolderLock lock(f / "runs/other");
     CHECK(listed()["runs/other"]["state"] == "running");
   }
-  CHECK(listed()["runs/other"]["state"] == "stopped");
+  CHECK(listed()["runs/other"]["state"] == "paused");
   const Finished table = lathe_in(f, {"runs"});
   CHECK_THAT(table.out, ContainsSubstring("runs/deep/same"));
-  CHECK(std::count(table.out.begin(), table.out.end(), '\n') == 5);
+  CHECK(std::count(table.out.begin(), table.out.end(), '\n') == 6);
 
   CHECK_THAT(lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
              ContainsSubstring("No key differs") &&
@@ -636,8 +638,9 @@ TEST_CASE("completion and the man page name every command and key", "[runs_and_s
     for (const Command& v : commands()) {
       INFO(shell << " " << v.name);
       CHECK(script.find(v.name) != std::string::npos);
-      for (const auto& [flag, doc] : v.flags)
-        CHECK(script.find(shell == "fish" ? "-l " + flag + " " : "--" + flag) != std::string::npos);
+      for (const Flag& flag : v.flags)
+        CHECK(script.find(shell == "fish" ? "-l " + flag.name + " " : "--" + flag.name) !=
+              std::string::npos);
     }
     for (const Field& field : all_fields()) {
       INFO(shell << " " << field.key);

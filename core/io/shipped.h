@@ -1,0 +1,17 @@
+// Configs and documentation that come with Lathe.
+#pragma once
+
+#include <string>
+
+namespace lathe {
+
+/// Returns the path of a file that comes with Lathe, by its name in the repository, such as
+/// "configs/quickstart.toml" or "docs/guide/gpu.md": the name itself where the working folder has
+/// that file, else the path of the installed file (share/lathe/configs, share/doc/lathe), else the
+/// name. Never throws.
+std::string shipped_file(const std::string& name);
+
+/// Returns a text with each path that begins with "configs/" replaced by its shipped_file.
+std::string with_shipped_files(const std::string& text);
+
+}  // namespace lathe

@@ -1,0 +1,257 @@
+// The help of every command: its sentences, examples and completions. Suggestions for unknown
+// words.
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/commands/commands.h"
+#include "train/commands/shell.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+using Strings = std::vector<std::string>;
+
+/// Splits a command line as a shell does, as far as examples need it: spaces and double quotes.
+Strings shell_words(const std::string& line) {
+  Strings words;
+  bool is_quoted = false, in_word = false;
+  for (const char c : line) {
+    if (c == ' ' && !is_quoted) {
+      in_word = false;
+      continue;
+    }
+    if (!in_word) words.emplace_back();
+    in_word = true;
+    if (c == '"')
+      is_quoted = !is_quoted;
+    else
+      words.back() += c;
+  }
+  return words;
+}
+
+/// Returns what is wrong with a text of the help as a sentence, or "".
+std::string fault_of_sentence(const std::string& text) {
+  if (text.empty() || std::isupper(static_cast<unsigned char>(text[0])) == 0)
+    return "it does not begin with a capital";
+  if (!text.ends_with('.')) return "it does not end with a period";
+  if (text.find("  ") != std::string::npos) return "it has two spaces in a row";
+  return "";
+}
+
+/// Returns what is wrong with an example of a command, or "".
+std::string fault_of_example(const Command& command, const std::string& example) {
+  Strings words = shell_words(example);
+  if (words.empty() || words[0] != command.name) return "it does not begin with the command";
+  words.erase(words.begin());
+  for (const std::string& word : words) {
+    if (word.starts_with("configs/") && !fs::exists(source_folder() / word))
+      return "there is no " + word;
+  }
+
+  // The words of `launch` are not parsed; behind -- is another command.
+  const auto inner = std::find(words.begin(), words.end(), "--");
+  if (inner != words.end()) {
+    std::string rest;
+    for (auto word = inner + 1; word != words.end(); ++word)
+      rest += (rest.empty() ? "" : " ") + *word;
+    return fault_of_example(find_command(*(inner + 1)), rest);
+  }
+  try {
+    const Arguments arguments = parse_arguments(command, words);
+    if (!command.subcommands.empty() &&
+        std::find(command.subcommands.begin(), command.subcommands.end(),
+                  arguments.positionals[0]) == command.subcommands.end())
+      return "there is no subcommand " + arguments.positionals[0];
+    // Values of config keys have the key's type.
+    for (const auto& [key, text] : key_arguments(arguments)) {
+      const auto& fields = all_fields();
+      const auto field =
+          std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.key == key; });
+      if (field == fields.end()) return "there is no key " + key;
+    }
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST_CASE("texts of commands and options are sentences", "[help]") {
+  for (const Command& command : commands()) {
+    INFO("lathe " << command.name);
+    CHECK(fault_of_sentence(command.doc) == "");
+    CHECK(fault_of_sentence(command.summary) == "");
+    CHECK(command.summary.size() <= 66);
+    CHECK(command.doc.find(". ") == std::string::npos);  // one sentence
+    for (const Flag& flag : command.flags) {
+      INFO("--" << flag.name << ": " << flag.doc);
+      CHECK(fault_of_sentence(flag.doc) == "");
+      // The values that completion offers are in the sentence.
+      for (const std::string& choice : flag.choices)
+        CHECK_THAT(flag.doc, ContainsSubstring(choice));
+    }
+    for (const std::string& word : command.subcommands)
+      CHECK_THAT(command.usage, ContainsSubstring(word));
+  }
+
+  CHECK(fault_of_sentence("folder for the data.") != "");
+  CHECK(fault_of_sentence("Write the data to this folder") != "");
+}
+
+TEST_CASE("each command has two examples that parse", "[help]") {
+  for (const Command& command : commands()) {
+    INFO("lathe " << command.name);
+    CHECK(command.examples.size() == 2);
+    CHECK(std::set<std::string>(command.examples.begin(), command.examples.end()).size() == 2);
+    for (const std::string& example : command.examples) {
+      INFO(example);
+      CHECK(fault_of_example(command, example) == "");
+    }
+  }
+
+  const Command& train = find_command("train");
+  CHECK(fault_of_example(train, "eval runs/a") != "");
+  CHECK_THAT(fault_of_example(train, "train configs/quickstart.toml --train.stepz=1"),
+             ContainsSubstring("--train.stepz"));
+  CHECK_THAT(fault_of_example(train, "train configs/quick.toml"), ContainsSubstring("configs/q"));
+  CHECK_THAT(fault_of_example(find_command("launch"), "launch -n 2 -- train a.toml --eta=1"),
+             ContainsSubstring("--eta"));
+  CHECK(fault_of_example(find_command("find"), "find rate a.toml") != "");
+}
+
+TEST_CASE("the help has examples before options, everywhere", "[help]") {
+  const TempFolder f;
+  for (const std::string name : {"prepare", "generate", "watch"}) {
+    const std::string help = lathe_in(f, {name, "--help"}).out;
+    INFO(help);
+    const Command& command = find_command(name);
+    const size_t usage = help.find("usage: lathe " + name), examples = help.find("\nExamples:\n"),
+                 options = help.find("\nOptions:\n");
+    REQUIRE(options != std::string::npos);
+    CHECK(usage < examples);
+    CHECK(examples < options);
+    for (const std::string& example : command.examples) {
+      const size_t at = help.find("\n  lathe " + example + "\n");
+      CHECK((at > examples && at < options));
+    }
+  }
+
+  const std::string man = man_page(), reference = cli_reference();
+  for (const std::string& page : {man, reference}) {
+    size_t at = 0;
+    for (const Command& command : commands()) {
+      const bool is_man = page == man;
+      at = page.find((is_man ? ".B lathe " : "## lathe ") + command.name, at);
+      INFO(command.name);
+      REQUIRE(at != std::string::npos);
+      const size_t examples = page.find("Examples:", at);
+      const size_t option = page.find(is_man ? ".B \\-\\-" : "| option", at);
+      CHECK(examples != std::string::npos);
+      if (!command.flags.empty()) CHECK(examples < option);
+    }
+  }
+}
+
+TEST_CASE("unknown options and commands suggest the one that was meant", "[help]") {
+  struct Case {
+    std::string command, given, suggestion;  // "": none
+  };
+  const std::vector<Case> cases{
+      {"train", "--lr", "--optim.lr"},
+      {"train", "--lr=1e-3", "--optim.lr"},
+      {"train", "--batch-size", "--train.batch_size"},
+      {"train", "--batch_size=4", "--train.batch_size"},
+      {"train", "--steps=5", "--train.steps"},
+      {"train", "--dropout=0.1", "--model.dropout"},
+      {"train", "--train.stesp=5", "--train.steps"},
+      {"train", "--optim.learning_rate=1", ""},
+      {"generate", "--max-tokens=5", "--tokens"},
+      {"generate", "--max_new_tokens", "--tokens"},
+      {"generate", "--topk", "--top-k"},
+      {"generate", "--promt", "--prompt"},
+      {"eval", "--lr", ""},
+      {"eval", "--batch", "--batches"},
+      {"prepare", "--xy", ""},
+      {"train", "--" + std::string(5000, 'x'), ""},
+  };
+  for (const Case& c : cases) {
+    const std::string name = c.given.substr(0, c.given.find('='));
+    INFO(c.command << " " << name.substr(0, 40));
+    std::string text;
+    try {
+      parse_arguments(find_command(c.command), {"word", c.given, "5"});
+    } catch (const Error& e) {
+      CHECK(e.code() == Exit::usage);
+      text = e.what();
+    }
+    CHECK_THAT(text, ContainsSubstring(name));
+    const size_t at = text.find("did you mean ");
+    if (c.suggestion.empty()) {
+      CHECK(at == std::string::npos);
+    } else {
+      REQUIRE(at != std::string::npos);
+      const size_t end = text.find_first_of("? ", at + 13);
+      CHECK(text.substr(at + 13, end - at - 13) == c.suggestion);
+    }
+  }
+
+  // A key's last part that several sections have: each is named.
+  CHECK_THAT(error_of([] { parse_arguments(find_command("train"), {"a.toml", "--dtype=bf16"}); }),
+             ContainsSubstring("--amp.dtype") && ContainsSubstring("--checkpoint.dtype"));
+
+  for (const auto& [given, meant] :
+       std::vector<std::pair<std::string, std::string>>{{"trian", "train"},
+                                                        {"predct", "predict"},
+                                                        {"generat", "generate"},
+                                                        {"reports", "report"}})
+    CHECK_THAT(error_of([&] { find_command(given); }), ContainsSubstring("did you mean " + meant));
+  CHECK_THAT(error_of([] { find_command("zzz"); }), !ContainsSubstring("did you mean"));
+}
+
+TEST_CASE("bash completes subcommands, values and runs", "[help]") {
+  const TempFolder f;
+  for (const std::string run : {"runs/one", "runs/two"}) {
+    fs::create_directories(f / run);
+    write_file(f / run / "config.toml", "");
+  }
+  fs::create_directories(f / "runs/not-a-run");
+  write_file(f / "lathe.bash", completion_script("bash"));
+  // The last word is completed; = is a word of its own, as bash splits them.
+  const auto complete = [&](const std::string& words) {
+    const std::string command =
+        "cd '" + f.path().string() + "' && bash -c 'source lathe.bash; compopt() { :; }; " +
+        "COMP_WORDS=(" + words + "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _lathe; " +
+        "printf \"%s\\n\" \"${COMPREPLY[@]}\"' > out";
+    REQUIRE(std::system(command.c_str()) == 0);
+    Strings found;
+    std::istringstream lines(slurp(f / "out"));
+    for (std::string line; std::getline(lines, line);) found.push_back(line);
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  CHECK(complete("lathe find \"\"") == Strings{"batch", "lr"});
+  CHECK(complete("lathe tokenizer en") == Strings{"encode"});
+  CHECK(complete("lathe config completion z") == Strings{"zsh"});
+  CHECK(complete("lathe eval runs/one --device = c") == Strings{"cpu", "cuda"});
+  CHECK(complete("lathe eval runs/one --device c") == Strings{"cpu", "cuda"});
+  CHECK(complete("lathe export runs/one --format \"\"") == Strings{"gguf", "hf"});
+  CHECK(complete("lathe prepare a.txt --format js") == Strings{"jsonl"});
+  CHECK(complete("lathe eval runs/one --json --dev") == Strings{"--device="});
+
+  const Strings runs{"runs/one", "runs/two"};
+  CHECK(complete("lathe eval \"\"") != Strings{});
+  for (const std::string command : {"eval", "watch", "inspect", "compare"}) {
+    const Strings found = complete("lathe " + command + " runs/");
+    INFO(command);
+    for (const std::string& run : runs) CHECK(std::count(found.begin(), found.end(), run) == 1);
+  }
+  const Strings first = complete("lathe eval \"\"");
+  CHECK(std::includes(first.begin(), first.end(), runs.begin(), runs.end()));
+  CHECK(std::count(first.begin(), first.end(), "runs/not-a-run") == 0);
+}
+
+}  // namespace

@@ -1,0 +1,28 @@
+# shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
+# ./dev asan [--part | ...]: the tests that are not slow, under the address and undefined-behavior sanitizers. --part
+# instruments only the code that tests call themselves; other words go to ctest.
+
+# Runs each quick test in a process of its own, as many at the same time as there are cores; threads that wait sleep.
+# Tests of a process's memory are left out: with the sanitizers a process takes more.
+run_checked() {
+  local tag tags=()
+  for tag in $(ctest --test-dir "$build" -N -LE slow | sed -n 's/^ *Test *#[0-9]*: //p'); do
+    [ -z "$(find tests -name "${tag}_test.cc")" ] || tags+=("$tag")
+  done
+  # shellcheck disable=SC2016
+  printf '%s\n' "${tags[@]}" |
+    ASAN_OPTIONS=detect_leaks=0 OMP_WAIT_POLICY=passive nice -n 10 xargs -P "$(nproc)" -I TAG sh -c \
+      '"$0"/tests/lathe_tests_checked "[TAG]~[process_memory]" >"$0"/checked-TAG.log 2>&1 ||
+        { cat "$0"/checked-TAG.log >&2; exit 255; }' "$build" ||
+    die "a test fails under the sanitizers; its output is above"
+  say "under the sanitizers: ${tags[*]}"
+}
+
+setup
+if [ "${1:-}" = --part ]; then
+  compile "$build" "all lathe_tests_checked"
+  run_checked
+else
+  compile build-asan all -DLATHE_ASAN=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLATHE_CUDA=OFF
+  ASAN_OPTIONS=detect_leaks=0 ctest --test-dir build-asan --output-on-failure --no-tests=error -LE slow "$@"
+fi

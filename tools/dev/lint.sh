@@ -1,0 +1,46 @@
+# shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
+# ./dev lint [--changed | FILE...]: reports retired phrases in changed lines, public declarations without a contract, and
+# what clang-tidy finds in all sources, in those that changed, or in the files that are named.
+
+# Prints the commit that changes are compared with: where this branch left main, or, on main, the previous commit.
+lint_base() {
+  local base
+  base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || true)
+  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD)" ]; then base=$(git rev-parse -q --verify HEAD~1 || true); fi
+  printf '%s' "$base"
+}
+
+# Prints the sources to check.
+lint_files() {
+  local file files
+  if [ "${1:-}" = --changed ]; then
+    files=$(git diff --name-only --diff-filter=d "$base" -- '*.cc' '*.h' | sed 's/\.h$/.cc/' | sort -u)
+  else
+    files=${*:-$(git ls-files '*.cc')}
+  fi
+  for file in $files; do
+    case $file in
+      core/cuda/* | tests/fuzz/*) ;; # no part of an ordinary build
+      *) [ ! -e "$file" ] || printf '%s\n' "$file" ;;
+    esac
+  done
+}
+
+base=$(lint_base)
+[ -z "$base" ] || python3 -B tools/prose.py "$base"
+setup
+install_packages clang-tidy-19 doxygen
+configure build-lint -DCMAKE_UNITY_BUILD=OFF # clang-tidy reads each file with its own flags
+.ci/contracts build-lint/api
+
+if [ "${1:-}" = --changed ] && [ -z "$base" ]; then
+  say "lint: NOT RUN, this history has no commit to compare with"
+  exit 0
+fi
+files=$(lint_files "$@")
+if [ -z "$files" ]; then
+  say "lint: no sources to check"
+  exit 0
+fi
+# shellcheck disable=SC2086
+.ci/lint build-lint $files

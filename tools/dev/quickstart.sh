@@ -1,0 +1,21 @@
+# shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
+# prepare_quickstart WORD...: prepares LibTorch's operator headers as the quickstart's text, where the config among these
+# words of ./dev train reads data/quickstart and that is missing.
+prepare_quickstart() {
+  local word config=() text=$libtorch/include/ATen/ops
+  while [ $# -gt 0 ]; do
+    word=$1
+    shift
+    case $word in
+      --*=*) [[ $word != --*.*=* ]] || config+=("$word") ;;
+      --*.*) config+=("$word"); [ $# -eq 0 ] || { config+=("$1"); shift; } ;;
+      --*) [ $# -eq 0 ] || shift ;;
+      *) config+=("$word") ;;
+    esac
+  done
+  # The training reports what is wrong with the config.
+  if [ ! -e data/quickstart/manifest.json ] &&
+    "$build/lathe" config show "${config[@]}" 2>/dev/null | grep '^dir = "data/quickstart" ' >/dev/null; then
+    "$build/lathe" prepare "$text" --out data/quickstart --tokenizer char
+  fi
+}
