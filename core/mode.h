@@ -54,6 +54,7 @@ class BlockHooks {
 /// blocks. Other activations are recomputed. Chen et al. 2016, "Training deep nets with sublinear
 /// memory cost".
 struct RecomputePolicy {
+  /// What is kept, as described above.
   enum Kind : uint8_t { none, blocks, sqrt };
   Kind kind = none;
   size_t first = 0, last = SIZE_MAX;

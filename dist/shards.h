@@ -37,6 +37,7 @@ struct Bucket {
 /// The buckets of a model's parameters. Every rank makes the same.
 class ShardLayout {
  public:
+  /// How buckets are made.
   struct Options {
     int64_t bucket_bytes;                      ///< of gradients in a bucket
     int ranks;                                 ///< among which buckets are cut

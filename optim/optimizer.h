@@ -97,15 +97,20 @@ class Optimizer {
   /// parameters and states stay untouched. Does not wait for a GPU.
   void step(double lr, const StepOptions& options = {});
 
-  /// The stages of a step whose gradients don't exist at the same time (memory.update_in_backward),
-  /// on CPUs and in one process: begin_stages(); sum_gradient() of each parameter, if gradients are
-  /// clipped by their norm; decide(); update_parameter() of each one; end_stages(). The result has
-  /// the bits of step(), except that a gradient which is not finite leaves only its own parameter
-  /// untouched, unless all gradients were summed before decide(). `i`: index in the constructor's
-  /// parameters, whose gradient must be complete.
+  // The stages of a step whose gradients don't exist at the same time (memory.update_in_backward),
+  // on CPUs and in one process: begin_stages(); sum_gradient() of each parameter, if gradients are
+  // clipped by their norm; decide(); update_parameter() of each one; end_stages(). The result has
+  // the bits of step(), except that a gradient which is not finite leaves only its own parameter
+  // untouched, unless all gradients were summed before decide(). `i` is an index in the
+  // constructor's parameters, whose gradient must be complete.
+
+  /// Forgets the sums of the last step.
   void begin_stages();
+  /// Sums the squares of the gradient of parameter i.
   void sum_gradient(size_t i);
+  /// Decides from the sums so far whether the step is skipped, and the scale of its gradients.
   void decide(double lr, const StepOptions& options);
+  /// Updates parameter i, whose gradient may be freed afterwards.
   void update_parameter(size_t i, const StepOptions& options);
   /// Moves the averages of parameters without a gradient. Records the norm of all gradients, and a
   /// failed step where it is not finite.

@@ -4,8 +4,8 @@
 
 #include "autograd/create.h"
 #include "autograd/engine.h"
-#include "autograd/recompute.h"
 #include "autograd/observer.h"
+#include "autograd/recompute.h"
 #include "nn/anomaly.h"
 #include "nn/hooks.h"
 #include "nn/init.h"

@@ -297,24 +297,27 @@ Json json_of(const ClusterPlan& p) {
 
 const Flags& cluster_flags() {
   static const Flags flags{
-      {"card", "for a cluster of this GPU, which is simulated: a100-80, h100, ..."},
-      {"nodes", "cluster: nodes (1)"},
-      {"gpus", "cluster: GPUs of a node (8)"},
-      {"interconnect", "cluster: link of each GPU to other nodes, in Gbit/s (400G)"},
+      {"card", "Simulate a cluster of this GPU, such as a100-80 or h100, instead of this machine."},
+      {"nodes", "Simulate this many nodes. Default: 1."},
+      {"gpus", "Simulate this many GPUs in a node. Default: 8."},
+      {"interconnect", "Link each GPU to other nodes with this many Gbit/s. Default: 400G."},
       {"layout",
-       "cluster: how the GPUs share the work, as data=8,shard=3,tensor=8; also context, pipeline, "
-       "virtual, micro, recompute; without it the fastest layouts that fit are searched, and exit "
-       "code 10 reports that none does"},
+       "Share the work of the GPUs out in this way, such as data=8,shard=3,tensor=8; context, "
+       "pipeline, virtual, micro and recompute can be set too. By default, the fastest layouts "
+       "that "
+       "fit are searched, and exit code 10 reports that none does."},
       {"software",
-       "cluster: what runs there: compiled, eager, fused, megatron, megatron-2021 (compiled)"},
-      {"cards", "cluster: a TOML file with more GPUs, links and software, or other constants"},
-      {"price", "cluster: price of a GPU for an hour; prints the price of the run"}};
+       "Simulate this software: compiled, eager, fused, megatron or megatron-2021. Default: "
+       "compiled.",
+       {"compiled", "eager", "fused", "megatron", "megatron-2021"}},
+      {"cards", "Read more GPUs, links and software, or other constants, from this TOML file."},
+      {"price", "Print the price of the run, where a GPU costs this much for an hour."}};
   return flags;
 }
 
 bool asks_for_cluster(const Arguments& a) {
   return std::any_of(cluster_flags().begin(), cluster_flags().end(),
-                     [&](const auto& flag) { return a.flags.contains(flag.first); });
+                     [&](const auto& flag) { return a.flags.contains(flag.name); });
 }
 
 Exit plan_cluster(const Arguments& a, LoadedConfig loaded) {

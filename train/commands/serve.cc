@@ -84,26 +84,32 @@ Exit run_serve(const Arguments& arguments) {
 }  // namespace
 
 Command serve_command() {
-  return {.name = "serve",
-          .usage = "RUN|CHECKPOINT",
-          .doc =
-              "serve a language model over HTTP with OpenAI's interface (/v1/models, "
-              "/v1/completions, /v1/chat/completions) and a page for chats, until Ctrl-C",
-          .example = "serve runs/assistant --port 8000",
-          .flags = with_load_flags(
-              {{"host",
-                "address to listen on; any but this machine's own needs the environment variable "
-                "LATHE_API_KEY, the key that clients must send (127.0.0.1)"},
-               {"port", "port to listen on; 0: any that is free (8000)"},
-               {"name", "the model's name in requests (that of the folder)"},
-               {"batch", "texts that are generated together (8)"},
-               {"queue", "requests that may wait; others are refused with status 429 (64)"},
-               {"max-tokens",
-                "tokens that a text may be asked for; 0: what the model's context allows (0)"},
-               {"max-time", "seconds for a request, with the time that it waits (600)"},
-               {"max-body", "MiB of a request (1)"}}),
-          .run = run_serve,
-          .switches = {"double-quant"}};
+  return {
+      .name = "serve",
+      .usage = "RUN|CHECKPOINT",
+      .doc =
+          "Serve a language model over HTTP with OpenAI's interface (/v1/models, /v1/completions, "
+          "/v1/chat/completions) and a page for chats, until Ctrl-C.",
+      .examples = {"serve runs/assistant --port 8000",
+                   "serve runs/assistant --batch 4 --load-dtype int8"},
+      .flags = with_load_flags(
+          {{"host",
+            "Listen on this address; any but this machine's own needs the environment variable "
+            "LATHE_API_KEY, the key that clients must send. Default: 127.0.0.1."},
+           {"port", "Listen on this port; 0 takes any that is free. Default: 8000."},
+           {"name", "Call the model by this name in requests. Default: the name of the folder."},
+           {"batch", "Generate this many texts together. Default: 8."},
+           {"queue",
+            "Let this many requests wait, and refuse others with status 429. Default: 64."},
+           {"max-tokens",
+            "Refuse requests for more tokens than this; 0 sets no limit but the model's context. "
+            "Default: 0."},
+           {"max-time",
+            "End a request after this many seconds, including the time that it waits. Default: "
+            "600."},
+           {"max-body", "Refuse requests of more than this many MiB. Default: 1."}}),
+      .run = run_serve,
+      .switches = {"double-quant"}};
 }
 
 }  // namespace lathe
