@@ -82,13 +82,14 @@ def main():
 
         bits = next(f["bits_per_byte"] for out in shown for f in figures(out) if "bits_per_byte" in f)
         assert 0 < bits < 8, bits
-        answers = figures(shown[-1])[-1]
+        chat = next(out for out in shown if '"load_dtype":"int8"' in out)
+        answers = figures(chat)[-1]
         assert answers["load_dtype"] == "int8" and answers["val_loss"] < 8, answers
         learned = json.loads((folder / "data/questions/manifest.json").read_text())["documents"]
         assert 0 < learned["learned_tokens"] < learned["bytes"], learned
         mixture = json.loads((folder / "data/mixture/manifest.json").read_text())
         assert [s["weight"] for s in mixture["sources"]] == [0.8, 0.2], mixture
-        answer = shown[-1].strip().splitlines()[-1]
+        answer = chat.strip().splitlines()[-1]
         print(f"{bits:.3f} bits per byte; the answers' loss {answers['val_loss']:.3f}; 'Where is matmul?' {answer}")
         if steps == 0:
             assert answer == "In ATen/ops/matmul.h.", answer
