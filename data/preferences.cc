@@ -42,7 +42,7 @@ class Pairs final : public PaddedItems {
     // Both answers must follow the same tokens, of which one at least remains.
     int64_t skipped = 0;
     for (const Row& row : rows) skipped = std::max(skipped, std::ssize(row.ids) - (window + 1));
-    skipped = std::max<int64_t>(0, std::min(skipped, rows[0].prompt - 1));
+    skipped = std::max<int64_t>(0, std::min({skipped, rows[0].prompt - 1, rows[1].prompt - 1}));
 
     for (int64_t i = 0; i < 2; ++i) {
       Row& row = rows[i];

@@ -2,8 +2,9 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A rank, drawn at random, gets SIGKILL at a random moment; the run is started again
-on another number of processes and with another dist.shard, until it ends. Then its metrics and its newest checkpoint must be those of a run on one
-process that never stopped, and at each start the newest checkpoint must be the one that was there.
+on another number of processes and with another dist.shard, until it ends. Then its metrics and its newest checkpoint
+must be those of a run on one process that never stopped, and at each start the newest checkpoint must be the one that
+was there. A start that takes more than a minute is a hang.
 """
 import os
 import random
@@ -47,7 +48,11 @@ class Kills:
                                 stderr=subprocess.STDOUT, text=True)
 
     def end(self, process, ranks, killed):
-        out, _ = process.communicate(timeout=60)
+        try:
+            out, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            sys.exit(f"a start on {ranks} ranks hangs:\n{process.communicate()[0][-3000:]}")
         allowed = (0, 7) if ranks > 1 else (0, -signal.SIGKILL)
         check(process.returncode in (allowed if killed else (0,)), f"code {process.returncode}: {out[-1500:]}")
         check("frame #" not in out and "terminate called" not in out, out[-1500:])

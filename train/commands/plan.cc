@@ -229,6 +229,9 @@ Exit print_fit(const LoadedConfig& loaded, const Overrides& given, const Forecas
 
   std::string keys;
   for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
+  const bool replaces_budget =
+      !given.empty() && given.back().first == "memory.budget" && given.back().second.empty();
+  if (replaces_budget) keys += " --memory.budget=";
   std::cout << "within " << within << " with" << keys << "\n";
   return Exit::done;
 }
@@ -258,6 +261,9 @@ Exit run_plan(const Arguments& a) {
     return plan_cluster(a, std::move(loaded));
   }
 
+  const bool has_budget = !loaded.config.memory.budget.empty();
+  // A search for what fits takes the place of the budget.
+  if (!fit.empty()) loaded.config.memory.budget.clear();
   const std::string budget = apply_memory_budget(loaded);
   const Forecast f = forecast(loaded, *ranks);
   if (json) {
@@ -267,7 +273,9 @@ Exit run_plan(const Arguments& a) {
 
   if (!budget.empty()) std::cout << budget << "\n";
   std::cout << text_of(loaded.config, f, weight_lines(loaded, *ranks));
-  const Exit code = fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit);
+  Overrides keys = key_arguments(a);
+  if (!fit.empty() && has_budget) keys.emplace_back("memory.budget", "");
+  const Exit code = fit.empty() ? Exit::done : print_fit(loaded, keys, f, fit);
   if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);
   std::cout << std::flush;
   return code;

@@ -66,10 +66,8 @@ PeftConfig read_peft_config(const fs::path& folder) {
                                             "exclude_modules",
                                             "fan_in_fan_out",
                                             "inference_mode",
-                                            "init_lora_weights",
                                             "layers_pattern",
                                             "layers_to_transform",
-                                            "loftq_config",
                                             "lora_alpha",
                                             "lora_dropout",
                                             "megatron_core",
@@ -83,7 +81,13 @@ PeftConfig read_peft_config(const fs::path& folder) {
                                             "task_type",
                                             "use_dora",
                                             "use_rslora"};
+  // These ways to begin leave the base as it is; PEFT's others change it.
+  static const std::set<std::string> plain_starts{"gaussian", "orthogonal", "eva"};
   for (const auto& [key, value] : json.items()) {
+    const bool is_plain_start =
+        value.is_boolean() ||
+        (value.is_string() && plain_starts.contains(value.get<std::string>()));
+    if (key == "init_lora_weights" && is_plain_start) continue;
     const bool is_off = value.is_null() || value == false || value.empty();
     if (is_off || passed.contains(key)) continue;
     fail(Exit::checkpoint, where, ": the key \"", printable_line(key),

@@ -138,7 +138,7 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   return needs;
 }
 
-int64_t parse_bytes(const std::string& text) {
+int64_t parse_bytes(const std::string& text, const std::string& where) {
   size_t end = 0;
   double number = 0;
   try {
@@ -158,8 +158,7 @@ int64_t parse_bytes(const std::string& text) {
     if (end > 0 && unit == name && std::isfinite(number) && number > 0 && number * factor < 0x1p62)
       return static_cast<int64_t>(number * factor);
   }
-  fail(Exit::usage, "command line: ", text,
-       " is no amount of memory; write it as 8GB, 500MB or 16GiB");
+  fail(Exit::usage, where, ": ", text, " is no amount of memory; write it as 8GB, 500MB or 16GiB");
 }
 
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,

@@ -14,8 +14,9 @@ namespace lathe {
 /// Returns the bytes of memory that this process may still take: those of the machine, or of its
 /// control group where that has less.
 int64_t free_memory();
-/// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text.
-int64_t parse_bytes(const std::string& text);
+/// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text; the
+/// message begins with `where`.
+int64_t parse_bytes(const std::string& text, const std::string& where = "command line");
 
 /// What a run on the CPU needs beside what the machine has, in one line; `enough` is false where
 /// the machine has less.

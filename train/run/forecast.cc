@@ -123,6 +123,15 @@ double lower_quartile(std::vector<double> seconds) {
 Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   loaded = one_step(loaded);
 
+  // Updates in backward are measured as updates after it, and the pass for the norm as another one.
+  const OptimConfig& c = loaded.config.optim;
+  int64_t touched = dry.peaks.touched_peak;
+  double passes = 1;
+  if (std::exchange(loaded.config.memory.update_in_backward, false)) {
+    passes = c.grad_clip > 0 && c.grad_clip_by == "norm" ? 2 : 1;
+    touched = dry_step(loaded).peaks.touched_peak;
+  }
+
   // What the process had resident before must not count.
   reset_resident_peak();
   const RunData data = open_for_plan(loaded);
@@ -180,8 +189,9 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   }
 
   // The dry run knows the tensors exactly; the remainder of the peak belongs to the program.
-  return {{lower_quartile(forward), std::max(0.0, lower_quartile(rest)), lower_quartile(optimizer)},
-          resident_peak() - dry.peaks.touched_peak};
+  return {{passes * lower_quartile(forward), passes * std::max(0.0, lower_quartile(rest)),
+           lower_quartile(optimizer)},
+          resident_peak() - touched};
 }
 
 /// A scaled-down config with its dry run.

@@ -138,7 +138,8 @@ RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelS
 }
 
 RunTask make_run_task(const LoadedModel& m, const Task& task, const DatasetInfo& facts) {
-  LoadedConfig loaded{.config = m.config, .origins = {}};
+  // The saved config has the context that the weights of a Hugging Face folder were cut to.
+  LoadedConfig loaded{.config = m.config, .origins = {{"model.block_size", "checkpoint"}}};
   resolve_frozen(loaded, task, facts);
   RunTask made = make_run_task(loaded, task, m.state.sizes, m.device);
   check_frozen(m.config, task, m.state, made.frozen_hash);

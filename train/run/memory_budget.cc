@@ -1,5 +1,7 @@
 #include "train/run/memory_budget.h"
 
+#include <utility>
+
 #include "core/device.h"
 #include "core/error.h"
 #include "core/io/text.h"
@@ -27,7 +29,7 @@ std::string apply_memory_budget(LoadedConfig& loaded) {
          " is for one process on a CPU so far; leave it out and set memory.recompute");
   }
 
-  const int64_t budget = parse_bytes(memory.budget);
+  const int64_t budget = parse_bytes(memory.budget, where);
   const int64_t program = process_overhead_bytes();
   DryStep last;
   const auto needed = [&](const std::string& policy) {
@@ -59,12 +61,14 @@ std::string apply_memory_budget(LoadedConfig& loaded) {
          "; `lathe plan CONFIG --fit ", memory.budget, "` prints what else to change");
   }
 
+  // The config of the run has the choice in place of the budget, so that it can be used as it is.
+  const std::string given = std::exchange(memory.budget, "");
   std::string choice = "no block is recomputed";
   if (memory.recompute == "sqrt")
     choice = "groups of blocks are recomputed (memory.recompute = \"sqrt\")";
   else if (enough > 0)
     choice = str(enough, " of ", blocks, " blocks are recomputed");
-  return str("budget    ", memory.budget, ": ", choice, ", about ",
+  return str("budget    ", given, ": ", choice, ", about ",
              format("%.2f GB", static_cast<double>(bytes) / 1e9));
 }
 

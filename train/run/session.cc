@@ -13,6 +13,7 @@
 #include "nn/anomaly.h"
 #include "train/config/transform.h"
 #include "train/formats/source.h"
+#include "train/run/memory_budget.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
@@ -31,6 +32,7 @@ RunData open_for_benchmark(LoadedConfig& loaded) {
   loaded.config.train.eval_interval = 0;
   resolve_init_from(loaded);
   resolve_adapter_base(loaded);
+  apply_memory_budget(loaded);
   return RunData::open(loaded);
 }
 
@@ -54,6 +56,17 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
          ": amp.tf32 needs an NVIDIA GPU, and this run is on ", device_model(device),
          "; leave amp.tf32 out");
   }
+}
+
+/// Checks that a range of memory.recompute is within the model.
+void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
+  const std::string& name = loaded.config.memory.recompute;
+  const RecomputePolicy policy = *recompute_policy(name);
+  int64_t blocks = 0;
+  for (const NamedParameter& p : parameters(model)) blocks = std::max(blocks, p.block + 1);
+  if (policy.last == SIZE_MAX || policy.last < static_cast<size_t>(blocks)) return;
+  fail(Exit::usage, origin_of(loaded, "memory.recompute"), ": memory.recompute = \"", name,
+       "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");
 }
 
 /// Lays the parameters into buckets. Those that their optimizer needs as a whole are cut only
@@ -120,6 +133,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
     replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
 
   apply_transforms(*model, {config, device, matrices});
+  check_recomputed_blocks(loaded, *model);
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
 
   // Gradients in the matmul dtype are the default only where no other micro-batch is added to them:

@@ -32,7 +32,8 @@ ssize_t Connection::read(char* to, size_t size) {
     }
     const ssize_t n = ::recv(socket_, buffer_.data(), buffer_.size(), 0);
     if (n <= 0) return n;
-    if (seconds_since(begun_) > arrival_s) return -1;
+    received_ += static_cast<size_t>(n);
+    if (seconds_since(begun_) > arrival_s || received_ > limits_.bytes) return -1;
     begin_ = 0;
     end_ = static_cast<size_t>(n);
   }
@@ -43,7 +44,7 @@ ssize_t Connection::read(char* to, size_t size) {
 }
 
 ssize_t Connection::write(const char* from, size_t size) {
-  if (!is_ready(socket_, POLLOUT, write_ms)) return -1;
+  if (seconds_since(begun_) > limits_.seconds || !is_ready(socket_, POLLOUT, write_ms)) return -1;
   return ::send(socket_, from, size, MSG_NOSIGNAL);
 }
 

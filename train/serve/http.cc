@@ -193,7 +193,10 @@ class HttpServer::Impl final : public httplib::Server {
       const std::lock_guard lock(mutex_);
       sockets_.insert(socket);
     }
-    Connection connection(socket, is_stopping_);
+    // The head of a request is short, and the framing of a chunked body is not longer than itself.
+    Connection connection(
+        socket, is_stopping_,
+        {.bytes = (64 << 10) + 2 * options_.max_body, .seconds = options_.most_seconds});
     current = &connection;
     Stream stream(connection);
     bool is_busy = false, is_closed = false, done = false;

@@ -16,6 +16,7 @@ struct HttpOptions {
   std::string key{};          ///< what requests to /v1/ must be authorized with; empty: nothing
   size_t max_body = 1 << 20;  ///< bytes
   size_t connections = 256;   ///< at a time; others wait to be accepted
+  double most_seconds = 690;  ///< from a connection to the end of its answer
 };
 
 /// The server. Each connection has a thread and serves one request, so that a client that ends it

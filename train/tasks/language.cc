@@ -17,13 +17,18 @@ Variable token_loss(const Model& model, const Batch& batch, double divisor) {
 
 Variable row_losses(const Model& model, const Batch& batch) {
   const bool has_head = model.has_head();
+  const double softcap = model.logit_softcap();
   const Variable x_BTC = has_head ? model.features(batch.inputs) : model(batch.inputs);
   const std::vector<Variable> rows = unbind(x_BTC);
   std::vector<Variable> losses;
   for (size_t b = 0; b < rows.size(); ++b) {
     const at::Tensor targets = batch.targets[static_cast<int64_t>(b)];
-    losses.push_back(has_head ? linear_cross_entropy(rows[b], model.head_weight(), targets, 1)
-                              : cross_entropy(rows[b], targets, 1));
+    if (!has_head)
+      losses.push_back(cross_entropy(rows[b], targets, 1));
+    else if (softcap > 0)
+      losses.push_back(capped_head_loss(rows[b], model.head_weight(), softcap, targets, 1));
+    else
+      losses.push_back(linear_cross_entropy(rows[b], model.head_weight(), targets, 1));
   }
   return stack(losses);
 }

@@ -122,6 +122,12 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config) {
     return std::nullopt;
   }
 
+  if (c.dora && config.dist.shard == "parameters") {
+    return ConfigFault{{"adapters.dora", "dist.shard"},
+                       "adapters.dora needs the complete adapters of a layer, which dist.shard = "
+                       "\"parameters\" frees in low precision; set dist.shard = \"gradients\""};
+  }
+
   // With adapters, resolve_init_from() makes train.init_from their base.
   const std::string& source = config.train.init_from;
   if (c.base.empty() && source.empty())

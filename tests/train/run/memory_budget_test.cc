@@ -94,6 +94,11 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
   CHECK(again.code == 0);
   CHECK(again.out.find("memory.recompute") == std::string::npos);
 
+  // So does the config that the run recorded.
+  const Finished recorded = lathe_in(runs.folder(), {"train", "runs/some/config.toml"});
+  INFO(recorded.err);
+  CHECK(recorded.code == 0);
+
   // More than the run needs recomputes nothing.
   const Finished ample = runs.train("ample", {"--memory.budget=4GB"});
   CHECK(ample.code == 0);
@@ -114,9 +119,12 @@ TEST_CASE("a budget that is not enough, or no amount, is refused before anything
   for (const char* wrong : {"blocks.", "blocks.3-1", "blocks.0-7x"})
     CHECK(runs.train("range", {std::string("--memory.recompute=") + wrong}).code == 2);
 
-  // A range beyond the model's blocks has nothing to act on.
-  const Finished beyond = runs.train("beyond", {"--memory.recompute=blocks.8-9"});
-  CHECK(beyond.code == 2);
+  // A range must be within the model's blocks.
+  for (const char* range : {"blocks.8-9", "blocks.6-8"}) {
+    const Finished beyond = runs.train("beyond", {std::string("--memory.recompute=") + range});
+    CHECK(beyond.code == 2);
+    CHECK_THAT(beyond.err, ContainsSubstring(range) && ContainsSubstring("8 blocks"));
+  }
   CHECK(!fs::exists(runs.folder() / "runs"));
 }
 

@@ -203,6 +203,14 @@ TEST_CASE("clients that leave cancel their requests, and odd requests harm no ot
       "application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"};
   for (const std::string& bytes : odd) Client(server.port()).send(bytes);
 
+  // A head without an end is cut off long before the 30 s that a request may take.
+  const Client endless(server.port());
+  endless.send("GET / HTTP/1.1\r\nX: " + std::string(8 << 20, 'h'));
+  CHECK(endless.receive_within({.tv_sec = 5, .tv_usec = 0}).find("200") == std::string::npos);
+  const auto begin = Clock::now();
+  endless.send(std::string(1 << 20, 'h'));
+  CHECK(seconds_since(begin) < 5);
+
   HttpAnswer answer;
   for (int trial = 0; trial < 50 && answer.status != 200; ++trial)
     answer = answer_to(server.port(), post_request("/v1/completions", body + "false}"));

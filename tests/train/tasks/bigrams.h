@@ -9,14 +9,16 @@ namespace lathe::test {
 struct Bigrams : Model {
   Variable table, head;
   bool headed;
+  double softcap = 0;
 
   Bigrams(const at::Tensor& table_, const at::Tensor& head_, bool headed_, bool trained = true)
       : table(trained ? Variable::parameter(table_.clone(), "table") : Variable(table_.clone())),
         head(trained ? Variable::parameter(head_.clone(), "head") : Variable(head_.clone())),
         headed(headed_) {}
   Variable operator()(const at::Tensor& inputs) const override {
-    return linear(features(inputs), head);
+    return head_logits(features(inputs), head, softcap);
   }
+  double logit_softcap() const override { return softcap; }
   bool has_head() const override { return headed; }
   Variable features(const at::Tensor& inputs) const override { return embedding(inputs, table); }
   const Variable& head_weight() const override { return head; }

@@ -31,13 +31,14 @@ TEST_CASE("the loss of preferences and its gradients are those of LibTorch", "[d
   targets[1].slice(0, 3).fill_(-100);
   targets[6].fill_(-100);  // an answer of which nothing is left
 
-  for (const double smoothing : {0.0, 0.2}) {
+  for (const auto& [smoothing, softcap] : {std::pair{0.0, 0.0}, {0.2, 0.0}, {0.0, 0.8}}) {
     for (const bool headed : {true, false}) {
-      const double beta = 0.7, divisor = 9;
-      const auto task = find_task("dpo")->of_run(
-          dpo_config(beta, smoothing),
-          std::make_unique<Bigrams>(reference_table, reference_head, headed, false));
-      const Bigrams model(table, head, headed);
+      const double beta = 0.7, divisor = 9, cap = softcap;
+      auto reference = std::make_unique<Bigrams>(reference_table, reference_head, headed, false);
+      reference->softcap = cap;
+      const auto task = find_task("dpo")->of_run(dpo_config(beta, smoothing), std::move(reference));
+      Bigrams model(table, head, headed);
+      model.softcap = cap;
       const Batch batch{inputs, targets};
       CHECK(task->targets(batch) == pairs);
       const Variable loss = task->loss(model, batch, divisor);
@@ -45,7 +46,8 @@ TEST_CASE("the loss of preferences and its gradients are those of LibTorch", "[d
 
       const at::Tensor a = table.clone().requires_grad_(), b = head.clone().requires_grad_();
       const auto log_likelihood = [&](const at::Tensor& of_table, const at::Tensor& of_head) {
-        const at::Tensor log_p = at::matmul(of_table.index({inputs}), of_head.t()).log_softmax(-1);
+        const at::Tensor logits = at::matmul(of_table.index({inputs}), of_head.t());
+        const at::Tensor log_p = (cap > 0 ? cap * (logits / cap).tanh() : logits).log_softmax(-1);
         const at::Tensor picked = log_p.gather(2, targets.clamp_min(0).unsqueeze(2)).squeeze(2);
         return picked.masked_fill(targets.eq(-100), 0).sum(1);
       };
