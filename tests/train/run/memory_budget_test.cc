@@ -51,7 +51,7 @@ class BudgetedRuns {
               "--train.eval_interval=0", "--checkpoint.interval=2", "--train.log_interval=1"};
 };
 
-TEST_CASE("a budget recomputes as few blocks as it takes, with the same bits", "[memory_budget]") {
+TEST_CASE("a budget recomputes as few blocks as it takes", "[memory_budget][process_memory]") {
   const BudgetedRuns runs;
   const int64_t all = runs.needed("none"), least = runs.needed("blocks");
   CHECK(all - least > 20e6);
