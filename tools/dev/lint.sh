@@ -17,6 +17,7 @@ lint_files() {
     files=$(git diff --name-only --diff-filter=d "$base" -- '*.cc' '*.h' | sed 's/\.h$/.cc/' | sort -u)
   else
     files=${*:-$(git ls-files '*.cc')}
+    for file in "$@"; do [ -e "$file" ] || die "there is no file $file (named from the top of the repository)"; done
   fi
   for file in $files; do
     case $file in

@@ -36,6 +36,7 @@ const Family& family_of(const Json& config, const std::string& where) {
 const Family& family_of_gguf(const std::string& architecture, const std::string& where) {
   std::string names;
   for (const Family& family : families()) {
+    if (family.gguf_name.empty()) continue;
     if (family.gguf_name == architecture) return family;
     // Mistral's models are of the architecture "llama".
     if (names.find(family.gguf_name) == std::string::npos)
@@ -89,6 +90,7 @@ int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts) {
 }
 
 void pass_common_keys(ConfigKeys& keys) {
+  keys.only("is_causal", {true});
   keys.pass({"model_type",
              "architectures",
              "_name_or_path",

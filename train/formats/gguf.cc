@@ -63,6 +63,8 @@ class Tensors {
       return add(name, fits ? half : t);
     }
 
+    if (!at::isfinite(t).all().item<bool>())
+      fail(Exit::usage, "the matrix ", name, " has values that are not finite; give --dtype fp32");
     const at::Tensor values = t.contiguous();
     const int64_t blocks = values.numel() / type_->elements;
     const at::Tensor bytes =

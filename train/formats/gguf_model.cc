@@ -46,7 +46,8 @@ ConfigKeys keys_of(const GGUFFile& file, const std::string& architecture) {
     if (!key.starts_with(architecture + ".")) continue;
     if (value.is_number_float() && !std::isfinite(value.get<double>()))
       fail(Exit::checkpoint, where, ": ", key, " is not finite");
-    json[key] = value;
+    // Keys are unique already; json[key] would search all earlier ones.
+    json.get_ref<Json::object_t&>().emplace_back(key, value);
   }
   return {std::move(json), where};
 }

@@ -61,6 +61,7 @@ ModelKeys read_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {
   const auto key = [](const char* name) { return std::string("gpt2.") + name; };
   const int64_t channels = c.whole(key("embedding_length"), 1, 100000);
   c.only(key("feed_forward_length"), {4 * channels});
+  c.only(key("attention.causal"), {true});
   c.only(key("attention.layer_norm_epsilon"), {1e-5});
   return {{"n_layer", c.whole(key("block_count"), 1, 1000)},
           {"n_head", c.whole(key("attention.head_count"), 1, 1000)},

@@ -70,8 +70,15 @@ Family family(const LlamaVariant& variant) {
   f.write = [variant](const AnyConfig& own) { return write_llama(variant, own); };
   if (variant.gguf_name.empty()) return f;
   f.gguf_name = variant.gguf_name;
-  f.gguf = llama_gguf;
-  f.gguf_tensors = llama_gguf_tensors;
+  f.gguf = [pairs](const AnyConfig& own) {
+    if (!pairs && value_of<std::string>(own, "rope_scaling") == "llama3")
+      fail(Exit::usage,
+           "GGUF has no form of this architecture for model.rope_scaling = \"llama3\"; export to "
+           "Hugging Face's form (leave --format out)");
+    return llama_gguf(own);
+  };
+  // The tensor of llama3's scaling is part of the architecture "llama" alone.
+  if (pairs) f.gguf_tensors = llama_gguf_tensors;
   f.read_gguf = [variant](ConfigKeys& keys, const GGUFFacts& facts, int64_t most) {
     ModelKeys model = read_llama_gguf(keys, facts, most);
     model["qkv_bias"] = variant.qkv_bias;

@@ -150,6 +150,11 @@ GGUFMetadata llama_gguf(const AnyConfig& own) {
     fail(Exit::usage, "GGUF has no form that this build writes for model.sliding_window = ", window,
          "; export to Hugging Face's form (leave --format out)");
 
+  if (value_of<std::string>(own, "rope_scaling") == "yarn" && !value_of<bool>(own, "rope_truncate"))
+    fail(Exit::usage,
+         "GGUF has no key for model.rope_truncate = false; export to Hugging Face's form (leave "
+         "--format out)");
+
   const auto size = [&](const char* key) {
     return static_cast<uint32_t>(value_of<int64_t>(own, key));
   };
@@ -216,6 +221,7 @@ ModelKeys read_llama_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {
   // Any other value would change the computation.
   c.only(key("attention.value_length"), {width});
   c.only(key("expert_count"), {0});
+  c.only(key("attention.causal"), {true});
   c.only(key("tensor_data_layout"), {"Meta AI original pth"});  // the pairs of rotary channels
   if (c.has(key("attention.sliding_window")) &&
       c.whole(key("attention.sliding_window"), 0, int64_t{1} << 40) < context)

@@ -269,7 +269,7 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
 
   // Between stages go the activations of a micro-batch, of which each tensor rank sends its part.
   const bool leaves_node =
-      layout_.tensor * layout_.context * layout_.data >= cluster_.gpus_per_node;
+      layout_.tensor * layout_.context * layout_.data * layout_.pipeline > cluster_.gpus_per_node;
   const double bytes = tokens_ * as_double(shape_.width) * e_ / tensor_;
   const double sends = 2 * micro_batches_ * parts;
   out_.pipeline.bytes = sends * bytes;

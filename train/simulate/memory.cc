@@ -30,7 +30,9 @@ GpuMemory stage_memory(const StepWorkload& step, const ParallelLayout& l,
   GpuMemory m;
   // Where ZeRO 3 shares out the masters alone, the weights of matrix products are the gathered
   // ones.
-  m.weights = stage == 3 && software.shards_masters && group > 1 ? 0 : shared(3, own * e);
+  m.weights = stage == 3 && software.shards_masters && step.has_master() && group > 1
+                  ? 0
+                  : shared(3, own * e);
   m.gradients = shared(2, own * software.gradient_bytes);
   m.optimizer = shared(1, own * ((step.has_master() ? 4 : 0) + step.state_bytes));
 

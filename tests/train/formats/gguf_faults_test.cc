@@ -174,6 +174,7 @@ TEST_CASE("a GGUF file whose model computes otherwise is refused by its key", "[
     f.refused(4, what, [&](File& g) { g.value(name) = value; });
   };
   key("general.architecture", gguf_value("bert"), "general.architecture = \"bert\"");
+  key("general.architecture", gguf_value(""), "general.architecture = \"\"");
   key("general.architecture", gguf_value(3U), "general.architecture is not a string");
   key("general.type", gguf_value("adapter"), "general.type = adapter");
   key("split.count", gguf_value(2U), "llama-gguf-split");
