@@ -210,9 +210,10 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& c
 }
 
 /// Prints what to change so that the run fits, as options of a command line. Returns Exit::no_fit
-/// where nothing is enough.
-Exit print_fit(const LoadedConfig& loaded, const Overrides& given, const Forecast& f,
-               const std::string& limit) {
+/// where nothing is enough. `has_budget`: memory.budget is given, which the limit replaces.
+Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
+               const std::string& limit, bool has_budget) {
+  if (has_budget) given.emplace_back("memory.budget", "");
   const int64_t bytes = limit == "true" ? free_memory() : parse_bytes(limit);
   const auto fit = find_fit(loaded.path, given, f, bytes);
   const std::string within =
@@ -229,9 +230,7 @@ Exit print_fit(const LoadedConfig& loaded, const Overrides& given, const Forecas
 
   std::string keys;
   for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
-  const bool replaces_budget =
-      !given.empty() && given.back().first == "memory.budget" && given.back().second.empty();
-  if (replaces_budget) keys += " --memory.budget=";
+  if (has_budget) keys += " --memory.budget=";
   std::cout << "within " << within << " with" << keys << "\n";
   return Exit::done;
 }
@@ -273,9 +272,8 @@ Exit run_plan(const Arguments& a) {
 
   if (!budget.empty()) std::cout << budget << "\n";
   std::cout << text_of(loaded.config, f, weight_lines(loaded, *ranks));
-  Overrides keys = key_arguments(a);
-  if (!fit.empty() && has_budget) keys.emplace_back("memory.budget", "");
-  const Exit code = fit.empty() ? Exit::done : print_fit(loaded, keys, f, fit);
+  const Exit code =
+      fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit, has_budget);
   if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);
   std::cout << std::flush;
   return code;

@@ -62,9 +62,11 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
 void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
   const std::string& name = loaded.config.memory.recompute;
   const RecomputePolicy policy = *recompute_policy(name);
+  if (policy.last == SIZE_MAX) return;
+
   int64_t blocks = 0;
   for (const NamedParameter& p : parameters(model)) blocks = std::max(blocks, p.block + 1);
-  if (policy.last == SIZE_MAX || policy.last < static_cast<size_t>(blocks)) return;
+  if (policy.last < static_cast<size_t>(blocks)) return;
   fail(Exit::usage, origin_of(loaded, "memory.recompute"), ": memory.recompute = \"", name,
        "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");
 }

@@ -11,11 +11,13 @@ Ends with 77, and a reason, where a package is absent: neither in this interpret
 names. Each part has a control that must fail.
 """
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import packages  # noqa: E402
 
 PACKAGES = ["gguf", "numpy", "torch", "transformers", "tokenizers", "safetensors"]
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
@@ -23,17 +25,6 @@ QUANTIZED = {"q8_0": "Q8_0", "q4_0": "Q4_0"}
 VOCABULARY, CONTEXT = 320, 48
 TEXT = "the lathe turns wood and the tool cuts what turns slowly under it. I'm 42, naïve 😀\n" * 40
 SAMPLES = ["the lathe turns", "  two spaces, 12345 and naïve 😀!\n\nthe end ", "I'm<|endoftext|>what's under it?", "a\tb\r\nc"]
-
-
-def with_packages():
-    """This interpreter if it has them all, else the one that LATHE_HF_PYTHON names, or None."""
-    try:
-        for name in PACKAGES:
-            __import__(name)
-        return sys.executable
-    except ImportError:
-        other = os.environ.pop("LATHE_HF_PYTHON", None)
-        return other if other and Path(other).exists() else None
 
 
 class Bench:
@@ -283,20 +274,8 @@ CASES = {"types": types, "quantize": quantize, "models": models, "tokenizers": t
 
 
 def main():
-    python = with_packages()
-    if python is None:
-        print("skipped: " + ", ".join(PACKAGES) + " are not all here; install them, or name a Python that has them in LATHE_HF_PYTHON")
-        return 77
-    if python != sys.executable:
-        return subprocess.call([python, *sys.argv])
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false")
-    import warnings
-
-    warnings.filterwarnings("ignore")
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    print("transformers", transformers.__version__)
+    packages.require(PACKAGES)
+    packages.quiet_transformers()
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(sys.argv[1], Path(temporary))
         for name in sys.argv[2:] or CASES:

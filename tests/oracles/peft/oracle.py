@@ -9,25 +9,16 @@ Ends with 77, and a reason, where torch, transformers, peft or safetensors are a
 the one that LATHE_HF_PYTHON names. Controls: another rank's factor, and adapters that are left out, must differ.
 """
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import packages  # noqa: E402
+
 PACKAGES = ["torch", "transformers", "peft", "safetensors"]
 TOLERANCE = 1e-5
-
-
-def with_packages():
-    """This interpreter if it has them all, else the one that LATHE_HF_PYTHON names, or None."""
-    try:
-        for name in PACKAGES:
-            __import__(name)
-        return sys.executable
-    except ImportError:
-        other = os.environ.pop("LATHE_HF_PYTHON", None)
-        return other if other and Path(other).exists() else None
 
 
 class Bench:
@@ -107,12 +98,7 @@ def compare(bench, kind, dora, some):
 
 
 def main():
-    python = with_packages()
-    if python is None:
-        print("skipped: torch, transformers, peft or safetensors are not installed, and LATHE_HF_PYTHON names no interpreter")
-        sys.exit(77)
-    if python != sys.executable:
-        sys.exit(subprocess.run([python, *sys.argv]).returncode)
+    packages.require(PACKAGES)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(sys.argv[1]).resolve(), Path(folder))
         for kind in ["llama", "gpt2"]:

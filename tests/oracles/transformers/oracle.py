@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import packages  # noqa: E402
 from families import families
 from scores import scores
 
@@ -21,17 +23,6 @@ PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
 TOLERANCE = 1e-4  # of logits of a few units, summed in another order
 VOCABULARY, CONTEXT = 300, 48
 TEXT = "the lathe turns wood and the tool cuts what turns slowly under it. I'm 42, naïve 😀\n" * 40
-
-
-def with_packages():
-    """This interpreter if it has them all, else the one that LATHE_HF_PYTHON names, or None."""
-    try:
-        for name in PACKAGES:
-            __import__(name)
-        return sys.executable
-    except ImportError:
-        other = os.environ.pop("LATHE_HF_PYTHON", None)
-        return other if other and Path(other).exists() else None
 
 
 class Bench:
@@ -477,20 +468,8 @@ CASES = {"gpt2": gpt2, "source": source, "llama": llama, "families": families, "
 
 
 def main():
-    python = with_packages()
-    if python is None:
-        print("skipped: " + ", ".join(PACKAGES) + " are not all here; install them, or name a Python that has them in LATHE_HF_PYTHON")
-        return 77
-    if python != sys.executable:
-        return subprocess.call([python, *sys.argv])
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false")
-    import warnings
-
-    warnings.filterwarnings("ignore")
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    print("transformers", transformers.__version__)
+    packages.require(PACKAGES)
+    packages.quiet_transformers()
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(sys.argv[1], sys.argv[2], Path(temporary))
         make_tokenizer(bench.tokenizer)
