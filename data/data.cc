@@ -6,11 +6,11 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "data/examples.h"
+#include "data/examples/examples.h"
 #include "data/folder.h"
-#include "data/mixture.h"
-#include "data/preferences.h"
-#include "data/token_data.h"
+#include "data/mixture/mixture.h"
+#include "data/tokens/preferences.h"
+#include "data/tokens/token_data.h"
 
 namespace lathe {
 namespace {

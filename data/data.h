@@ -13,7 +13,7 @@
 
 #include "core/config.h"
 #include "core/io/file.h"
-#include "data/example_encoding.h"
+#include "data/examples/example_encoding.h"
 #include "data/tokenizers/tokenizer.h"
 
 namespace lathe {

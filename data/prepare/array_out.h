@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "data/example_manifest.h"
-#include "data/npy.h"
+#include "data/examples/example_manifest.h"
+#include "data/examples/npy.h"
 
 namespace lathe {
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/arrays.h"
-#include "data/example_encoding.h"
+#include "data/examples/arrays.h"
+#include "data/examples/example_encoding.h"
 #include "data/prepare/out_folder.h"
 
 namespace lathe {

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "data/example_encoding.h"
+#include "data/examples/example_encoding.h"
 
 namespace lathe {
 

@@ -8,10 +8,10 @@
 #include "core/io/checksum.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
-#include "data/manifest.h"
 #include "data/prepare/file_type.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/split_writer.h"
+#include "data/tokens/manifest.h"
 
 namespace lathe {
 

@@ -16,12 +16,12 @@
 #include "core/io/log.h"
 #include "core/timing.h"
 #include "data/folder.h"
-#include "data/manifest.h"
 #include "data/prepare/encode_documents.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/progress.h"
 #include "data/prepare/split_writer.h"
 #include "data/tokenizers/mark.h"
+#include "data/tokens/manifest.h"
 
 namespace lathe {
 namespace {

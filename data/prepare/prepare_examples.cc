@@ -10,7 +10,7 @@
 #include "core/io/log.h"
 #include "core/io/text.h"
 #include "core/rng.h"
-#include "data/example_manifest.h"
+#include "data/examples/example_manifest.h"
 #include "data/prepare/array_out.h"
 #include "data/prepare/example_source.h"
 #include "data/prepare/fills.h"

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/example_encoding.h"
+#include "data/examples/example_encoding.h"
 
 namespace lathe {
 

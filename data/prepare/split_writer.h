@@ -10,8 +10,8 @@
 
 #include "core/io/checksum.h"
 #include "core/io/file.h"
-#include "data/manifest.h"
 #include "data/prepare/out_folder.h"
+#include "data/tokens/manifest.h"
 
 namespace lathe {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/example_encoding.h"
+#include "data/examples/example_encoding.h"
 #include "data/prepare/example_source.h"
 
 namespace lathe {

@@ -6,8 +6,8 @@
 
 #include "core/io/checksum.h"
 #include "data/loader.h"
-#include "data/sampler.h"
-#include "data/token_data.h"
+#include "data/tokens/sampler.h"
+#include "data/tokens/token_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 

@@ -8,8 +8,8 @@
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
-#include "train/run/session.h"
-#include "train/run/stepper.h"
+#include "train/session/session.h"
+#include "train/step/stepper.h"
 
 namespace {
 

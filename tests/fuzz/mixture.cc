@@ -1,7 +1,7 @@
 // What a mixture is made of: the first byte says whether of data.mix or of a manifest.json.
 #include <cmath>
 
-#include "data/mixture_manifest.h"
+#include "data/mixture/mixture_manifest.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lathe::fuzz {

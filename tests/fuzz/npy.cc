@@ -1,5 +1,5 @@
 // A .npy file: its header and bytes.
-#include "data/npy.h"
+#include "data/examples/npy.h"
 
 #include "tests/fuzz/fuzz.h"
 

@@ -1,6 +1,6 @@
 // A data folder: the input's first half is manifest.json (none where it is empty), behind its first
 // NUL is train.bin.
-#include "data/tokens.h"
+#include "data/tokens/tokens.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lathe::fuzz {

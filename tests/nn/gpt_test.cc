@@ -8,8 +8,8 @@
 #include "tests/support/catch.h"
 #include "tests/support/gpt.h"
 #include "tests/support/torch_oracle.h"
-#include "train/run/forecast.h"
-#include "train/run/session.h"
+#include "train/analysis/forecast.h"
+#include "train/session/session.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include "core/kernels/gemm.h"
 #include "core/kernels/isa.h"
 #include "data/loader.h"
-#include "data/token_data.h"
+#include "data/tokens/token_data.h"
 #include "nn/layers/documents.h"
 #include "nn/models/gpt.h"
 #include "nn/models/llama.h"

@@ -4,7 +4,7 @@
 #include "data/data.h"
 #include "nn/init.h"
 #include "nn/models/gpt.h"
-#include "train/run/session.h"
+#include "train/session/session.h"
 
 namespace lathe::test {
 

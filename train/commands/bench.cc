@@ -1,4 +1,5 @@
 #include "train/commands/bench.h"
+#include "train/analysis/open.h"
 
 #include <algorithm>
 #include <iostream>
@@ -13,12 +14,12 @@
 #include "core/kernels/isa.h"
 #include "core/memory.h"
 #include "core/timing.h"
+#include "train/analysis/machine.h"
 #include "train/commands/commands.h"
 #include "train/commands/precision.h"
 #include "train/formats/source.h"
-#include "train/run/machine.h"
-#include "train/run/peak.h"
-#include "train/run/stepper.h"
+#include "train/session/peak.h"
+#include "train/step/stepper.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {

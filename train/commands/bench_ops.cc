@@ -42,7 +42,7 @@
 #include "core/timing.h"
 #include "optim/optimizer.h"
 #include "train/commands/bench.h"
-#include "train/run/peak.h"
+#include "train/session/peak.h"
 
 namespace lathe {
 namespace {

@@ -21,7 +21,7 @@
 #include "core/kernels/isa.h"
 #include "train/commands/commands.h"
 #include "train/config/run_config.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 
 namespace lathe {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/config.h"
 #include "core/error.h"
 #include "train/config/run_config.h"
-#include "train/run/load.h"
+#include "train/session/load.h"
 #include "train/tasks/generate.h"
 
 namespace lathe {

@@ -11,7 +11,7 @@
 #include "data/prepare/documents.h"
 #include "train/commands/commands.h"
 #include "train/commands/table.h"
-#include "train/run/frozen_model.h"
+#include "train/session/frozen_model.h"
 #include "train/tasks/task.h"
 #include "train/tasks/text_score.h"
 

@@ -10,7 +10,7 @@
 #include "train/formats/gguf.h"
 #include "train/formats/gguf_model.h"
 #include "train/formats/peft.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 
 namespace lathe {
 namespace {

@@ -9,11 +9,12 @@
 #include "core/io/json.h"
 #include "core/io/text.h"
 #include "core/memory.h"
+#include "train/analysis/finders.h"
+#include "train/analysis/fit.h"
+#include "train/analysis/open.h"
 #include "train/commands/braille.h"
 #include "train/commands/commands.h"
-#include "train/run/finders.h"
-#include "train/run/fit.h"
-#include "train/run/stepper.h"
+#include "train/step/stepper.h"
 
 namespace lathe {
 namespace {

@@ -10,10 +10,10 @@
 #include "core/io/safetensors.h"
 #include "core/io/text.h"
 #include "data/data.h"
-#include "data/tokens.h"
+#include "data/tokens/tokens.h"
 #include "train/commands/commands.h"
 #include "train/config/path_kind.h"
-#include "train/run/console.h"
+#include "train/loop/console.h"
 #include "train/store/checkpoint.h"
 
 namespace lathe {

@@ -1,7 +1,7 @@
 #include "dist/launch.h"
 #include "core/io/text.h"
 #include "train/commands/commands.h"
-#include "train/run/shares.h"
+#include "train/step/shares.h"
 
 namespace lathe {
 namespace {

@@ -1,6 +1,6 @@
 #include "core/io/log.h"
 #include "train/commands/commands.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {

@@ -12,7 +12,7 @@
 #include "nn/module.h"
 #include "optim/method.h"
 #include "train/commands/table.h"
-#include "train/run/session.h"
+#include "train/session/session.h"
 #include "train/simulate/search.h"
 
 namespace lathe {

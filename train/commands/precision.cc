@@ -20,7 +20,7 @@
 #include "core/kernels/update.h"
 #include "core/rng.h"
 #include "data/loader.h"
-#include "train/run/session.h"
+#include "train/session/session.h"
 
 namespace lathe {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "train/run/load.h"
+#include "train/session/load.h"
 
 namespace lathe {
 

@@ -8,7 +8,7 @@
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "data/folder.h"
-#include "data/mixture.h"
+#include "data/mixture/mixture.h"
 #include "data/prepare/example_source.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare.h"
@@ -17,7 +17,7 @@
 #include "train/commands/commands.h"
 #include "train/commands/prepare_tables.h"
 #include "train/config/path_kind.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 #include "train/store/checkpoint.h"
 
 namespace lathe {

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "data/prepare/prepare_examples.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 
 namespace lathe {
 namespace {

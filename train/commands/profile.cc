@@ -1,4 +1,5 @@
-#include "train/run/trace.h"
+#include "train/analysis/open.h"
+#include "train/analysis/trace.h"
 
 #include <iostream>
 

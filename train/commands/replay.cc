@@ -1,7 +1,7 @@
 #include <iostream>
 
 #include "train/commands/commands.h"
-#include "train/run/replay.h"
+#include "train/loop/replay.h"
 
 namespace lathe {
 

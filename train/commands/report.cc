@@ -15,7 +15,7 @@
 #include "core/io/text.h"
 #include "train/commands/commands.h"
 #include "train/config/path_kind.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 #include "train/store/checkpoint.h"
 #include "train/store/curves.h"
 #include "train/store/sinks.h"

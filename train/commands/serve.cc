@@ -5,7 +5,7 @@
 
 #include "core/io/log.h"
 #include "train/commands/commands.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 #include "train/serve/access.h"
 #include "train/serve/http.h"
 #include "train/serve/scheduler.h"

@@ -19,7 +19,7 @@
 #include "core/io/text.h"
 #include "train/commands/commands.h"
 #include "train/commands/sweep_results.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 #include "train/store/checkpoint.h"
 
 namespace lathe {

@@ -16,7 +16,7 @@
 #include "data/prepare/prepare.h"
 #include "data/tokenizers/chat_template.h"
 #include "train/commands/commands.h"
-#include "train/run/stop.h"
+#include "train/loop/stop.h"
 
 namespace lathe {
 namespace {

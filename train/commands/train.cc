@@ -1,7 +1,7 @@
 #include "core/io/log.h"
 #include "train/commands/commands.h"
-#include "train/run/stop.h"
-#include "train/run/trainer.h"
+#include "train/loop/stop.h"
+#include "train/loop/trainer.h"
 
 namespace lathe {
 namespace {

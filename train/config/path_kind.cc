@@ -1,6 +1,6 @@
 #include "train/config/path_kind.h"
 
-#include "data/tokens.h"
+#include "data/tokens/tokens.h"
 
 namespace lathe {
 

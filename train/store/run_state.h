@@ -9,7 +9,7 @@
 
 #include "core/io/file.h"
 #include "core/io/json.h"
-#include "data/example_encoding.h"
+#include "data/examples/example_encoding.h"
 #include "data/tokenizers/tokenizer.h"
 #include "optim/optimizer.h"
 #include "optim/spikes.h"

@@ -31,7 +31,7 @@
 #include "core/io/file.h"
 #include "tests/support/faults/serve.h"
 #include "train/commands/cli.h"
-#include "train/run/stepper.h"
+#include "train/step/stepper.h"
 
 namespace {
 

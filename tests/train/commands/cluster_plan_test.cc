@@ -6,7 +6,7 @@
 #include "core/io/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
-#include "train/run/forecast.h"
+#include "train/analysis/forecast.h"
 #include "train/simulate/search.h"
 
 namespace {

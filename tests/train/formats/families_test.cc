@@ -8,7 +8,7 @@
 #include "tests/support/tokenizers.h"
 #include "train/formats/gguf.h"
 #include "train/formats/hugging_face.h"
-#include "train/run/load.h"
+#include "train/session/load.h"
 
 namespace {
 

@@ -16,7 +16,7 @@
 #include "train/formats/gguf.h"
 #include "train/formats/hugging_face.h"
 #include "train/formats/source.h"
-#include "train/run/load.h"
+#include "train/session/load.h"
 #include "train/store/new_folder.h"
 #include "train/tasks/generate.h"
 #include "train/transforms/adapters.h"

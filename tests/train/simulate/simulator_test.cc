@@ -12,7 +12,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "tests/train/simulate/published_rows.h"
-#include "train/run/forecast.h"
+#include "train/analysis/forecast.h"
 #include "train/simulate/search.h"
 
 namespace {

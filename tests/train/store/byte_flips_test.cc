@@ -7,7 +7,7 @@
 #include "core/io/log.h"
 #include "core/io/safetensors.h"
 #include "data/prepare/prepare.h"
-#include "data/tokens.h"
+#include "data/tokens/tokens.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "tests/support/small.h"

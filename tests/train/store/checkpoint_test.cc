@@ -4,7 +4,7 @@
 #include "train/store/checkpoint.h"
 #include "autograd/node.h"
 #include "core/io/checksum.h"
-#include "data/manifest.h"
+#include "data/tokens/manifest.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "tests/support/small.h"

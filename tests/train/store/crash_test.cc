@@ -14,7 +14,7 @@
 #include "tests/support/process.h"
 #include "tests/support/small.h"
 #include "tests/train/store/disk.h"
-#include "train/run/trainer.h"
+#include "train/loop/trainer.h"
 #include "train/store/checkpoint.h"
 #include "train/store/metrics.h"
 

@@ -11,7 +11,7 @@
 
 #include "core/io/log.h"
 #include "core/io/safetensors.h"
-#include "data/tokens.h"
+#include "data/tokens/tokens.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "tests/support/small.h"

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "core/io/checksum.h"
-#include "data/example_manifest.h"
+#include "data/examples/example_manifest.h"
 #include "nn/models/model.h"
 #include "tests/support/kinds.h"
 #include "train/config/transform.h"

@@ -1,0 +1,69 @@
+// Batches of rows that are padded on the right, each an item of the data or one of its rows: single
+// documents (data.packing = "examples") and pairs of answers.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "data/data.h"
+#include "data/tokens/tokens.h"
+
+namespace lathe {
+
+/// What rows are made of.
+class PaddedItems {
+ public:
+  virtual ~PaddedItems() = default;
+  /// Returns the number of items.
+  virtual int64_t size() const = 0;
+  /// Returns the name of the stream of random numbers that orders them.
+  virtual const char* stream() const = 0;
+  /// Returns how many rows of a batch an item has: those of the n-th of N items are n, n + N, ...
+  virtual int64_t rows() const { return 1; }
+  /// Returns how many targets an item adds to those that the sum of losses is divided by.
+  virtual int64_t targets(int64_t item, int64_t window) const = 0;
+  /// Writes the rows of an item, the n-th of N in the batch, into inputs and targets [B, T].
+  virtual void put(int64_t item, const std::vector<at::Tensor>& buffers, int64_t n, int64_t all,
+                   int64_t vocab_size) const = 0;
+};
+
+/// Writes a row of inputs and targets [B, T] from up to T + 1 ids and the same ids as targets; the
+/// rest is padded with inputs of 0 and targets of -100.
+void put_padded(const std::vector<int64_t>& ids, const std::vector<int64_t>& targets,
+                const std::vector<at::Tensor>& buffers, int64_t row);
+
+/// Returns training batches; the items must outlive them. A keyed permutation orders the items of
+/// each epoch. Epochs are concatenated, so a batch may contain items of two.
+std::unique_ptr<TrainingBatches> padded_training(const PaddedItems& items, const BatchSizes& sizes,
+                                                 uint64_t seed);
+/// Returns all items in order, or, with `batches` other than 0, that many batches of items that are
+/// spread evenly over all.
+std::unique_ptr<EvaluationBatches> padded_evaluation(const PaddedItems& items,
+                                                     const BatchSizes& sizes, int64_t batches,
+                                                     at::Device device);
+
+/// The documents of a split, each up to the token that ends it. A document that is longer than a
+/// window loses its end.
+class PaddedDocuments final : public PaddedItems {
+ public:
+  /// Reads all tokens of the split, which must outlive this object. Documents of fewer than two
+  /// tokens have no target and are left out.
+  PaddedDocuments(const TokenFile& tokens, int64_t document_end);
+  /// Returns how many documents are longer than a window.
+  int64_t count_longer(int64_t window) const;
+
+  int64_t size() const override { return std::ssize(documents_); }
+  const char* stream() const override { return "data/documents"; }
+  int64_t targets(int64_t item, int64_t window) const override;
+  void put(int64_t item, const std::vector<at::Tensor>& buffers, int64_t n, int64_t all,
+           int64_t vocab_size) const override;
+
+ private:
+  struct Document {
+    int64_t begin, length;
+  };
+  const TokenFile& tokens_;
+  std::vector<Document> documents_;
+};
+
+}  // namespace lathe

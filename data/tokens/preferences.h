@@ -1,0 +1,23 @@
+// Preferences: pairs of answers to one prompt, of which one was chosen (`lathe prepare --format
+// preferences`). A folder of them has the files of token data (data/tokens/manifest.h); the bits
+// token_mark and token_begin divide them into prompts, answers and pairs.
+#pragma once
+
+#include <memory>
+
+#include "data/data.h"
+
+namespace lathe {
+
+/// Opens a folder whose manifest.json has "kind": "preferences". Throws Exit::data with what, where
+/// and what to do, or Exit::usage for data.* keys that do not fit.
+///
+/// A batch has `batch_size` rows, two for each of its pairs: first all chosen answers, then the
+/// rejected ones, each behind its prompt and padded on the right (inputs 0, targets -100). Only the
+/// tokens of answers are targets. Where a pair is longer than the window, the beginning of its
+/// prompt is left out, the same for both answers, and then the end of an answer.
+///
+/// The order of pairs is that of data/tokens/padded.h.
+std::unique_ptr<Data> open_preferences(const DataConfig& config);
+
+}  // namespace lathe

@@ -1,0 +1,53 @@
+// Token shards as data for language models: windows of a long sequence.
+#pragma once
+
+#include "data/data.h"
+#include "data/tokens/manifest.h"
+#include "data/tokens/padded.h"
+#include "data/tokens/tokens.h"
+#include "data/tokens/windows.h"
+
+namespace lathe {
+
+class TokenData final : public Data {
+ public:
+  /// Opens the splits that a folder has. Throws Exit::data where it has none, and Exit::usage where
+  /// keys of `config` do not fit.
+  explicit TokenData(const fs::path& folder, const DataConfig& config = {});
+  TokenData(const TokenData&) = delete;
+  TokenData& operator=(const TokenData&) = delete;
+
+  const DatasetInfo& facts() const override { return facts_; }
+  int64_t train_size() const override { return train_ ? train_->size() : 0; }
+  int64_t val_size() const override { return val_ ? val_->size() : 0; }
+  std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override;
+  std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
+                                                at::Device device) const override;
+  /// Checks the ids of shards of up to 128 MiB in total; others are checked when they are read.
+  void check_windows(const BatchSizes& sizes) const override;
+  std::string hash() const override;
+  bool matches(const std::string& saved) const override;
+  void verify(const std::function<bool()>& stop) const override;
+  std::string table() const override;
+
+  /// Returns the split that windows are made of; null where it is missing.
+  const TokenFile* train() const { return train_ ? &*train_ : nullptr; }
+  const TokenFile* val() const { return val_ ? &*val_ : nullptr; }
+  /// Returns what windows contain besides tokens.
+  const WindowKind& windows() const { return windows_; }
+
+ private:
+  fs::path folder_;
+  std::optional<DataManifest> manifest_;
+  std::optional<TokenFile> train_, val_;
+  DatasetInfo facts_;
+  WindowKind windows_;
+  std::optional<PaddedDocuments> train_documents_, val_documents_;  // data.packing = examples
+};
+/// Opens token data: its line in the table of data/data.cc.
+std::unique_ptr<Data> open_tokens(const DataConfig& config);
+/// Throws Exit::usage where keys for other kinds of data are set: those for examples and, unless
+/// `mixes`, those for mixtures.
+void check_token_keys(const DataConfig& config, bool mixes);
+
+}  // namespace lathe

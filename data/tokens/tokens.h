@@ -1,0 +1,89 @@
+// Token shards, memory-mapped: a split of a data folder read as one long sequence.
+//
+// A run identifies its data by a fingerprint of sampled shard bytes (128 MiB per split) and the
+// manifest's checksum.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/io/file.h"
+#include "data/tokens/manifest.h"
+
+namespace lathe {
+
+/// One split: raw uint16 or uint32 tokens (nanoGPT's layout) or llm.c's shards (256 int32 of
+/// header: magic 20240520 and version 1 for uint16, magic 20240801 and version 7 for uint32; then
+/// the count), in name order.
+class TokenFile {
+ public:
+  /// Maps `split` ("train", "val") of a data folder: the manifest's shards, else SPLIT.bin, else
+  /// SPLIT_*.bin or those of a named set (fineweb_SPLIT_*.bin, tiny_SPLIT.bin). Checks sizes and
+  /// headers, and that the split is not empty. Throws Exit::data with what, where and what to do.
+  TokenFile(const fs::path& folder, const std::string& split,
+            const std::optional<DataManifest>& manifest);
+
+  int64_t size() const { return total_; }
+  /// Copies tokens [begin, begin + n) to out. Throws Exit::data with the shard and the position for
+  /// an id that is not below `vocab`.
+  void read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const;
+  /// Returns whether some tokens are marked as not learned (DataManifest::marked).
+  bool marked() const { return marked_; }
+  /// Copies the same ids as targets, with -100 for those that are marked.
+  void read_targets(int64_t begin, int64_t n, int64_t* out) const;
+  /// Returns how many of tokens [begin, begin + n) are not marked.
+  int64_t count_learned(int64_t begin, int64_t n) const;
+  /// Returns the positions of the tokens that the answers of pairs begin with
+  /// (DataManifest::pairs); reads all tokens.
+  std::vector<int64_t> begins() const;
+  /// Returns the positions of an id; reads all tokens.
+  std::vector<int64_t> positions_of(int64_t id) const;
+  /// Checks every id in shards of up to `limit` bytes in total against the vocabulary, as read()
+  /// does. The shards after that are checked when they are read.
+  void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
+  /// Returns a short identity of the contents: each shard's size, its checksum in the manifest, and
+  /// a checksum, computed now, of evenly spaced mebibytes. A split with a manifest has 128 of these
+  /// in total; without one, each shard has 128. Smaller files are read completely. This notices
+  /// most changes of a file in a fraction of a second.
+  std::string fingerprint() const;
+  /// Returns whether `saved` is this data's fingerprint, in its current form or in that of earlier
+  /// builds, which relied on the manifest's checksums.
+  bool matches(const std::string& saved) const;
+  /// Reads every byte and compares it with the manifest's checksums. Throws Exit::data with the
+  /// shard that differs, or where there is no manifest; throws Exit::stopped once `stop`, which is
+  /// called every 16 MiB, returns true.
+  void verify(const std::function<bool()>& stop = nullptr) const;
+  /// Returns a line for each shard: its name, number of tokens and type, and whether it has llm.c's
+  /// header.
+  std::string table() const;
+  /// Returns the largest id; reads all tokens.
+  uint32_t largest_id() const;
+
+ private:
+  struct Shard {
+    MappedFile file;
+    const std::byte* data;
+    int64_t begin, tokens;
+    int width;  // bytes of a token
+    std::string xxh3;
+  };
+  std::string identity(bool believe_manifest) const;
+  /// Calls f(shard, position in it, id with its mark) for tokens [begin, begin + n).
+  template <class F>
+  void each(int64_t begin, int64_t n, F&& f) const;
+  void add(const fs::path& path, int raw_width, const ShardInfo* expected);
+  [[noreturn]] static void refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab);
+
+  std::vector<Shard> shards_;
+  int64_t total_ = 0;
+  bool marked_ = false;
+};
+
+/// Returns whether the folder has that split.
+bool has_split(const fs::path& folder, const std::string& split,
+               const std::optional<DataManifest>& manifest);
+
+}  // namespace lathe

@@ -1,0 +1,306 @@
+// Mixtures of token data: which source a window is from, and runs on them.
+#include <cmath>
+
+#include "core/io/claimed_folder.h"
+#include "core/io/json.h"
+#include "data/data.h"
+#include "data/loader.h"
+#include "data/mixture/mixture_manifest.h"
+#include "data/tokens/sampler.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+TEST_CASE(
+    "in every 65536 windows each source has its share exactly, and its own windows in their order",
+    "[mixture]") {
+  const std::vector<double> weights{5, 0.00001, 3, 2};
+  const MixtureSampler sampler(weights, 7), other(weights, 8);
+  std::vector<int64_t> next(4, 0);
+  int64_t differ = 0;
+  for (int64_t round = 0; round < 2; ++round) {
+    std::vector<int64_t> count(4, 0);
+    std::vector<bool> seen[4];
+    for (int64_t i = 0; i < 65536; ++i) {
+      const auto [source, index] = sampler(round * 65536 + i);
+      differ += other(round * 65536 + i).source != source;
+      ++count.at(source);
+      const int64_t here = index - next[source];
+      REQUIRE(here >= 0);
+      if (seen[source].size() <= static_cast<size_t>(here))
+        seen[source].resize(static_cast<size_t>(here) + 1, false);
+      REQUIRE(!seen[source][static_cast<size_t>(here)]);
+      seen[source][static_cast<size_t>(here)] = true;
+    }
+    CHECK(count == std::vector<int64_t>{32767, 1, 19661, 13107});
+    for (size_t s = 0; s < 4; ++s) {  // none left out
+      CHECK(std::ssize(seen[s]) == count[s]);
+      next[s] += count[s];
+    }
+  }
+  CHECK(differ > 60000);
+
+  // What rounding takes too much or leaves over is the largest source's wherever it stands.
+  const auto counts = [](const std::vector<double>& shares) {
+    const MixtureSampler drawn(shares, 7);
+    std::vector<int64_t> count(shares.size(), 0);
+    for (int64_t i = 0; i < 65536; ++i) ++count.at(drawn(i).source);
+    return count;
+  };
+  CHECK(counts({2, 5, 0.00001, 3}) == std::vector<int64_t>{13107, 32767, 1, 19661});
+  CHECK(counts({1, 1, 1.0001}) == std::vector<int64_t>{21845, 21845, 21846});
+
+  // Anywhere in a round shares are about what they are in all of it: 3 standard deviations of a
+  // draw without return.
+  int64_t first = 0;
+  for (int64_t i = 1000; i < 3000; ++i) first += sampler(i).source == 0;
+  CHECK(std::abs(first - 1000) < 3 * std::sqrt(2000 * 0.25));
+}
+
+/// Texts of letters of their own, so that windows tell their source; "cc" has two halves for
+/// training, c and d.
+void prepare_mixture(const TempFolder& f) {
+  for (const char* name : {"aa", "bb"}) write_file(f / name, std::string(4000, name[0]));
+  write_file(f / "cc", std::string(16000, 'c') + std::string(16000, 'd') + std::string(8000, 'c'));
+  const Finished done = lathe_in(f, {"prepare", "--out", "mix", "--val", "0.2", "--source",
+                                     "aa=aa:3", "--source", "bb=bb:1", "--source", "cc=cc:0.5"});
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+}
+
+TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets others", "[mixture]") {
+  const TempFolder f(fast_folder());
+  prepare_mixture(f);
+  DataConfig c;
+  c.dir = (f / "mix").string();
+  const auto letters = [&](int64_t windows) {
+    std::map<char, int64_t> all;
+    for (const Batch& b : draw_batches(*open_data(c), {8, 16, 256}, 3, 0, windows / 8, at::kCPU)) {
+      for (int64_t row = 0; row < 8; ++row)
+        ++all[static_cast<char>(b.inputs[row][0].item<int64_t>())];
+    }
+    return all;
+  };
+  // Binomial: three standard deviations of 4000 windows are 2.3% of them at most.
+  const auto near = [](int64_t count, double share) {
+    return std::abs(static_cast<double>(count) / 4000 - share) < 0.024;
+  };
+  auto all = letters(4000);
+  CHECK(
+      (near(all['a'], 3 / 4.5) && near(all['b'], 1 / 4.5) && near(all['c'] + all['d'], 0.5 / 4.5)));
+  const std::string hash = open_data(c)->hash();
+  CHECK(open_data(c)->matches(hash));
+  c.mix = "bb:1,cc:3";
+  all = letters(4000);
+  CHECK((all['a'] == 0 && near(all['b'], 0.25) && near(all['c'], 0.375) && near(all['d'], 0.375)));
+  CHECK(!open_data(c)->matches(hash));
+  c.mix = "aa:3,bb:1,cc:0.6";
+  CHECK(!open_data(c)->matches(hash));
+  // Evaluation: every token of each source once, and whose it is.
+  c.mix = "";
+  const auto data = open_data(c);
+  std::map<std::string, int64_t> scored;
+  const auto windows = data->evaluation({4, 16, 256}, 0, at::kCPU);
+  for (Batch b; windows->next(b);) {
+    CHECK((b.inputs == b.source[0]).all().item<bool>());  // the tail of "cc" is c's
+    scored[b.source] += b.targets.numel();
+  }
+  CHECK(scored == std::map<std::string, int64_t>{{"aa", 799}, {"bb", 799}, {"cc", 7999}});
+  CHECK(data->val_size() == 9600);
+  // A part of it: every source by its tokens, and batches of one source each.
+  scored.clear();
+  const auto part = data->evaluation({4, 16, 256}, 15, at::kCPU);
+  for (Batch b; part->next(b);) {
+    CHECK((b.inputs == b.source[0]).all().item<bool>());
+    scored[b.source] += b.targets.size(0);
+  }
+  // 60 windows of 597: 4.9 of aa and of bb, and 50.2 of cc.
+  CHECK(scored["aa"] + scored["bb"] + scored["cc"] == 60);
+  CHECK((std::abs(scored["aa"] - 5) <= 1 && std::abs(scored["bb"] - 5) <= 1));
+  data->verify();
+
+  const auto told = [&](const std::string& mix) {
+    c.mix = mix;
+    return error_of([&] { open_data(c); });
+  };
+  CHECK_THAT(told("aa:1,dd:2"),
+             ContainsSubstring("names the source dd, and " + c.dir + " has aa, bb, cc"));
+  CHECK_THAT(told("aa"), ContainsSubstring("\"aa\" is no source with its share"));
+  CHECK_THAT(told("aa:x"), ContainsSubstring("\"aa:x\" is no source with its share"));
+  CHECK_THAT(told("aa:0"), ContainsSubstring("the share of aa must be above 0"));
+  CHECK_THAT(told("aa:1,aa:2"), ContainsSubstring("stands twice"));
+  c.dir = (f / "mix" / "aa").string();
+  CHECK_THAT(told("aa:1"), ContainsSubstring("data.mix is for mixtures"));
+  CHECK_THAT(error_of([] { read_mixture_manifest(Json{{"format", 5}}, "manifest.json"); }),
+             ContainsSubstring("manifest.json: a format that this build does not know"));
+}
+
+TEST_CASE(
+    "a preparation of sources that was cut short keeps those that are there, and bad sources are "
+    "refused",
+    "[mixture]") {
+  const TempFolder f(fast_folder());
+  prepare_mixture(f);
+  const auto prepare = [&](const std::string& out, std::vector<std::string> more) {
+    std::vector<std::string> args{"prepare", "--out", out, "--val", "0.2"};
+    args.insert(args.end(), more.begin(), more.end());
+    return lathe_in(f, args);
+  };
+  CHECK_THAT(prepare("mix", {"--source", "aa=aa:3"}).err, ContainsSubstring("already holds data"));
+  {
+    const ClaimedFolder other(f / "busy", "");
+    write_file(f / "busy/.unfinished-mixture", "of the other");
+    const Finished busy = prepare("busy", {"--source", "aa=aa:3"});
+    CHECK(busy.code == 8);
+    CHECK_THAT(busy.err, ContainsSubstring("busy is in use: another `lathe prepare` writes there"));
+    CHECK((names(f / "busy") ==
+           std::set<std::string>{ClaimedFolder::lock_name, ".unfinished-mixture"}));
+  }
+  CHECK(prepare("new/er", {"--source", "aa=nothing.txt:3"}).code == 3);
+  CHECK(!fs::exists(f / "new"));
+
+  const std::vector<std::string> sources{"--source", "aa=aa:3", "--source", "bb=bb.jsonl:1"};
+  write_file(f / "bb.jsonl", "{\"text\": 3}\n");
+  CHECK_THAT(prepare("two", sources).err, ContainsSubstring("bb.jsonl:1 has no text"));
+  const std::string made = slurp(f / "two/aa/train.bin");
+  CHECK(!made.empty());
+  write_file(f / "bb.jsonl", "{\"text\": \"lathe\"}\n");
+  CHECK_THAT(prepare("two", {"--source", "aa=aa:2", "--source", "bb=bb.jsonl:1"}).err,
+             ContainsSubstring("aa already holds data"));  // another command
+  const Finished done = prepare("two", sources);
+  INFO(done.err);
+  CHECK(done.code == 0);
+  CHECK_THAT(done.out + done.err, ContainsSubstring("two/aa is there already"));
+  CHECK(slurp(f / "two/aa/train.bin") == made);
+  CHECK(names(f / "two") == std::set<std::string>{"aa", "bb", "manifest.json"});
+  write_file(f / "none.jsonl", "x\n");
+  CHECK_THAT(prepare("three", {"--source", "none=none.jsonl", "--source", "aa=aa"}).err,
+             ContainsSubstring("is no JSON"));
+  CHECK(!fs::exists(f / "three"));
+  const auto told = [&](const std::vector<std::string>& more) {
+    const Finished refused = prepare("other", more);
+    CHECK(refused.code != 0);
+    CHECK(!fs::exists(f / "other"));
+    return refused.err;
+  };
+  CHECK_THAT(told({"--source", "aa"}), ContainsSubstring("is not NAME=PATH:SHARE"));
+  CHECK_THAT(told({"--source", "a/b=aa"}), ContainsSubstring("can't name a source"));
+  CHECK_THAT(told({"--source", "aa=aa:-1"}), ContainsSubstring("must be above 0"));
+  CHECK_THAT(told({"--source", "aa=nowhere:1"}), ContainsSubstring("there is no file nowhere"));
+  CHECK_THAT(told({"--source", "aa=aa", "bb"}), ContainsSubstring("bb is beside --source"));
+  CHECK_THAT(told({"--source", "aa=aa", "--tokenizer", "char"}),
+             ContainsSubstring("a vocabulary of its own"));
+  CHECK_THAT(told({}), ContainsSubstring("needs files, folders"));
+}
+
+TEST_CASE("a killed preparation of sources notices a source that has changed since", "[mixture]") {
+  const TempFolder f(fast_folder());
+  fs::create_directories(f / "aa");
+  write_file(f / "aa/1.txt", std::string(4000, 'a'));
+  write_file(f / "bb", std::string(4000, 'b'));
+  write_file(f / "tokenizer.txt", sample_text(20000));
+  REQUIRE(
+      lathe_in(f, {"tokenizer", "train", "tokenizer.txt", "--out", "bpe", "--vocab-size", "300"})
+          .code == 0);
+  REQUIRE(
+      lathe_in(f, {"tokenizer", "train", "tokenizer.txt", "--out", "other", "--vocab-size", "290"})
+          .code == 0);
+  const auto prepare = [&](const std::string& out, bool killed) {
+    const std::vector<std::string> args{"prepare",  "--out",   out,        "--tokenizer", "bpe",
+                                        "--source", "aa=aa:3", "--source", "bb=bb"};
+    return run({killed ? "lathe_faults" : "lathe",
+                args,
+                f.path(),
+                {{"LATHE_TEST_KILL", killed ? "prepare: renamed 1" : "none 1"}}});
+  };
+  REQUIRE(prepare("whole", false).code == 0);
+
+  const std::string tokenizer = slurp(f / "bpe/tokenizer.json");
+  const auto restore = [&] {
+    write_file(f / "aa/1.txt", std::string(4000, 'a'));
+    fs::remove(f / "aa/2.txt");
+    write_file(f / "bpe/tokenizer.json", tokenizer);
+  };
+  struct Change {
+    const char* what;
+    std::function<void()> make;
+    int code;
+    const char* sentence;
+  };
+  const std::vector<Change> changes{
+      {"as long", [&] { write_file(f / "aa/1.txt", std::string(3999, 'a') + "A"); }, 3,
+       "the input of the source aa is not what it was when this command was cut short; remove "
+       "out/aa to prepare it again"},
+      {"longer", [&] { write_file(f / "aa/1.txt", std::string(5000, 'a')); }, 3,
+       "the input of the source aa is not"},
+      {"another file", [&] { write_file(f / "aa/2.txt", "more"); }, 3,
+       "the input of the source aa is not"},
+      {"the tokenizer",
+       [&] {
+         fs::copy_file(f / "other/tokenizer.json", f / "bpe/tokenizer.json",
+                       fs::copy_options::overwrite_existing);
+       },
+       2, "out/aa already holds data"}};
+  for (const Change& change : changes) {
+    INFO(change.what);
+    fs::remove_all(f / "out");
+    REQUIRE(prepare("out", true).code == 128 + 9);
+    REQUIRE(fs::exists(f / "out/aa/manifest.json"));
+    change.make();
+    const Finished refused = prepare("out", false);
+    CHECK(refused.code == change.code);
+    CHECK_THAT(refused.err, ContainsSubstring(change.sentence));
+    CHECK(!fs::exists(f / "out/manifest.json"));
+    restore();
+    const Finished done = prepare("out", false);
+    CHECK(done.code == 0);
+    CHECK_THAT(done.out + done.err, ContainsSubstring("out/aa is there already"));
+    CHECK(slurp(f / "out/aa/train.bin") == slurp(f / "whole/aa/train.bin"));
+  }
+  // A source that was removed is prepared again, with what its input is now.
+  fs::remove_all(f / "out");
+  REQUIRE(prepare("out", true).code == 128 + 9);
+  write_file(f / "aa/1.txt", std::string(8000, 'a'));
+  fs::remove_all(f / "out/aa");
+  CHECK(prepare("out", false).code == 0);
+  CHECK(fs::file_size(f / "out/aa/train.bin") != fs::file_size(f / "whole/aa/train.bin"));
+}
+
+TEST_CASE("a run on a mixture is the same stopped and resumed, and tells the loss of each source",
+          "[mixture]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  prepare_mixture(f);
+  const auto train = [&](const std::string& out, std::vector<std::string> more, int code = 0) {
+    std::vector<std::string> args{"train", "tiny.toml", "--data.dir=mix", "--train.out_dir=" + out};
+    args.insert(args.end(), more.begin(), more.end());
+    const Finished done = lathe_in(f, args);
+    INFO(done.err);
+    CHECK(done.code == code);
+    return done.err;
+  };
+  train("whole", {});
+  train("parts", {"--train.pause_at=5", "--data.workers=0"}, 75);
+  train("parts", {"--data.workers=3"});
+  CHECK(difference(f / "whole", f / "parts").empty());
+  CHECK_THAT(train("parts", {"--data.mix=aa:1,bb:1,cc:1"}, 2), ContainsSubstring("data.mix"));
+  const Finished eval = lathe_in(f, {"eval", "whole"});
+  REQUIRE(eval.code == 0);
+  const std::string line = eval.out.substr(eval.out.rfind('\n', eval.out.size() - 2) + 1);
+  const Json json = parse_json(line, "eval", Exit::internal);
+  const double together =
+      (799 * json["val_loss_aa"].get<double>() + 799 * json["val_loss_bb"].get<double>() +
+       7999 * json["val_loss_cc"].get<double>()) /
+      9597;
+  CHECK(json["val_loss"].get<double>() == Approx(together).epsilon(1e-9));
+  CHECK(json["tokens"] == 9597);
+  const std::string table = lathe_in(f, {"inspect", "mix"}).out;
+  CHECK_THAT(table, ContainsSubstring("aa  66.67% of windows"));
+  CHECK(lathe_in(f, {"verify", "mix"}).code == 0);
+}
+
+}  // namespace

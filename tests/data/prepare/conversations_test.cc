@@ -1,0 +1,466 @@
+// Instruction data: what of a conversation is learned, and that the sums over it are exact.
+#include <cmath>
+
+#include "core/io/json.h"
+#include "data/loader.h"
+#include "data/prepare/conversations.h"
+#include "data/prepare/prepare_documents.h"
+#include "data/tokenizers/chat_template.h"
+#include "data/tokenizers/jinja.h"
+#include "data/tokens/manifest.h"
+#include "data/tokens/tokens.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "tests/support/tokenizers.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// The text of a split, what is learned of it in brackets.
+std::string marked_text(const fs::path& folder, const char* split) {
+  const auto manifest = read_manifest(folder);
+  const TokenFile file(folder, split, manifest);
+  std::vector<int64_t> ids(static_cast<size_t>(file.size())), targets(ids.size());
+  file.read(0, file.size(), manifest->vocab_size, ids.data());
+  file.read_targets(0, file.size(), targets.data());
+  std::string text;
+  bool learned = false;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if ((targets[i] == ids[i]) != learned) text += learned ? "]" : "[";
+    learned = targets[i] == ids[i];
+    CHECK((learned || targets[i] == -100));
+    text += manifest->tokenizer.decode({ids[i]});
+  }
+  return text + (learned ? "]" : "");
+}
+
+const char* const chats =
+    "{\"messages\": [{\"role\": \"system\", \"content\": \"Be kind.\"}, {\"role\": \"user\", "
+    "\"content\": \"Hi\"}, "
+    "{\"role\": \"assistant\", \"content\": \"Hello!\"}, {\"role\": \"user\", \"content\": "
+    "\"<|im_end|>?\"}, "
+    "{\"role\": \"assistant\", \"content\": \"Yes.\"}]}\n\n"
+    "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n";
+
+TEST_CASE("of conversations the answers and their ends are learned, in each template",
+          "[conversations]") {
+  const TempFolder f;
+  write_file(f / "a.jsonl", chats);
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
+                               .format = "instructions",
+                               .field = "messages"},
+                    .out = {}};
+  o.val_share = 0;
+  o.tokenizer = bytes_and({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+  o.out = f / "chatml";
+  prepare_documents(o);
+  CHECK(marked_text(o.out, "train") ==
+        "<|im_start|>system\nBe "
+        "kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        "[Hello!<|im_end|>]\n<|im_start|>user\n<|im_end|>?<|im_end|>\n<|im_start|>assistant\n[Yes.<"
+        "|im_end|>]\n"
+        "<|endoftext|>2+2=[4<|endoftext|>]");
+  const auto manifest = read_manifest(o.out);
+  CHECK(manifest->marked);
+  CHECK(manifest->largest_id == 258);
+  CHECK(manifest->documents["learned_tokens"] == 7 + 5 + 2);
+  CHECK(manifest->documents["kept"] == 2);
+  TokenFile(o.out, "train", manifest).check_ids(259);
+  CHECK_THAT(error_of([&] { TokenFile(o.out, "train", manifest).check_ids(258); }),
+             ContainsSubstring("is 258, beyond the vocabulary of 258"));
+  CHECK(TokenFile(o.out, "train", manifest).largest_id() == 258);
+
+  o.tokenizer = bytes_and({"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
+                           "<|end_header_id|>", "<|eot_id|>"});
+  o.out = f / "llama3";
+  prepare_documents(o);
+  CHECK_THAT(marked_text(o.out, "train"),
+             ContainsSubstring("<|start_header_id|>assistant<|end_header_id|>\n\n[Hello!<|eot_id|>]"
+                               "<|start_header_id|>user"));
+  // What a chat asks is what was learned to be answered.
+  const auto asked =
+      ChatTemplate(o.tokenizer, "", "").ask({{"system", "Be kind."}, {"user", "Hi"}});
+  const TokenFile file(o.out, "train", read_manifest(o.out));
+  std::vector<int64_t> begin(asked.size());
+  file.read(0, std::ssize(asked), 1000, begin.data());
+  CHECK(begin == asked);
+
+  o.tokenizer = Tokenizer::byte();
+  o.out = f / "bytes";
+  CHECK_THAT(error_of([&] { prepare_documents(o); }),
+             ContainsSubstring("a.jsonl has no chat template"));
+  write_file(f / "a.jsonl", "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n");
+  prepare_documents(o);
+  CHECK(marked_text(o.out, "train") == "2+2=[4\n]");
+}
+
+const char* const chatml_with_system = R"({%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+    {%- endfor %}
+{%- elif messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
+{%- else %}
+    {{- '<|im_start|>system\nBe a test.<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or
+           (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+)";
+const char* const llama3_that_trims =
+    "{% set all = messages %}{% for m in all %}{% set text = '<|start_header_id|>' + m['role'] + "
+    "'<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set text = bos_token + text %}{% endif %}{{ text }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+    "{% endif %}";
+
+Tokenizer with_template(Tokenizer tokenizer, const std::string& text, const std::string& bos = "") {
+  tokenizer.set_settings({.chat_template = text, .has_names = true, .bos_token = bos});
+  return tokenizer;
+}
+const Tokenizer& chatml_tokens() {
+  static const Tokenizer made = bytes_and({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+  return made;
+}
+const Tokenizer& llama3_tokens() {
+  static const Tokenizer made =
+      bytes_and({"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+                 "<|eot_id|>"});
+  return made;
+}
+
+TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's format",
+          "[conversations]") {
+  const std::vector<ChatMessage> one{{"user", " Hi"}},
+      ruled{{"system", "Rule."}, {"user", "Hi"}, {"assistant", "Ho "}, {"user", "A"}};
+  // What apply_chat_template would write, rendered by hand, with texts of special tokens as tokens.
+  const auto asks = [](const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
+                       const std::string& text) {
+    CHECK(ChatTemplate(tokenizer, "", "").ask(messages) == tokenizer.encode(text));
+  };
+  const Tokenizer chatml = with_template(chatml_tokens(), chatml_with_system);
+  asks(chatml, one,
+       "<|im_start|>system\nBe a test.<|im_end|>\n<|im_start|>user\n Hi<|im_end|>\n"
+       "<|im_start|>assistant\n");
+  const std::string with_rule =
+      "<|im_start|>system\nRule.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+      "Ho <|im_end|>\n<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\n";
+  asks(chatml, ruled, with_rule);
+
+  const Tokenizer llama3 = with_template(llama3_tokens(), llama3_that_trims, "<|begin_of_text|>");
+  asks(llama3, one,
+       "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+       "<|start_header_id|>assistant<|end_header_id|>\n\n");
+  asks(llama3, ruled,
+       "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nRule.<|eot_id|>"
+       "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant"
+       "<|end_header_id|>\n\nHo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nA<|eot_id|>"
+       "<|start_header_id|>assistant<|end_header_id|>\n\n");
+
+  // Controls: without a template, nothing is added or trimmed.
+  asks(chatml_tokens(), one, "<|im_start|>user\n Hi<|im_end|>\n<|im_start|>assistant\n");
+  asks(llama3_tokens(), one,
+       "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n Hi<|eot_id|>"
+       "<|start_header_id|>assistant<|end_header_id|>\n\n");
+
+  // The two by name.
+  Tokenizer named = chatml_tokens();
+  set_chat_template(named, "chatml");
+  asks(named, ruled, with_rule);
+  CHECK(named.settings().eos_token == "<|im_end|>");
+  CHECK(named == chatml_tokens());
+  named = llama3_tokens();
+  set_chat_template(named, "llama3");
+  asks(named, one,
+       "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n Hi<|eot_id|>"
+       "<|start_header_id|>assistant<|end_header_id|>\n\n");
+  CHECK(named.settings().eos_token == "<|eot_id|>");
+  CHECK_THAT(error_of([&] { set_chat_template(named, "chatml"); }),
+             ContainsSubstring("<|im_start|> and <|im_end|>"));
+  CHECK_THAT(error_of([&] { set_chat_template(named, "nowhere"); }),
+             ContainsSubstring("there is no file nowhere"));
+
+  // Others are not followed: of another form, with a date, with an answer that is changed.
+  for (const std::string& other :
+       {std::string("{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endfor %}"),
+        "{{ strftime_now('%d') }}" + std::string(chatml_template),
+        std::string(chatml_template) + "{{ raise_exception('no') }}",
+        "{% macro f() %}{% endmacro %}" + std::string(chatml_template),
+        "{% for a in messages %}" + std::string(chatml_template) + "{% endfor %}",
+        std::string("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
+                    "('' if message.role == 'assistant' else message['content']) + '<|im_end|>\\n' "
+                    "}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+                    "{% endif %}")}) {
+    INFO(other);
+    CHECK_THAT(error_of([&] { ChatTemplate(with_template(chatml_tokens(), other), "it", "act"); }),
+               ContainsSubstring("it: the tokenizer's chat template writes neither ChatML"));
+  }
+}
+
+TEST_CASE("instructions are prepared with the tokenizer's chat template", "[conversations]") {
+  const TempFolder f;
+  write_file(f / "a.jsonl", chats);
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
+                               .format = "instructions",
+                               .field = "messages"},
+                    .out = f / "out"};
+  o.val_share = 0;
+  o.tokenizer = with_template(llama3_tokens(), llama3_that_trims, "<|begin_of_text|>");
+  write_file(f / "a.jsonl",
+             "{\"messages\": [{\"role\": \"user\", \"content\": \" Hi \"}, "
+             "{\"role\": \"assistant\", \"content\": \" Ho\"}]}\n");
+  prepare_documents(o);
+  CHECK(marked_text(o.out, "train") ==
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n[Ho<|eot_id|>]<|end_of_text|>");
+  CHECK(read_manifest(o.out)->tokenizer.settings() == o.tokenizer.settings());
+
+  o.tokenizer = with_template(chatml_tokens(), chatml_with_system);
+  o.out = f / "chatml";
+  prepare_documents(o);
+  CHECK(marked_text(o.out, "train") ==
+        "<|im_start|>system\nBe a test.<|im_end|>\n<|im_start|>user\n Hi <|im_end|>\n"
+        "<|im_start|>assistant\n[ Ho<|im_end|>]\n<|endoftext|>");
+}
+
+TEST_CASE("ShareGPT's and Alpaca's forms are chats", "[conversations]") {
+  const TempFolder f;
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
+                               .format = "instructions",
+                               .field = "messages"},
+                    .out = f / "out"};
+  o.val_share = 0;
+  o.tokenizer = chatml_tokens();
+  const auto prepared = [&](const std::string& line) {
+    write_file(f / "a.jsonl", line + "\n");
+    remove_tree(o.out);
+    prepare_documents(o);
+    return marked_text(o.out, "train");
+  };
+  const std::string messages =
+      R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"},
+          {"role": "assistant", "content": "A"}]})";
+  std::string one_line = messages;
+  std::erase(one_line, '\n');
+  const std::string wanted = prepared(one_line);
+  CHECK_THAT(wanted, ContainsSubstring("user\nQ<|im_end|>\n<|im_start|>assistant\n[A<|im_end|>]"));
+  for (
+      const char* line :
+      {R"({"conversations": [{"from": "system", "value": "S"}, {"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]})",
+       R"({"system": "S", "conversations": [{"from": "user", "value": "Q"}, {"from": "assistant", "value": "A"}], "id": 7})",
+       R"({"conversations": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})",
+       R"({"instruction": "Q", "input": "", "output": "A", "system": "S"})"}) {
+    INFO(line);
+    CHECK(prepared(line) == wanted);
+  }
+  CHECK_THAT(
+      prepared(R"({"instruction": "Add.", "input": "2+2", "output": "4"})"),
+      ContainsSubstring("user\nAdd.\n\n2+2<|im_end|>\n<|im_start|>assistant\n[4<|im_end|>]"));
+  CHECK_THAT(prepared(R"({"instruction": "Hi.", "output": "Ho"})"),
+             ContainsSubstring("user\nHi.<"));
+
+  for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"instruction": "a"})", "it needs a list"},
+           {R"({"instruction": "a", "output": 3})", "has no text in \"output\""},
+           {R"({"instruction": "a", "output": "b", "input": 3})", "has no text in \"input\""},
+           {R"({"conversations": [{"from": "human", "value": "a"}]})",
+            "has no message of the assistant"},
+           {R"({"conversations": [{"from": "gpt"}]})", "a message has no text in \"value\""},
+           {R"({"conversations": [{"from": "a|b", "value": ""}]})", "can't be a role"}}) {
+    INFO(line);
+    CHECK_THAT(error_of([&] { prepared(line); }), ContainsSubstring("a.jsonl:1"));
+    CHECK_THAT(error_of([&] { prepared(line); }), ContainsSubstring(what));
+  }
+}
+
+TEST_CASE("the Jinja of chat templates", "[conversations]") {
+  const Json variables{{"messages",
+                        {{{"role", "user"}, {"content", " u1 "}},
+                         {{"role", "assistant"}, {"content", "a1"}},
+                         {{"role", "user"}, {"content", "u2"}}}},
+                       {"yes", true}};
+  const std::optional<std::string> none;
+  // As jinja2 3.1 renders them with trim_blocks and lstrip_blocks.
+  const std::vector<std::pair<std::string, std::optional<std::string>>> table{
+      {"a\n", "a"},
+      {"a\n\n", "a\n"},
+      {"{ x }{", "{ x }{"},
+      {"  {# gone #}\nb", "b"},
+      {"a\n  {% if yes %}\n  b\n  {% endif %}\nc", "a\n  b\nc"},
+      {"a {%- if yes -%} \n b {%+ endif %}", "ab "},
+      {"x {% if yes %} y{% endif %}", "x  y"},
+      {"{{ 'a' }}\n{{- 'b' -}}\n c", "abc"},
+      {"{{ '}}' ~ \"%}\" }}", "}}%}"},
+      {"{{ 'a\\n\\'b' \"c\" }}", "a\n'bc"},
+      {"{{ ' a' + messages[0].content | trim + 'b' }}", " au1b"},
+      {"{{ (messages[1:] | length) * 2 - 1 }}{{ messages[-1]['content'] }}", "3u2"},
+      {"{{ nothing }}{{ nothing | default('d') }}{{ none }}{{ not yes }}", "dNoneFalse"},
+      {"{% if nothing is defined %}a{% elif 'q' not in 'cat' and 'c' in 'cat' %}b{% else %}c"
+       "{% endif %}",
+       "b"},
+      {"{{ 'a' if 1 > 2 else 'b' if false else 'c' }}", "c"},
+      {"{% for m in messages %}{{ loop.index }}{{ ',' if not loop.last }}{% endfor %}", "1,2,3"},
+      {"{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set x = 1 "
+       "%}"
+       "{% endfor %}{{ ns.n }}{{ x is defined }}",
+       "3False"},
+      {"{% if false %}{{ f(1) | title }}{% for a in b.c %}{% endfor %}{% endif %}ok", "ok"},
+      {"{{ messages[0].content.strip() }}{{ messages[0].get('z') }}", "u1None"},
+      {"{{ nothing.x }}", none},
+      {"{{ 1 + 'a' }}", none},
+      {"{{ (1 }}", none},
+      {"{{ 'a }}", none},
+      {"{% if yes %}", none},
+      {"{% endfor %}", none},
+      {"{{ raise_exception('x') }}", none},
+      {"{{ " + std::string(1000, '(') + " }}", none}};
+  for (const auto& [text, wanted] : table) {
+    INFO(text);
+    CHECK(render_jinja(text, variables) == wanted);
+  }
+
+  // A template of a folder may be hostile: neither depth, time nor memory grows without limit.
+  const auto repeated = [](const std::string& text, int n) {
+    std::string all;
+    for (int i = 0; i < n; ++i) all += text;
+    return all;
+  };
+  for (const std::string& text :
+       {"{{ 1" + repeated(" + 1", 100000) + " }}", "{{ yes" + repeated(".a", 100000) + " }}",
+        "{{ " + repeated("not ", 100000) + "yes }}",
+        repeated("{% for m in messages %}", 20) + "x" + repeated("{% endfor %}", 20),
+        repeated("{% if yes %}", 100000) + repeated("{% endif %}", 100000),
+        "{% set x = 'abcd' %}" + repeated("{% set x = x + x %}", 60),
+        "{% set x = 'abcd' %}" + repeated("{% set x = x ~ x %}", 60),
+        "{% set x = messages %}" + repeated("{% set x = x + x %}", 60),
+        "{% set n = namespace(a=1) %}" + repeated("{% set n.a = n %}{% set n.b = n %}", 60),
+        "{% set n = 1 %}" + repeated("{% set n = namespace(a=n, b=n) %}", 60),
+        repeated("{% for m in messages %}", 9) + "{% if false %}" + repeated("{{ 1 }}", 10000) +
+            "{% endif %}" + repeated("{% endfor %}", 9)}) {
+    INFO(text.substr(0, 60));
+    CHECK(render_jinja(text, variables) == none);
+  }
+  CHECK(render_jinja("{{ 1" + repeated(" + 1", 100) + " }}", variables) == "101");
+}
+
+TEST_CASE("lines that are no conversations are refused by their number", "[conversations]") {
+  const TempFolder f;
+  const auto told = [&](const std::string& line) {
+    write_file(f / "a.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n" + line + "\n");
+    DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
+                                 .format = "instructions",
+                                 .field = "messages"},
+                      .out = {}};
+    o.out = f / "out";
+    const std::string what = error_of([&] { prepare_documents(o); });
+    CHECK(!fs::exists(f / "out"));
+    return what;
+  };
+  const std::string place = "a.jsonl:2";
+  for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
+           {"{\"text\": \"a\"}", "is no conversation: it needs a list \"messages\""},
+           {"[1]", "is no conversation"},
+           {"{\"prompt\": \"a\"}", "is no conversation"},
+           {"{\"prompt\": \"a\", \"completion\": 3}", "is no conversation"},
+           {"{\"messages\": []}", "has no message of the assistant"},
+           {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",
+            "has no message of the assistant"},
+           {"{\"messages\": [3]}", "has a message that is no object"},
+           {"{\"messages\": [{\"role\": \"assistant\"}]}", "a message has no text in \"content\""},
+           {"{\"messages\": [{\"role\": \"assistant\", \"content\": [1]}]}",
+            "a message has no text in \"content\""},
+           {"{\"messages\": [{\"content\": \"a\"}]}", "a message has no text in \"role\""},
+           {"{\"messages\": [{\"role\": \"<|im_end|>\", \"content\": \"a\"}]}",
+            "can't be a role"}}) {
+    INFO(line);
+    CHECK_THAT(told(line), ContainsSubstring(place));
+    CHECK_THAT(told(line), ContainsSubstring(what));
+  }
+}
+
+TEST_CASE(
+    "a run learns completions alone: prompts change nothing that is not read, and every split of a "
+    "batch adds up",
+    "[conversations]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  std::string lines;
+  for (int i = 0; i < 900; ++i) {
+    const std::string question = std::to_string(i) + "*3=";
+    lines += Json{{"prompt", question}, {"completion", std::to_string(3 * i)}}.dump() + "\n";
+  }
+  write_file(f / "sums.jsonl", lines);
+  const Finished made =
+      lathe_in(f, {"prepare", "sums.jsonl", "--format", "instructions", "--out", "sums"});
+  INFO(made.err);
+  REQUIRE(made.code == 0);
+  const auto train = [&](const std::string& out, std::vector<std::string> more, int code = 0) {
+    std::vector<std::string> args{"train", "tiny.toml", "--data.dir=sums", "--model.dropout=0",
+                                  "--train.out_dir=" + out};
+    args.insert(args.end(), more.begin(), more.end());
+    const Finished done = lathe_in(f, args);
+    INFO(done.err);
+    CHECK(done.code == code);
+    return done;
+  };
+  const auto losses = [&](const std::string& out) {
+    std::vector<double> all;
+    std::istringstream text(slurp(f / out / "metrics.jsonl"));
+    for (std::string line; std::getline(text, line);) {
+      const Json json = parse_json(line, out, Exit::internal);
+      if (json.contains("loss")) all.push_back(json["loss"].get<double>());
+    }
+    return all;
+  };
+  train("whole", {});
+  train("parts", {"--train.pause_at=9"}, 75);
+  train("parts", {});
+  CHECK(difference(f / "whole", f / "parts").empty());
+  // 6 windows a step as 6 x 1, 1 x 6 and 3 x 2: micro-batches have different numbers of targets, so
+  // a mean of their means would be another loss (by some percent).
+  const auto wanted = losses("whole");
+  REQUIRE(wanted.size() == 40);
+  for (const auto& [batch, accumulate] : {std::pair("1", "6"), std::pair("6", "1")}) {
+    const std::string out = std::string("by") + batch;
+    train(out, {std::string("--train.batch_size=") + batch,
+                std::string("--train.grad_accum=") + accumulate});
+    const auto got = losses(out);
+    REQUIRE(got.size() == wanted.size());
+    for (size_t i = 0; i < 10; ++i)
+      CHECK(got[i] == Approx(wanted[i]).epsilon(1e-5));  // float32 sums, ten updates
+  }
+  // A mean over targets that are learned: at first that of a model that knows nothing, within its
+  // initial noise.
+  CHECK(wanted[0] == Approx(std::log(256.0)).epsilon(0.1));
+  const Finished eval = lathe_in(f, {"eval", "whole"});
+  REQUIRE(eval.code == 0);
+  const Json json = parse_json(eval.out.substr(eval.out.rfind('\n', eval.out.size() - 2) + 1),
+                               "eval", Exit::internal);
+  DataConfig c;
+  c.dir = (f / "sums").string();
+  const auto data = open_data(c);
+  int64_t learned = 0;
+  const auto windows = data->evaluation({4, 16, 256}, 0, at::kCPU);
+  for (Batch b; windows->next(b);) learned += count_targets(b);
+  CHECK(json["tokens"] == learned);
+  CHECK((learned > data->val_size() / 4 && learned < data->val_size()));
+  const auto training = data->training({4, 16, 256}, 3);
+  int64_t n = 0;
+  for (const Batch& b : draw_batches(*data, {4, 16, 256}, 3, 0, 9, at::kCPU)) {
+    CHECK(training->targets(n++) == count_targets(b));
+    const at::Tensor read = b.targets.slice(1, 0, 15), next = b.inputs.slice(1, 1, 16);
+    CHECK((read.eq(next) | read.eq(-100)).all().item<bool>());
+    CHECK(b.inputs.lt(256).all().item<bool>());
+  }
+}
+
+}  // namespace

@@ -1,0 +1,638 @@
+// Preparing example sets: what CSV, IDX and arrays mean, what is refused and where, and that it is
+// done whole or not.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "data/examples/example_manifest.h"
+#include "data/prepare/csv.h"
+#include "data/prepare/example_source.h"
+#include "data/prepare/prepare_examples.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// Every example of a split as numbers, its target last.
+std::vector<std::vector<double>> rows_of(const fs::path& dir, const std::string& split) {
+  const ExampleArray inputs(dir / (split + "_inputs.npy"), ""),
+      targets(dir / (split + "_targets.npy"), "");
+  REQUIRE(inputs.examples() == targets.examples());
+  std::vector<std::vector<double>> rows;
+  for (int64_t i = 0; i < inputs.examples(); ++i) {
+    std::vector<double> row(static_cast<size_t>(inputs.numel() + targets.numel()));
+    inputs.read(i, row.data());
+    targets.read(i, row.data() + inputs.numel());
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+/// A folder with files, and what preparing them gives.
+struct Prepared {
+  TempFolder f;
+  ExampleOptions options{.val_share = 0};
+
+  void write(const std::string& name, const std::string& text) { write_file(f / name, text); }
+  ExampleManifest operator()(const std::vector<std::string>& files) {
+    options.inputs.clear();
+    for (const auto& name : files) options.inputs.push_back((f / name).string());
+    options.out = f / "out";
+    fs::remove_all(options.out);
+    prepare_examples(options);
+    return read_example_manifest(options.out);
+  }
+  ExampleManifest csv(const std::string& text) {
+    write("a.csv", text);
+    return (*this)({"a.csv"});
+  }
+  std::vector<std::vector<double>> rows(const std::string& split = "train") {
+    return rows_of(options.out, split);
+  }
+  /// The error's message, whose code must be this one, with nothing left behind.
+  std::string problem(const std::vector<std::string>& files, Exit code = Exit::data) {
+    try {
+      (*this)(files);
+    } catch (const Error& e) {
+      CHECK(e.code() == code);
+      CHECK(!fs::exists(options.out));
+      return e.what();
+    }
+    return "";
+  }
+  std::string csv_problem(const std::string& text, Exit code = Exit::data) {
+    write("a.csv", text);
+    return problem({"a.csv"}, code);
+  }
+};
+
+using Rows = std::vector<std::vector<double>>;
+
+TEST_CASE("fields, quotes, line ends and marks of CSV", "[prepare_examples]") {
+  std::vector<std::string_view> fields;
+  const std::string text = "\xEF\xBB\xBF\"a \"\"b\"\"\", c ,\r\n\r\n \t\n\"x,\ny\" ,\"\",3";
+  CsvReader reader(text, "t.csv");
+  REQUIRE(reader.next(fields));
+  CHECK(fields == std::vector<std::string_view>{"a \"b\"", "c", ""});
+  CHECK(reader.line() == 1);
+  REQUIRE(reader.next(fields));
+  CHECK(fields == std::vector<std::string_view>{"x,\ny", "", "3"});
+  CHECK(reader.line() == 4);
+  CHECK(reader.where(2) == "t.csv:4: column 2");
+  CHECK(!reader.next(fields));
+  CHECK(reader.at() == text.size());
+  const auto problem = [&](const std::string& bad) {
+    return error_of([&] {
+      for (CsvReader r(bad, "t.csv"); r.next(fields);) {
+      }
+    });
+  };
+  CHECK_THAT(problem("1,2\n3,\"4\n5\n"),
+             ContainsSubstring("t.csv:2: column 2 begins a quote that never ends"));
+  CHECK_THAT(problem("1,2\n\"3\"4,5\n"),
+             ContainsSubstring("t.csv:2: column 1 has something behind its closing quote"));
+  CHECK_THAT(problem("\xFF\xFE"
+                     "1"),
+             ContainsSubstring("UTF-16"));
+  CHECK_THAT(problem("1," + std::string(70000, 'x')),
+             ContainsSubstring("t.csv:1: column 2 has more than 65536 bytes"));
+  CHECK_THAT(problem(std::string(1000000, ',')), ContainsSubstring("more than 1000000 columns"));
+  CHECK(csv_number("+1.5e3") == 1500);
+  CHECK(csv_number("-.5") == -0.5);
+  for (const char* none : {"", "1 2", "0x1", "1,5", "+-1", "one", "1e"}) CHECK(!csv_number(none));
+}
+
+TEST_CASE("a table's header, target and task are as it looks, or as they are said",
+          "[prepare_examples]") {
+  Prepared p;
+  // Text labels: sorted, and kept.
+  auto m = p.csv("wide,high,kind\r\n1,2.5,\"pear, big\"\r\n3,4,apple\r\n5,6,apple\r\n");
+  CHECK(m.task == "classification");
+  CHECK(m.labels == std::vector<std::string>{"apple", "pear, big"});
+  CHECK(p.rows() == Rows{{1, 2.5, 1}, {3, 4, 0}, {5, 6, 0}});
+  CHECK(m.train.inputs.type == ArrayType::f64);
+  // No header; whole numbers are classes, in the order of numbers.
+  m = p.csv("1,2,10\n3,255,9\n");
+  CHECK(m.labels == std::vector<std::string>{"9", "10"});
+  CHECK(p.rows() == Rows{{1, 2, 1}, {3, 255, 0}});
+  CHECK(m.train.inputs.type == ArrayType::u8);
+  CHECK(p.csv("1,2,10\n3,256,9\n").train.inputs.type == ArrayType::f64);
+  CHECK(p.csv("1,2,10\n3,-1,9\n").train.inputs.type == ArrayType::f64);
+  // Numbers with fractions, or many whole ones.
+  m = p.csv("a,b\n1,0.25\n2,0.5\n");
+  CHECK(m.task == "regression");
+  CHECK(m.labels.empty());
+  CHECK(m.outputs == 1);
+  CHECK(p.rows() == Rows{{1, 0.25}, {2, 0.5}});
+  std::string many, few;
+  for (int i = 0; i < 1250; ++i)
+    many += str(i, ",", i % 26, "\n"), few += str(i, ",", i % 25, "\n");
+  CHECK(p.csv(many).task == "regression");
+  CHECK(p.csv(few).task == "classification");
+  p.options.task = "classification";
+  CHECK(p.csv(many).outputs == 26);
+  p.options.task = "regression";
+  CHECK(p.csv(few).task == "regression");
+  p.options.task = "";
+  // Column names that are numbers, as pandas counts them; a name for the target alone.
+  CHECK(p.csv("0,1,2,3,4\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 2);
+  CHECK(p.csv("0,1,2,3,5\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 3);
+  CHECK(p.csv("0,1,label\n5,6,0\n5,6,1\n").train.examples == 2);
+  CHECK(p.csv("0,1,x\n5,6,y\n5,6,x\n").train.examples == 3);
+  // The target's place.
+  const std::string table = "a,2,c\n1,0,3\n4,1,6\n";
+  for (const auto& [target, row] : std::map<std::string, std::vector<double>>{{"last", {1, 0, 0}},
+                                                                              {"first", {0, 3, 0}},
+                                                                              {"a", {0, 3, 0}},
+                                                                              {"2", {1, 3, 0}},
+                                                                              {"3", {1, 0, 0}},
+                                                                              {"1", {0, 3, 0}}}) {
+    p.options.table.target = target;
+    INFO(target);
+    p.csv(table);
+    CHECK(p.rows()[0] == row);
+  }
+  for (const char* target : {"4", "0", "d", ""}) {
+    p.options.table.target = target;
+    CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is not a column of"));
+  }
+  p.options.table.target = "last";
+  p.options.shape = {1, 2, 1};
+  CHECK(p.csv(table).input_sizes == std::vector<int64_t>{1, 2, 1});
+  p.options.shape = {1, 3};
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("--shape 1x3 does not fit"));
+  p.options.shape = {};
+  // Several files with the same columns.
+  p.write("b.csv", "a,2,c\n7,8,3\n");
+  p.csv(table);
+  CHECK(p({"a.csv", "b.csv"}).train.examples == 3);
+  p.write("b.csv", "a,b,c\n7,8,3\n");
+  CHECK_THAT(p.problem({"a.csv", "b.csv"}),
+             ContainsSubstring("b.csv:1: another header line than that of"));
+}
+
+TEST_CASE("what a table must not hold is refused with its line and column", "[prepare_examples]") {
+  Prepared p;
+  const std::string good = "a,b,kind\n1,2,x\n3,4,y\n";
+  CHECK(p.csv_problem(good).empty());  // the control
+  const auto refused = [&](const std::string& line, const std::string& message) {
+    INFO(line);
+    CHECK_THAT(p.csv_problem(good + line + "\n"), ContainsSubstring(message));
+  };
+  refused("1,,x", "a.csv:4: column 2 (b) is empty");
+  refused("1,2,", "a.csv:4: column 3 (kind) is empty");
+  refused("1,two,x", "a.csv:4: column 2 (b) is \"two\", which is no number");
+  refused("1,nan,x", "a.csv:4: column 2 (b) is \"nan\", which is not finite");
+  refused("inf,2,x", "a.csv:4: column 1 (a) is \"inf\", which is not finite");
+  refused("1e999,2,x", "a.csv:4: column 1 (a) is \"1e999\", which is not finite");
+  refused("1,2", "a.csv:4 has 2 columns and the first line of");
+  refused("1,2,x,", "a.csv:4 has 4 columns");
+  refused("\n\n1,2,NaN", "a.csv:6: column 3 (kind) is \"NaN\", which is not finite");
+  refused("1,2,7", "a.csv:4: column 3 (kind) is a number and was text before");
+  refused("1,2,\xFF", "a.csv:4: column 3 (kind) is not UTF-8");
+  refused("1,2," + std::string(1001, 'x'), "too long for a class");
+  CHECK_THAT(p.csv_problem("1,2\n2,0.5\n3,NA\n"),
+             ContainsSubstring("a.csv:3: column 2 is text and was a number before"));
+  CHECK_THAT(p.csv_problem(",a,b\n0,1,x\n1,2,y\n"), ContainsSubstring("column 1 has no name"));
+  CHECK_THAT(p.csv_problem("a|b\n1|2\n"), ContainsSubstring("has one column"));
+  CHECK_THAT(p.csv_problem(""), ContainsSubstring("has no lines"));
+  CHECK_THAT(p.csv_problem("a,b\n"), ContainsSubstring("holds no examples"));
+  CHECK_THAT(p.csv_problem("1,x\n2,x\n"), ContainsSubstring("there must be two classes or more"));
+  p.options.task = "regression";
+  CHECK_THAT(p.csv_problem(good),
+             ContainsSubstring("a.csv:2: column 3 (kind) is \"x\", which is no number"));
+  p.options.task = "classification";
+  CHECK_THAT(p.csv_problem("1,2\n2,0.5\n"),
+             ContainsSubstring("a.csv:2: column 2 is 0.5; a class is text or a whole number"));
+  p.options.task = "";
+  std::string labels;
+  for (int i = 0; i < 65537; ++i) labels += str("1,l", i, "\n");
+  CHECK_THAT(p.csv_problem(labels), ContainsSubstring("more than 65536 different targets"));
+  CHECK_THAT(p.problem({"nowhere.csv"}), ContainsSubstring("there is no file"));
+  p.write("a.gz",
+          "\x1F\x8B\x08"
+          "abc");
+  CHECK_THAT(p.problem({"a.gz"}), ContainsSubstring("unpack it with gunzip first"));
+  p.write("a.npz",
+          "PK\x03\x04"
+          "abc");
+  CHECK_THAT(p.problem({"a.npz"}), ContainsSubstring("is a ZIP archive"));
+}
+
+std::string idx(int type, const std::vector<uint32_t>& sizes, const std::string& elements) {
+  std::string text{'\0', '\0', static_cast<char>(type), static_cast<char>(sizes.size())};
+  for (const uint32_t n : sizes)
+    for (int shift = 24; shift >= 0; shift -= 8) text += static_cast<char>(n >> shift & 255);
+  return text + elements;
+}
+std::string npy(const std::string& type, const std::string& shape, const std::string& elements) {
+  std::string header = "{'descr': '" + type + "', 'fortran_order': False, 'shape': " + shape + "}";
+  return std::string("\x93NUMPY\x01\0", 8) + static_cast<char>(header.size()) + '\0' + header +
+         elements;
+}
+
+TEST_CASE("IDX files and arrays become the same examples", "[prepare_examples]") {
+  Prepared p;
+  const std::string pixels("\0\1\2\3\4\5\6\7\x8\x9\xA\xFF", 12), labels("\3\5\3", 3);
+  p.write("images", idx(8, {3, 2, 2}, pixels));
+  p.write("labels", idx(8, {3}, labels));
+  auto m = p({"images", "labels"});
+  const Rows wanted{{0, 1, 2, 3, 0}, {4, 5, 6, 7, 1}, {8, 9, 10, 255, 0}};
+  CHECK(m.input_sizes == std::vector<int64_t>{1, 2, 2});
+  CHECK(m.labels == std::vector<std::string>{"3", "5"});
+  CHECK(p.rows() == wanted);
+  p.write("x.npy", npy("|u1", "(3, 1, 2, 2)", pixels));
+  p.write("y.npy", npy("|u1", "(3,)", labels));
+  CHECK(p({"x.npy", "y.npy"}).train.inputs.type == ArrayType::u8);
+  CHECK(p.rows() == wanted);
+  const auto bytes = [](const std::string& s) { return std::as_bytes(std::span(s)); };
+  write_safetensors(p.f / "both.safetensors", {{"inputs", "U8", {3, 1, 2, 2}, bytes(pixels)},
+                                               {"targets", "U8", {3}, bytes(labels)}});
+  p({"both.safetensors"});
+  CHECK(p.rows() == wanted);
+  // Big-endian float32: 1.0 and -2.0; int16: 258 and -1.
+  p.write("f", idx(0x0D, {2, 1}, std::string("\x3F\x80\0\0\xC0\0\0\0", 8)));
+  p.write("t", idx(0x0B, {2}, std::string("\1\2\xFF\xFF", 4)));
+  p.options.task = "regression";
+  m = p({"f", "t"});
+  CHECK(p.rows() == Rows{{1, 258}, {-2, -1}});
+  CHECK(m.train.inputs.type == ArrayType::f32);
+  CHECK(m.train.targets.type == ArrayType::i16);
+  p.options.task = "";
+  // Targets of several numbers.
+  p.write("y2.npy", npy("|i1", "(3, 2)", "abcdef"));
+  m = p({"x.npy", "y2.npy"});
+  CHECK(m.task == "regression");
+  CHECK(m.outputs == 2);
+  CHECK(p.rows()[2] == std::vector<double>{8, 9, 10, 255, 'e', 'f'});
+
+  CHECK_THAT(p.problem({"labels", "images"}), ContainsSubstring("give the inputs first"));
+  CHECK_THAT(p.problem({"x.npy"}), ContainsSubstring("is one array"));
+  p.write("a.csv", "1,2\n");
+  CHECK_THAT(p.problem({"x.npy", "a.csv"}), ContainsSubstring("are no pair"));
+  p.write("short", idx(8, {4}, labels));
+  CHECK_THAT(p.problem({"images", "short"}),
+             ContainsSubstring("claims 4 bytes of elements and the file has 3"));
+  p.write("huge", idx(8, {0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF}, labels));
+  CHECK_THAT(p.problem({"huge", "labels"}), ContainsSubstring("claims"));
+  p.write("y3.npy", npy("|u1", "(2,)", "ab"));
+  CHECK_THAT(p.problem({"x.npy", "y3.npy"}), ContainsSubstring("holds 3 examples and"));
+  p.write("nan.npy", npy("<f4", "(3, 1)", std::string("\0\0\0\0\0\0\xC0\x7F\0\0\0\0", 12)));
+  CHECK_THAT(p.problem({"nan.npy", "y.npy"}),
+             ContainsSubstring("nan.npy: example 1 (from 0) holds nan"));
+  p.write("big.npy", npy("<i8", "(1, 1)", std::string("\1\0\0\0\0\0\x20\0", 8)));
+  p.write("y1.npy", npy("|u1", "(1,)", "a"));
+  CHECK_THAT(p.problem({"big.npy", "y1.npy"}), ContainsSubstring("2^53 or beyond"));
+  p.options.table.target = "first";
+  CHECK_THAT(p.problem({"x.npy", "y.npy"}, Exit::usage),
+             ContainsSubstring("names a column of CSV"));
+}
+
+TEST_CASE("the validation split is a share of each class, or files of its own",
+          "[prepare_examples]") {
+  Prepared p;
+  std::string text;
+  for (int i = 0; i < 100; ++i)
+    text += str(i, ".5,", i % 10 == 0 ? "rare" : i % 2 == 0 ? "even" : "odd", "\n");
+  p.options.val_share = 0.2;
+  const auto m = p.csv(text);
+  CHECK(m.train.examples == 80);
+  CHECK(m.val.examples == 20);
+  std::map<double, int> of_class;
+  std::set<double> all;
+  for (const auto& row : p.rows("val")) ++of_class[row[1]], all.insert(row[0]);
+  CHECK(of_class == std::map<double, int>{{0, 8}, {1, 10}, {2, 2}});
+  const auto first = p.rows("val");
+  for (const auto& row : p.rows("train")) all.insert(row[0]);
+  CHECK(all.size() == 100);
+  p.csv(text);
+  CHECK(p.rows("val") == first);  // the same each time
+  CHECK(first.front()[0] < 50);   // and no tail
+  // A class of one example stays in training.
+  p.options.val_share = 0.9;
+  p.csv("1,a\n2,b\n3,b\n4,b\n");
+  CHECK(p.rows() == Rows{p.rows()[0], p.rows()[1]});
+  CHECK(p.rows()[0] == std::vector<double>{1, 0});
+  // By file.
+  p.write("val.csv", "200,odd\n201.25,rare\n");
+  p.options.val_inputs = {(p.f / "val.csv").string()};
+  CHECK(p.csv(text).train.examples == 100);
+  CHECK(p.rows("val") == Rows{{200, 1}, {201.25, 2}});
+  p.write("val.csv", "200,odd\n201.25,new\n");
+  CHECK_THAT(
+      p.csv_problem(text),
+      ContainsSubstring("val.csv:2: column 2 is \"new\", a class that no training example has"));
+  p.write("val.csv", "1,200,odd\n");
+  CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:1 has 3 columns"));
+}
+
+/// Prepares in a process of its own that ends at the n-th time it comes to a fault point; its exit
+/// code.
+int prepare_killed(const ExampleOptions& options, const std::string& point, int n) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    static std::string at;
+    static int left;
+    at = point, left = n;
+    fault_hook = [](const char* name) {
+      if (name == at && --left == 0) _exit(137);
+    };
+    try {
+      prepare_examples(options);
+    } catch (const Error& e) {
+      _exit(static_cast<int>(e.code()));
+    }
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WEXITSTATUS(status);
+}
+
+TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's file is lost",
+          "[prepare_examples]") {
+  const TempFolder f;
+  std::string text;
+  for (int i = 0; i < 50; ++i) text += str(i, ",", i % 3, "\n");
+  write_file(f / "a.csv", text);
+  ExampleOptions options{.inputs = {(f / "a.csv").string()}, .out = f / "whole"};
+  prepare_examples(options);
+  const std::set<std::string> files{"manifest.json", "train_inputs.npy", "train_targets.npy",
+                                    "val_inputs.npy", "val_targets.npy"};
+  CHECK(names(f / "whole") == files);
+  CHECK(prepare_killed(options, "none", 1) == static_cast<int>(Exit::usage));  // it holds data
+  int n = 0;
+  for (const auto& [point, times] :
+       std::vector<std::pair<std::string, int>>{{"prepare: shards written", 1},
+                                                {"prepare: manifest written", 1},
+                                                {"prepare: shard renamed", 1},
+                                                {"prepare: shard renamed", 4}}) {
+    INFO(point << " " << times);
+    options.out = f / ("out" + std::to_string(n++));
+    fs::create_directories(options.out);
+    write_file(options.out / "notes.txt", "mine");
+    REQUIRE(prepare_killed(options, point, times) == 137);
+    CHECK(!fs::exists(options.out / "manifest.json"));
+    REQUIRE(prepare_killed(options, point, times) == 137);  // and once more
+    prepare_examples(options);
+    CHECK(slurp(options.out / "notes.txt") == "mine");
+    fs::remove(options.out / "notes.txt");
+    CHECK(names(options.out) == files);
+    for (const auto& name : files) CHECK(slurp(options.out / name) == slurp(f / "whole" / name));
+  }
+  // What a person put there in its place stays.
+  options.out = f / "theirs";
+  REQUIRE(prepare_killed(options, "prepare: shard renamed", 2) == 137);
+  write_file(options.out / "train_inputs.npy", "mine");
+  CHECK_THAT(error_of([&] { prepare_examples(options); }),
+             ContainsSubstring("is not what an interrupted"));
+  CHECK(slurp(options.out / "train_inputs.npy") == "mine");
+  fs::create_directories(f / "raw");
+  write_file(f / "raw/val_inputs.npy", "mine");
+  options.out = f / "raw";
+  CHECK_THAT(error_of([&] { prepare_examples(options); }), ContainsSubstring("already holds data"));
+  CHECK(names(f / "raw") == std::set<std::string>{"val_inputs.npy"});
+}
+
+TEST_CASE("a stop is heeded every few megabytes, and leaves nothing of a table",
+          "[prepare_examples]") {
+  const TempFolder f;
+  std::string text;
+  for (int i = 0; i < 600000; ++i) text += "0.125,1000000,7.5," + std::to_string(i % 3) + "\n";
+  write_file(f / "a.csv", text);
+  int64_t asked = 0, last = 0;
+  const ExampleOptions options{.inputs = {(f / "a.csv").string()},
+                               .out = f / "a/b/out",
+                               .stop = [&] { return ++asked == last; }};
+  prepare_examples(options);
+  const int64_t all = asked;
+  CHECK(all >= 2 * static_cast<int64_t>(text.size() / (size_t{4} << 20)));
+  fs::remove_all(f / "a");
+  for (const int64_t n : {int64_t{1}, all / 2 + 1, all}) {
+    asked = 0, last = n;
+    CHECK_THAT(error_of([&] { prepare_examples(options); }),
+               ContainsSubstring("stopped; nothing is left"));
+    CHECK(!fs::exists(f / "a"));
+  }
+}
+
+TEST_CASE("separators are found by the name or the first line, or are given",
+          "[prepare_examples]") {
+  Prepared p;
+  const auto same = [&](const std::string& name, const std::string& text) {
+    INFO(name << ": " << text);
+    p.write(name, text);
+    const ExampleManifest m = p({name});
+    CHECK(p.rows() == Rows{{1, 2.5, 0}, {3, 4, 1}});
+    return m.table->separator;
+  };
+  CHECK(same("a.csv", "a,b,kind\n1,2.5,x\n3,4,y\n") == ',');
+  CHECK(same("a.csv", "a;b;kind\n1;2.5;x\n3;4;y\n") == ';');
+  CHECK(same("a.csv", "\"a,1\";b;kind\n1;2.5;x\n3;4;y\n") == ';');
+  CHECK(same("a.csv", "a\tb\tkind\n1\t2.5\tx\n3\t 4 \ty\n") == '\t');
+  CHECK(same("a.tsv", "a,b\tc;d\tkind\n1\t2.5\tx\n3\t4\ty\n") == '\t');
+  p.options.table.separator = '|';
+  CHECK(same("a.csv", "a,b|c;d|kind\n1|2.5|x\n3|4|y\n") == '|');
+  p.options.table.separator = 0;
+  CHECK(is_example_file(p.f / "a.tsv"));
+
+  // A tab that separates is not a blank: its empty cells count.
+  CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t\tx\n"), p.problem({"a.tsv"})),
+             ContainsSubstring("a.tsv:2: column 2 (b) is empty"));
+  CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t2\tx\n\t\t\n"), p.problem({"a.tsv"})),
+             ContainsSubstring("a.tsv:3: column 1 (a) is empty"));
+  CHECK_THAT(p.csv_problem("a;b;kind\n1;2,5;x\n"),
+             ContainsSubstring("is \"2,5\", which is no number; write it with a decimal point") ||
+                 ContainsSubstring("there must be two classes"));
+  CHECK_THAT(p.csv_problem("a;b;kind\n1;2;x\n1;2,5;y\n"),
+             ContainsSubstring("write it with a decimal point"));
+}
+
+TEST_CASE("text columns become an input for each category", "[prepare_examples]") {
+  Prepared p;
+  const std::string table = "color,size,kind\nred,\"1\",x\n\"blue\",2,y\nred,3,x\n";
+  ExampleManifest m = p.csv(table);
+  CHECK(m.input_sizes == std::vector<int64_t>{3});
+  CHECK(p.rows() == Rows{{0, 1, 1, 0}, {1, 0, 2, 1}, {0, 1, 3, 0}});
+  REQUIRE(m.table);
+  CHECK(m.table->columns[0].values == std::vector<std::string>{"blue", "red"});
+  CHECK(!m.table->columns[1].is_text);  // numbers in quotes are numbers
+  CHECK(m.table->columns[2].role == ColumnRole::target);
+  CHECK(m.table->columns[2].name == "kind");
+
+  // Numbers that are names, and columns that are no inputs.
+  p.options.table.categories = {"size"};
+  m = p.csv(table);
+  CHECK(p.rows()[1] == std::vector<double>{1, 0, 0, 1, 0, 1});
+  p.options.table.categories.clear();
+  p.options.table.drop = {"1"};
+  CHECK((p.csv(table), p.rows()) == Rows{{1, 0}, {2, 1}, {3, 0}});
+  p.options.table.drop = {"size"}, p.options.table.id = "color";
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("no columns left for inputs"));
+  p.options.table.drop = {"kind"};
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is the target too"));
+  p.options.table.drop = {"shade"};
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("--drop shade is not a column"));
+  p.options.table.drop.clear();
+  m = p.csv(table);
+  CHECK(m.table->columns[0].role == ColumnRole::id);
+  CHECK(m.input_sizes == std::vector<int64_t>{1});
+  p.options.table.id.clear();
+
+  // A first line of data is no header: its texts occur again.
+  m = p.csv("red,1,x\nblue,2,y\nred,3,x\n");
+  CHECK(m.train.examples == 3);
+  CHECK(!m.table->has_header);
+  CHECK(p.csv("color,1,x\nblue,2,y\nred,3,x\n").table->has_header);
+
+  CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"),
+             ContainsSubstring("a.csv:3: column 1 (a) is a number, \"5\", and was text before"));
+  CHECK_THAT(p.csv_problem("a,a,kind\n1,2,x\n1,2,y\n"),
+             ContainsSubstring("a.csv:1: column 2 has the name \"a\", which another column has"));
+  CHECK_THAT(p.csv_problem("a,kind\n\xFF,x\nz,y\n"), ContainsSubstring("is not UTF-8"));
+  std::string many = "a,kind\n";
+  for (int i = 0; i < 1001; ++i) many += str("t", i, ",", i % 2, "\n");
+  CHECK_THAT(p.csv_problem(many), ContainsSubstring("more than 1000 different texts"));
+  p.options.table.drop = {"2"};
+  CHECK(p.csv("a,a,kind\n1,2,x\n1,2,y\n").train.examples == 2);
+  p.options.table.drop.clear();
+
+  // A validation file has the categories of the training file.
+  p.write("val.csv", "color,size,kind\nblue,1,x\n");
+  p.options.val_inputs = {(p.f / "val.csv").string()};
+  p.csv(table);
+  CHECK(p.rows("val") == Rows{{1, 0, 1, 0}});
+  p.write("val.csv", "color,size,kind\ngreen,1,x\n");
+  CHECK_THAT(p.csv_problem(table),
+             ContainsSubstring("is \"green\", which no training example has"));
+}
+
+TEST_CASE("empty cells are an error, filled from the training split, or leave their line out",
+          "[prepare_examples]") {
+  Prepared p;
+  const std::string table = "a,b,kind\n,1,x\n1,,x\n2,red,y\n6,blue,y\n";
+  CHECK_THAT(p.csv_problem(table), ContainsSubstring("--missing mean, median or drop"));
+  p.options.table.missing = "drop";
+  ExampleManifest m = p.csv("a,b,kind\n,1,x\n1,2,x\n2,,y\n6,4,y\n3,4,\n");
+  CHECK(p.rows() == Rows{{1, 2, 0}, {6, 4, 1}});
+
+  p.options.table.categories = {"b"};
+  p.options.table.missing = "mean";
+  m = p.csv(table);
+  CHECK(m.table->columns[0].fill == 3);
+  CHECK(m.table->columns[1].values == std::vector<std::string>{"", "1", "blue", "red"});
+  CHECK(p.rows()[0] == std::vector<double>{3, 0, 1, 0, 0, 0});
+  CHECK(p.rows()[1] == std::vector<double>{1, 1, 0, 0, 0, 0});
+  p.options.table.missing = "median";
+  CHECK(p.csv(table).table->columns[0].fill == 2);
+  CHECK(p.csv("a,b,kind\n,1,x\n1,,x\n2,red,y\n6,blue,y\n7,z,y\n").table->columns[0].fill == 4);
+  p.options.table.categories.clear();
+
+  // The target is never filled; a column without any number is refused.
+  CHECK_THAT(p.csv_problem("a,b,kind\n1,1,x\n2,2,\n"),
+             ContainsSubstring("a.csv:3: column 3 (kind) is empty"));
+  CHECK_THAT(p.csv_problem("a,b,kind\n,1,x\n,2,y\n"), ContainsSubstring("has empty cells alone"));
+
+  // The fill is that of the training lines, not of all.
+  std::string long_table = "a,kind\n,0\n,1\n";
+  for (int i = 0; i < 40; ++i) long_table += str(i * i, ",", i % 2, "\n");
+  p.options.val_share = 0.5;
+  p.options.table.missing = "mean";
+  m = p.csv(long_table);
+  double sum = 0, count = 0;
+  for (const auto& row : p.rows()) {
+    if (row[0] == m.table->columns[0].fill) continue;
+    sum += row[0];
+    ++count;
+  }
+  CHECK(count < 40);
+  CHECK(*m.table->columns[0].fill == Approx(sum / count));
+  // A validation file is filled with the same number.
+  p.options.val_share = 0.1;
+  p.write("val.csv", "a,kind\n,0\n");
+  p.options.val_inputs = {(p.f / "val.csv").string()};
+  m = p.csv(long_table);
+  CHECK(p.rows("val") == Rows{{*m.table->columns[0].fill, 0}});
+}
+
+TEST_CASE("a manifest keeps how a table was read, and older ones open without it",
+          "[prepare_examples]") {
+  Prepared p;
+  p.options.table.missing = "mean", p.options.table.id = "name";
+  const ExampleManifest m = p.csv("name;color;a;price\nu;red;;1.5\nv;blue;2;2.5\nw;red;3;0.25\n");
+  REQUIRE(m.table);
+  CHECK(m.table->separator == ';');
+  CHECK(m.table->has_header);
+  CHECK(m.table->missing == "mean");
+  CHECK(m.table->columns.size() == 4);
+  CHECK(m.table->columns[0].role == ColumnRole::id);
+  CHECK(m.table->columns[1].values == std::vector<std::string>{"blue", "red"});
+  CHECK(m.table->columns[2].fill == 2.5);
+  CHECK(m.encoding().targets.mean[0] == Approx((1.5 + 2.5 + 0.25) / 3));
+
+  const Finished shown = lathe_in(p.f, {"inspect", "out"});
+  CHECK_THAT(shown.out, ContainsSubstring("column 2 color  input, 2 categories") &&
+                            ContainsSubstring("column 3 a  input, empty cells become 2.5"));
+
+  const auto changed = [&](const std::function<void(ExampleManifest&)>& change) {
+    ExampleManifest other = m;
+    change(other);
+    write_example_manifest(p.options.out, other);
+    return error_of([&] { read_example_manifest(p.options.out); });
+  };
+  CHECK(changed([](auto&) {}).empty());
+  CHECK(changed([](auto& c) { c.table.reset(); }).empty());  // an older one
+  CHECK_THAT(changed([](auto& c) { c.table->columns.pop_back(), c.table->columns.pop_back(); }),
+             ContainsSubstring("give 2 inputs, \"sizes\" 3"));
+  CHECK_THAT(changed([](auto& c) { c.table->missing = "x"; }), ContainsSubstring("\"missing\""));
+  CHECK_THAT(changed([](auto& c) { c.table->columns[1].values = {"a", "a"}; }),
+             ContainsSubstring("must be different"));
+}
+
+TEST_CASE("images with their channels last are stored with them first", "[prepare_examples]") {
+  Prepared p;
+  // Two images of 2 x 3 pixels with 3 channels, each element with its own number.
+  std::string pixels;
+  for (char x = 0; x < 36; ++x) pixels += x;
+  p.write("x.npy", npy("|u1", "(2, 2, 3, 3)", pixels));
+  p.write("y.npy", npy("|u1", "(2,)", std::string("\0\1", 2)));
+  ExampleManifest m = p({"x.npy", "y.npy"});
+  CHECK(m.input_sizes == std::vector<int64_t>{2, 3, 3});
+  CHECK(!m.channels_last);
+  p.options.channels_last = true;
+  m = p({"x.npy", "y.npy"});
+  CHECK(m.input_sizes == std::vector<int64_t>{3, 2, 3});
+  CHECK(m.channels_last);
+  CHECK(p.rows()[0] ==
+        std::vector<double>{0, 3, 6, 9, 12, 15, 1, 4, 7, 10, 13, 16, 2, 5, 8, 11, 14, 17, 0});
+  CHECK(m.inputs.mean.size() == 3);
+  CHECK(m.inputs.mean[0] == Approx(7.5 + 9));  // of both images
+  p.write("flat.npy", npy("|u1", "(2, 18)", pixels));
+  CHECK_THAT(p.problem({"flat.npy", "y.npy"}, Exit::usage),
+             ContainsSubstring("--layout hwc is for images of three sizes"));
+  p.options.shape = {2, 3, 3};
+  CHECK(p({"flat.npy", "y.npy"}).input_sizes == std::vector<int64_t>{3, 2, 3});
+
+  // Channels that seem to be last are warned of.
+  const auto warned = [&](const std::string& file, const std::vector<std::string>& flags) {
+    std::vector<std::string> words{"prepare", file, "y.npy", "--out", "cli", "--val", "0"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    fs::remove_all(p.f / "cli");
+    const Finished done = lathe_in(p.f, words);
+    CHECK(done.code == 0);
+    return done.err.find("--layout hwc") != std::string::npos;
+  };
+  p.write("first.npy", npy("|u1", "(2, 3, 2, 3)", pixels));
+  CHECK(warned("x.npy", {}));
+  CHECK(!warned("x.npy", {"--layout", "hwc"}));
+  CHECK(!warned("first.npy", {}));
+}
+
+}  // namespace

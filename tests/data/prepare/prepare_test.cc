@@ -1,0 +1,459 @@
+// Preparing data: the same bytes as ever, in bounded memory, and interrupted at any moment it can
+// be repeated.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+
+#include "core/io/checksum.h"
+#include "core/io/claimed_folder.h"
+#include "core/io/json.h"
+#include "data/prepare/prepare.h"
+#include "data/tokens/manifest.h"
+#include "data/tokens/tokens.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// All ids of a split.
+std::vector<int64_t> all_ids(const fs::path& folder, const std::string& split) {
+  const TokenFile tokens(folder, split, read_manifest(folder));
+  tokens.verify();
+  std::vector<int64_t> ids(static_cast<size_t>(tokens.size()));
+  tokens.read(0, tokens.size(), 65536, ids.data());
+  return ids;
+}
+
+TEST_CASE("shards are the bytes that earlier builds wrote", "[prepare]") {
+  const TempFolder f;
+  fs::create_directories(f / "in/sub");
+  write_file(f / "in/a.txt", sample_text(30000));
+  std::string wide;
+  for (int i = 0; i < 200; ++i) wide += "na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80\n";
+  write_file(f / "in/b.txt", wide);
+  write_file(f / "in/empty.txt", "");
+  std::string capitals = sample_text(5000);
+  std::transform(capitals.begin(), capitals.end(), capitals.begin(),
+                 [](char c) { return std::toupper(c); });
+  write_file(f / "in/sub/c.txt", capitals);
+  int n = 0;
+  const auto made = [&](const std::string& tokenizer, double val_share, int64_t shard_tokens) {
+    const PrepareOptions options{.inputs = {(f / "in").string()},
+                                 .out = f / ("out" + std::to_string(n++)),
+                                 .tokenizer = tokenizer,
+                                 .val_share = val_share,
+                                 .shard_tokens = shard_tokens};
+    prepare(options);
+    const DataManifest m = *read_manifest(options.out);
+    std::string text = str(m.tokenizer.kind(), " ", m.vocab_size, " ", m.largest_id);
+    std::set<std::string> files{"manifest.json"};
+    for (const auto* split : {&m.train, &m.val}) {
+      for (const auto& s : *split) {
+        text += str("; ", s.file, " ", s.tokens, " ", s.xxh3);
+        CHECK(file_checksum(options.out / s.file) == s.xxh3);
+        CHECK(fs::file_size(options.out / s.file) == 2 * static_cast<uint64_t>(s.tokens));
+        files.insert(s.file);
+      }
+    }
+    CHECK(names(options.out) == files);
+    return text;
+  };
+  // Written by the build before this one, whole texts in memory.
+  CHECK(made("char", 0.1, 100'000'000) ==
+        "char 37 36; train.bin 33300 a904565fb7ae69cb; val.bin 3700 b11ea94ea7f697be");
+  CHECK(made("char", 0.25, 7000) ==
+        "char 37 36; train_000000.bin 7000 7d9c8a45855f84c4; train_000001.bin 7000 "
+        "b648f8ae893177d6; train_000002.bin "
+        "7000 b9b7cdd8be7d0069; train_000003.bin 6750 274531a0104d965d; val_000000.bin 7000 "
+        "7594d634ed6f00a9; "
+        "val_000001.bin 2250 00b8654b93424771");
+  CHECK(made("byte", 0.1, 10000) ==
+        "byte 256 240; train_000000.bin 10000 2fb9d4aadebe3bf5; train_000001.bin 10000 "
+        "b3afd5c5e98a24c3; "
+        "train_000002.bin 10000 d40e0526fa2c9589; train_000003.bin 4380 5883f922c022bdf4; val.bin "
+        "3820 "
+        "e029d9cbaec0f07a");
+}
+
+TEST_CASE(
+    "characters that lie across the edge of a piece are whole, and what is malformed there is "
+    "refused",
+    "[prepare]") {
+  const TempFolder f;
+  constexpr size_t piece = size_t{4} << 20;
+  for (const std::string& wide :
+       std::vector<std::string>{"\xC3\xAF", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"}) {
+    for (size_t before = 0; before <= wide.size(); ++before) {
+      std::string text(piece - before, 'a');
+      text += wide + "b";
+      write_file(f / "in.txt", text);
+      fs::remove_all(f / "out");
+      prepare({.inputs = {(f / "in.txt").string()},
+               .out = f / "out",
+               .tokenizer = "char",
+               .val_share = 0});
+      const auto ids = all_ids(f / "out", "train");
+      REQUIRE(ids.size() == piece - before + 2);
+      CHECK(ids[piece - before - 1] == 0);
+      CHECK(ids[piece - before] == 2);
+      CHECK(ids[piece - before + 1] == 1);
+      CHECK(read_manifest(f / "out")->tokenizer.vocabulary() ==
+            std::vector<std::string>{"a", "b", wide});
+      if (before == 0 || before == wide.size()) continue;
+      fs::remove_all(f / "out");
+      write_file(f / "in.txt", text.substr(0, piece));  // cut within the character
+      CHECK_THAT(
+          error_of([&] {
+            prepare({.inputs = {(f / "in.txt").string()}, .out = f / "out", .tokenizer = "char"});
+          }),
+          ContainsSubstring(str("in.txt is not UTF-8 (byte ", piece - before, ")")));
+      CHECK(!fs::exists(f / "out"));
+    }
+  }
+  // A character can't begin in one file and end in the next.
+  fs::remove_all(f / "out");
+  write_file(f / "1.txt", "a\xE2\x82");
+  write_file(f / "2.txt", "\xAC");
+  CHECK_THAT(error_of([&] {
+               prepare({.inputs = {(f / "1.txt").string(), (f / "2.txt").string()},
+                        .out = f / "out",
+                        .tokenizer = "char"});
+             }),
+             ContainsSubstring("1.txt is not UTF-8 (byte 1)"));
+}
+
+TEST_CASE("memory does not grow with the input", "[prepare][process_memory]") {
+  const TempFolder f;
+  write_file(f / "big.txt", sample_text(48'000'000));
+  const Finished r = lathe_apart(f, {"prepare", "big.txt", "--out", "out", "--tokenizer", "char"});
+  CHECK(r.code == 0);
+  rusage usage{};
+  REQUIRE(getrusage(RUSAGE_CHILDREN, &usage) ==
+          0);  // of the largest child so far; this tag has no others that train
+  CHECK(usage.ru_maxrss < 256 * 1024);
+}
+
+TEST_CASE("killed at any moment, a preparation can be repeated by the same command, or another",
+          "[prepare]") {
+  const TempFolder f;
+  write_file(f / "text.txt", sample_text(20000));
+  const auto prepare_in = [&](const std::string& binary, const std::string& out,
+                              const std::string& kill) {
+    return run({binary,
+                {"prepare", "text.txt", "--out", out, "--tokenizer", "char", "--shard-tokens",
+                 "7000"},
+                f.path(),
+                {{"LATHE_TEST_KILL", kill}}})
+        .code;
+  };
+  REQUIRE(prepare_in("lathe", "whole", "none 1") == 0);
+  int n = 0;
+  for (const char* kill :
+       {"prepare: shards written 1", "prepare: manifest written 1", "prepare: shard renamed 1",
+        "prepare: shard renamed 4", "prepare: renamed 1"}) {
+    INFO(kill);
+    const std::string out = "out" + std::to_string(n++);
+    fs::create_directories(f / out);
+    write_file(f / (out + "/notes.txt"), "mine");
+    REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);
+    if (std::string(kill).starts_with("prepare: renamed")) {  // that was the last thing to do
+      CHECK(prepare_in("lathe", out, "none 1") == 2);
+      fs::remove(f / (out + "/.unfinished-lock"));
+    } else {
+      CHECK_THAT(error_of([&] { TokenFile(f / out, "val", std::nullopt); }),
+                 ContainsSubstring(
+                     std::string(kill).find('4') == std::string::npos ? "no val tokens" : ""));
+      REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);  // and once more
+      // With larger shards, of other names: none of the former stays.
+      fs::copy(f / out, f / (out + "b"));
+      CHECK(run({"lathe", {"prepare", "text.txt", "--out", out + "b"}, f.path(), {}}).code == 0);
+      CHECK((names(f / (out + "b")) ==
+             std::set<std::string>{"manifest.json", "notes.txt", "train.bin", "val.bin"}));
+      CHECK(prepare_in("lathe", out, "none 1") == 0);
+    }
+    CHECK(slurp(f / (out + "/notes.txt")) == "mine");
+    fs::remove(f / (out + "/notes.txt"));
+    CHECK(names(f / out) == names(f / "whole"));
+    for (const auto& name : names(f / "whole"))
+      CHECK(slurp(f / out / name) == slurp(f / "whole" / name));
+  }
+}
+
+TEST_CASE("a preparation of plain text that was cut short goes on where it was, to the byte",
+          "[prepare]") {
+  const TempFolder f(fast_folder());
+  std::string text = sample_text(9'000'000);
+  text.replace(5'000'000, 3, "\xE2\x82\xAC");
+  write_file(f / "a.txt", text);
+  write_file(f / "b.txt", text.substr(0, 5'000'000));
+  const auto contents = [&](const char* folder) {
+    std::map<std::string, std::string> all;
+    for (const auto& name : names(f / folder)) all[name] = slurp(f / folder / name);
+    return all;
+  };
+  for (const char* tokenizer : {"byte", "char"}) {
+    for (const int64_t shard : {int64_t{100'000'000}, int64_t{2'000'000}}) {
+      PrepareOptions o{.inputs = {(f / "a.txt").string(), (f / "b.txt").string()},
+                       .out = f / "whole"};
+      o.tokenizer = tokenizer, o.shard_tokens = shard, o.val_share = 0.3;
+      prepare(o);
+      o.out = f / "parts", o.progress_seconds = 0;
+      const int64_t survey = 5;  // reads `stop`, once a piece
+      for (const int64_t after : {1, 2, 4}) {
+        INFO(tokenizer << ", shards of " << shard << ", stopped after " << after);
+        int64_t asked = 0;
+        o.stop = [&] { return ++asked > survey + after; };
+        CHECK_THAT(error_of([&] { prepare(o); }),
+                   ContainsSubstring("run the same command again to resume"));
+        for (const auto& entry :
+             fs::directory_iterator(f / "parts")) {  // what is behind the record is not believed
+          if (entry.path().extension() == ".bin")
+            std::ofstream(entry.path(), std::ios::app) << "torn";
+        }
+      }
+      o.stop = nullptr;
+      if (shard == 2'000'000) {  // of the same length, but another text in what is done
+        std::string other = text;
+        std::swap(other[100], other[101]);
+        REQUIRE(other != text);
+        write_file(f / "a.txt", other);
+        CHECK_THAT(error_of([&] { prepare(o); }),
+                   ContainsSubstring("the input is not what it was"));
+        write_file(f / "a.txt", text);
+      }
+      o.progress_seconds = 1000;
+      prepare(o);
+      CHECK((contents("parts") == contents("whole")));
+
+      // Where a bit of what was written has changed, all of it is written again.
+      fs::remove_all(f / "parts");
+      int64_t asked = 0;
+      o.progress_seconds = 0, o.stop = [&] { return ++asked > survey + 2; };
+      CHECK_THAT(error_of([&] { prepare(o); }),
+                 ContainsSubstring("run the same command again to resume"));
+      const fs::path written = f / (shard == 2'000'000 ? "parts/.unfinished-train_000000.bin"
+                                                       : "parts/.unfinished-train.bin");
+      std::string changed = slurp(written);
+      changed.at(1000) ^= 1;
+      write_file(written, changed);
+      o.stop = nullptr;
+      prepare(o);
+      CHECK((contents("parts") == contents("whole")));
+      for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
+    }
+  }
+  // Killed behind its first record, by the command itself.
+  const std::vector<std::string> command{"prepare", "a.txt", "--out", "out"};
+  REQUIRE(run({"lathe", {"prepare", "a.txt", "--out", "whole"}, f.path(), {}}).code == 0);
+  PrepareOptions o{.inputs = {"a.txt"}, .out = "out"};
+  const fs::path here = fs::current_path();
+  fs::current_path(f.path());
+  int64_t asked = 0;
+  // The survey asks three times.
+  o.progress_seconds = 0, o.stop = [&] { return ++asked > 3 + 2; };
+  const std::string stopped = error_of([&] { prepare(o); });
+  fs::current_path(here);
+  CHECK_THAT(stopped, ContainsSubstring("to resume"));
+  const Finished r = run({"lathe", command, f.path(), {}});
+  CHECK(r.code == 0);
+  CHECK_THAT(r.out + r.err, ContainsSubstring("continuing after the "));
+  CHECK((contents("out") == contents("whole")));
+}
+
+TEST_CASE("what a person put into an interrupted preparation's folder is not deleted",
+          "[prepare]") {
+  const TempFolder f;
+  write_file(f / "text.txt", sample_text(20000));
+  const std::vector<std::string> command{"prepare", "text.txt", "--out", "out"};
+  REQUIRE(
+      run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", "prepare: shard renamed 2"}}})
+          .code == 128 + 9);
+  const std::string theirs = slurp(f / "out/train.bin");
+  write_file(f / "out/train.bin", "mine");
+  for (int i = 0; i < 2; ++i) {
+    const Finished r = run({"lathe", command, f.path(), {}});
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, ContainsSubstring(
+                          "out/train.bin is not what an interrupted `lathe prepare` left there"));
+    CHECK(slurp(f / "out/train.bin") == "mine");
+  }
+  fs::rename(f / "out/train.bin", f / "mine.bin");
+  CHECK(run({"lathe", command, f.path(), {}}).code == 0);
+  CHECK(slurp(f / "out/train.bin") == theirs);
+  // Shards of nobody's preparation.
+  fs::create_directories(f / "raw");
+  write_file(f / "raw/val.bin", "mine");
+  CHECK(run({"lathe", {"prepare", "text.txt", "--out", "raw"}, f.path(), {}}).code == 2);
+  CHECK((names(f / "raw") == std::set<std::string>{"val.bin"}));
+}
+
+TEST_CASE("a folder in which data is being prepared is refused", "[prepare]") {
+  const TempFolder f;
+  write_file(f / "text.txt", sample_text(20000));
+  fs::create_directories(f / "out");
+  {
+    const FolderLock lock(f / "out", ClaimedFolder::lock_name);
+    const Finished r = run({"lathe", {"prepare", "text.txt", "--out", "out"}, f.path(), {}});
+    CHECK(r.code == 8);
+    CHECK_THAT(r.err, ContainsSubstring("out is in use: another `lathe prepare` writes there"));
+  }
+  CHECK((names(f / "out") ==
+         std::set<std::string>{ClaimedFolder::lock_name}));  // It is the holder's.
+}
+
+TEST_CASE(
+    "a preparation removes the lock file of one that was killed, and no other file named lock",
+    "[prepare]") {
+  const TempFolder f;
+  write_file(f / "text.txt", sample_text(2000));
+  fs::create_directories(f / "out");
+  write_file(f / "out/lock", "mine");
+  const std::vector<std::string> command{"prepare", "text.txt", "--out", "out"};
+
+  // Killed before it has written anything.
+  REQUIRE(
+      run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", "folder claimed 1"}}}).code ==
+      128 + 9);
+  CHECK((names(f / "out") == std::set<std::string>{ClaimedFolder::lock_name, "lock"}));
+
+  REQUIRE(run({"lathe", command, f.path(), {}}).code == 0);
+  CHECK(
+      (names(f / "out") == std::set<std::string>{"lock", "manifest.json", "train.bin", "val.bin"}));
+  CHECK(slurp(f / "out/lock") == "mine");
+}
+
+TEST_CASE("a stop is heeded every few megabytes, and leaves nothing", "[prepare]") {
+  const TempFolder f;
+  write_file(f / "text.txt", sample_text(20'000'000));
+  int64_t asked = 0;
+  PrepareOptions options{.inputs = {(f / "text.txt").string()},
+                         .out = f / "a/b/out",
+                         .tokenizer = "char",
+                         .stop = [&] {
+                           ++asked;
+                           return false;
+                         }};
+  prepare(options);
+  const int64_t all = asked;
+  CHECK(all >= 2 * 20 / 16);
+  fs::remove_all(f / "a");
+  fs::create_directories(f / "there");
+  write_file(f / "there/notes.txt", "mine");
+  for (const int64_t last : {int64_t{1}, all / 2 + 1, all}) {
+    for (const fs::path& out : {f / "a/b/out", f / "there"}) {
+      asked = 0;
+      options.out = out;
+      options.stop = [&] { return ++asked == last; };
+      Exit code = Exit::done;
+      try {
+        prepare(options);
+      } catch (const Error& e) {
+        code = e.code();
+      }
+      CHECK(code == Exit::stopped);
+      CHECK(asked == last);
+      CHECK(!fs::exists(f / "a"));
+      CHECK((names(f / "there") == std::set<std::string>{"notes.txt"}));
+    }
+  }
+}
+
+TEST_CASE("files that are not text are refused, unless they are meant", "[prepare]") {
+  const TempFolder f;
+  const std::string tail = sample_text(3000);
+  const auto nul = [&](std::string text, size_t at) {
+    text[at] = '\0';
+    return text;
+  };
+  write_file(f / "text.txt", tail);
+  write_file(f / "latin.txt", "caf\xE9 " + tail);
+  write_file(f / "word.txt", "PAR1 " + tail);
+  write_file(f / "a.png", "\x89PNG\r\n" + tail);
+  write_file(f / "a.npz", "PK\3\4" + tail);
+  write_file(f / "a.whl", nul("PK\3\4" + tail, 50));
+  write_file(f / "wide.txt", "\xFF\xFE" + nul(tail, 1));
+  write_file(f / "late.txt", nul(sample_text(5'000'000), 4'900'000));
+  fs::create_directory(f / "mixed");
+  write_file(f / "mixed/a.txt", tail);
+  write_file(f / "mixed/b.txt", nul(tail, 2000));
+  REQUIRE(
+      lathe_in(f, {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300"}).code ==
+      0);
+
+  const auto prepared = [&](const std::string& file, const std::vector<std::string>& flags) {
+    fs::remove_all(f / "out");
+    std::vector<std::string> words{"prepare", file, "--out", "out"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return lathe_in(f, words);
+  };
+  const std::vector<std::vector<std::string>> tokenizers{
+      {}, {"--tokenizer", "char"}, {"--tokenizer", "bpe", "--invalid", "repair"}, {"--dedup"}};
+  for (const auto& flags : tokenizers) {
+    INFO((flags.empty() ? "byte" : flags.back()));
+    for (const auto& [file, what] : std::map<std::string, std::string>{
+             {"a.png", "a.png is not text: it is a PNG image"},
+             {"a.npz", "a.npz is not text: it is a ZIP archive"},
+             {"a.whl", "a.whl is not text: it is a ZIP archive"},
+             {"wide.txt", "wide.txt is not text: it is UTF-16"},
+             {"late.txt", "late.txt is not text: it holds NUL bytes"},
+             {"mixed", "mixed/b.txt is not text: it holds NUL bytes"}}) {
+      const Finished refused = prepared(file, flags);
+      CHECK(refused.code == static_cast<int>(Exit::data));
+      CHECK_THAT(refused.err, ContainsSubstring(what));
+      CHECK(!fs::exists(f / "out"));
+    }
+    CHECK(prepared("text.txt", flags).code == 0);  // the controls
+    CHECK(prepared("word.txt", flags).code == 0);
+  }
+  CHECK(prepared("latin.txt", {}).code == 0);
+
+  // What is meant becomes a token for each byte, whatever it looks like.
+  CHECK(prepared("a.png", {"--tokenizer", "byte", "--binary"}).code == 0);
+  CHECK(all_ids(f / "out", "train").size() + all_ids(f / "out", "val").size() ==
+        fs::file_size(f / "a.png"));
+  CHECK(all_ids(f / "out", "train")[0] == 0x89);
+  write_file(f / "x.npy", "\x93NUMPY" + tail);
+  CHECK(prepared("x.npy", {"--tokenizer", "byte", "--binary"}).code == 0);
+  CHECK(prepared("mixed", {"--tokenizer", "byte", "--binary"}).code == 0);
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--binary"},
+        {"--tokenizer", "char", "--binary"},
+        {"--tokenizer", "byte", "--binary", "--dedup"},
+        {"--tokenizer", "byte", "--binary", "--task", "regression"}}) {
+    INFO(flags.back());
+    const Finished refused = prepared("a.png", flags);
+    CHECK(refused.code == static_cast<int>(Exit::usage));
+    CHECK_THAT(refused.err, ContainsSubstring("--binary") || ContainsSubstring("--task"));
+    CHECK(!fs::exists(f / "out"));
+  }
+}
+
+fs::path watched_folder;
+std::optional<std::set<std::string>> names_at_end;
+
+TEST_CASE("when the manifest has its name, no record of the progress is left", "[prepare]") {
+  const TempFolder f;
+  write_file(f / "text.txt", sample_text(20000));
+  watched_folder = f / "out";
+  PrepareOptions o{.inputs = {(f / "text.txt").string()}, .out = watched_folder};
+  o.progress_seconds = 0;
+  fault_hook = [](const char* point) {
+    // The record must have been there for this test to mean anything.
+    const std::string record = ".unfinished-manifest.json-progress";
+    if (std::string(point) == "prepare: shards written")
+      REQUIRE(names(watched_folder).contains(record));
+    if (std::string(point) == "prepare: renamed") names_at_end = names(watched_folder);
+  };
+  prepare(o);
+  fault_hook = nullptr;
+  REQUIRE(names_at_end);
+  names_at_end->erase(ClaimedFolder::lock_name);
+  CHECK((*names_at_end == std::set<std::string>{"manifest.json", "train.bin", "val.bin"}));
+}
+
+}  // namespace

@@ -1,0 +1,131 @@
+// memory.budget recomputes as few blocks as it takes.
+#include <string>
+#include <vector>
+
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+#include "train/analysis/forecast.h"
+#include "train/analysis/memory_budget.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::Finished;
+using lathe::test::lathe_in;
+using lathe::test::TempFolder;
+using lathe::test::train_on;
+using lathe::test::with_keys;
+using Words = std::vector<std::string>;
+
+/// A model of eight blocks whose activations are about 10 MB each.
+class BudgetedRuns {
+ public:
+  BudgetedRuns() {
+    lathe::test::make_data(folder_);
+    lathe::test::write_config(
+        folder_, {"gpt", "text", "n_layer = 8\nn_head = 2\nn_embd = 64\nblock_size = 128\n"});
+  }
+  const TempFolder& folder() const { return folder_; }
+
+  /// Returns the config with these keys.
+  LoadedConfig load(const Words& more) const {
+    Overrides keys{{"data.dir", (folder_ / "text").string()}};
+    for (const std::string& key : with_keys(keys_, more)) {
+      const size_t end = key.find('=');
+      keys.emplace_back(key.substr(2, end - 2), key.substr(end + 1));
+    }
+    return load_config((folder_ / "kind.toml").string(), keys);
+  }
+  /// Returns the resident bytes that a run in this process would have.
+  int64_t needed(const std::string& policy) const {
+    return dry_step(load({"--memory.recompute=" + policy})).resident() + process_overhead_bytes();
+  }
+  Finished train(const std::string& name, const Words& more) const {
+    return train_on(folder_, 1, "kind.toml", name, with_keys(keys_, more));
+  }
+
+ private:
+  TempFolder folder_;
+  Words keys_{"--train.steps=2",         "--train.batch_size=8",    "--train.grad_accum=1",
+              "--train.eval_interval=0", "--checkpoint.interval=2", "--train.log_interval=1"};
+};
+
+TEST_CASE("a budget recomputes as few blocks as it takes", "[memory_budget][process_memory]") {
+  const BudgetedRuns runs;
+  const int64_t all = runs.needed("none"), least = runs.needed("blocks");
+  CHECK(all - least > 20e6);
+
+  // In the middle: some blocks, and not one fewer.
+  const int64_t budget = (all + least) / 2;
+  LoadedConfig loaded = runs.load({"--memory.budget=" + std::to_string(budget)});
+  CHECK_THAT(apply_memory_budget(loaded), ContainsSubstring("of 8 blocks are recomputed"));
+  const std::string chosen = loaded.config.memory.recompute;
+  REQUIRE(chosen.starts_with("blocks.0-"));
+  const int last = std::stoi(chosen.substr(9));
+  CHECK(last > 0);
+  CHECK(last < 7);
+  // What the program takes grows by a few MB with the dry runs.
+  CHECK(runs.needed(chosen) <= budget + 4'000'000);
+  CHECK(runs.needed("blocks.0-" + std::to_string(last - 1)) > budget);
+}
+
+TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budget]") {
+  const BudgetedRuns runs;
+  REQUIRE(runs.train("all", {}).code == 0);
+
+  // The smallest budget of these that is enough.
+  std::string budget;
+  for (int mb = 90; mb < 200 && budget.empty(); mb += 10) {
+    const Words key{"--memory.budget=" + std::to_string(mb) + "MB"};
+    const Finished done = runs.train("some", key);
+    if (done.code == 0) budget = key[0];
+  }
+  INFO(budget);
+  REQUIRE(!budget.empty());
+  CHECK(
+      lathe::test::slurp(runs.folder() / "runs/some/config.toml").find("\nrecompute = \"none\"") ==
+      std::string::npos);
+  CHECK((lathe::test::results_of(runs.folder() / "runs/some", "step-00000002") ==
+         lathe::test::results_of(runs.folder() / "runs/all", "step-00000002")));
+
+  // The same command resumes the run with nothing left to do and no key changed.
+  const Finished again = runs.train("some", {budget});
+  CHECK(again.code == 0);
+  CHECK(again.out.find("memory.recompute") == std::string::npos);
+
+  // So does the config that the run recorded.
+  const Finished recorded = lathe_in(runs.folder(), {"train", "runs/some/config.toml"});
+  INFO(recorded.err);
+  CHECK(recorded.code == 0);
+
+  // More than the run needs recomputes nothing.
+  const Finished ample = runs.train("ample", {"--memory.budget=4GB"});
+  CHECK(ample.code == 0);
+  CHECK(lathe::test::slurp(runs.folder() / "runs/ample/config.toml")
+            .find("recompute = \"blocks.0-") == std::string::npos);
+}
+
+TEST_CASE("a budget that is not enough, or no amount, is refused before anything is made",
+          "[memory_budget]") {
+  const BudgetedRuns runs;
+  const Finished little = runs.train("little", {"--memory.budget=40MB"});
+  CHECK(little.code == 9);
+  CHECK_THAT(little.err, ContainsSubstring("memory.budget") && ContainsSubstring("--fit 40MB"));
+  CHECK(runs.train("words", {"--memory.budget=much"}).code == 2);
+  const Finished both = runs.train("both", {"--memory.budget=4GB", "--memory.recompute=blocks"});
+  CHECK(both.code == 2);
+  CHECK_THAT(both.err, ContainsSubstring("memory.recompute"));
+  for (const char* wrong : {"blocks.", "blocks.3-1", "blocks.0-7x"})
+    CHECK(runs.train("range", {std::string("--memory.recompute=") + wrong}).code == 2);
+
+  // A range must be within the model's blocks.
+  for (const char* range : {"blocks.8-9", "blocks.6-8"}) {
+    const Finished beyond = runs.train("beyond", {std::string("--memory.recompute=") + range});
+    CHECK(beyond.code == 2);
+    CHECK_THAT(beyond.err, ContainsSubstring(range) && ContainsSubstring("8 blocks"));
+  }
+  CHECK(!fs::exists(runs.folder() / "runs"));
+}
+
+}  // namespace

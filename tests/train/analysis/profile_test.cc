@@ -1,0 +1,366 @@
+// `lathe profile`: what it says of steps is what they did.
+#include "train/analysis/profile.h"
+
+#include <sys/stat.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "core/io/json.h"
+#include "core/parallel.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/analysis/finders.h"
+#include "train/analysis/forecast.h"
+#include "train/analysis/machine.h"
+#include "train/step/stepper.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+LoadedConfig tiny_config(const TempFolder& f,
+                         std::vector<std::pair<std::string, std::string>> keys = {}) {
+  keys.insert(keys.end(), {{"data.dir", (f / "data").string()},
+                           {"train.threads", "1"},
+                           {"train.grad_accum", "2"},
+                           {"train.device", "cpu"}});
+  return load_config((f / "tiny.toml").string(), keys);
+}
+
+Profile profile_of(LoadedConfig loaded, int64_t first, int64_t count) {
+  loaded.config.train.eval_interval = 0;
+  const RunData data = RunData::open(loaded);
+  Session s = Session::make(loaded, *data.task, data.sizes);
+  return profile_steps(s, *data.data, first, count);
+}
+
+TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[profile]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const LoadedConfig loaded = tiny_config(f);
+  const Profile p = profile_of(loaded, 1, 3);
+  REQUIRE(p.step_seconds.size() == 3);
+  double matmul = 0, forward_begin = -1, end = 0, sum = 0, steps = 0, idle = 0, of = 0;
+  int loops = 0;
+  int64_t kept = 0, left = 0, data = 0, optimizer = 0;
+  std::set<std::string> places;
+  for (const Span& s : p.spans) {
+    matmul += s.flops.matmul;
+    kept += s.kept;
+    left += s.phase == Span::Phase::forward ? s.kept : 0;
+    sum += s.seconds;
+    data += s.phase == Span::Phase::data;
+    optimizer += s.phase == Span::Phase::optimizer;
+    CHECK(s.begin >= end - 1e-9);  // one behind the other
+    loops += s.idle >= 0;
+    if (s.idle >= 0) idle += s.idle, of += s.seconds;
+    end = s.begin + s.seconds;
+    if (s.phase == Span::Phase::forward || s.phase == Span::Phase::backward)
+      places.insert((s.phase == Span::Phase::forward ? "f " : "b ") + s.op + " " + s.module);
+    if (forward_begin < 0 && s.phase == Span::Phase::forward) forward_begin = s.begin;
+  }
+  for (const double t : p.step_seconds) steps += t;
+  CHECK(loops > 100);
+  CHECK(idle < 0.25 * of);  // one thread waits for none: what is left is the work around tiny loops
+  CHECK(data == 3 * 2);
+  CHECK(optimizer == 3);
+  CHECK(sum <= steps);
+  CHECK(matmul == Approx(3 * 2 * dry_step(loaded).micro_batch.matmul()));
+  // What forward leaves is gone after the step, but for what a parameter took over as its gradient.
+  CHECK(left > 50000);
+  CHECK(std::abs(kept) < left / 20);
+  for (const char* place : {"f attention blocks.0.attn", "b attention blocks.1.attn",
+                            "f layer_norm norm", "f embedding tokens", "b linear_cross_entropy "})
+    CHECK(places.contains(place));
+}
+
+TEST_CASE("what is computed again is counted by itself", "[profile]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const auto count = [&](const char* policy) {
+    const Profile p = profile_of(tiny_config(f, {{"memory.recompute", policy}}), 0, 1);
+    return std::count_if(p.spans.begin(), p.spans.end(),
+                         [](const Span& s) { return s.phase == Span::Phase::recompute; });
+  };
+  CHECK(count("none") == 0);
+  CHECK(count("blocks") > 10);
+}
+
+TEST_CASE("a leak is reported, a steady step is not one", "[profile]") {
+  Profile p;
+  p.spans.push_back(
+      {.op = "linear", .module = "head", .seconds = 1e-3, .flops = {.matmul = 1e6}, .bytes = 1000});
+  p.step_seconds = {1e-3, 1e-3, 1e-3, 1e-3};
+  p.memory_after_step = {1000, 2000, 3000, 4000};
+  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10),
+             ContainsSubstring("LEAK: tensors grow by 1.0 kB a step"));
+  p.memory_after_step = {3000, 3000, 3000, 3000};
+  CHECK(profile_text(p, {1e9, 1e9}, "tokens", 10).find("LEAK") == std::string::npos);
+  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10),
+             ContainsSubstring("data.workers = 0 is enough"));
+  Profile waits = p;
+  waits.spans.push_back({.phase = Span::Phase::data, .op = "data", .seconds = 1e-3});
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10),
+             ContainsSubstring("more data.workers than 0 would help"));
+  waits.disk_reads = 5;
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10),
+             ContainsSubstring("the disk is what limits"));
+  // 1e6 FLOPs at 1e9 a second are all of its millisecond; at a thousandth of the ceiling it is
+  // overhead.
+  CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10),
+             ContainsSubstring("limited most by products of matrices"));
+  CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10),
+             ContainsSubstring("limited most by the work around small ops"));
+  CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10),
+             ContainsSubstring("limited most by reading and writing"));
+}
+
+TEST_CASE("a thread that waits for another at a loop's end is seen", "[profile]") {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  ThreadLog log;
+  ThreadLog::active() = &log;
+  const auto busy = [](double seconds) {
+    for (const auto begin = Clock::now(); seconds_since(begin) < seconds;) {
+    }
+  };
+  parallel_for(0, 2, 1, [&](int64_t begin, int64_t) {
+    busy(begin == 0 ? 0.05 : 0);
+    parallel_for(0, 2, 1, [&](int64_t, int64_t) {});  // within another: the same thread's
+  });
+  ThreadLog::active() = nullptr;
+  parallel_for(0, 2, 1, [&](int64_t, int64_t) {});
+  at::set_num_threads(threads);
+  const auto [works, loops] = log.take();
+  REQUIRE(loops.size() == 1);
+  REQUIRE(works.size() == 2);
+  for (const ThreadLog::Work& w : works) {
+    CHECK(w.what == loop_work);
+    CHECK(w.begin >= loops[0].begin);
+    CHECK(w.end <= loops[0].end);
+    if (w.thread == 0) CHECK(w.end - w.begin >= std::chrono::milliseconds(50));
+  }
+  CHECK(works[0].thread + works[1].thread == 1);
+  CHECK(log.take().first.empty());
+
+  Profile p;
+  p.threads = 2;
+  p.spans.push_back({.op = "known", .seconds = 1e-3, .idle = 0.5e-3});
+  p.spans.push_back({.op = "of_aten", .seconds = 3e-3});
+  p.step_seconds = {4e-3}, p.memory_after_step = {0};
+  const std::string text = profile_text(p, {1e9, 1e9}, "tokens", 10);
+  CHECK_THAT(text, ContainsSubstring("threads without work 25% of the 25% that our loops take"));
+  CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*known .* 25%\n(.|\n)*"));
+  CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*of_aten .*\\.00 *\n(.|\n)*"));
+}
+
+TEST_CASE("profile replaces a trace that it wrote, and another file only by force", "[profile]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const auto profile = [&](std::vector<std::string> args) {
+    args.insert(args.begin(), {"profile", "tiny.toml", "--steps", "0:1"});
+    return lathe_in(f, std::move(args));
+  };
+  REQUIRE(mkfifo((f / "pipe").c_str(), 0600) == 0);
+  for (const std::string flag : {"--trace", "--kineto"}) {
+    INFO(flag);
+    write_file(f / "t.json", "mine");
+    const Finished refused = profile({flag, "t.json"});
+    CHECK(refused.code == 2);
+    CHECK_THAT(refused.err,
+               ContainsSubstring("t.json is there already, and lathe profile did not write it"));
+    CHECK(refused.out.empty());
+    CHECK(slurp(f / "t.json") == "mine");
+
+    CHECK(profile({flag, "t.json", "--force"}).code == 0);
+    const std::string first = slurp(f / "t.json");
+    CHECK(first.size() > 1000);
+    CHECK(profile({flag, "t.json"}).code == 0);
+    CHECK(slurp(f / "t.json") != first);
+
+    // A rename would put a file in the place of a pipe or a device.
+    CHECK_THAT(profile({flag, "pipe", "--force", "true"}).err,
+               ContainsSubstring("is not a regular file"));
+    CHECK(fs::is_fifo(f / "pipe"));
+    CHECK_THAT(profile({flag, "data"}).err, ContainsSubstring("is not a regular file"));
+  }
+}
+
+TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished of_config =
+      lathe_in(f, {"profile", "tiny.toml", "--steps", "2:4", "--trace", "trace.json", "--kineto",
+                   "kineto.json", "--train.threads=2", "--data.workers=1"});
+  INFO(of_config.err);
+  REQUIRE(of_config.code == 0);
+  for (const char* word : {"A step is limited most by", "The three largest costs",
+                           "Memory is highest in", "blocks.*.mlp"})
+    CHECK_THAT(of_config.out, ContainsSubstring(word));
+  const Json trace =
+      parse_json(read_file(f / "trace.json", Exit::io), "trace.json", Exit::internal);
+  double end = 0;
+  int spans = 0;
+  std::map<int, std::string> lanes;
+  std::map<std::string, int> parts;
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["name"] == "thread_name")
+      lanes[event["tid"].get<int>()] = event["args"]["name"].get<std::string>();
+    if (event["ph"] != "X") continue;
+    const std::string& lane = lanes[event["tid"].get<int>()];
+    if (event["cat"] == "threads") {
+      CHECK(lane.starts_with(event["name"].get<std::string>()));
+      ++parts[lane];
+      continue;
+    }
+    CHECK(lane == "steps");
+    ++spans;
+    CHECK(event["ts"].get<double>() >= end - 0.01);
+    end = event["ts"].get<double>() + event["dur"].get<double>();
+  }
+  CHECK(spans > 50);
+  CHECK(parts["loop 0"] > 50);
+  CHECK(parts["loop 1"] > 5);
+  CHECK(parts["data worker 0"] > 0);
+
+  // LibTorch's profiler saw the steps behind those: by name, ours around what ATen did for them.
+  const Json kineto =
+      parse_json(read_file(f / "kineto.json", Exit::io), "kineto.json", Exit::internal);
+  std::map<std::string, std::pair<double, double>> seen;
+  for (const Json& event : kineto["traceEvents"]) {
+    if (event.value("ph", "") == "X")
+      seen.try_emplace(event["name"].get<std::string>(), event["ts"].get<double>(),
+                       event["ts"].get<double>() + event["dur"].get<double>());
+  }
+  CHECK_FALSE(seen.contains("step 3"));
+  for (const auto& [outer, inner] : {std::pair{"step 4", "forward"},
+                                     {"forward", "blocks.0.attn.qkv (Linear)"},
+                                     {"blocks.0.attn.qkv (Linear)", "linear"},
+                                     {"backward", "attention backward"},
+                                     {"step 4", "data"},
+                                     {"step 4", "optimizer"},
+                                     {"linear", "aten::empty"}}) {
+    INFO(outer << " around " << inner);
+    REQUIRE(seen.contains(outer));
+    REQUIRE(seen.contains(inner));
+    if (std::string(inner) == "aten::empty") continue;  // others call it before
+    CHECK(seen[outer].first <= seen[inner].first);
+    CHECK(seen[outer].second >= seen[inner].second);
+  }
+  CHECK(seen.contains("step 5"));
+  const Finished no_card = lathe_in(f, {"profile", "tiny.toml", "--nvtx=true"});
+  CHECK(no_card.code == 2);
+  CHECK_THAT(no_card.err, ContainsSubstring("--nvtx marks the work of a GPU"));
+  CHECK(lathe_in(f, {"profile", "tiny.toml", "--steps=0:1", "--kineto=none/kineto.json"}).code ==
+        static_cast<int>(Exit::io));
+  CHECK_FALSE(fs::exists(f / "runs"));
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2", "--log.level=error"}).code == 0);
+  const std::string before = read_file(f / "runs/tiny/metrics.jsonl", Exit::io);
+  CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
+  const Json memory =
+      parse_json(read_file(f / "runs/tiny/profile.json", Exit::io), "profile.json", Exit::internal);
+  int64_t most = 0;
+  for (const Json& point : memory["timeline"]) most = std::max(most, point[1].get<int64_t>());
+  CHECK(most == memory["bytes"].get<int64_t>());
+  CHECK_THAT(of_config.out,
+             ContainsSubstring("Memory is highest in " + memory["at"].get<std::string>()));
+  CHECK_THAT(of_config.out, ContainsSubstring(memory["kept"][0][0].get<std::string>()));
+  CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
+  CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err,
+             ContainsSubstring("--steps must be"));
+}
+
+TEST_CASE("a range test finds where the loss falls and where it rises", "[profile]") {
+  RangeTest test;
+  for (int i = 0; i < 60; ++i) {
+    const double x =
+        -6 + 0.1 * i;  // the logarithm of the rate; falls fastest at 1e-3, rises from 1e-1 on
+    test.lr.push_back(std::pow(10, x));
+    test.loss.push_back(4 - 2 / (1 + std::exp(-4 * (x + 3))) + (x > -1.5 ? 8 * (x + 1.5) : 0));
+  }
+  read_range(test);
+  CHECK(std::log10(test.steepest) == Approx(-3).epsilon(0.05));
+  CHECK(test.diverged > 0.03);
+  CHECK(std::log10(test.lowest) == Approx(-1.5).epsilon(0.1));
+
+  // A curve that falls and rises again, but not above its first value, rises all the same.
+  RangeTest bowl, falling;
+  for (int i = 0; i < 60; ++i) {
+    bowl.lr.push_back(std::pow(10, -6 + 0.1 * i));
+    bowl.loss.push_back(2 + 1e-3 * std::pow(i - 40, 2));
+    falling.lr.push_back(bowl.lr.back());
+    falling.loss.push_back(4 - 0.03 * i);
+  }
+  read_range(bowl), read_range(falling);
+  CHECK(bowl.diverged == 0);
+  CHECK(bowl.lowest == bowl.lr[40]);
+  CHECK(falling.lowest == 0);  // the control
+
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished r =
+      lathe_in(f, {"find", "lr", "tiny.toml", "--from=1e-4", "--to=1000", "--steps=80"});
+  INFO(r.err);
+  REQUIRE(r.code == 0);
+  const Json last = parse_json(r.out.substr(r.out.rfind("{")), "find", Exit::internal);
+  CHECK(last["lr"].get<double>() > 1e-4);
+  CHECK(last["lr"].get<double>() < 10);
+  CHECK(last["diverges_at"].is_number());
+  CHECK(last["lowest_at"].get<double>() < last["diverges_at"].get<double>());
+  CHECK_THAT(r.out, ContainsSubstring(" on it rises, and from "));
+  CHECK_THAT(lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"}).err,
+             ContainsSubstring("must be above"));
+}
+
+TEST_CASE("the gradient noise scale is that of gradients with known noise",
+          "[profile][process_memory]") {
+  // |G|^2 = 4 and tr(S) = 80: batches of 5 have 4 + 16, of 20 have 4 + 4.
+  const NoiseScale n = noise_scale(20, 8, 5, 20);
+  CHECK(n.gradient == Approx(4));
+  CHECK(n.noise == Approx(80));
+  CHECK(n.batch() == Approx(20));
+  CHECK(std::isnan(noise_scale(20, 5, 5, 20).batch()));  // all noise
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const Finished r = lathe_apart(
+      f, {"find", "batch", "tiny.toml", "--memory=300MB", "--rounds=2", "--train.device=cpu"});
+  INFO(r.err);
+  REQUIRE(r.code == 0);
+  const Json last = parse_json(r.out.substr(r.out.rfind("{")), "find", Exit::internal);
+  CHECK(last["batch_size"].get<int64_t>() > 100);
+  CHECK(last["measured_bytes"].get<double>() ==
+        Approx(last["predicted_bytes"].get<double>()).epsilon(0.1));
+  CHECK(last["measured_bytes"].get<double>() < 330e6);
+}
+
+TEST_CASE("a figure measured beside other work is doubted, one alone is not", "[profile]") {
+  const MachineSample begin{.seconds = 100,
+                            .own_cpu = 5,
+                            .all_cpu = 1000,
+                            .steal = 10,
+                            .mhz = 2500,
+                            .throttled = 3,
+                            .load = 0};
+  MachineSample end{.seconds = 110,
+                    .own_cpu = 25,
+                    .all_cpu = 1020.2,
+                    .steal = 10,
+                    .mhz = 2490,
+                    .throttled = 3,
+                    .load = 2};
+  CHECK(measurement_warnings(begin, end, 2, "performance").empty());
+  end.all_cpu = 1025;
+  end.steal = 11;
+  end.mhz = 1800;
+  end.throttled = 4;
+  const auto why = measurement_warnings(begin, end, 2, "powersave");
+  REQUIRE(why.size() == 5);
+  CHECK(why[0] == "other processes took 25% of the cores");
+  CHECK(why[1] == "the machine's host took 5% of the cores");
+  CHECK(why[2] == "the clock moved from 2500 to 1800 MHz");
+}
+
+}  // namespace

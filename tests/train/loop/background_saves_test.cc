@@ -1,0 +1,380 @@
+// Saves in the background: what is written is the moment of the copy, one is under way at a time,
+// errors come out at the next look, and a run that ends, however it ends, leaves the save whole.
+#include "train/loop/saver.h"
+
+#include <cerrno>
+#include <csignal>
+#include <mutex>
+#include <semaphore>
+#include <thread>
+
+#include "autograd/node.h"
+#include "core/io/json.h"
+#include "core/memory.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "tests/support/small.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// Calls `at` for each fault point while it lives, with whether that is on another thread than the
+/// test's.
+class Hook {
+ public:
+  explicit Hook(std::function<void(const std::string& point, bool in_background)> at) {
+    called = std::move(at);
+    own = std::this_thread::get_id();
+    fault_hook = [](const char* point) { called(point, std::this_thread::get_id() != own); };
+  }
+  ~Hook() { fault_hook = nullptr; }
+  Hook(const Hook&) = delete;
+  Hook& operator=(const Hook&) = delete;
+
+ private:
+  static inline std::function<void(const std::string&, bool)> called;
+  static inline std::thread::id own;
+};
+
+CheckpointConfig config(const std::string& dtype = "auto", int64_t keep = 2) {
+  CheckpointConfig c;
+  c.async_save = true;
+  c.dtype = dtype;
+  c.keep = keep;
+  return c;
+}
+
+RunState at_step(int64_t step) {
+  RunState state;
+  state.step = step, state.updates = step - 1, state.tokens = 9 * step, state.metrics_bytes = 5,
+  state.config = "c";
+  return state;
+}
+
+void save(CheckpointSaver& saver, const Small& s, int64_t step) {
+  saver.save(at_step(step), s.params, s.optimizer, [] {}, /*at_once=*/false);
+}
+
+/// Every tensor that a checkpoint has becomes another.
+void train_on(Small& s) {
+  for (auto& group : s.optimizer.groups()) {
+    for (auto& slot : group.slots) {
+      slot.param.data().add_(1);
+      for (auto& state : slot.state) state.add_(1);
+    }
+  }
+}
+
+std::string files_of(const fs::path& checkpoint) {
+  std::string all;
+  for (const char* name :
+       {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"})
+    all += slurp(checkpoint / name);
+  return all;
+}
+
+TEST_CASE("a background save is of the moment at which it was asked for, to the byte",
+          "[background_saves]") {
+  for (const char* dtype : {"auto", "bf16"}) {
+    INFO(dtype);
+    const TempFolder f(fast_folder());
+    const auto as = save_dtype(config(dtype));
+    Small s;
+    std::binary_semaphore trained(0);
+    const Hook hook([&](const std::string& point, bool in_background) {
+      if (in_background && point == "save: begun") trained.acquire();
+    });
+    CheckpointSaver saver(f / "run", config(dtype), -1);
+    for (const int64_t step : {10, 20, 30}) {  // the second and third into the memory of the first
+      const fs::path wanted = save_checkpoint(f / "at once", at_step(step), s.params, s.optimizer,
+                                              Retention{.newest = 3}, as);
+      const Snapshot view = view_state(s.params, s.optimizer, as);
+      save(saver, s, step);
+      train_on(s);
+      CHECK(saver.saved_step() == (step == 10 ? -1 : step - 10));
+      trained.release();
+      saver.wait();
+      CHECK(saver.saved_step() == step);
+      CHECK(files_of(f / "run/checkpoints" / checkpoint_name(step)) == files_of(wanted));
+      // What a save without a copy would have written is noticed.
+      CHECK(files_of(store_checkpoint(f / "shared", at_step(step), view, {})) != files_of(wanted));
+    }
+  }
+}
+
+TEST_CASE("one save is under way at a time; the next one waits, and is counted",
+          "[background_saves]") {
+  const TempFolder f(fast_folder());
+  const Small s;
+  std::counting_semaphore<3> go_on(0);
+  std::mutex mutex;
+  std::vector<std::string> points;
+  const Hook hook([&](const std::string& point, bool in_background) {
+    if (in_background && point == "save: begun") go_on.acquire();
+    if (point == "save: waiting") go_on.release();
+    const std::lock_guard lock(mutex);
+    points.push_back(point);
+  });
+  CheckpointSaver saver(f.path(), config(), -1);
+  save(saver, s, 1);
+  CHECK(saver.times().waits == 0);
+  save(saver, s, 2);
+  CHECK(saver.times().waits == 1);
+  CHECK(saver.saved_step() == 1);
+  saver.wait();
+  save(saver, s, 3);
+  CHECK(saver.times().waits == 1);
+  saver.wait();
+  CHECK(saver.times().saves == 3);
+  CHECK(saver.times().wait_s > 0);
+  CHECK(saver.times().copy_s > 0);
+  CHECK(saver.times().write_s == 0);
+  int writing = 0;
+  for (const auto& point : points) {
+    writing += point == "save: copied" ? 1 : point == "save: parent synced" ? -1 : 0;
+    CHECK((writing == 0 || writing == 1));
+  }
+  CHECK(list_checkpoints(f.path()).size() == 2);
+}
+
+const FileCalls saver_calls = file_calls;
+int failing = 0;  // errno of each write
+
+struct FailWrites {
+  explicit FailWrites(int number) {
+    failing = number;
+    file_calls.write = [](int, const void*, size_t) -> ssize_t {
+      errno = failing;
+      return -1;
+    };
+  }
+  ~FailWrites() { file_calls = saver_calls; }
+};
+
+TEST_CASE("what goes wrong in the background comes out at the next look, as it would at once",
+          "[background_saves]") {
+  for (const int number : {ENOSPC, EIO, EDQUOT}) {
+    const TempFolder f(fast_folder());
+    const Small s;
+    const auto problem = [](const std::function<void()>& body) {
+      try {
+        body();
+      } catch (const FileError& e) {
+        CHECK(e.code() == Exit::io);
+        const std::string what = e.what();
+        return str(e.number(),
+                   what.substr(
+                       0, what.find(", and ")));  // the bytes that are free are not always the same
+      }
+      return std::string("nothing");
+    };
+    const auto save_two = [&](CheckpointSaver& saver) {
+      save(saver, s, 10), save(saver, s, 20);
+      saver.wait();
+    };
+    std::string at_once;
+    {
+      CheckpointSaver saver(f / "run", config(), -1);
+      save_two(saver);
+      const FailWrites fail(number);
+      at_once =
+          problem([&] { saver.save(at_step(30), s.params, s.optimizer, [] {}, /*at_once=*/true); });
+      CHECK_THAT(at_once, ContainsSubstring("checkpoint step-00000030 is not saved"));
+    }
+    const std::vector<std::function<void(CheckpointSaver&)>> looks{
+        [](CheckpointSaver& saver) { saver.wait(); },
+        [](CheckpointSaver& saver) {
+          for (;;) saver.saved_step();
+        },
+        [&](CheckpointSaver& saver) { save(saver, s, 40); }};
+    for (const auto& look : looks) {
+      CheckpointSaver saver(f / "run", config(), 20);
+      const FailWrites fail(number);
+      save(saver, s, 30);
+      CHECK(problem([&] { look(saver); }) == at_once);
+      CHECK(saver.saved_step() == 20);
+    }
+    {  // nobody looks: the end waits
+      CheckpointSaver saver(f / "run", config(), 20);
+      const FailWrites fail(number);
+      save(saver, s, 30);
+    }
+    CHECK(list_folder(f / "run/checkpoints").size() == 2);
+    for (const auto& path : list_checkpoints(f / "run")) CHECK_NOTHROW(verify_checkpoint(path));
+  }
+}
+
+TEST_CASE(
+    "the stop check before a save ends it; weights that are not finite are refused before any copy",
+    "[background_saves]") {
+  const TempFolder f(fast_folder());
+  Small s;
+  CheckpointSaver saver(f.path(), config(), -1);
+  saver.save(
+      at_step(10), s.params, s.optimizer, [] { fail(Exit::io, "the folder is gone"); }, false);
+  CHECK(error_of([&] { saver.wait(); }) == "the folder is gone");
+  CHECK(list_folder(f / "checkpoints").empty());
+  save(saver, s, 20);
+  s.params[1].parameter.data()[1] = std::nan("");
+  CHECK_THAT(error_of([&] { save(saver, s, 30); }),
+             ContainsSubstring("the parameter b has elements that are not"));
+  saver.wait();
+  REQUIRE(list_checkpoints(f.path()).size() == 1);
+  CHECK(step_of(list_checkpoints(f.path())[0]) == 20);
+}
+
+TEST_CASE("an older checkpoint stays until the new one is whole", "[background_saves]") {
+  const TempFolder f(fast_folder());
+  const Small s;
+  CheckpointSaver saver(f.path(), config("auto", 1), -1);
+  save(saver, s, 10);
+  saver.wait();
+  std::string faults;
+  int points = 0;
+  const Hook hook([&](const std::string& point, bool in_background) {
+    if (!in_background) return;
+    ++points;
+    const auto found = newest_checkpoint(f.path());
+    if (!found) faults += point + " ";
+    if (point == "save: deleting an old one" && step_of(*found) != 20) faults += point + " ";
+  });
+  save(saver, s, 20);
+  saver.wait();
+  CHECK(faults.empty());
+  CHECK(points == 10);
+  REQUIRE(list_folder(f / "checkpoints").size() == 1);
+}
+
+TEST_CASE(
+    "the copy has the bytes of a checkpoint and takes nothing more from the system at the next",
+    "[background_saves]") {
+  const auto held = [] { return memory_stats().used[static_cast<size_t>(Memory::checkpoints)]; };
+  const int64_t before = held();
+  {
+    const TempFolder f(fast_folder());
+    Small s;
+    CheckpointSaver saver(f.path(), config("bf16"), -1);
+    CHECK(held() == before);  // nothing until there is something to save
+    train_on(s);              // takes small blocks of its own at its first time
+    save(saver, s, 1);
+    saver.wait();
+    CHECK(held() - before == checkpoint_bytes(s.params, s.optimizer, at::kBFloat16));
+    const MemoryStats first = memory_stats();
+    for (int64_t step = 2; step < 6; ++step) {
+      train_on(s);
+      save(saver, s, step);
+    }
+    saver.wait();
+    CHECK(memory_stats().blocks == first.blocks);
+    CHECK(memory_stats().reserved == first.reserved);
+    CHECK(memory_stats().total == first.total);
+  }
+  CHECK(held() == before);
+}
+
+/// A tiny run with `lathe_faults`, in the background where `slow` is a fault point and
+/// milliseconds.
+Finished train(const TempFolder& f, const std::string& out, std::vector<std::string> args,
+               const std::string& slow, std::map<std::string, std::string> environment = {},
+               int signal = 0) {
+  args.insert(args.begin(), {"train", "tiny.toml", "--train.device=cpu", "--train.out_dir=" + out});
+  if (!slow.empty()) {
+    args.emplace_back("--checkpoint.async_save=true");
+    environment["LATHE_TEST_SLOW"] = slow;
+  }
+  Invocation command{"lathe_faults", args, f.path(), environment, -1, signal};
+  command.signal_after = "step 10  validation";
+  return run(command);
+}
+
+TEST_CASE("a run that saves in the background: the same bits, and each checkpoint that of its step",
+          "[background_saves]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const std::vector<std::string> often{"--checkpoint.interval=3", "--checkpoint.keep=20"};
+  REQUIRE(train(f, "at_once", often, "").code == 0);
+  const Finished r = train(f, "background", often, "save: begun 20");
+  INFO(r.out << r.err);
+  REQUIRE(r.code == 0);
+  CHECK_THAT(r.out, ContainsSubstring(" is still being written, and training waits for it"));
+  CHECK_THAT(r.out,
+             ContainsSubstring("saved     14 checkpoints; training stood still for them for "));
+  CHECK(difference(f / "at_once", f / "background") == "");
+  const std::string metrics = slurp(f / "background/metrics.jsonl");
+  const auto all = list_checkpoints(f / "background");
+  REQUIRE(all.size() == 14);
+  for (const auto& path : all) {
+    const fs::path other = f / "at_once/checkpoints" / path.filename();
+    for (const char* name : {"model.safetensors", "optimizer.safetensors"})
+      CHECK(slurp(path / name) == slurp(other / name));
+    const RunState a = read_state(path), b = read_state(other);
+    CHECK((a.step == b.step && a.updates == b.updates && a.tokens == b.tokens &&
+           a.val_loss == b.val_loss));
+    // The lines of metrics end with those of this step.
+    const std::string lines = metrics.substr(0, a.metrics_bytes);
+    const size_t last = lines.rfind('\n', lines.size() - 2) + 1;
+    CHECK(parse_json(lines.substr(last), "metrics", Exit::internal)["step"] == a.step);
+  }
+}
+
+TEST_CASE("a signal, a loss that diverged and a full disk while a save is under way",
+          "[background_saves]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(train(f, "whole", {}, "").code == 0);
+
+  const Finished stopped =
+      train(f, "stopped", {"--checkpoint.interval=1"}, "save: begun 30", {}, SIGTERM);
+  INFO(stopped.out << stopped.err);
+  CHECK(stopped.code == 75);
+  REQUIRE(!list_checkpoints(f / "stopped").empty());
+  const fs::path newest = list_checkpoints(f / "stopped")[0];
+  CHECK_NOTHROW(verify_checkpoint(newest));
+  CHECK_THAT(stopped.out, ContainsSubstring("after step " + std::to_string(step_of(newest)) + ";"));
+  CHECK(list_folder(f / "stopped/checkpoints").size() == 2);
+  CHECK(train(f, "stopped", {}, "save: begun 5").code == 0);
+  CHECK(difference(f / "whole", f / "stopped") == "");
+
+  const Finished diverged =
+      train(f, "diverged", {"--checkpoint.interval=1", "--optim.lr=1e30"}, "save: begun 100");
+  INFO(diverged.out << diverged.err);
+  CHECK(diverged.code == 5);
+  CHECK(list_folder(f / "diverged/checkpoints").size() == list_checkpoints(f / "diverged").size());
+  REQUIRE(!list_checkpoints(f / "diverged").empty());
+  CHECK_NOTHROW(verify_checkpoint(list_checkpoints(f / "diverged")[0]));
+
+  const auto fill = [&](const std::string& out, const std::string& slow) {
+    const Finished full = train(f, out, {}, slow, {{"LATHE_TEST_FAIL", "write ENOSPC 3 2"}});
+    INFO(full.out << full.err);
+    CHECK(full.code == 6);
+    CHECK(std::count(full.err.begin(), full.err.end(), '\n') == 1);
+    REQUIRE(list_folder(f / out / "checkpoints").size() == 1);
+    CHECK(step_of(list_checkpoints(f / out)[0]) == 10);
+    CHECK(train(f, out, {}, slow).code == 0);
+    CHECK(difference(f / "whole", f / out) == "");
+    std::string said = full.err.substr(0, full.err.find(", and "));
+    return said.replace(said.find(out), out.size(), "RUN");
+  };
+  CHECK(fill("full_background", "save: begun 5") == fill("full_at_once", ""));
+}
+
+TEST_CASE("checkpoint.async_save is refused where it has no effect, and the plan shows its memory",
+          "[background_saves]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto lathe = [&](std::vector<std::string> args) {
+    return run({"lathe", std::move(args), f.path(), {}});
+  };
+  const Finished refused =
+      lathe({"train", "tiny.toml", "--checkpoint.async_save=true", "--checkpoint.interval=0"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err,
+             ContainsSubstring("checkpoint.async_save has no effect with checkpoint.interval = 0"));
+  CHECK_THAT(lathe({"plan", "tiny.toml", "--checkpoint.async_save=true"}).out,
+             ContainsSubstring("memory: checkpoints"));
+  CHECK(lathe({"plan", "tiny.toml"}).out.find("memory: checkpoints") == std::string::npos);
+}
+
+}  // namespace

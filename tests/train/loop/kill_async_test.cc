@@ -1,0 +1,69 @@
+// Kill trials of runs that save in the background, against one that never stopped and saved at
+// once: at each point of a save, at points of the steps that go on meanwhile, and by the clock.
+// Each start says what it resumes from.
+#include <random>
+
+#include "tests/support/catch.h"
+#include "tests/train/loop/trials.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+const std::vector<std::string> in_background{"--checkpoint.async_save=true"};
+
+TEST_CASE("killed inside a background save, at every stage, with steps behind it", "[kill_async]") {
+  // Behind these points the thread sleeps while steps go on: a step of this run takes a millisecond
+  // or two.
+  for (const char* slow : {"save: begun 8", "save: manifest written 8"}) {
+    Trials trials(in_background, {{"LATHE_TEST_SLOW", slow}});
+    const std::vector<std::string> stages{"save: copied",
+                                          "save: begun",
+                                          "save: folder made",
+                                          "save: model written",
+                                          "save: optimizer written",
+                                          "save: state written",
+                                          "save: manifest written",
+                                          "save: folder synced",
+                                          "save: renamed",
+                                          "save: parent synced"};
+    for (const auto& stage : stages) {
+      const bool there = stage == "save: renamed" || stage == "save: parent synced";
+      for (int nth : {1, 2, 3}) {  // the fourth is the run's last, which is no background save
+        // The thread of the save before has ended when the next one is copied.
+        CHECK(trials.trial({{stage, static_cast<double>(nth), 10 * (there ? nth : nth - 1)}}));
+      }
+    }
+    CHECK(trials.trial({{"save: deleting an old one", 1, 30}}));
+    CHECK(trials.trial({{"save: folder made", 4, 30}}));  // the last
+    CHECK(trials.trial({{"save: model written", 2, 10}, {"save: state written", 1, 10}}));
+  }
+}
+
+TEST_CASE("killed while the loop waits for a background save, and between its steps",
+          "[kill_async]") {
+  {
+    Trials trials({"--checkpoint.async_save=true", "--checkpoint.interval=1"},
+                  {{"LATHE_TEST_SLOW", "save: begun 200"}});
+    // The n-th wait is that of the save of step n + 1, for the one of step n.
+    for (const int nth : {1, 2, 5})
+      CHECK(trials.trial({{"save: waiting", static_cast<double>(nth), nth - 1}}));
+  }
+  Trials trials(in_background, {{"LATHE_TEST_SLOW", "save: model written 4"}});
+  for (int step = 10; step < 40; step += 3)
+    CHECK(trials.trial({{"step", static_cast<double>(step), -1}}));
+}
+
+TEST_CASE("background saves killed by the clock", "[kill_async]") {
+  Trials trials(in_background, {{"LATHE_TEST_SLOW", "save: optimizer written 5"}});
+  const unsigned seed = std::random_device{}();
+  WARN("seed of the kill times: " << seed);
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<double> when(0, trials.seconds());
+  int struck = 0;
+  for (int i = 0; struck < 20 && i < 60; ++i) struck += trials.trial({{"", when(random)}}) ? 1 : 0;
+  CHECK(struck == 20);
+}
+
+}  // namespace

@@ -1,0 +1,109 @@
+// Kill trials at named points of a save and of a start, and the control: wrong ways to go on are
+// noticed.
+#include "core/io/checksum.h"
+#include "core/io/json.h"
+#include "core/io/safetensors.h"
+#include "tests/support/catch.h"
+#include "tests/train/loop/trials.h"
+#include "train/store/checkpoint.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+TEST_CASE("killed inside a save, at every stage", "[kill_points]") {
+  Trials trials;
+  const std::vector<std::string> stages{"save: folder made",       "save: model written",
+                                        "save: optimizer written", "save: state written",
+                                        "save: manifest written",  "save: folder synced",
+                                        "save: renamed",           "save: parent synced"};
+  for (const auto& stage : stages) {
+    const bool there = stage == "save: renamed" || stage == "save: parent synced";
+    for (int nth : {1, 2, 4}) {  // the first, a middle and the last save
+      CHECK(trials.trial({{stage, static_cast<double>(nth), 10 * (there ? nth : nth - 1)}}));
+    }
+  }
+  CHECK(trials.trial({{"save: deleting an old one", 1, 30}}));
+  CHECK(trials.trial(
+      {{"save: deleting an old one", 2, 40}}));  // nothing is saved after: the start must clean up
+}
+
+TEST_CASE("killed at a start, and twice", "[kill_points]") {
+  Trials trials;
+  CHECK(trials.trial({{"start: locked", 1, 0}}));
+  CHECK(trials.trial({{"start: metrics cut", 1, 0}}));
+  CHECK(trials.trial({{"step", 15, 10}, {"start: locked", 1, 10}}));
+  CHECK(trials.trial({{"step", 15, 10}, {"start: metrics cut", 1, 10}}));
+  CHECK(trials.trial({{"step", 15, 10}, {"step", 3, 10}}));
+  // A start that finds an unfinished save must leave the checkpoints before it.
+  CHECK(trials.trial({{"save: model written", 2, 10}, {"start: metrics cut", 1, 10}}));
+  CHECK(trials.trial({{"save: model written", 2, 10}, {"save: state written", 1, 10}}));
+}
+
+TEST_CASE("a start removes what an unfinished save left before it trains", "[kill_points]") {
+  const Trials trials;
+  const auto unfinished = [&] {
+    const auto there = list_folder(trials.folder() / "run/checkpoints");
+    return std::count_if(there.begin(), there.end(), [](const fs::path& p) {
+      return p.filename().string().starts_with(".unfinished-");
+    });
+  };
+  REQUIRE(trials.start("run", {{"LATHE_TEST_KILL", "save: model written 2"}}).code == killed);
+  CHECK(unfinished() == 1);
+  REQUIRE(trials.start("run", {{"LATHE_TEST_KILL", "start: metrics cut 1"}}).code == killed);
+  CHECK(unfinished() == 0);
+}
+
+/// Rewrites a checkpoint's manifest after a file was changed on purpose.
+void seal(const fs::path& checkpoint) {
+  Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "manifest", Exit::internal);
+  for (auto& [name, entry] : manifest["files"].items()) {
+    entry = {{"bytes", fs::file_size(checkpoint / name)},
+             {"xxh3", file_checksum(checkpoint / name)}};
+  }
+  write_file(checkpoint / "manifest.json", manifest.dump());
+}
+
+TEST_CASE("the comparison notices a resume that is wrong", "[kill_points]") {
+  Trials trials;
+  const auto& folder = trials.folder();
+  const auto stop_at_15 = [&](const std::string& run) {
+    CHECK(trials.start(run, {{"LATHE_TEST_KILL", "step 15"}}).code == killed);
+    return list_checkpoints(folder / run).at(0);
+  };
+
+  stop_at_15("right");
+  CHECK(trials.start("right", {}).code == 0);
+  CHECK(difference(folder / "reference", folder / "right") == "");
+
+  const fs::path zeroed = stop_at_15("zeroed");
+  {
+    const SafetensorsFile file(zeroed / "optimizer.safetensors");
+    std::vector<std::vector<std::byte>> zeros;
+    auto entries = file.tensors();
+    for (auto& e : entries) {
+      zeros.emplace_back(e.bytes.size());
+      e.bytes = zeros.back();
+    }
+    write_safetensors(zeroed / "zeroed", entries);
+  }
+  fs::rename(zeroed / "zeroed", zeroed / "optimizer.safetensors");
+  seal(zeroed);
+  CHECK(trials.start("zeroed", {}).code == 0);
+  CHECK(difference(folder / "reference", folder / "zeroed") != "");
+
+  stop_at_15("shifted");
+  CHECK(trials.start("shifted", {{"LATHE_TEST_RNG_SHIFT", "1"}}).code == 0);
+  CHECK(difference(folder / "reference", folder / "shifted") != "");
+
+  const fs::path uncut = stop_at_15("uncut");
+  Json state = parse_json(slurp(uncut / "state.json"), "state", Exit::internal);
+  state["metrics_bytes"] = fs::file_size(folder / "uncut/metrics.jsonl");
+  write_file(uncut / "state.json", state.dump());
+  seal(uncut);
+  CHECK(trials.start("uncut", {}).code == 0);
+  CHECK_THAT(difference(folder / "reference", folder / "uncut"), ContainsSubstring("metrics line"));
+}
+
+}  // namespace

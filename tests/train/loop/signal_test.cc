@@ -1,0 +1,147 @@
+// Signals: what each does to a run, and what the user reads.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/loop/stop.h"
+#include "train/store/checkpoint.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// What a child says on standard error, and how it ends.
+Finished child(void (*body)()) {
+  int pipe_[2];
+  REQUIRE(pipe(pipe_) == 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(pipe_[1], STDERR_FILENO);
+    body();
+    _exit(0);
+  }
+  close(pipe_[1]);
+  Finished f;
+  char buffer[4096];
+  for (ssize_t n; (n = read(pipe_[0], buffer, sizeof buffer)) > 0;)
+    f.err.append(buffer, static_cast<size_t>(n));
+  close(pipe_[0]);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  f.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return f;
+}
+
+TEST_CASE("the first signal is answered at once, a second SIGINT ends and says what is lost",
+          "[signal]") {
+  const Finished one = child([] {
+    install_stop_handlers("after this step");
+    raise(SIGINT);
+    _exit(stop_signal());
+  });
+  CHECK(one.code == SIGINT);
+  CHECK(one.err == "stopping after this step (again to stop at once)\n");
+
+  const Finished twice = child([] {
+    install_stop_handlers("after this step");
+    note_progress(124, 120);
+    raise(SIGINT), raise(SIGINT);
+  });
+  CHECK(twice.code == 130);
+  CHECK_THAT(twice.err,
+             ContainsSubstring("steps 121 to 124 are lost, the run resumes from step 120"));
+
+  const Finished early = child([] {
+    install_stop_handlers("after this step");
+    note_progress(7, -1);
+    raise(SIGINT), raise(SIGINT);
+  });
+  CHECK_THAT(early.err, ContainsSubstring("there is no checkpoint yet, so 7 steps are lost"));
+}
+
+TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
+  const Finished many = child([] {
+    install_stop_handlers("after this step");
+    for (int s : {SIGTERM, SIGTERM, SIGHUP, SIGUSR1, SIGINT, SIGPIPE}) raise(s);
+    _exit(stop_signal() != 0 ? 75 : 1);
+  });
+  CHECK(many.code == 75);
+  CHECK(many.err == "stopping after this step\n");
+
+  const Finished saving = child([] {
+    install_stop_handlers("after this step");
+    const DeferSignals whole;
+    for (int i = 0; i < 3; ++i) raise(SIGINT);
+    _exit(75);
+  });
+  CHECK(saving.code == 75);
+  CHECK_THAT(saving.err, ContainsSubstring("a checkpoint is being written"));
+}
+
+TEST_CASE("signals that a process was started with blocked are answered once it is ready",
+          "[signal]") {
+  const Finished waited = child([] {
+    const BlockStopSignals blocked;
+    raise(SIGTERM);
+    if (stop_signal() != 0) _exit(1);
+    install_stop_handlers("after this step");
+    _exit(stop_signal());
+  });
+  CHECK(waited.code == SIGTERM);
+  CHECK(waited.err == "stopping after this step\n");
+
+  // A command with nothing to save ends by the signal; `train` writes a checkpoint.
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto started_with_a_signal = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), (binary_folder() / "lathe").string());
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      const BlockStopSignals blocked;
+      raise(SIGTERM);
+      if (chdir(f.path().c_str()) == 0) execv(arguments[0], arguments.data());
+      _exit(127);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  };
+  CHECK(started_with_a_signal({"config", "show", "tiny.toml"}) == 128 + SIGTERM);
+  CHECK(started_with_a_signal({"train", "tiny.toml"}) == 75);
+  CHECK(list_checkpoints(f / "runs/tiny").size() == 1);
+}
+
+TEST_CASE("a lost terminal stops a run with a checkpoint", "[signal]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished stopped =
+      run({"lathe", {"train", "tiny.toml", "--train.steps=100000"}, f.path(), {}, -1, SIGHUP});
+  INFO(stopped.out << stopped.err);
+  CHECK(stopped.code == 75);
+  CHECK_THAT(stopped.err, ContainsSubstring("stopping after this step"));
+  CHECK(list_checkpoints(f / "runs/tiny").size() == 1);
+}
+
+TEST_CASE("a run whose reader goes away trains on, and counts what it could not show", "[signal]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished r = run({.binary = "lathe",
+                          .args = {"train", "tiny.toml"},
+                          .folder = f.path(),
+                          .environment = {},
+                          .close_output_after = "device"});
+  INFO(r.err);
+  CHECK(r.code == 0);
+  CHECK(list_checkpoints(f / "runs/tiny").at(0).filename() == "step-00000040");
+  CHECK_THAT(slurp(f / "runs/tiny/log.txt"), ContainsSubstring("lines could not be shown"));
+}
+
+}  // namespace

@@ -1,0 +1,232 @@
+// The search changes the micro-batch first, with as many micro-batches as keep the global batch;
+// then precision, recomputation, optimizer and updates in backward, one of them, then two, and so
+// on. Each candidate is a
+// dry run.
+#include "train/analysis/fit.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <fstream>
+
+#include "core/error.h"
+#include "core/io/text.h"
+#include "train/formats/source.h"
+#include "train/simulate/hardware.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+/// Reads the integer that a file begins with; nullopt for "max" and for a missing file.
+std::optional<int64_t> number_in(const char* path) {
+  std::ifstream file(path);
+  int64_t n = 0;
+  return file >> n ? std::optional(n) : std::nullopt;
+}
+
+/// Returns the resident bytes of a run of these keys; nullopt where the keys contradict each other.
+std::optional<int64_t> resident(const std::string& path, const Overrides& given,
+                                const Overrides& more, int64_t program_bytes) {
+  Overrides all;
+  for (const auto& key : given) {
+    const bool replaced =
+        std::any_of(more.begin(), more.end(), [&](const auto& m) { return m.first == key.first; });
+    if (!replaced) all.push_back(key);
+  }
+  all.insert(all.end(), more.begin(), more.end());
+
+  try {
+    LoadedConfig loaded = load_config(path, all);
+    resolve_init_from(loaded);
+    resolve_adapter_base(loaded);
+    return dry_step(loaded).resident() + program_bytes;
+  } catch (const Error& e) {
+    if (e.code() == Exit::usage) return std::nullopt;
+    throw;
+  }
+}
+
+/// Returns all combinations of precision, recomputation, optimizer and updates in backward that may
+/// take less memory than the config's, those with fewer changes first. The first one changes
+/// nothing.
+std::vector<Overrides> changes_to_try(const RunConfig& c) {
+  struct Combination {
+    int64_t changes = 0;
+    Overrides keys{};
+  };
+  std::vector<Combination> all{{}};
+  const auto add = [&](const std::vector<Overrides>& options) {
+    for (size_t i = 0, n = all.size(); i < n; ++i) {
+      for (const Overrides& keys : options) {
+        all.push_back({all[i].changes + 1, all[i].keys});
+        all.back().keys.insert(all.back().keys.end(), keys.begin(), keys.end());
+      }
+    }
+  };
+
+  // Low precision halves activations, but its copies and casts of the weights take memory as well.
+  if (c.amp.dtype == "fp32")
+    add({{{"amp.dtype", "bf16"}}});
+  else
+    add({{{"amp.working_copies", "false"}, {"amp.cache", "false"}}, {{"amp.dtype", "fp32"}}});
+
+  std::vector<Overrides> policies{{{"memory.recompute", "blocks"}}, {{"memory.recompute", "sqrt"}}};
+  std::erase(policies, Overrides{{"memory.recompute", c.memory.recompute}});
+  add(policies);
+
+  if (c.optim.kind == "adam" || c.optim.kind == "adamw")
+    add({{{"optim.kind", c.optim.kind + "8bit"}}});
+
+  // Where it contradicts other keys, resident() leaves it out.
+  if (!c.memory.update_in_backward) add({{{"memory.update_in_backward", "true"}}});
+
+  std::stable_sort(all.begin(), all.end(), [](const Combination& a, const Combination& b) {
+    return a.changes < b.changes;
+  });
+  std::vector<Overrides> keys;
+  for (const Combination& one : all) keys.push_back(one.keys);
+  return keys;
+}
+
+}  // namespace
+
+int64_t free_memory() {
+  int64_t free = 0;
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("MemAvailable:")) free = 1024 * std::stoll(line.substr(13));
+  }
+  const auto limit = number_in("/sys/fs/cgroup/memory.max"),
+             used = number_in("/sys/fs/cgroup/memory.current");
+  if (!limit || !used) return free;
+
+  // The cache of files counts as used, and is given up where memory is asked for.
+  int64_t cached = 0;
+  std::ifstream statistics("/sys/fs/cgroup/memory.stat");
+  for (std::string line; std::getline(statistics, line);) {
+    for (const std::string name : {"inactive_file ", "active_file "}) {
+      if (line.starts_with(name)) cached += std::stoll(line.substr(name.size()));
+    }
+  }
+  return std::min(free, std::max<int64_t>(0, *limit - *used + cached));
+}
+
+ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
+  const int64_t program = process_overhead_bytes();
+  const DryStep d = dry_step(loaded, data);
+  const RunConfig& c = loaded.config;
+  const auto memory = static_cast<double>(d.resident() + program);
+
+  // One checkpoint more than is kept: an old one is deleted after the new one is complete.
+  const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
+
+  // The run's folder may not exist yet; its nearest existing parent is on the same disk.
+  fs::path place = fs::absolute(fs::path(c.train.out_dir));
+  while (!fs::exists(place) && place.has_relative_path()) place = place.parent_path();
+
+  std::error_code error;
+  const auto free = static_cast<double>(free_memory()),
+             room = static_cast<double>(fs::space(place, error).available);
+
+  ResourceNeeds needs;
+  needs.enough = memory <= free && (error || disk <= room);
+  needs.hopeless = memory > 1.5 * free;
+  needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints",
+                      memory / 1e9, free / 1e9, disk / 1e9);
+  if (!error) needs.text += format(" (%.1f GB free)", room / 1e9);
+  return needs;
+}
+
+int64_t parse_bytes(const std::string& text, const std::string& where) {
+  size_t end = 0;
+  double number = 0;
+  try {
+    number = std::stod(text, &end);
+  } catch (const std::exception&) {
+    end = 0;
+  }
+
+  std::string unit = text.substr(std::min(end, text.size()));
+  unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
+  for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+
+  constexpr std::pair<const char*, double> units[]{
+      {"", 1},         {"b", 1},        {"kb", 1e3},     {"mb", 1e6},     {"gb", 1e9}, {"tb", 1e12},
+      {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}, {"g", 1e9},  {"m", 1e6}};
+  for (const auto& [name, factor] : units) {
+    if (end > 0 && unit == name && std::isfinite(number) && number > 0 && number * factor < 0x1p62)
+      return static_cast<int64_t>(number * factor);
+  }
+  fail(Exit::usage, where, ": ", text, " is no amount of memory; write it as 8GB, 500MB or 16GiB");
+}
+
+std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
+                                  const Forecast& now, int64_t bytes) {
+  if (now.peak_rss() <= bytes) return Overrides{};
+
+  const RunConfig c = load_config(path, given).config;
+  const int64_t global = c.train.batch_size * c.train.grad_accum;
+  std::vector<int64_t> batches;  // divisors of the global batch, from the current micro-batch down
+  for (int64_t b = c.train.batch_size; b >= 1; --b) {
+    if (global % b == 0) batches.push_back(b);
+  }
+
+  // Keeps the global batch, so that the run trains the same way.
+  const auto fits = [&](const Overrides& change, int64_t batch) {
+    Overrides all = change;
+    all.emplace_back("train.batch_size", std::to_string(batch));
+    all.emplace_back("train.grad_accum", std::to_string(global / batch));
+    const auto needs = resident(path, given, all, now.program_bytes);
+    return needs && *needs <= bytes ? std::optional(all) : std::nullopt;
+  };
+
+  // Needs grow with the micro-batch, so a bisection finds the largest with few dry runs. But more
+  // micro-batches keep more sums of gradients, so the current one may fit where a smaller does not.
+  const auto largest = [&](const Overrides& change) -> std::optional<Overrides> {
+    if (auto current = fits(change, batches.front())) return current;
+    if (!fits(change, 1)) return std::nullopt;
+    const auto first = std::partition_point(batches.begin(), batches.end() - 1,
+                                            [&](int64_t b) { return !fits(change, b); });
+    return fits(change, *first);
+  };
+
+  for (const Overrides& change : changes_to_try(c)) {
+    if (auto found = largest(change)) return found;
+  }
+  return std::nullopt;
+}
+
+std::pair<Card, int64_t> parse_cards(const std::string& text) {
+  // A count is at most six digits, which std::stoll always holds.
+  const size_t x = text.find('x');
+  const bool counted = x != std::string::npos && x > 0 && x < 7 &&
+                       std::all_of(
+                           text.begin(), text.begin() + static_cast<std::ptrdiff_t>(x),
+                           [](unsigned char c) { return std::isdigit(c); });
+  const int64_t n = counted ? std::stoll(text.substr(0, x)) : 1;
+
+  // Compare the names without regard to case; A100-40GB is the table's a100-40.
+  std::string name = counted ? text.substr(x + 1) : text, names;
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (name == "a100") name = "a100-80";
+  if (name.ends_with("gb")) name.resize(name.size() - 2);
+
+  for (const GpuModel& gpu : known_hardware().gpus) {
+    std::string shown = gpu.name;
+    for (char& c : shown) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    if (gpu.name == name && n > 0) {
+      return {{.name = shown,
+               .bf16_flops = gpu.bf16_tflops * 1e12,
+               .tf32_flops = std::max(gpu.tf32_tflops, gpu.fp32_tflops) * 1e12,
+               .memory_bytes = gpu.memory_gb * 1e9,
+               .bytes_per_second = gpu.memory_gb_per_second * 1e9},
+              n};
+    }
+    names += (names.empty() ? "" : ", ") + shown;
+  }
+  fail(Exit::usage, "command line: --for ", text, " is no GPU that is known; there are ", names,
+       ", and a number of them as in 8xH100");
+}
+
+}  // namespace lathe

@@ -1,0 +1,49 @@
+// Fits a run into the memory of a machine, and describes GPUs that this machine does not have.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train/analysis/forecast.h"
+
+namespace lathe {
+
+/// Returns the bytes of memory that this process may still take: those of the machine, or of its
+/// control group where that has less.
+int64_t free_memory();
+/// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text; the
+/// message begins with `where`.
+int64_t parse_bytes(const std::string& text, const std::string& where = "command line");
+
+/// What a run on the CPU needs beside what the machine has, in one line; `enough` is false where
+/// the machine has less.
+struct ResourceNeeds {
+  std::string text;
+  bool enough = true;
+  bool hopeless = false;  ///< one and a half times the free memory would not be enough
+};
+/// Returns the needs from a dry run. Call it before the run takes its memory.
+ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
+
+/// Returns what to change so that a run stays within `bytes` of resident memory: the largest
+/// micro-batch, with as many micro-batches as keep the global batch; where one sequence is too
+/// much, also another precision, recomputation, an optimizer with less state, or as many of these
+/// as it takes. `path` and `given` are those of the config. Returns no overrides where the run fits
+/// as it is, and nullopt where no combination is enough.
+std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
+                                  const Forecast& now, int64_t bytes);
+
+/// A GPU as its maker's data sheet describes it.
+struct Card {
+  std::string name;
+  double bf16_flops, tf32_flops;  ///< dense, per second
+  double memory_bytes, bytes_per_second;
+};
+/// Parses "H100" or "8xH100" into a GPU and a count. Throws Exit::usage, with the known names, for
+/// any other text.
+std::pair<Card, int64_t> parse_cards(const std::string& text);
+
+}  // namespace lathe

@@ -1,0 +1,389 @@
+// Forward and backward times scale with FLOPs. The optimizer's time scales with the FLOPs of its
+// matrix products, or with parameters where it has none. The measured run also shows the memory of
+// the process beside its tensors.
+#include "train/analysis/forecast.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <fstream>
+#include <functional>
+
+#include "autograd/op.h"
+#include "core/device.h"
+#include "core/dry_run.h"
+#include "core/error.h"
+#include "core/io/text.h"
+#include "core/mode.h"
+#include "core/timing.h"
+#include "dist/world.h"
+#include "train/session/peak.h"
+#include "train/step/stepper.h"
+
+namespace lathe {
+namespace {
+
+constexpr int64_t measure_bytes = int64_t{1} << 30;  // for the tensors of the measured version
+constexpr double measure_seconds = 2;                // for one of its steps
+
+/// Opens the data of a config. Token data may be missing where model.vocab_size is given.
+RunData open_for_plan(LoadedConfig& loaded) {
+  RunConfig& c = loaded.config;
+  const bool tokens = find_model_kind(c.model.kind)->models_tokens();
+  if (fs::is_directory(c.data.dir) || !tokens) return RunData::open(loaded);
+  if (batch_sizes(c).vocab_size == 0) {
+    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
+         " to take it from; give one of them");
+  }
+  RunData none{nullptr, &task_of(loaded, {.task = "language"}), {}};
+  resolve_frozen(loaded, *none.task, {});
+  return none;
+}
+
+/// A loader whose batches have the right shapes and arbitrary values; their ring of buffers is made
+/// once.
+class DummyLoader {
+ public:
+  DummyLoader(const RunConfig& c, const Data* data, uint64_t seed, at::Device device) {
+    const MemoryScope scope(Memory::data);
+    const BatchSizes sizes = batch_sizes(c);
+    const int64_t slots = c.data.prefetch + c.data.workers;
+    if (data != nullptr) source_ = data->training(sizes, seed);
+    for (int64_t i = 0; i < slots; ++i) {
+      std::vector<at::Tensor> buffers;
+      if (source_) {
+        for (const at::Tensor& t : source_->make_buffers()) buffers.push_back(t.zero_().to(device));
+      } else {
+        buffers.push_back(
+            at::zeros({sizes.batch_size, sizes.block_size + 1}, at::kLong).to(device));
+      }
+      ring_.push_back(std::move(buffers));
+    }
+  }
+
+  Batch next() {
+    const auto& buffers = ring_[at_++ % ring_.size()];
+    if (source_) return source_->batch_of(buffers);
+    const int64_t length = buffers[0].size(1) - 1;
+    return {buffers[0].narrow(1, 0, length), buffers[0].narrow(1, 1, length)};
+  }
+
+ private:
+  std::unique_ptr<TrainingBatches> source_;
+  std::vector<std::vector<at::Tensor>> ring_;
+  size_t at_ = 0;
+};
+
+/// Returns the config reduced to what the memory and the time of one step depend on.
+LoadedConfig one_step(LoadedConfig loaded) {
+  loaded.config.train.eval_interval = 0;
+  loaded.config.train.detect_anomaly = false;  // a dry run has no values to inspect
+  // Memory and time do not depend on the weights.
+  loaded.source.clear();
+  loaded.frozen.clear();
+  loaded.config.train.device = "cpu";
+  loaded.config.amp.tf32 = false;
+  return loaded;
+}
+
+/// Returns the peak resident memory of this process since reset_resident_peak(), or since its start
+/// where the kernel does not allow the reset.
+int64_t resident_peak() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return 1024 * std::stoll(line.substr(6));
+  }
+  return peak_rss_bytes();
+}
+void reset_resident_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+/// What the steps of a measured config took.
+struct Measurement {
+  StepTimes times{};          ///< of a step of one micro-batch
+  int64_t program_bytes = 0;  ///< peak resident memory beside tensors
+};
+
+double seconds_of(const std::function<void()>& action) {
+  const auto begin = Clock::now();
+  action();
+  return seconds_since(begin);
+}
+
+/// Returns the lower quartile: other work on the machine only ever adds to the time of a step.
+double lower_quartile(std::vector<double> seconds) {
+  const auto quarter = seconds.begin() + std::ssize(seconds) / 4;
+  std::nth_element(seconds.begin(), quarter, seconds.end());
+  return *quarter;
+}
+
+/// Runs a small config: a step to warm up, then at least two, for about a second.
+Measurement measure(LoadedConfig loaded, const DryStep& dry) {
+  loaded = one_step(loaded);
+
+  // Updates in backward are measured as updates after it, and the pass for the norm as another one.
+  const OptimConfig& c = loaded.config.optim;
+  int64_t touched = dry.peaks.touched_peak;
+  double passes = 1;
+  if (std::exchange(loaded.config.memory.update_in_backward, false)) {
+    passes = c.grad_clip > 0 && c.grad_clip_by == "norm" ? 2 : 1;
+    touched = dry_step(loaded).peaks.touched_peak;
+  }
+
+  // What the process had resident before must not count.
+  reset_resident_peak();
+  const RunData data = open_for_plan(loaded);
+  Session s = Session::make(loaded, *data.task, data.sizes);
+
+  // Without data, batches of zeros have the right shapes.
+  std::optional<Loader> loader;
+  std::optional<DummyLoader> empty;
+  const auto seed = static_cast<uint64_t>(s.config.train.seed);
+  if (data.data)
+    loader.emplace(*data.data, batch_sizes(s.config), seed, 0, s.config.data, s.device);
+  else
+    empty.emplace(s.config, nullptr, seed, s.device);
+
+  // A micro-batch runs forward and backward in one call. Its forward ends at the last result of an
+  // op before the first result of backward.
+  Clock::time_point begin;
+  std::vector<double> forward, rest, optimizer;
+  bool in_forward = false;
+  Clock::time_point last;  // time of the last result of an op
+  const ObserveOps observe({.on_result =
+                                [&](const OpResult&) {
+                                  if (in_forward) last = Clock::now();
+                                },
+                            .on_backward =
+                                [&](const BackwardResult&) {
+                                  if (std::exchange(in_forward, false))
+                                    forward.push_back(
+                                        std::chrono::duration<double>(last - begin).count());
+                                }});
+
+  double spent = 0;
+  for (int64_t step = 0; step < 3 || (step < 50 && spent < 1.2); ++step) {
+    in_forward = true;
+    begin = last = Clock::now();
+    const double gradients = seconds_of([&] {
+      zero_grad(*s.model);
+      const Batch batch = loader ? loader->next() : empty->next();
+      run_micro_batch(s, batch, static_cast<double>(units_of_micro_batch(s.config)),
+                      random_of(s.config, step, 0));
+    });
+
+    const double update = seconds_of([&] { s.optimizer.step(0, {.step = step}); });
+    spent += gradients + update;
+
+    // The first step warms up and is not counted.
+    if (step == 0) forward.clear();
+    if (step > 0) {
+      rest.push_back(gradients - forward.back());
+      optimizer.push_back(update);
+    }
+
+    // A machine that is much slower than assumed gets by with fewer steps.
+    if (spent > 4 * measure_seconds && step > 0) break;
+  }
+
+  // The dry run knows the tensors exactly; the remainder of the peak belongs to the program.
+  return {{passes * lower_quartile(forward), passes * std::max(0.0, lower_quartile(rest)),
+           lower_quartile(optimizer)},
+          resident_peak() - touched};
+}
+
+/// A scaled-down config with its dry run.
+struct ScaledConfig {
+  LoadedConfig loaded;
+  DryStep dry;
+};
+
+/// Returns about how long a step takes at 50 GFLOP/s, which any current machine reaches.
+double rough_seconds(const DryStep& d) { return (d.micro_batch.matmul() + d.update_flops) / 50e9; }
+bool is_small(const DryStep& d) {
+  return d.peaks.touched_peak <= measure_bytes && rough_seconds(d) <= measure_seconds;
+}
+
+/// Returns the next smaller version that the sizes of the model's kind give; nullopt where there is
+/// none.
+std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
+  const ModelKind& kind = *find_model_kind(from.loaded.config.model.kind);
+  std::optional<ScaledConfig> no_larger;
+  for (auto& way : scaled_versions(kind, from.loaded.config.model.own)) {
+    for (AnyConfig& own : way) {
+      ScaledConfig next{from.loaded, {}};
+      next.loaded.config.model.own = std::move(own);
+      if (next.loaded.frozen_model) next.loaded.frozen_model = next.loaded.config.model;
+      int64_t& window = next.loaded.config.data.window;
+      window = std::min(window, model_context(next.loaded.config));
+      if (batch_sizes(next.loaded.config).vocab_size < batch_sizes(from.loaded.config).vocab_size)
+        next.loaded.config.data.dir.clear();  // its token ids would exceed the vocabulary
+
+      // A scale_down of the kind itself gives valid sizes; without one the versions are guesses.
+      if (kind.scale_down) {
+        next.dry = dry_step(next.loaded);
+        return next;
+      }
+
+      // A guess may break a rule that only the model's code knows, and then the dry run throws. One
+      // that runs shows whether this number is a size.
+      try {
+        next.dry = dry_step(next.loaded);
+      } catch (const std::exception&) {
+        continue;
+      }
+
+      const int64_t bytes = next.dry.peaks.touched_peak, bytes_before = from.dry.peaks.touched_peak;
+      const double flops = next.dry.micro_batch.total(),
+                   flops_before = from.dry.micro_batch.total();
+      const bool is_no_larger = bytes <= bytes_before && flops <= flops_before;
+      if (is_no_larger && (bytes < bytes_before || flops < flops_before)) return next;
+
+      // Where no version is smaller, one that is no larger keeps the search going.
+      if (is_no_larger && !no_larger) no_larger = std::move(next);
+      break;
+    }
+  }
+  return no_larger;
+}
+
+/// Scales the config down until it can run here: steps of one micro-batch, then fewer sequences,
+/// then a smaller model.
+ScaledConfig scale_down(const LoadedConfig& given) {
+  ScaledConfig s{one_step(given), {}};
+  s.loaded.config.train.grad_accum = 1;
+  open_for_plan(s.loaded);  // finds the frozen model, which is scaled down with the model
+  s.loaded.frozen.clear();
+  const auto small = [&] { return is_small(s.dry = dry_step(s.loaded)); };
+  if (small()) return s;
+
+  s.loaded.base.clear();  // the base of adapters may be as large as the model
+  auto& batch = s.loaded.config.train.batch_size;
+  while (halve(batch, 1)) {
+    if (small()) return s;
+  }
+
+  while (auto next = scale_model_down(s)) {
+    s = std::move(*next);
+    if (is_small(s.dry)) return s;
+  }
+  fail(Exit::usage,
+       "plan: no version of this config is small enough to be measured here; a micro-batch of one "
+       "takes ",
+       s.dry.peaks.touched_peak >> 20, " MiB");
+}
+
+}  // namespace
+
+StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
+                        const DryStep& small) {
+  const double flops = dry.micro_batch.total() / small.micro_batch.total();
+  const double work = flops * static_cast<double>(config.train.grad_accum / dry.ranks);
+  double update = small.update_flops > 0
+                      ? dry.update_flops / small.update_flops
+                      : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
+  // dry.update_flops are this process's alone.
+  if (config.dist.shard != "none" && small.update_flops == 0) update /= dry.ranks;
+  return {measured.forward * work, measured.backward * work, measured.optimizer * update};
+}
+
+int64_t kept_checkpoints(const RunConfig& c) {
+  const CheckpointConfig& k = c.checkpoint;
+  std::vector<int64_t> steps;
+
+  // The cap bounds the time for very long runs.
+  if (k.interval > 0) {
+    for (int64_t step = k.interval; step < c.train.steps && steps.size() < 100000;
+         step += k.interval)
+      steps.push_back(step);
+  }
+  steps.push_back(c.train.steps);
+
+  // steps_to_delete takes them newest first.
+  std::reverse(steps.begin(), steps.end());
+  const size_t gone = steps_to_delete(steps, {k.keep, k.keep_every, k.keep_best}, 0).size();
+  // Which step will be the best is unknown. It is most likely one that would be deleted.
+  return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
+}
+
+int64_t process_overhead_bytes() { return peak_rss_bytes() + (20 << 20); }
+
+DryStep dry_step(const LoadedConfig& given, int ranks) {
+  LoadedConfig loaded = one_step(given);
+  const RunData data = open_for_plan(loaded);
+  return dry_step(loaded, data, ranks);
+}
+
+DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
+  const LoadedConfig loaded = one_step(given);
+  std::optional<DryWorld> others;
+  if (ranks > 1) others.emplace(ranks);
+
+  const DryRun dry;
+  Session s = Session::make(loaded, *data.task, data.sizes);
+  DummyLoader batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
+                      s.device);
+
+  if (s.shards) s.shards->share_out();
+
+  DryStep result;
+  result.made = memory_stats();
+  result.unit = data.task->unit();
+
+  // FLOPs are those of one step, and the peaks those of both. The sums of gradients that a step
+  // keeps grow with the logarithm of its micro-batches, so more than so many make no difference
+  // that counts.
+  constexpr int64_t most = 64;
+  const int64_t all = s.config.train.grad_accum, own = std::min(all / ranks, most);
+  FlopCount flops;
+  for (int64_t step = 0; step < 2; ++step) {
+    s.config.train.grad_accum = ranks * (step == 0 ? 1 : own);
+    flops = {};
+    const CountFlops counting(flops);
+    run_step(s, [&] { return batches.next(); }, step);
+  }
+
+  const auto n = static_cast<double>(own);
+  // The counts are those of all micro-batches of the step.
+  for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
+
+  result.micro_batch = flops;
+  result.ranks = ranks;
+  result.sent_bytes = bytes_sent_by_first(*s.layout, s.params, s.config.dist.shard, all / ranks);
+  result.peaks = memory_stats();
+  result.parameters = count(parameters(*s.model));
+  result.trained = count(s.params);
+  for (const NamedParameter& p : s.params) result.blocks = std::max(result.blocks, p.block + 1);
+
+  result.update_flops = s.optimizer.update_flops();
+  result.formula_flops = flops_per_unit(s) * static_cast<double>(units_of_micro_batch(s.config));
+
+  result.checkpoint_bytes =
+      checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
+  // A background save writes a copy, since training continues meanwhile.
+  result.held_bytes = loaded.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
+
+  result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
+    return p.parameter.leaf().precision.low.defined();
+  });
+  return result;
+}
+
+Forecast forecast(const LoadedConfig& loaded, int ranks) {
+  Forecast f;
+
+  const RunConfig& c = loaded.config;
+  const ScaledConfig small = scale_down(loaded);
+  const Measurement m = measure(small.loaded, small.dry);
+
+  f.dry = dry_step(loaded, ranks);
+  f.times = times_of_step(c, f.dry, m.times, small.dry);
+  f.program_bytes = m.program_bytes;
+  f.is_measured = small.dry.micro_batch.total() == f.dry.micro_batch.total();
+  f.kept_checkpoints = kept_checkpoints(c);
+  return f;
+}
+
+}  // namespace lathe

@@ -1,0 +1,75 @@
+#include "train/analysis/memory_budget.h"
+
+#include <utility>
+
+#include "core/device.h"
+#include "core/error.h"
+#include "core/io/text.h"
+#include "dist/world.h"
+#include "train/analysis/fit.h"
+#include "train/analysis/forecast.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the value of memory.recompute for the first `count` of `all` blocks.
+std::string first_blocks(int64_t count, int64_t all) {
+  if (count == 0) return "none";
+  return count == all ? "blocks" : str("blocks.0-", count - 1);
+}
+
+}  // namespace
+
+std::string apply_memory_budget(LoadedConfig& loaded) {
+  MemoryConfig& memory = loaded.config.memory;
+  if (memory.budget.empty()) return "";
+  const std::string where = origin_of(loaded, "memory.budget") + ": memory.budget";
+  if (open_device(loaded.config.train.device) != "cpu" || world().size() > 1) {
+    fail(Exit::usage, where,
+         " is for one process on a CPU so far; leave it out and set memory.recompute");
+  }
+
+  const int64_t budget = parse_bytes(memory.budget, where);
+  const int64_t program = process_overhead_bytes();
+  DryStep last;
+  const auto needed = [&](const std::string& policy) {
+    memory.recompute = policy;
+    last = dry_step(loaded);
+    return last.resident() + program;
+  };
+
+  // Fewer blocks take less time, and each one more takes less memory.
+  int64_t enough = 0, bytes = needed("none");
+  const int64_t blocks = last.blocks;
+  if (bytes > budget && blocks > 0) {
+    int64_t too_few = 0;
+    enough = blocks;
+    bytes = needed("blocks");
+    while (bytes <= budget && enough - too_few > 1) {
+      const int64_t middle = (too_few + enough) / 2;
+      const bool fits = needed(first_blocks(middle, blocks)) <= budget;
+      (fits ? enough : too_few) = middle;
+    }
+    if (bytes <= budget) bytes = needed(first_blocks(enough, blocks));
+  }
+
+  if (bytes > budget && blocks > 0) bytes = needed("sqrt");
+  if (bytes > budget) {
+    fail(Exit::memory, where, " = \"", memory.budget, "\" is not enough: the run needs ",
+         format("%.2f GB", static_cast<double>(bytes) / 1e9),
+         blocks > 0 ? " with all of its blocks recomputed" : ", and its model has no blocks",
+         "; `lathe plan CONFIG --fit ", memory.budget, "` prints what else to change");
+  }
+
+  // The config of the run has the choice in place of the budget, so that it can be used as it is.
+  const std::string given = std::exchange(memory.budget, "");
+  std::string choice = "no block is recomputed";
+  if (memory.recompute == "sqrt")
+    choice = "groups of blocks are recomputed (memory.recompute = \"sqrt\")";
+  else if (enough > 0)
+    choice = str(enough, " of ", blocks, " blocks are recomputed");
+  return str("budget    ", given, ": ", choice, ", about ",
+             format("%.2f GB", static_cast<double>(bytes) / 1e9));
+}
+
+}  // namespace lathe

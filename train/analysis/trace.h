@@ -1,0 +1,31 @@
+// Writes what steps do over time in the formats of trace viewers.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "train/analysis/profile.h"
+
+namespace lathe {
+
+/// Marks that are among the first bytes of the traces of profile_trace and write_kineto_trace.
+constexpr const char *trace_mark = R"("args":{"name":"lathe"})",
+                     *kineto_mark = R"("program": "lathe")";
+
+/// Returns the spans and the work of each thread as JSON in Chrome's trace event format, which
+/// Perfetto reads.
+std::string profile_trace(const Profile& profile);
+
+/// Runs `count` steps from `first` under LibTorch's profiler and writes Kineto's trace of them to
+/// `file`: our steps, modules and ops, ATen's ops, and a GPU's kernels and copies. Does not wait
+/// between ops. The session changes as in training. Throws Exit::io where the file can't be
+/// written.
+void write_kineto_trace(Session& session, const Data& data, int64_t first, int64_t count,
+                        const std::filesystem::path& file);
+
+/// Runs `count` steps from `first` with an NVTX range around everything that has a name, for Nsight
+/// Systems. The session must be on a GPU.
+void run_with_nvtx(Session& session, const Data& data, int64_t first, int64_t count);
+
+}  // namespace lathe

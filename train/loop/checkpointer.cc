@@ -1,0 +1,43 @@
+#include "train/loop/checkpointer.h"
+
+#include "dist/world.h"
+
+namespace lathe {
+
+void Checkpointer::save(bool now) {
+  newest_ = state_.step;
+  const ParameterShards::Gathered complete(session_.shards.get());
+  if (lock_ == nullptr && !session_.optimizer.is_shared()) return;
+  world().note(state_.step, "saving");
+  if (lock_ == nullptr) {
+    send_state(session_.saved, session_.optimizer, save_dtype(session_.config.checkpoint));
+    return;
+  }
+
+  FileLengths lengths;
+  metrics_.add_lengths(lengths);
+  state_.metrics_bytes = lengths.extract("metrics.jsonl").mapped();
+  // A sink that is off keeps its length.
+  for (const auto& [file, bytes] : lengths) state_.sink_bytes[file] = bytes;
+
+  const auto before = [this] {
+    lock_->check_in_place();
+    metrics_.sync();
+  };
+  saver_.save(state_, session_.saved, session_.optimizer, before, now);
+}
+
+void Checkpointer::save_last(bool now) {
+  // Without progress since the process started, its checkpoint is current.
+  if (newest_ != state_.step) save(now);
+  saver_.finish();
+  world().wait_for_all();
+}
+
+void Checkpointer::finish() {
+  saver_.finish();
+  if (lock_ != nullptr) lock_->check_in_place();
+  world().wait_for_all();
+}
+
+}  // namespace lathe

@@ -1,0 +1,45 @@
+// Saves a run: the lengths of its metrics files, its state, and its tensors.
+#pragma once
+
+#include "core/io/file.h"
+#include "train/loop/saver.h"
+#include "train/session/session.h"
+#include "train/store/sinks.h"
+
+namespace lathe {
+
+class Checkpointer {
+ public:
+  /// Everything given must outlive it. `lock`: null on a rank that does not write the run folder,
+  /// where nothing is saved. `saved_step`: of the run's newest checkpoint, -1 for none.
+  Checkpointer(const fs::path& run, const FolderLock* lock, const Session& session, RunState& state,
+               MetricsSinks& metrics, int64_t saved_step)
+      : lock_(lock),
+        session_(session),
+        state_(state),
+        metrics_(metrics),
+        saver_(run, session.config.checkpoint, saved_step),
+        newest_(saved_step) {}
+
+  /// Saves the run after step `state.step`; `now`: returns when the checkpoint is on the disk.
+  void save(bool now);
+  /// Does the same unless that step has a checkpoint, and waits for a save in the background. All
+  /// ranks return when the writer is done: a launcher may end it soon after another rank's end. A
+  /// collective.
+  void save_last(bool now);
+  /// Waits for a save in the background, and checks that the run folder is still this run's. A
+  /// collective.
+  void finish();
+  /// Returns the step of the newest checkpoint on the disk.
+  int64_t saved_step() { return saver_.saved_step(); }
+
+ private:
+  const FolderLock* lock_;
+  const Session& session_;
+  RunState& state_;
+  MetricsSinks& metrics_;
+  CheckpointSaver saver_;
+  int64_t newest_;  // the newest step that was saved, or is being written
+};
+
+}  // namespace lathe

@@ -1,0 +1,51 @@
+// Collects statistics of the layers of a model in one step: norms, the size of the update,
+// activations and histograms.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autograd/observer.h"
+#include "nn/hooks.h"
+#include "train/session/session.h"
+#include "train/store/metrics.h"
+
+namespace lathe {
+
+/// Construct it before a step and query it afterwards; it changes no bit of the step. A layer is a
+/// module that has trained parameters of its own, or whose result or activation is observed;
+/// results are those of modules that make a ModuleCall. Activations are those of the first
+/// micro-batch. The size of an update is exact for tensors of up to 16384 elements. For larger ones
+/// it is estimated from 16384 evenly spaced elements, which needs neither a copy of the model nor a
+/// pass over it.
+class LayerStatsCollector {
+ public:
+  /// `histograms`: collects those of what layers return, too.
+  LayerStatsCollector(Session& session, bool histograms);
+  /// Returns the statistics after the step, in the order of the model.
+  std::vector<LayerFigures> figures() const;
+  /// Returns, after the step, the histograms of every trained weight ("weights/PATH"), of its
+  /// gradient, unscaled ("gradients/PATH"), and of what each layer returned ("activations/LAYER").
+  /// Each has 64 bins between the least and the largest finite value; a tensor without finite
+  /// values is left out.
+  std::vector<Histogram> histograms() const;
+
+ private:
+  struct Seen {
+    std::vector<size_t> params;       // indices into the session's
+    at::Tensor least, largest, dead;  // scalars: range of its result, dead share of its activation
+  };
+
+  const Session& session_;
+  std::vector<std::string> order_;
+  std::map<std::string, Seen> layers_;
+  std::vector<at::Tensor> before_;  // sampled elements of each parameter
+  std::optional<ObserveOps> observe_;
+  std::unique_ptr<ForwardHook> hook_;
+  std::vector<Histogram> activations_;
+};
+
+}  // namespace lathe

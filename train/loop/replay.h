@@ -1,0 +1,34 @@
+// Writes a bundle of a step that went wrong: the run's state before it and the data that it saw.
+// Replaying the bundle names the op where the error began.
+//
+// A step that diverged changes nothing, so the run folder can keep the state before it and its
+// tokens.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "data/loader.h"
+#include "train/session/session.h"
+#include "train/store/checkpoint.h"
+
+namespace lathe {
+
+/// Returns the micro-batches of step `step` (from 0), on the CPU.
+std::vector<Batch> batches_of_step(const Session& session, const Data& data, int64_t step);
+/// Writes micro-batches as "inputs" and "targets", [micro-batches, B, ...].
+void write_batches(const fs::path& file, const std::vector<Batch>& batches);
+
+/// Writes RUN/diverged/step-N, in place of an older one: the files of a checkpoint of the state
+/// before step `step` (from 0), and batches.safetensors. The session's parameters and optimizer
+/// must be what they were before that step.
+fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session,
+                             const Data& data, int64_t step);
+
+/// Runs the step of a bundle (or of a run's bundle) again. Returns a text that names what is first
+/// not finite: a parameter, the result of an op by the path of the parameter at or before it, or a
+/// gradient. Throws Exit::usage where there is no bundle, and Exit::checkpoint where its files are
+/// damaged or its batches can't be those of its run.
+std::string replay(const fs::path& path);
+
+}  // namespace lathe

@@ -1,0 +1,197 @@
+#include "train/loop/reporter.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/device.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "dist/world.h"
+#include "train/loop/replay.h"
+
+namespace lathe {
+namespace {
+
+/// A rank that takes this much longer than the median in so many logged steps in a row is reported.
+constexpr double slow_factor = 1.3;
+constexpr int slow_steps = 5;
+
+int64_t memory_peak(const Session& session) {
+  return session.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
+}
+
+}  // namespace
+
+StepReporter::StepReporter(const Session& session, const Data& data, const fs::path& run,
+                           RunState& state, MetricsSinks& metrics)
+    : session_(session),
+      data_(data),
+      run_(run),
+      state_(state),
+      metrics_(metrics),
+      units_per_step_(static_cast<double>(units_of_step(session.config))),
+      flops_per_unit_(flops_per_unit(session)),
+      ceiling_(session.device_name, static_cast<int>(session.config.train.threads),
+               session.compute.dtype),
+      line_(session.config.train.steps, state.step, units_per_step_, session.task.unit()),
+      last_report_step_(state.step) {}
+
+void StepReporter::report(const StepResult& result, bool write, std::vector<LayerFigures> layers) {
+  const StepStats stats = read_stats(result);
+
+  // A loss scaler skips steps that are not finite, but no run may end with one.
+  if (state_.step == session_.config.train.steps && !std::isfinite(stats.loss))
+    end_diverged(state_.step, "loss", stats.loss);
+  auto ranks = write ? gather_ranks(result) : std::vector<RankFigures>();
+  if (!world().is_writer()) return;
+  warn_of_slow_rank(ranks);
+
+  const double seconds =
+      seconds_since(last_report_time_) / static_cast<double>(state_.step - last_report_step_);
+  skip_time();
+  last_report_step_ = state_.step;
+
+  // The state keeps the counters, so that a checkpoint of this step has them.
+  log_skipped_updates(stats);
+  state_.updates = stats.updates;
+  state_.scaler = stats.scaler;
+  if (session_.spikes) state_.spikes = session_.spikes->state();
+  if (result.is_spike) save_spike_batch(stats);
+
+  StepMetrics m{
+      .step = state_.step,
+      .updates = state_.updates,
+      .loss = stats.loss,
+      .lr = result.lr,
+      .grad_norm = stats.grad_norm,
+      .units = state_.tokens,
+      .units_per_sec = units_per_step_ / seconds,
+      .step_ms = 1e3 * seconds,
+      .mfu = ceiling_.share(flops_per_unit_ * units_per_step_ / (seconds * world().size())),
+      .data_wait_ms = 1e3 * result.data_wait_s,
+      .memory_bytes = memory_peak(session_),
+      .loss_scale = stats.loss_scale,
+      .skipped = stats.scaler ? stats.scaler->skipped : 0,
+      .spikes = state_.spikes ? state_.spikes->skipped : 0,
+      .updates_lost = stats.updates_lost,
+      .ranks = std::move(ranks),
+      .layers = std::move(layers)};
+  if (write) {
+    add_memory_peaks(m);
+    metrics_.add(m);
+  }
+  line_.show(m, seconds, write);
+}
+
+void StepReporter::report_once(const StepResult& result) {
+  if (last_report_step_ != state_.step) report(result, false);
+}
+
+void StepReporter::skip_time() { last_report_time_ = Clock::now(); }
+
+StepStats StepReporter::read_stats(const StepResult& result) const {
+  try {
+    return read_figures(session_, result);
+  } catch (const Error& e) {
+    if (e.code() != Exit::diverged) throw;
+    const ParameterShards::Gathered complete(session_.shards.get());
+    if (!world().is_writer()) {
+      if (session_.optimizer.is_shared())
+        send_state(session_.saved, session_.optimizer, std::nullopt);
+      world().wait_for_all();  // a launcher ends the others soon after the first one failed
+      throw;
+    }
+
+    // A step that failed in backward has updated some parameters already.
+    if (session_.config.memory.update_in_backward) throw;
+
+    // Keep the state before the step and its data for `lathe replay`.
+    try {
+      const int64_t failed = session_.optimizer.control().failed_step;
+      write_replay_bundle(run_, state_, session_, data_, failed - 1);
+    } catch (const Error& why) {
+      log_warn("the step is not kept for `lathe replay`: ", why.what());
+      // The others may be sending state that nobody takes; they end with this process.
+      if (session_.optimizer.is_shared()) throw e;
+      world().wait_for_all();
+      throw e;
+    }
+    world().wait_for_all();
+    fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
+         "` runs the step again and names where it began");
+  }
+}
+
+void StepReporter::save_spike_batch(const StepStats& stats) const {
+  const fs::path kept = run_ / "spikes" / (checkpoint_name(state_.step) + ".safetensors");
+  write_batches(kept, batches_of_step(session_, data_, state_.step - 1));
+  log_warn("step ", state_.step, ": a loss of ", format("%.4f", stats.loss), " is a spike above ",
+           format("%.4f", session_.spikes->state().mean), " (standard deviation ",
+           format("%.4f", std::sqrt(session_.spikes->state().variance)),
+           "); its update is left out, its data is in ", kept.string());
+}
+
+void StepReporter::log_skipped_updates(const StepStats& stats) const {
+  if (!stats.scaler || !state_.scaler || stats.scaler->skipped == state_.scaler->skipped) return;
+  log_info("step ", state_.step, ": ", stats.scaler->skipped - state_.scaler->skipped,
+           " skipped for gradients that are not finite, loss scale now ",
+           format("%.10g", stats.scaler->scale));
+}
+
+/// Returns what each process spent in the step. A collective; empty in a single process.
+std::vector<RankFigures> StepReporter::gather_ranks(const StepResult& result) const {
+  if (world().size() == 1) return {};
+  const at::Tensor mine = at::tensor(
+      {1e3 * result.busy_s, 1e3 * result.exchange_wait_s,
+       static_cast<double>(memory_peak(session_)), static_cast<double>(result.sent_bytes)},
+      at::kDouble);
+  const at::Tensor all = world().gather(mine.unsqueeze(0));
+
+  std::vector<RankFigures> ranks;
+  for (int r = 0; r < world().size(); ++r) {
+    const double* of_rank = all.const_data_ptr<double>() + static_cast<ptrdiff_t>(4) * r;
+    ranks.push_back({.busy_ms = of_rank[0],
+                     .wait_ms = of_rank[1],
+                     .memory_bytes = static_cast<int64_t>(of_rank[2]),
+                     .sent_bytes = static_cast<int64_t>(of_rank[3])});
+  }
+  return ranks;
+}
+
+/// Names a rank that all others wait for, once until it is fast again.
+void StepReporter::warn_of_slow_rank(const std::vector<RankFigures>& ranks) {
+  if (ranks.empty()) return;
+  slow_in_row_.resize(ranks.size());
+  std::vector<double> sorted;
+  for (const RankFigures& r : ranks) sorted.push_back(r.busy_ms);
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted[(sorted.size() - 1) / 2];
+
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    slow_in_row_[r] = ranks[r].busy_ms > slow_factor * median ? slow_in_row_[r] + 1 : 0;
+    if (slow_in_row_[r] != slow_steps) continue;
+    log_warn("rank ", r, " is slow, and the others wait for it: ", format("%.0f", ranks[r].busy_ms),
+             " ms of work in step ", state_.step, ", where the median of all ranks is ",
+             format("%.0f", median), " ms");
+  }
+}
+
+/// Adds the peak of each category of memory where one has changed.
+void StepReporter::add_memory_peaks(StepMetrics& m) {
+  if (session_.device.is_cuda()) return;
+  const auto peak = memory_stats().peak;
+  if (peak == last_reported_peaks_) return;
+
+  last_reported_peaks_ = peak;
+  for (size_t i = 0; i < peak.size(); ++i) {
+    if (peak[i] > 0) m.memory.emplace_back(memory_names[i], peak[i]);
+  }
+}
+
+void end_diverged(int64_t step, const char* what, double value) {
+  fail(Exit::diverged, "step ", step, ", the last, diverged: ", what, " ", value, diverged_remedy);
+}
+
+}  // namespace lathe

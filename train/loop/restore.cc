@@ -1,0 +1,72 @@
+#include "train/loop/restore.h"
+
+#include "core/device.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "dist/world.h"
+#include "train/formats/source.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+/// Sets the number of threads: a resumed run keeps its number unless the command line gives one.
+void restore_threads(const RunState& saved, const LoadedConfig& loaded, Session& session) {
+  if (origin_of(loaded, "train.threads") != "command line") {
+    const int64_t wanted = loaded.config.train.threads;
+    if (wanted > 0 && wanted != saved.threads) {
+      log_info("threads   ", origin_of(loaded, "train.threads"), " asks for ", wanted,
+               ", and a resumed run keeps its ", saved.threads, " (--train.threads=", wanted,
+               " changes them, and the bits)");
+    }
+    session.config.train.threads = saved.threads;
+    configure_backend(session.device_name, static_cast<int>(saved.threads),
+                      session.config.amp.tf32);
+  } else if (session.config.train.threads != saved.threads) {
+    log_warn("the run used ", quantity(saved.threads, "thread"), " and resumes with ",
+             session.config.train.threads, ": bits will differ");
+  }
+}
+
+}  // namespace
+
+RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const Data& data,
+                    Session& session, RunState& state) {
+  const RunState& saved = from.state;
+  const RunConfig was = saved_config(saved, from.checkpoint);
+  RestoredRun restored{.checkpoint = from.checkpoint,
+                       .same_run = from.same_run,
+                       .saved_step = from.same_run ? saved.step : -1,
+                       .changes = config_changes(was, loaded, saved.step)};
+
+  if (!data.matches(saved.data_hash)) {
+    fail(Exit::usage, session.config.data.dir,
+         " is not the data that the run was started with (hash ", state.data_hash, " instead of ",
+         saved.data_hash, "); set data.dir to that, or start a new run in another --train.out_dir");
+  }
+
+  // Each of several processes has its own number of threads, which changes no bit.
+  if (world().size() == 1) restore_threads(saved, loaded, session);
+  const std::string model = device_model(session.device_name);
+  if (saved.isa != cpu_isa() || saved.device_model != model) {
+    log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and resumes on ", model,
+             " (", cpu_isa(), "): bits may differ");
+  }
+
+  if (adapters_of(was).rank > 0) check_base(loaded.base, was, saved.base_hash);
+  check_frozen(session.config, session.task, saved, session.run_task.frozen_hash);
+  session.load(from.checkpoint, saved);
+
+  // The data may match in another form, such as more sources; its own hash is recorded. The metrics
+  // files of another run are not this one's.
+  const std::string hash = state.data_hash;
+  state = saved;
+  state.data_hash = hash;
+  if (!from.same_run) {
+    state.metrics_bytes = 0;
+    state.sink_bytes.clear();
+  }
+  return restored;
+}
+
+}  // namespace lathe

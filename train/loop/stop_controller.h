@@ -1,0 +1,33 @@
+// Decides, once a step, whether a run stops: a signal or train.max_time.
+#pragma once
+
+#include "dist/world.h"
+#include "train/loop/stop.h"
+#include "train/step/stepper.h"
+
+namespace lathe {
+
+class StopController {
+ public:
+  /// `max_time`: seconds since the process started; 0 for no limit.
+  explicit StopController(double max_time) : max_time_(max_time) {}
+
+  /// Records that a step or an evaluation was completed. Before that train.max_time does not stop
+  /// the process, so every process makes progress.
+  void note_progress() { made_progress_ = true; }
+  /// Returns whether train.max_time is over.
+  bool is_out_of_time() const {
+    return made_progress_ && max_time_ > 0 && process_age() >= max_time_;
+  }
+  /// Returns whether this process was asked to stop.
+  bool asked() const { return stop_signal() != 0 || is_out_of_time(); }
+  /// Returns whether any process of the run was asked to stop: the decision that all act on. A
+  /// collective.
+  bool agreed() const { return world().any(asked()); }
+
+ private:
+  double max_time_;
+  bool made_progress_ = false;
+};
+
+}  // namespace lathe

@@ -1,0 +1,420 @@
+#include "train/loop/trainer.h"
+
+#include <cmath>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/checksum.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "core/kernels/gemm.h"
+#include "dist/group.h"
+#include "dist/world.h"
+#include "train/analysis/fit.h"
+#include "train/analysis/memory_budget.h"
+#include "train/formats/source.h"
+#include "train/loop/checkpointer.h"
+#include "train/loop/console.h"
+#include "train/loop/layers.h"
+#include "train/loop/progress.h"
+#include "train/loop/reporter.h"
+#include "train/loop/restore.h"
+#include "train/loop/stop_controller.h"
+#include "train/step/shares.h"
+#include "train/store/run_folder.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+namespace {
+
+/// A run in this process: its data, its model and its state.
+class Run {
+ public:
+  Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume);
+
+  const Session& session() const { return session_; }
+  /// Returns whether nothing is left to train or to evaluate.
+  bool is_finished() const { return is_trained() && !state_.eval_due; }
+  /// Reports that the run is finished. Its record stays as it is, but for what an interrupted save
+  /// left behind.
+  Exit report_already_finished() const;
+
+  /// Trains to the end, or until the run is asked to stop. `lock`: of the run folder, null on a
+  /// rank that does not write it. `needs`: logged at the start, on a CPU.
+  Exit train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs);
+
+ private:
+  bool has_stalled() const {
+    const TrainConfig& c = session_.config.train;
+    return lathe::has_stalled(state_, c.eval_interval, c.early_stop);
+  }
+  bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
+  void log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& ceiling) const;
+  MetricsSinks open_run_folder();
+  bool evaluate(MetricsSinks& metrics, StopController& stop);
+  void sample(MetricsSinks& metrics, const StopController& stop) const;
+  void check_last_validation() const;
+  Exit save_and_stop(Checkpointer& checkpoints, const StopController& stop);
+  Exit finish(Checkpointer& checkpoints) const;
+  void log_summary() const;
+
+  std::unique_ptr<Data> data_;
+  Session session_;
+  std::string unit_ = session_.task.unit();
+  fs::path run_;
+  fs::path source_;  // of the initial weights, or empty
+  RunState state_;
+  RestoredRun restored_;
+};
+
+Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume)
+    : data_(std::move(data.data)),
+      session_(Session::make(loaded, *data.task, data.sizes)),
+      run_(loaded.config.train.out_dir),
+      source_(loaded.source) {
+  state_.data_hash = data_->hash();
+  if (resume) restored_ = restore(*resume, loaded, *data_, session_, state_);
+
+  // A checkpoint records what this process trains with.
+  state_.base_hash = base_hash(loaded.base);
+  state_.frozen_hash = session_.run_task.frozen_hash;
+  if (session_.scaler) state_.scaler = session_.scaler->state();
+  state_.threads = session_.config.train.threads;
+  state_.isa = cpu_isa();
+  state_.device_model = device_model(session_.device_name);
+  state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
+  state_.config_path = project_path(loaded.path);
+  // The data may lack the chat template and the like that came with the weights.
+  const auto known = resume ? state_.tokenizer : source_tokenizer(loaded);
+  state_.tokenizer = data_->facts().tokenizer;
+  if (known && state_.tokenizer && *known == *state_.tokenizer) {
+    TokenizerSettings settings = state_.tokenizer->settings();
+    settings.fill_from(known->settings());
+    state_.tokenizer->set_settings(std::move(settings));
+  }
+  state_.task = session_.task.name();
+  state_.sizes = session_.sizes;
+  state_.encoding = kept_encoding(data_->facts());
+}
+
+Exit Run::report_already_finished() const {
+  if (world().is_writer()) clean_checkpoints(run_);
+  check_last_validation();
+  log_summary();
+  log_info("nothing to do: the run ended with ", restored_.checkpoint.string(),
+           restored_.changes.empty() ? "" : "; these keys differ from what was trained:");
+  for (const ConfigChange& c : restored_.changes) log_info("  ", c.key, " ", c.was, " -> ", c.is);
+  return Exit::done;
+}
+
+Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs) {
+  const RunConfig& c = session_.config;
+
+  MetricsSinks metrics = lock != nullptr ? open_run_folder() : MetricsSinks();
+  if (session_.shards) session_.shards->share_out();
+
+  StepReporter reporter(session_, *data_, run_, state_, metrics);
+  Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
+  StopController stop(c.train.max_time);
+  log_start(needs, reporter.ceiling());
+  note_progress(state_.step, restored_.saved_step);
+
+  // An evaluation that was interrupted runs first, so metrics.jsonl has the same lines.
+  if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
+  if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
+  if (is_trained()) {
+    check_last_validation();
+    checkpoints.save(/*now=*/true);
+    return finish(checkpoints);
+  }
+  if (c.train.pause_at > 0 && state_.step >= c.train.pause_at)
+    return save_and_stop(checkpoints, stop);
+
+  const auto begin = Clock::now();
+  Loader loader = training_loader(session_, *data_, state_.step);
+  reporter.skip_time();
+
+  while (state_.step < c.train.steps) {
+    const DueActions due = due_after(state_.step + 1, c);
+    const bool collects = due.layers || due.histograms;
+    std::optional<ParameterShards::Gathered> complete;
+    if (collects) complete.emplace(session_.shards.get());
+    std::optional<LayerStatsCollector> collector;
+    if (world().is_writer() && collects) collector.emplace(session_, due.histograms);
+
+    const StepResult result = run_step(session_, loader, state_.step, collects);
+
+    auto layers = due.layers && collector ? collector->figures() : std::vector<LayerFigures>();
+    const auto histograms =
+        due.histograms && collector ? collector->histograms() : std::vector<Histogram>();
+    collector.reset();
+    complete.reset();
+    ++state_.step;
+    state_.tokens += units_of_step(c);
+    state_.eval_due = due.evaluate;
+    stop.note_progress();
+    note_progress(state_.step, checkpoints.saved_step());
+
+    if (!session_.device.is_cuda() || due.needs_results() || result.is_spike)
+      reporter.report(result, due.log, std::move(layers));
+    if (due.histograms) metrics.add_histograms(state_.step, histograms);
+    fault_point("step");
+
+    // An evaluation that a stop cut short remains due, and runs first when the run resumes.
+    const bool evaluated = due.evaluate && evaluate(metrics, stop);
+    const bool improved = evaluated && c.checkpoint.keep_best && state_.best_step == state_.step;
+    const bool last = due.last || (evaluated && has_stalled());
+    if (last) {
+      check_last_validation();
+      reporter.report_once(result);
+    }
+
+    // The one decision of this step.
+    const bool stopping = stop.agreed();
+    if (due.sample && !stopping) sample(metrics, stop);
+    if ((due.save || improved || last) && (last || !stopping)) checkpoints.save(last);
+    if ((stopping || due.pause) && (!last || state_.eval_due)) {
+      reporter.report_once(result);
+      return save_and_stop(checkpoints, stop);
+    }
+    if (last) break;
+    reporter.skip_time();
+  }
+
+  reporter.ceiling().remember(seconds_since(begin));
+  return finish(checkpoints);
+}
+
+/// Prepares the run folder to continue from the checkpoint: removes what a killed process left,
+/// records the config, and opens the log and the metrics, cut back to the checkpoint's step.
+MetricsSinks Run::open_run_folder() {
+  fault_point("start: locked");
+  clean_checkpoints(run_);
+  if (!restored_.checkpoint.empty() && restored_.same_run) quarantine_newer(restored_.checkpoint);
+
+  for (const ConfigChange& change : restored_.changes) {
+    log_info("changed since the checkpoint: ", change.key, " ", change.was, " -> ", change.is);
+    state_.changes.push_back(change);
+  }
+  write_config_record(run_, session_.config, state_.changes);
+  open_log_file((run_ / "log.txt").string());
+
+  FileLengths lengths = state_.sink_bytes;
+  lengths["metrics.jsonl"] = state_.metrics_bytes;
+  MetricsSinks metrics(session_.config.log, {run_, lengths, unit_});
+  metrics.add_start(state_.step, restored_.checkpoint.string());
+  if (!restored_.changes.empty()) metrics.add_changes(state_.step, restored_.changes);
+  sync_folder(run_);
+  fault_point("start: metrics cut");
+  return metrics;
+}
+
+void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& ceiling) const {
+  log_header(session_, *data_, ceiling, run_.string(), restored_.checkpoint.string(),
+             source_.string());
+  if (world().size() > 1) {
+    const int64_t all = session_.config.train.grad_accum;
+    log_info("processes ", world().size(), ", each with ", world().share(all).count, " of the ",
+             all, " micro-batches of a step");
+  }
+  if (!needs) return;
+  log(needs->enough ? Level::info : Level::warn,
+      "needs     " + needs->text +
+          (needs->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
+}
+
+/// Evaluates the model and records the result. Returns false where a stop cut it short.
+bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
+  const ParameterShards::Gathered complete(session_.shards.get());
+  const auto result =
+      lathe::evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
+                      session_.config.train.eval_batches, session_.compute, session_.device,
+                      [&] { return stop.agreed(); });
+  if (!result) return false;
+  stop.note_progress();
+  state_.eval_due = false;
+
+  // A loss that is not finite is never better than another, and any finite one is better than it.
+  const double loss = result->loss();
+  state_.val_loss = loss;
+  state_.val_step = state_.step;
+  if (!state_.best_val_loss || (std::isfinite(loss) && !(loss >= *state_.best_val_loss))) {
+    state_.best_val_loss = loss;
+    state_.best_step = state_.step;
+  }
+
+  metrics.add_validation(state_.step, result->metrics);
+  log_info("step ", state_.step, "  ", metrics_text(result->metrics), " over ", result->targets,
+           " ", unit_);
+  return true;
+}
+
+/// Throws Exit::diverged where the evaluation after the last step gave a loss that is not finite.
+/// Runs before that step is saved, so that no earlier checkpoint is deleted for unusable weights.
+void Run::check_last_validation() const {
+  if (state_.val_step == state_.step && !std::isfinite(*state_.val_loss))
+    end_diverged(state_.step, "validation loss", *state_.val_loss);
+}
+
+void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
+  const ParameterShards::Gathered complete(session_.shards.get());
+  if (!world().is_writer()) return;
+  const std::string text =
+      session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
+                           session_.device, [&] { return stop.asked(); });
+  if (text.empty()) return;
+  log_info("sample    ", text);
+  metrics.add_sample(state_.step, text);
+}
+
+Exit Run::save_and_stop(Checkpointer& checkpoints, const StopController& stop) {
+  checkpoints.save_last(stop.asked() || state_.step == session_.config.train.steps);
+
+  const int64_t pause_at = session_.config.train.pause_at;
+  const bool paused = !stop.asked() && pause_at > 0 && state_.step >= pause_at;
+  const char* why = "stopped at the request of another process";
+  if (stop_signal() != 0) {
+    why = "stopped by a signal";
+  } else if (stop.is_out_of_time()) {
+    why = "stopped by train.max_time";
+  } else if (paused) {
+    why = "paused by train.pause_at";
+  }
+  log_info(why, " after step ", state_.step,
+           paused ? "; run it again with another train.pause_at to resume"
+                  : "; run the same command again to resume");
+  return Exit::stopped;
+}
+
+Exit Run::finish(Checkpointer& checkpoints) const {
+  checkpoints.finish();
+  log_summary();
+  return Exit::done;
+}
+
+void Run::log_summary() const {
+  if (lines_dropped() > 0) {
+    log_info(lines_dropped(), " lines could not be shown; ", (run_ / "log.txt").string(),
+             " has them");
+  }
+  if (state_.step < session_.config.train.steps) {
+    log_info("stopped early, by train.early_stop: no evaluation since step ", state_.best_step,
+             " had a lower validation loss");
+  }
+  log_info("finished  ", quantity(state_.step, "step"), ", ", state_.tokens, " ", unit_,
+           state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss,
+                                    *state_.best_val_loss)
+                           : "");
+  log_info("run folder ", run_.string());
+  if (state_.encoding) log_info("predict    lathe predict ", run_.string(), " FILE");
+}
+
+/// Checks that all processes train the same run in the same way, before anything is changed: their
+/// bits would differ otherwise.
+void check_processes_agree(const LoadedConfig& loaded, const Data& data,
+                           const std::optional<ResumePoint>& resume) {
+  if (world().size() == 1) return;
+  if (open_device(loaded.config.train.device) != "cpu") {
+    fail(Exit::usage, origin_of(loaded, "train.device"),
+         ": several processes train on CPUs so far; set train.device = \"cpu\", or start one "
+         "process");
+  }
+
+  // Threads may differ between machines, and change no bit of Lathe's kernels.
+  RunConfig config = loaded.config;
+  config.train.threads = 0;
+  world().check_same("the config", config.schema().to_toml(&config, /*comments=*/false));
+  world().check_same("the build of lathe", library_checksum());
+  world().check_same("the instruction set", cpu_isa());
+  world().check_same("the data", data.hash());
+  world().check_same("the checkpoint", resume
+                                           ? str(resume->checkpoint.filename().string(),
+                                                 " with checksum ", content_id(resume->checkpoint))
+                                           : std::string("no checkpoint"));
+}
+
+/// Checks that all processes have the same weights, and threads where bits depend on them.
+void check_models_agree(const Session& session) {
+  if (world().size() == 1) return;
+  std::string weights;
+  for (const NamedParameter& p : session.saved) {
+    const at::Tensor t = p.parameter.data().contiguous();
+    const Digest bytes = digest({static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
+    weights += str(p.path, " ", describe(t), " with checksum ", bytes.high, bytes.low, "\n");
+  }
+  world().check_same("the model", weights);
+  if (!gemm_ready(Element::f32))
+    world().check_same("train.threads", std::to_string(session.config.train.threads));
+}
+
+Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
+  // Open everything that the config names before anything is created.
+  resolve_init_from(loaded);
+  resolve_adapter_base(loaded);
+  RunData data = RunData::open(loaded);
+  check_base_tokenizer(loaded, *data.data);
+  if (verify_data) {
+    verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
+    log_info("data      ", loaded.config.data.dir, " is what was written");
+  }
+
+  if (const std::string budget = apply_memory_budget(loaded); !budget.empty()) log_info(budget);
+
+  // Lock a run that has checkpoints before one is chosen. The folder of a new run is made once
+  // everything else is ready.
+  const fs::path run = loaded.config.train.out_dir;
+  std::optional<FolderLock> lock;
+  if (world().is_writer() && fs::exists(run / "checkpoints")) lock.emplace(run);
+  const auto resume = find_resume_point(loaded);
+  check_processes_agree(loaded, *data.data, resume);
+
+  // Skip the dry run for adapters: it would load the base twice. The device is opened first, since
+  // ATen must not look for a GPU for the first time during a dry run.
+  const bool can_forecast = open_device(loaded.config.train.device) == "cpu" &&
+                            loaded.base.empty() && world().size() == 1;
+  const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
+  if (needs && needs->hopeless && !force) {
+    fail(
+        Exit::memory, "the run needs ", needs->text,
+        "; `lathe plan CONFIG --fit` prints how to make it fit, and --force true starts it anyway");
+  }
+
+  Run trained(loaded, std::move(data), resume);
+  check_models_agree(trained.session());
+  if (resume && trained.is_finished()) return trained.report_already_finished();
+  if (world().is_writer() && !lock) {
+    make_folders(run);
+    lock.emplace(run);
+    if (!list_checkpoints(run).empty()) {
+      fail(Exit::busy, "another process has trained in ", run.string(),
+           " meanwhile; run the same command again to resume from there");
+    }
+  }
+  return trained.train(lock ? &*lock : nullptr, needs);
+}
+
+}  // namespace
+
+Exit train(LoadedConfig loaded, bool verify_data, bool force) {
+  install_stop_handlers("after this step");
+  if (const auto placement = placement_from_environment()) {
+    check_shares(loaded, placement->size);
+    if (placement->rank > 0) {
+      silence_stop_messages();
+      set_console_level(Level::warn);
+      set_log_prefix(str("rank ", placement->rank, ": "));
+    }
+    join_world(*placement, loaded.config.dist);
+  }
+
+  try {
+    return train_here(std::move(loaded), verify_data, force);
+  } catch (const std::exception& e) {
+    const auto* error = dynamic_cast<const Error*>(&e);
+    if (error == nullptr || error->code() != Exit::peer_lost)
+      world().report_failure(plain_message(e));
+    throw;
+  }
+}
+
+}  // namespace lathe

@@ -1,0 +1,160 @@
+#include "train/session/frozen_model.h"
+
+#include <ATen/ops/zeros.h>
+
+#include "core/io/checksum.h"
+#include "core/memory.h"
+#include "core/mode.h"
+#include "train/config/path_kind.h"
+#include "train/formats/hugging_face.h"
+#include "train/transforms/adapters.h"
+#include "train/transforms/frozen.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the folder that the task's key names; "" where the task needs no frozen model.
+std::string frozen_name(const RunConfig& c, const std::string& key) {
+  return key.empty() ? "" : std::get<std::string>(c.schema().get(&c, *c.schema().find(key)));
+}
+
+/// Returns the context of a Hugging Face folder: that of the run where its weights begin with it.
+int64_t context_of(const LoadedConfig& loaded, const std::string& key) {
+  const bool is_given = loaded.origins.contains("model.block_size");
+  return key == "train.init_from" && is_given ? model_context(loaded.config) : 0;
+}
+
+/// Returns the tokenizer of a Hugging Face folder, if it has one.
+std::optional<Tokenizer> tokenizer_of(const fs::path& path, const HuggingFaceFolder& folder) {
+  const bool has_one = fs::exists(path / "tokenizer.json") || fs::exists(path / "vocab.json");
+  return has_one ? std::optional(folder.tokenizer()) : std::nullopt;
+}
+
+void check_same_tokenizer(const LoadedConfig& loaded, const std::string& key,
+                          const std::optional<Tokenizer>& tokenizer, const DatasetInfo& facts) {
+  if (!tokenizer || !facts.tokenizer || *tokenizer == *facts.tokenizer) return;
+  fail(Exit::data, loaded.config.data.dir, " was made with another tokenizer than the model of ",
+       key, "; prepare it with theirs: lathe prepare ... --tokenizer ",
+       frozen_name(loaded.config, key));
+}
+
+/// Throws Exit::usage where a frozen model sees fewer tokens than a window has.
+void check_context(const LoadedConfig& loaded, const std::string& key) {
+  const int64_t* context = loaded.frozen_model->own.find<int64_t>("block_size");
+  const int64_t window = batch_sizes(loaded.config).block_size;
+  if (context == nullptr || window <= *context) return;
+  fail(Exit::usage, origin_of(loaded, key), ": the model of ", key, " sees ", *context,
+       " tokens, and a window has ", window, "; lower data.window");
+}
+
+std::unique_ptr<Model> make_shapes(const ModelConfig& config, const ModelSizes& sizes) {
+  const MetaInit guard;
+  return find_model_kind(config.kind)->make(config.own, sizes);
+}
+
+std::unique_ptr<Model> load_frozen_model(const LoadedConfig& loaded, const std::string& key,
+                                         const ModelSizes& sizes, at::Device device) {
+  const MemoryScope memory(Memory::parameters);
+  const ModelConfig& config = *loaded.frozen_model;
+  if (loaded.frozen.empty()) {
+    auto model = make_shapes(config, sizes);
+    replace_parameters(*model, [&](const NamedParameter& p) {
+      return Variable(at::zeros(p.parameter.sizes(), at::TensorOptions(device)));
+    });
+    replace_buffers(*model, [&](const NamedBuffer& b) {
+      return at::zeros(b.tensor.sizes(), b.tensor.options().device(device));
+    });
+    return model;
+  }
+
+  if (!is_hugging_face(loaded.frozen)) {
+    const RunState state = read_state(loaded.frozen);
+    return load_frozen(loaded.frozen, saved_config(state, loaded.frozen), state.sizes, {}, device);
+  }
+  const HuggingFaceFolder folder(loaded.frozen, context_of(loaded, key));
+  auto model = make_shapes(config, sizes);
+  replace_parameters(*model, [&](const NamedParameter& p) {
+    return keep_frozen(p, folder.tensor(p), {}, device);
+  });
+  return model;
+}
+
+/// Returns the checksum of all weights with their paths.
+std::string hash_of(Model& model) {
+  Checksum sum;
+  const auto add = [&](const std::string& path, const at::Tensor& tensor) {
+    const at::Tensor t = tensor.to(at::kCPU).contiguous();
+    sum.update(path.data(), path.size());
+    sum.update(t.const_data_ptr(), t.nbytes());
+  };
+  for (const NamedParameter& p : saved_tensors(model)) add(p.path, p.parameter.data());
+  for (const NamedParameter& p : parameters(model)) add(p.path, p.parameter.data());
+  return sum.hex();
+}
+
+}  // namespace
+
+void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& facts) {
+  const std::string key = task.frozen_key(loaded.config);
+  if (key.empty() || loaded.frozen_model) return;
+  const std::string name = frozen_name(loaded.config, key), where = origin_of(loaded, key);
+  if (name.empty()) fail(Exit::usage, where, ": the task ", task.name(), " needs ", key);
+
+  try {
+    if (is_hugging_face(name)) {
+      const HuggingFaceFolder folder(name, context_of(loaded, key));
+      check_same_tokenizer(loaded, key, tokenizer_of(name, folder), facts);
+      loaded.frozen_model = folder.model();
+      loaded.frozen = name;
+      check_context(loaded, key);
+      return;
+    }
+    loaded.frozen = find_checkpoint(name);
+  } catch (const Error& e) {
+    fail(e.code(), where, ": ", key, ", which the task ", task.name(), " needs: ", e.what());
+  }
+
+  const RunState state = read_state(loaded.frozen);
+  const RunConfig from = saved_config(state, loaded.frozen);
+  if (adapters_of(from).rank > 0)
+    fail(Exit::usage, where, ": ", key, ": ", name,
+         " holds adapters; merge them into their model first (`lathe merge`)");
+  check_same_tokenizer(loaded, key, state.tokenizer, facts);
+  loaded.frozen_model = from.model;
+  check_context(loaded, key);
+}
+
+RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes,
+                      at::Device device) {
+  RunTask made;
+  std::unique_ptr<Model> frozen;
+  if (const std::string key = task.frozen_key(loaded.config); !key.empty()) {
+    LATHE_CHECK(loaded.frozen_model, "the frozen model of ", key, " was not resolved");
+    frozen = load_frozen_model(loaded, key, sizes, device);
+    if (!loaded.frozen.empty()) made.frozen_hash = hash_of(*frozen);
+  }
+  made.own = task.of_run(loaded.config, std::move(frozen));
+  return made;
+}
+
+RunTask make_run_task(const LoadedModel& m, const Task& task, const DatasetInfo& facts) {
+  // The saved config has the context that the weights of a Hugging Face folder were cut to.
+  LoadedConfig loaded{.config = m.config, .origins = {{"model.block_size", "checkpoint"}}};
+  resolve_frozen(loaded, task, facts);
+  RunTask made = make_run_task(loaded, task, m.state.sizes, m.device);
+  check_frozen(m.config, task, m.state, made.frozen_hash);
+  return made;
+}
+
+void check_frozen(const RunConfig& config, const Task& task, const RunState& saved,
+                  const std::string& now) {
+  const std::string key = task.frozen_key(config);
+  // A merged run records none: its base was checked when it was merged.
+  if (key.empty() || saved.frozen_hash.empty() || saved.frozen_hash == now) return;
+  fail(Exit::checkpoint, key, " = ", frozen_name(config, key),
+       " is not the model that the run was trained with (checksum ", now, " instead of ",
+       saved.frozen_hash,
+       "); has it been trained further? Name the checkpoint itself instead of its run");
+}
+
+}  // namespace lathe

@@ -1,0 +1,34 @@
+// The frozen model that a task needs beside the trained one: the reference of dpo, a teacher.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "train/session/load.h"
+#include "train/tasks/task.h"
+
+namespace lathe {
+
+/// Finds the frozen model that the task of a config needs, unless it is found already, and reads
+/// its [model]. Throws Exit::usage or Exit::checkpoint with the place of the key where it can't be
+/// used, and Exit::data where its tokenizer is not that of the data.
+void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& facts);
+
+/// The task of one run.
+struct RunTask {
+  std::unique_ptr<const Task> own;  ///< null: the task of the table
+  std::string frozen_hash;          ///< checksum of the frozen model's weights; "" without one
+};
+/// Makes the task of a run, with its frozen model in float32 on the device. A frozen model that was
+/// resolved without a path has weights of 0.
+RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes,
+                      at::Device device);
+/// Makes the task of a loaded checkpoint, for data of these facts. Throws Exit::checkpoint where
+/// the frozen model is not the one that the run was trained with.
+RunTask make_run_task(const LoadedModel& loaded, const Task& task, const DatasetInfo& facts);
+/// Throws Exit::checkpoint where the frozen model of a run, whose checksum is `now`, is not the one
+/// that a checkpoint's run was trained with.
+void check_frozen(const RunConfig& config, const Task& task, const RunState& saved,
+                  const std::string& now);
+
+}  // namespace lathe

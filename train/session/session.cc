@@ -1,0 +1,270 @@
+#include "train/session/session.h"
+
+#include "amp/amp.h"
+#include "autograd/engine.h"
+#include "autograd/node.h"
+#include "autograd/recompute.h"
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/io/text.h"
+#include "core/kernels/gemm.h"
+#include "core/memory.h"
+#include "core/mode.h"
+#include "nn/anomaly.h"
+#include "train/config/transform.h"
+#include "train/formats/source.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+
+RunData RunData::open(LoadedConfig& loaded) {
+  RunData opened{open_data(loaded.config.data), nullptr, {}};
+  check_source_tokenizer(loaded, opened.data->facts());
+  opened.task = &task_of(loaded, opened.data->facts());
+  check_task_keys(loaded, *opened.task);
+  opened.sizes = opened.task->fit(loaded, *opened.data);
+  resolve_frozen(loaded, *opened.task, opened.data->facts());
+  return opened;
+}
+
+namespace {
+
+void check_device(const LoadedConfig& loaded, const std::string& device) {
+  const AmpConfig& amp = loaded.config.amp;
+  const int capability = device == "cuda" ? cuda_api().compute_capability() : 0;
+  if (device == "cuda" && capability < 80) {
+    fail(Exit::usage, origin_of(loaded, "train.device"), ": ", device_model(device),
+         " has compute capability ", capability / 10, ".", capability % 10,
+         " and 8.0 is needed; set train.device = \"cpu\"");
+  }
+  if (loaded.config.memory.update_in_backward && device == "cuda") {
+    fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),
+         ": memory.update_in_backward is for CPUs so far; leave it out, or set train.device = "
+         "\"cpu\"");
+  }
+  if (amp.tf32 && device == "cpu") {
+    fail(Exit::usage, origin_of(loaded, "amp.tf32"),
+         ": amp.tf32 needs an NVIDIA GPU, and this run is on ", device_model(device),
+         "; leave amp.tf32 out");
+  }
+}
+
+/// Checks that a range of memory.recompute is within the model.
+void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
+  const std::string& name = loaded.config.memory.recompute;
+  const RecomputePolicy policy = *recompute_policy(name);
+  if (policy.last == SIZE_MAX) return;
+
+  int64_t blocks = 0;
+  for (const NamedParameter& p : parameters(model)) blocks = std::max(blocks, p.block + 1);
+  if (policy.last < static_cast<size_t>(blocks)) return;
+  fail(Exit::usage, origin_of(loaded, "memory.recompute"), ": memory.recompute = \"", name,
+       "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");
+}
+
+/// Lays the parameters into buckets. Those that their optimizer needs as a whole are cut only
+/// where every rank updates all of them.
+ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParameter>& params) {
+  const bool is_shared = config.dist.shard != "none";
+  return {params,
+          is_shared ? divisible_parameters(config.optim, params)
+                    : std::vector<bool>(params.size(), true),
+          {.bucket_bytes = static_cast<int64_t>(1e6 * config.dist.bucket_mb),
+           .ranks = world().size(),
+           .blocks_apart = config.dist.shard == "parameters",
+           .reduce_dtype = config.dist.reduce_dtype == "bf16" ? at::kBFloat16 : at::kFloat}};
+}
+
+/// Optimizer's refusals, with the place of the key that they begin with.
+Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
+                         const ShardLayout& layout, std::optional<uint64_t> rounding_seed) {
+  const bool is_shared = loaded.config.dist.shard != "none" && world().size() > 1;
+  try {
+    return Optimizer(loaded.config.optim, params, rounding_seed, {},
+                     is_shared ? layout.ranges(world().rank()) : std::vector<ElementRange>());
+  } catch (const Error& e) {
+    if (e.code() != Exit::usage) throw;
+    const std::string what = e.what();
+    fail(Exit::usage,
+         origin_of(loaded, what.starts_with("optim.kind") ? "optim.kind" : "optim.groups"), ": ",
+         what);
+  }
+}
+
+}  // namespace
+
+Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes) {
+  const RunConfig& config = loaded.config;
+  install_allocator();
+  const std::string device_name = open_device(config.train.device);
+  check_device(loaded, device_name);
+  const int threads =
+      config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
+  configure_backend(device_name, threads, config.amp.tf32);
+  use_kernels(config.train.kernels == "auto");
+
+  const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
+  const auto seed = static_cast<uint64_t>(config.train.seed);
+  const at::ScalarType compute = compute_dtype(config.amp);
+  const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
+
+  auto model = loaded.base.empty()
+                   ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
+                   : load_base(loaded.base, config, sizes, device);
+  load_source(loaded, *model);
+
+  // Initial weights are drawn on the CPU in float32, then moved: they are the same on any device.
+  if (device.is_cuda() || matrices != at::kFloat) {
+    const MemoryScope scope(Memory::parameters);
+    replace_parameters(*model, [&](const NamedParameter& p) {
+      if (!is_trained(p.parameter)) return p.parameter;
+      return Variable::parameter(
+          p.parameter.data().to(device, p.parameter.dim() >= 2 ? matrices : at::kFloat), p.path);
+    });
+  }
+  if (device.is_cuda())
+    replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
+
+  apply_transforms(*model, {config, device, matrices});
+  check_recomputed_blocks(loaded, *model);
+  const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
+
+  // Gradients in the matmul dtype are the default only where no other micro-batch is added to them:
+  // each addition would round.
+  const bool low_grad =
+      config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
+  make_working_copies(params, compute, config.amp.working_copies, low_grad);
+  const bool stochastic = config.amp.rounding != "nearest";
+  auto layout = std::make_unique<ShardLayout>(make_layout(config, params));
+  Optimizer optimizer =
+      make_optimizer(loaded, params, *layout, stochastic ? std::optional(seed) : std::nullopt);
+
+  RunTask run_task = make_run_task(loaded, task, sizes, device);
+  const Task& own_task = run_task.own ? *run_task.own : task;
+
+  Session s{config,
+            std::move(run_task),
+            own_task,
+            sizes,
+            device_name,
+            device,
+            {compute, config.amp.cache},
+            std::move(model),
+            params,
+            saved,
+            std::move(layout),
+            nullptr,
+            std::move(optimizer),
+            GradScaler::make(config.amp, device),
+            config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma)
+                                         : std::nullopt,
+            low_grad};
+  s.config.train.threads = threads;
+  if (config.dist.shard == "parameters" && world().size() > 1)
+    s.shards = std::make_unique<ParameterShards>(world(), s.params, *s.layout);
+  return s;
+}
+
+void Session::load(const fs::path& checkpoint, const RunState& state) {
+  load_parameters(checkpoint, saved);
+  load_optimizer(checkpoint, optimizer);
+  optimizer.set_updates(state.updates);
+  if (scaler && state.scaler) scaler->load(*state.scaler);
+  if (spikes && state.spikes) spikes->load(*state.spikes);
+  refresh_working_copies(params);
+}
+
+at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute compute,
+                           StepRandom random, const at::Tensor& loss_scale) {
+  const MemoryScope memory(Memory::activations);
+  const TrainingStep step(random);
+  Variable loss;
+  {
+    const Autocast autocast(compute);
+    const NamedRange range([] { return std::string("forward"); });
+    loss = loss_of();
+  }
+  const NamedRange range([] { return std::string("backward"); });
+  backward(loss, loss_scale);
+  return loss.data();
+}
+
+namespace {
+
+at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random,
+                       Compute compute, const at::Tensor& loss_scale) {
+  const std::string& policy = s.config.memory.recompute;
+  int64_t blocks = 0;
+  const RecomputeBlocks recompute(*recompute_policy(policy), &blocks);
+  mode().block_hooks = s.shards.get();
+  std::optional<DetectAnomaly> anomalies;
+  if (s.config.train.detect_anomaly)
+    anomalies.emplace(
+        DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
+  return run_micro_batch(
+      [&] {
+        Variable loss = s.task.loss(*s.model, batch, divisor);
+        if (policy != "none" && blocks == 0) {
+          fail(Exit::usage, "memory.recompute = \"", policy,
+               "\" has nothing to act on: model.kind = \"", s.config.model.kind,
+               "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
+        }
+        return loss;
+      },
+      compute, random, loss_scale);
+}
+
+}  // namespace
+
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
+                           StepRandom random) {
+  // Casts of parameters that are freed after each block must not be kept.
+  const Compute compute{s.compute.dtype, s.compute.cache && !s.shards};
+  return run_watched(s, batch, divisor, random, compute,
+                     s.scaler ? s.scaler->scale() : at::Tensor());
+}
+
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random,
+                           Compute compute) {
+  return run_watched(s, batch, divisor, random, compute, {});
+}
+
+double flops_per_unit(const Session& s) {
+  const double flops = s.model->flops_per_unit();
+  const int64_t window = s.config.data.window;
+  if (window == 0) return flops;
+
+  // Formulas have the model's context, so the difference to a shorter one is taken.
+  const MetaInit guard;
+  const ModelKind& kind = *find_model_kind(s.config.model.kind);
+  AnyConfig own = s.config.model.own;
+  const double full = kind.make(own, s.sizes)->flops_per_unit();
+  *own.find<int64_t>("block_size") = window;
+  return flops - full + kind.make(own, s.sizes)->flops_per_unit();
+}
+
+std::string precision_text(const Session& s) {
+  const AmpConfig& a = s.config.amp;
+  std::string text =
+      "matmuls in " + a.dtype + (a.tf32 ? " (fp32 ones in tf32)" : "") + ", parameters ";
+  bool copies = false;
+  at::ScalarType param = at::kFloat, grad = at::kFloat;
+  for (const auto& p : s.params) {
+    if (!is_linear_weight(p.role)) continue;
+    const Precision& kept = p.parameter.leaf().precision;
+    copies = copies || kept.low.defined();
+    param = p.parameter.dtype();
+    grad = kept.grad_dtype;
+  }
+  text += dtype_name(param) +
+          (copies ? str(" with ", dtype_name(matmul_dtype(s.compute.dtype)), " copies") : "") +
+          ", gradients " + dtype_name(grad);
+  if (s.scaler)
+    text += str(", ", a.scaler == "fixed" ? "fixed" : "dynamic", " loss scale ",
+                format("%.10g", s.scaler->state().scale));
+  if (const AdaptersConfig& adapted = adapters_of(s.config); adapted.rank > 0)
+    text += ", frozen model in " + adapted.dtype;
+  return text + ", saved as " + dtype_name(save_dtype(s.config.checkpoint).value_or(param));
+}
+
+}  // namespace lathe

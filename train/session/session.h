@@ -1,0 +1,81 @@
+// What every command that runs a model needs, checked before anything is created: data opened,
+// device ready, model made.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "amp/grad_scaler.h"
+#include "dist/parameter_shards.h"
+#include "dist/shards.h"
+#include "nn/models/model.h"
+#include "optim/optimizer.h"
+#include "optim/spikes.h"
+#include "train/config/run_config.h"
+#include "train/session/frozen_model.h"
+#include "train/store/checkpoint.h"
+#include "train/tasks/task.h"
+
+namespace lathe {
+
+/// A run's data and what is learned from it.
+struct RunData {
+  std::unique_ptr<Data> data;
+  const Task* task = nullptr;
+  ModelSizes sizes;  ///< what the model is made for
+
+  /// Opens data.dir and checks that config and model fit it; sets keys that follow the data.
+  /// Exit::data or Exit::usage with the place of the key.
+  static RunData open(LoadedConfig& loaded);
+};
+
+/// A model with its optimizer on a device, ready to step.
+struct Session {
+  RunConfig config;
+  RunTask run_task;  ///< with the frozen model that the task needs, if any
+  const Task& task;  ///< of this run
+  ModelSizes sizes;
+  std::string device_name;  ///< "cpu" or "cuda"
+  at::Device device;
+  Compute compute;
+  std::unique_ptr<Model> model;
+  std::vector<NamedParameter> params;  ///< those that are trained
+  std::vector<NamedParameter>
+      saved;  ///< what a checkpoint holds of the model: they, and its buffers
+  std::unique_ptr<ShardLayout> layout;      ///< of `params`, among the processes of the run
+  std::unique_ptr<ParameterShards> shards;  ///< where dist.shard = "parameters", else null
+  Optimizer optimizer;
+  std::optional<GradScaler> scaler;
+  std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it
+  bool low_grad = false;             ///< gradients of matmul weights have the matmul dtype
+
+  /// Opens the device, sets threads, makes the model, transforms it and makes its optimizer.
+  static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);
+  /// Loads parameters, optimizer and scaler.
+  void load(const fs::path& checkpoint, const RunState& state);
+};
+
+/// Forward and backward of one micro-batch, whose share of the step's loss `loss` computes: adds
+/// its share of the step's gradients. Backward begins with `loss_scale` where it is defined.
+/// Returns the loss, [] on the device.
+at::Tensor run_micro_batch(const std::function<Variable()>& loss, Compute compute,
+                           StepRandom random, const at::Tensor& loss_scale = {});
+/// The same of a session's model under its memory.recompute and train.detect_anomaly; `divisor`:
+/// the number of targets in the whole step. Exit::usage where memory.recompute is about blocks and
+/// the model has none.
+at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
+                           StepRandom random);
+/// In another precision, and without a loss scale.
+at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
+                           StepRandom random, Compute compute);
+
+/// Returns the FLOPs of a unit by the model's formula, whose attention is that of the run's
+/// windows.
+double flops_per_unit(const Session& session);
+
+/// What a run computes in, keeps and saves, in one line for the log.
+std::string precision_text(const Session& session);
+
+}  // namespace lathe

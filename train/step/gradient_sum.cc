@@ -1,0 +1,24 @@
+#include "train/step/gradient_sum.h"
+
+#include <utility>
+
+#include "autograd/node.h"
+
+namespace lathe {
+void GradientSum::begin(int64_t n) {
+  if (in_sequence_ || n == 0 || n % 2 == 1) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) set_aside(i);
+}
+
+void GradientSum::finish(size_t i) {
+  if (pairs_[i].empty()) return;
+  // The last pair may be a single micro-batch: it is the smallest block, so it is added first.
+  set_aside(i);
+  parameters_[i].parameter.leaf().grad = pairs_[i].finish(add_gradients);
+}
+
+void GradientSum::set_aside(size_t i) {
+  pairs_[i].add(std::exchange(parameters_[i].parameter.leaf().grad, at::Tensor()), add_gradients);
+}
+
+}  // namespace lathe

@@ -1,0 +1,95 @@
+#include "train/step/shared_step.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include <numeric>
+
+#include "autograd/fp8.h"
+#include "autograd/node.h"
+#include "core/tree_sum.h"
+#include "dist/world.h"
+
+namespace lathe {
+
+namespace {
+
+/// Calls f(rank, n) for the micro-batches of a step in their order: each is the n-th of a rank.
+template <class F>
+void each_micro_batch(const BatchPlan& plan, F&& f) {
+  const int ranks = world().size();
+  for (int64_t i = 0; i < ranks * plan.count; ++i) {
+    // Either ranks take turns, or each computes a block.
+    if (plan.stride > 1)
+      f(i % ranks, i / ranks);
+    else
+      f(i / plan.count, i % plan.count);
+  }
+}
+
+}  // namespace
+
+DeferRunningStatistics::DeferRunningStatistics(const BatchPlan& plan) : plan_(plan) {
+  if (world().size() > 1) mode().running_statistics = &recorded_;
+}
+
+void DeferRunningStatistics::apply() {
+  if (recorded_.empty()) return;
+
+  // [ranks, elements]: each rank recorded the same layers, in the same order, for each of its
+  // micro-batches.
+  std::vector<at::Tensor> mine;
+  for (const RunningStatistic& s : recorded_) mine.push_back(s.value.reshape({-1}));
+  const at::Tensor all = world().gather(at::cat(mine).unsqueeze(0));
+
+  const auto layers = std::ssize(recorded_) / plan_.count;
+  const int64_t elements = all.size(1) / plan_.count;  // of a micro-batch
+  each_micro_batch(plan_, [&](int64_t rank, int64_t n) {
+    int64_t offset = n * elements;
+    for (int64_t layer = n * layers; layer < (n + 1) * layers; ++layer) {
+      const RunningStatistic& s = recorded_[static_cast<size_t>(layer)];
+      const at::Tensor value = all.select(0, rank).narrow(0, offset, s.value.numel());
+      move_running(s.running, value.view(s.value.sizes()), s.momentum);
+      if (s.count.defined()) s.count.add_(1);
+      offset += s.value.numel();
+    }
+  });
+  recorded_.clear();
+}
+
+at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan) {
+  const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add(b); };
+  if (plan.in_sequence)
+    return std::accumulate(losses.begin() + 1, losses.end(), losses.at(0), plus);
+
+  TreeSum<at::Tensor> sum;
+  if (world().size() == 1) {
+    for (const at::Tensor& loss : losses) sum.add(loss, plus);
+  } else {
+    const at::Tensor all = world().gather(at::stack(losses));
+    each_micro_batch(plan, [&](int64_t rank, int64_t n) {
+      sum.add(all.select(0, rank * plan.count + n), plus);
+    });
+  }
+  return sum.finish(plus);
+}
+
+void share_fp8_history(const std::vector<NamedParameter>& parameters) {
+  if (world().size() == 1) return;
+  std::vector<at::Tensor> now;
+  for (const auto& p : parameters) {
+    if (const auto& fp8 = p.parameter.leaf().precision.fp8; fp8 && fp8->history.defined())
+      now.push_back(fp8->history.select(1, 0));
+  }
+  if (now.empty()) return;
+
+  const at::Tensor largest = world().gather(at::cat(now).unsqueeze(0)).amax(0);
+  int64_t offset = 0;
+  for (at::Tensor& one : now) {
+    one.copy_(largest.narrow(0, offset, one.numel()));
+    offset += one.numel();
+  }
+}
+
+}  // namespace lathe

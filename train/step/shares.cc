@@ -1,0 +1,60 @@
+#include "train/step/shares.h"
+
+#include <dlfcn.h>
+
+#include <vector>
+
+#include "core/error.h"
+#include "core/io/checksum.h"
+
+namespace lathe {
+namespace {
+
+/// Returns "1, 2 or 4".
+std::string alternatives(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (i > 0) text += i + 1 == numbers.size() ? " or " : ", ";
+    text += std::to_string(numbers[i]);
+  }
+  return text;
+}
+
+}  // namespace
+
+void check_shares(const LoadedConfig& loaded, int64_t processes) {
+  const TrainConfig& c = loaded.config.train;
+  if (c.sum_order == "sequence" && processes > 1) {
+    fail(Exit::usage, origin_of(loaded, "train.sum_order"),
+         ": train.sum_order = \"sequence\" adds all micro-batches of a step one after another, "
+         "which "
+         "one process alone can do; leave it out, or start one process");
+  }
+  if (c.grad_accum % processes == 0) return;
+
+  std::vector<int64_t> counts;
+  for (int64_t n = 1; n <= c.grad_accum && counts.size() < 8; ++n) {
+    if (c.grad_accum % n == 0) counts.push_back(n);
+  }
+
+  // Other ways to cut the same global batch: the nearest with more micro-batches.
+  const int64_t global = c.grad_accum * c.batch_size;
+  std::string other;
+  for (int64_t accum = processes; accum <= global && other.empty(); accum += processes) {
+    if (global % accum == 0 && accum >= c.grad_accum) {
+      other = str(", or set train.grad_accum = ", accum, " and train.batch_size = ", global / accum,
+                  ", which is the same global batch");
+    }
+  }
+  fail(Exit::usage, origin_of(loaded, "train.grad_accum"), ": the ", c.grad_accum,
+       " micro-batches of a step (train.grad_accum) can't be shared out equally among ", processes,
+       " processes; start ", alternatives(counts), other);
+}
+
+std::string library_checksum() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&library_checksum), &info) == 0) return "unknown";
+  return file_checksum(info.dli_fname);
+}
+
+}  // namespace lathe

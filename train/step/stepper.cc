@@ -1,0 +1,254 @@
+#include "train/step/stepper.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <ATen/ops/zeros.h>
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "amp/amp.h"
+#include "core/error.h"
+#include "core/io/text.h"
+#include "core/named_range.h"
+#include "core/timing.h"
+#include "core/tree_sum.h"
+#include "dist/exchange.h"
+#include "train/step/gradient_sum.h"
+#include "train/step/shared_step.h"
+#include "train/step/update_in_backward.h"
+
+namespace lathe {
+
+StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
+  return {static_cast<uint64_t>(c.train.seed), static_cast<uint64_t>(step),
+          micro_batch * c.train.batch_size};
+}
+
+BatchPlan batch_plan(const RunConfig& config) {
+  const int64_t all = config.train.grad_accum;
+  const Share share = world().share(all);
+  // Gradients that are shared out after every micro-batch are added up over the ranks first, so
+  // the micro-batches of one round are neighbors in the order of core/tree_sum.h.
+  if (exchanges_every_micro_batch(config.dist.shard, world().size()))
+    return {
+        .per_step = all, .first = world().rank(), .count = share.count, .stride = world().size()};
+  return {.per_step = all,
+          .first = share.first,
+          .count = share.count,
+          .in_sequence = config.train.sum_order == "sequence"};
+}
+
+StepResult run_step(Session& s, Loader& loader, int64_t step, bool keep_gradients) {
+  double waited = 0;
+  const auto next = [&] {
+    const Batch batch = loader.next();
+    waited += loader.waited();
+    return batch;
+  };
+  const int64_t accumulate = s.config.train.grad_accum;
+  int64_t targets = 0;
+  for (int64_t n = step * accumulate; n < (step + 1) * accumulate; ++n)
+    targets += loader.targets(n).value_or(units_of_micro_batch(s.config));
+  StepResult r = run_step(s, next, step, targets, keep_gradients);
+  r.data_wait_s = waited;
+  return r;
+}
+
+namespace {
+
+/// The gradients of a step while its micro-batches run: on the parameters, or, where processes
+/// share them out, the sums of the elements that this one owns.
+class StepGradients {
+ public:
+  StepGradients(Session& s, const BatchPlan& plan)
+      : s_(s),
+        plan_(plan),
+        each_(plan.stride > 1),
+        sum_(s.params, plan.in_sequence),
+        own_(s.optimizer.is_shared() ? s.params.size() : 0) {}
+
+  /// Prepares for the backward pass of the n-th micro-batch of this process.
+  void begin(int64_t n) {
+    // Gradients that are shared out have no previous micro-batch on the parameters.
+    if (!each_) sum_.begin(n);
+    if (!each_ && n + 1 < plan_.count) return;
+
+    using Result = GradientExchange::Result;
+    exchange_.emplace(world(), s_.params, *s_.layout, own_.empty() ? Result::all : Result::own,
+                      [this](size_t i) {
+                        if (!each_) sum_.finish(i);
+                      });
+    exchange_->start_with_next_backward();
+  }
+
+  /// Ends the backward pass that begin() prepared for. Returns the seconds of waiting for others.
+  double end() {
+    if (!exchange_) return 0;
+    const auto begin = Clock::now();
+    exchange_->finish();
+    const std::vector<at::Tensor> got = exchange_->take_own();
+    exchange_.reset();
+
+    for (size_t i = 0; i < got.size(); ++i) own_[i].add(got[i], add_gradients);
+    return seconds_since(begin);
+  }
+
+  /// Returns the sums of the own elements, for StepOptions; empty where all are on the parameters.
+  std::vector<at::Tensor> take_own() {
+    std::vector<at::Tensor> sums;
+    for (TreeSum<at::Tensor>& own : own_) sums.push_back(own.finish(add_gradients));
+    return sums;
+  }
+
+ private:
+  Session& s_;
+  BatchPlan plan_;
+  bool each_;  // exchanged after every micro-batch
+  GradientSum sum_;
+  std::optional<GradientExchange> exchange_;
+  std::vector<TreeSum<at::Tensor>> own_;
+};
+
+/// Runs the forward and backward passes of this process's micro-batches, and exchanges what they
+/// made, so that gradients and running statistics are those of the whole step. Returns its loss,
+/// and adds the seconds of waiting to `waited`.
+at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
+                             double divisor, StepGradients& gradients, double& waited) {
+  const BatchPlan plan = batch_plan(s.config);
+  DeferRunningStatistics statistics(plan);
+  std::vector<at::Tensor> losses;
+
+  zero_grad(*s.model);
+  for (int64_t n = 0; n < plan.count; ++n) {
+    const Batch batch = [&] {
+      const NamedRange data([] { return std::string("data"); });
+      return next();
+    }();
+
+    world().note(step, "forward and backward");
+    gradients.begin(n);
+    losses.push_back(
+        run_micro_batch(s, batch, divisor, random_of(s.config, step, plan.in_step(n))));
+
+    if (s.shards) s.shards->end_step();
+
+    world().note(step, "exchange of gradients");
+    waited += gradients.end();
+  }
+
+  statistics.apply();
+  return sum_of_losses(losses, plan);
+}
+
+/// Puts the sums of all ranks' elements on the parameters, as their gradients.
+void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
+  const auto sums = [&](size_t i) {
+    if (own[i].defined()) return own[i];
+    const at::ScalarType dtype = s.params[i].parameter.leaf().precision.grad_dtype;
+    return at::zeros({s.layout->range(i, world().rank()).size()}, at::TensorOptions().dtype(dtype));
+  };
+  const auto put = [&](size_t i, const at::Tensor& all) {
+    const Variable& p = s.params[i].parameter;
+    if (own[i].defined()) p.leaf().grad = all.clone().view(p.data().sizes());
+  };
+  for (const Bucket& bucket : s.layout->buckets())
+    gather_bucket(world(), world().gradients(), *s.layout, bucket, sums, put);
+}
+
+/// Updates the parameters with the gradients of the step. `own`: as StepOptions::own_gradients.
+void update(Session& s, int64_t step, const StepResult& r, const std::vector<at::Tensor>& own) {
+  const NamedRange range([] { return std::string("optimizer"); });
+  world().note(step, "update");
+  StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
+  options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum(t)); };
+  if (s.shards) options.own_parameters = s.shards->own();
+  if (s.scaler) s.scaler->prepare(options);
+  s.optimizer.step(r.lr, options);
+
+  const bool is_updated = s.optimizer.control().skip == 0;
+  if (is_updated && s.shards) {
+    s.shards->publish_update();
+  } else if (is_updated && s.optimizer.is_shared()) {
+    gather_parameters(world(), *s.layout, s.params);
+    refresh_working_copies(s.params);
+  }
+  advance_fp8(s.params);
+}
+
+}  // namespace
+
+StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step, int64_t targets,
+                    bool keep_gradients) {
+  const TrainConfig& c = s.config.train;
+  const NamedRange range([step] { return str("step ", step); });
+  const auto begin = Clock::now();
+  StepResult r;
+  const int64_t sent_before = world().bytes_sent();
+  r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
+
+  // With no target at all, every sum is 0.
+  const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
+  if (s.config.memory.update_in_backward) {
+    zero_grad(*s.model);
+    r.loss = run_updating_step(s, next(), step, divisor, r.lr);
+    advance_fp8(s.params);
+    r.busy_s = seconds_since(begin);
+    return r;
+  }
+
+  StepGradients gradients(s, batch_plan(s.config));
+  r.loss = run_micro_batches(s, next, step, divisor, gradients, r.exchange_wait_s);
+  const std::vector<at::Tensor> own = gradients.take_own();
+  if (keep_gradients && s.optimizer.is_shared()) keep_all_gradients(s, own);
+
+  share_fp8_history(s.params);
+
+  // Deciding on a spike synchronizes a GPU.
+  if (s.spikes) {
+    const double loss = r.loss.item<double>();
+    r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
+  }
+  if (!r.is_spike) update(s, step, r, own);
+  r.sent_bytes = world().bytes_sent() - sent_before;
+  r.busy_s = seconds_since(begin) - r.exchange_wait_s;
+  return r;
+}
+
+StepStats read_figures(const Session& s, const StepResult& result) {
+  const StepControl c = s.optimizer.control();
+  StepStats f{.loss = result.loss.item().toDouble(),
+              .grad_norm = result.is_spike ? std::nan("") : c.grad_norm,
+              .loss_scale = c.loss_scale,
+              .updates = c.updates};
+  if (s.scaler) f.scaler = s.scaler->state();
+  if (c.failed_step != 0 && f.scaler) {
+    fail(Exit::diverged, "step ", c.failed_step, ": ", f.scaler->skipped_in_row,
+         " steps in a row had gradients that are not finite, at a loss scale of ",
+         format("%.10g", f.scaler->scale),
+         "; lower optim.lr, raise schedule.warmup_steps, or use amp.dtype = \"bf16\"");
+  }
+  if (c.failed_step != 0) {
+    fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", f.loss, ", gradient norm ",
+         f.grad_norm, diverged_remedy);
+  }
+  if (c.moved > 0) f.updates_lost = static_cast<double>(c.lost) / static_cast<double>(c.moved);
+  return f;
+}
+
+double process_age() {
+  std::ifstream stat("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(stat)), {});
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  std::string field;
+  for (int i = 0; i < 20; ++i)
+    fields >> field;  // field 22 of the line: start time in clock ticks since boot
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -
+         std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+}  // namespace lathe

@@ -1,0 +1,78 @@
+// One optimizer step: batches in, updated parameters out. Shared by training, benchmarks and plans.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "data/loader.h"
+#include "train/session/session.h"
+
+namespace lathe {
+
+/// Returns the micro-batches that this process computes.
+BatchPlan batch_plan(const RunConfig& config);
+
+/// Opens the micro-batches that this process trains on from step `step` on.
+inline Loader training_loader(const Session& s, const Data& data, int64_t step) {
+  const BatchPlan plan = batch_plan(s.config);
+  return {data,
+          batch_sizes(s.config),
+          static_cast<uint64_t>(s.config.train.seed),
+          step * plan.count,
+          s.config.data,
+          s.device,
+          plan};
+}
+
+struct StepResult {
+  at::Tensor loss;  ///< mean over the step's targets, [] on the device
+  double lr = 0;
+  double data_wait_s = 0;
+  double busy_s = 0;           ///< of the step, without exchange_wait_s
+  double exchange_wait_s = 0;  ///< waiting for the other processes' gradients
+  int64_t sent_bytes = 0;      ///< to other processes, of gradients and parameters
+  bool is_spike = false;       ///< its update was left out: see optim/spikes.h
+};
+
+/// Where the random numbers of a micro-batch of a step come from.
+StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
+
+/// Runs step `step` (from 0) of the session's config. Does not wait for a GPU. A step with a
+/// gradient that is not finite changes no parameter: with a scaler it is skipped, without one (or
+/// at the scaler's end) no later step changes any either.
+///
+/// `keep_gradients`: leave the gradients of all parameters for reading, where processes share
+/// them out.
+StepResult run_step(Session& session, Loader& loader, int64_t step, bool keep_gradients = false);
+/// The same on the micro-batches that `next` gives, with `targets` learned in all of them together.
+StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step,
+                    int64_t targets, bool keep_gradients = false);
+/// With a target at each place.
+inline StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step) {
+  return run_step(session, next, step, units_of_step(session.config));
+}
+
+/// What a step leaves for the log and metrics.jsonl.
+struct StepStats {
+  double loss = 0;
+  double grad_norm =
+      0;  ///< of the unscaled gradients, before clipping; NaN where the update was left out
+  double loss_scale = 1;  ///< that the step used
+  int64_t updates = 0;
+  std::optional<ScaleState> scaler{};  ///< after the step
+  std::optional<double>
+      updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+};
+/// What the errors of a diverged run end with.
+constexpr const char* diverged_remedy =
+    "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps";
+
+/// What the last step did; waits for a GPU. Exit::diverged where that step, or one since the last
+/// look, ended the run.
+StepStats read_figures(const Session& session, const StepResult& result);
+
+/// Seconds since this process was started.
+double process_age();
+
+}  // namespace lathe
