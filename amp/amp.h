@@ -15,62 +15,66 @@ namespace lathe {
 
 struct AmpConfig {
   LATHE_FIELD(std::string, dtype, "fp32",
-              "dtype of matmuls and attention; norms, softmax, losses and sums over many terms "
-              "stay fp32. fp8: linear "
-              "layers of the blocks in e4m3 forward and e5m2 backward, the rest in bf16",
+              "Dtype of matrix products and attention. Norms, softmax, losses and long sums stay "
+              "in fp32. fp8: the linear layers of the blocks compute in e4m3 (forward) and e5m2 "
+              "(backward), everything else in bf16.",
               one_of({"fp32", "bf16", "fp16", "fp8"}).fixed())
-  LATHE_FIELD(bool, tf32, false,
-              "float32 matmuls on a GPU may round their inputs to TF32 (10 mantissa bits)",
-              anything().fixed())
+  LATHE_FIELD(
+      bool, tf32, false,
+      "Whether fp32 matrix products on a GPU may round their inputs to TF32 (10 mantissa bits).",
+      anything().fixed())
   LATHE_FIELD(std::string, grad, "auto",
-              "dtype of the gradients of matmul weights; auto: low without gradient accumulation, "
-              "else fp32",
+              "Dtype of the gradients of matmul weights. low: the dtype of the products; auto: low "
+              "without gradient accumulation, else fp32.",
               one_of({"auto", "fp32", "low"}).fixed())
   LATHE_FIELD(bool, working_copies, true,
-              "keep a low-precision copy of each matmul weight, written by the optimizer step; "
-              "false: cast at use",
+              "Whether each matmul weight has a low-precision copy, which the optimizer step "
+              "updates. false: weights are cast when they are used.",
               anything().fixed())
   LATHE_FIELD(bool, cache, true,
-              "weights without a working copy: keep a cast until the outermost autocast ends; "
-              "false: cast at each use",
+              "For weights without a working copy: whether a cast is kept until the outermost "
+              "autocast ends. false: weights are cast at each use.",
               anything().fixed())
   LATHE_FIELD(bool, master, true,
-              "keep fp32 parameters; false: parameters of 2 and more dimensions are low-precision "
-              "themselves, which "
-              "saves memory",
+              "Whether parameters are kept in fp32 (master weights). false: parameters with two or "
+              "more dimensions are kept in the low precision only, which saves memory.",
               anything().fixed())
   LATHE_FIELD(std::string, rounding, "auto",
-              "how an update is rounded to low-precision parameters (amp.master = false); auto: "
-              "stochastic in bf16, "
-              "nearest in fp16",
+              "Rounding of updates to low-precision parameters (amp.master = false). auto: "
+              "stochastic in bf16, nearest in fp16.",
               one_of({"auto", "nearest", "stochastic"}).fixed())
-  LATHE_FIELD(std::string, scaler, "auto",
-              "loss scaling, for fp16; auto: dynamic in fp16, else none",
+  LATHE_FIELD(std::string, scaler, "auto", "Loss scaling. auto: dynamic in fp16, else none.",
               one_of({"auto", "none", "dynamic", "fixed"}).fixed())
-  LATHE_FIELD(double, loss_scale, 65536.0,
-              "dynamic: where the loss scale starts; fixed: the loss scale",
+  LATHE_FIELD(double, loss_scale, 65536.0, "dynamic: initial loss scale. fixed: the loss scale.",
               between(1e-6, 16777216).fixed())
-  LATHE_FIELD(double, growth_factor, 2.0,
-              "dynamic: the scale is multiplied by it after growth_interval clean steps",
-              between(1, 1000).fixed())
+  LATHE_FIELD(
+      double, growth_factor, 2.0,
+      "dynamic: factor on the loss scale after growth_interval steps with finite gradients.",
+      between(1, 1000).fixed())
   LATHE_FIELD(double, backoff_factor, 0.5,
-              "dynamic: the scale is multiplied by it after a non-finite gradient",
+              "dynamic: factor on the loss scale after a gradient that is not finite.",
               inside(0, 1).fixed())
-  LATHE_FIELD(int64_t, growth_interval, 2000, "dynamic: clean steps before the scale grows",
-              between(1, 100000000).fixed())
+  LATHE_FIELD(
+      int64_t, growth_interval, 2000,
+      "dynamic: number of steps in a row with finite gradients after which the loss scale grows.",
+      between(1, 100000000).fixed())
   LATHE_FIELD(double, min_loss_scale, 1.0,
-              "dynamic: a step that would take the scale below it ends the run (exit 5)",
+              "dynamic: smallest loss scale. A step that would lower it further ends the run with "
+              "exit code 5.",
               between(1e-6, 16777216).fixed())
-  LATHE_FIELD(int64_t, max_skips, 50, "so many skipped steps in a row end the run (exit 5)",
+  LATHE_FIELD(int64_t, max_skips, 50,
+              "Number of skipped steps in a row that ends the run with exit code 5.",
               between(1, 100000000).fixed())
   LATHE_FIELD(std::string, fp8_scaling, "current",
-              "where a tensor's fp8 scale comes from: its own largest value, or (delayed) that of "
-              "earlier steps",
+              "Source of a tensor's fp8 scale. current: the tensor's own largest value; delayed: "
+              "the largest value of earlier steps.",
               one_of({"current", "delayed"}).fixed())
-  LATHE_FIELD(int64_t, fp8_history, 16, "delayed: steps whose largest values are remembered",
+  LATHE_FIELD(int64_t, fp8_history, 16,
+              "delayed: number of earlier steps whose largest values count.",
               between(1, 10000).fixed())
   LATHE_FIELD(int64_t, fp8_edge_blocks, 1,
-              "first and last blocks that stay in bf16, as embeddings and the head always do",
+              "Number of blocks at each end of the model that stay in bf16, as the embeddings and "
+              "the head always do.",
               between(0, 1000).fixed())
 };
 

@@ -2,7 +2,7 @@
 // reference page, validation and the resolved copy in the run folder:
 //
 //   struct TrainConfig {
-//     LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
+//     LATHE_FIELD(int64_t, steps, 2000, "Number of optimizer steps.", at_least(1))
 //   };
 //   struct RunConfig {
 //     LATHE_SECTION(TrainConfig, train, "the run itself")

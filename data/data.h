@@ -20,49 +20,48 @@ namespace lathe {
 
 struct DataConfig {
   LATHE_FIELD(std::string, dir, "data/quickstart",
-              "folder that `lathe prepare` made, or one with token shards", anything())
+              "Data folder, written by `lathe prepare`, or a folder of token shards.", anything())
   LATHE_FIELD(int64_t, window, 0,
-              "tokens: of a window of training and evaluation; 0: model.block_size, the model's "
-              "context, which a shorter window does not change",
+              "Tokens: length of the windows of training and evaluation. 0: model.block_size. A "
+              "shorter window does not change the model's context.",
               between(0, 1000000).fixed())
-  LATHE_FIELD(int64_t, workers, 1, "threads that prepare batches; 0: the training thread does",
+  LATHE_FIELD(int64_t, workers, 1,
+              "Number of threads that prepare batches. 0: the training thread prepares them.",
               between(0, 64))
-  LATHE_FIELD(int64_t, prefetch, 2, "micro-batches prepared ahead", between(1, 1000))
-  LATHE_FIELD(std::string, mix, "",
-              "mixtures: shares of training windows by source, as web:0.7,code:0.3; a source "
-              "without one gives none. "
-              "Empty: as prepared",
-              anything().fixed())
-  LATHE_FIELD(std::string, documents, "joined",
-              "tokens: windows over documents that follow each other; joined: as one text; "
-              "separate: none sees "
-              "another, and positions start again at 0 with each (gpt, llama; on a GPU memory then "
-              "grows with the context's "
-              "square)",
-              one_of({"joined", "separate"}).fixed())
+  LATHE_FIELD(int64_t, prefetch, 2, "Number of micro-batches that are prepared ahead.",
+              between(1, 1000))
   LATHE_FIELD(
-      std::string, packing, "windows",
-      "tokens: what a row of a batch is; windows: the next tokens of the whole text; "
-      "examples: one document, padded on the right to data.window (what does not fit is left "
-      "out)",
-      one_of({"windows", "examples"}).fixed())
+      std::string, mix, "",
+      "Mixtures: share of the training windows per source, for example web:0.7,code:0.3. Sources "
+      "that are not named are not used. Empty: the shares that were given to `lathe prepare`.",
+      anything().fixed())
+  LATHE_FIELD(std::string, documents, "joined",
+              "Tokens: how a window treats the documents in it. joined: as one text; separate: no "
+              "document attends to another, and positions restart at 0 in each (gpt and llama; on "
+              "a GPU, memory then grows with the square of the context).",
+              one_of({"joined", "separate"}).fixed())
+  LATHE_FIELD(std::string, packing, "windows",
+              "Tokens: what a row of a batch is. windows: a window of the whole text; examples: "
+              "one document, padded on the right to data.window and cut to it.",
+              one_of({"windows", "examples"}).fixed())
   LATHE_FIELD(int64_t, document_end, -1,
-              "documents = separate, packing = examples: id of the token between documents; -1: "
-              "the tokenizer's "
-              "<|endoftext|> or "
-              "<|end_of_text|>",
+              "documents = separate, packing = examples: id of the token that ends a document. -1: "
+              "the tokenizer's <|endoftext|> or <|end_of_text|>.",
               at_least(-1).fixed())
   LATHE_FIELD(int64_t, folds, 0,
-              "example sets: split all examples into this many parts, one of them for validation; "
-              "0: as prepared",
+              "Example sets: number of folds of cross-validation, one of which is the validation "
+              "set. 0: the split that `lathe prepare` made.",
               between(0, 1000).fixed())
-  LATHE_FIELD(int64_t, fold, 0, "example sets: which of data.folds is for validation, from 0",
+  LATHE_FIELD(int64_t, fold, 0,
+              "Example sets: which of the data.folds folds is the validation set, counted from 0.",
               between(0, 999).fixed())
-  LATHE_FIELD(bool, flip, false, "images: mirror half of the training samples left to right",
+  LATHE_FIELD(bool, flip, false,
+              "Images: mirror a random half of the training samples left to right.",
               anything().fixed())
-  LATHE_FIELD(int64_t, crop, 0,
-              "images: shift training samples by up to so many pixels, what moves in is zero",
-              between(0, 1000).fixed())
+  LATHE_FIELD(
+      int64_t, crop, 0,
+      "Images: shift training samples at random by up to this many pixels, filling with zeros.",
+      between(0, 1000).fixed())
 };
 
 /// A micro-batch on the run's device.

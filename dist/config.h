@@ -8,27 +8,24 @@
 namespace lathe {
 
 struct DistConfig {
-  LATHE_FIELD(double, timeout, 300.0,
-              "several processes: seconds after which a process that does not answer ends the run "
-              "(exit 7)",
-              between(1, 86400))
+  LATHE_FIELD(
+      double, timeout, 300.0,
+      "Number of seconds after which a process that does not answer ends the run with exit code 7.",
+      between(1, 86400))
   LATHE_FIELD(double, bucket_mb, 25.0,
-              "several processes: megabytes of gradients that are exchanged together; changes no "
-              "bit",
+              "Megabytes of gradients that are exchanged together. Changes no bit.",
               between(0.001, 4096))
   LATHE_FIELD(
       std::string, reduce_dtype, "fp32",
-      "several processes: how float32 gradients are sent; bf16: as bfloat16, in half of the "
-      "bytes, and added up in float32; the bits of a run then depend on the number of "
-      "processes and on dist.shard",
+      "Dtype in which fp32 gradients are sent. bf16 halves the bytes; sums are still computed in "
+      "fp32. The bits of the run then depend on the number of processes and on dist.shard.",
       one_of({"fp32", "bf16"}))
   LATHE_FIELD(
       std::string, shard, "none",
-      "several processes: what is shared out among them instead of kept by each; "
-      "optimizer: the optimizer's state (ZeRO 1); gradients: the gradients too (ZeRO 2), "
-      "which are then exchanged after every micro-batch where the number of processes is a power "
-      "of two; parameters: those of the model's "
-      "blocks too (ZeRO 3), with memory.recompute = \"blocks\". Changes no bit",
+      "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "
+      "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "
+      "of processes is a power of two; parameters: also the parameters of the model's blocks (ZeRO "
+      "3), which needs memory.recompute = \"blocks\". Changes no bit.",
       one_of({"none", "optimizer", "gradients", "parameters"}))
 };
 

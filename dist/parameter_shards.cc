@@ -12,6 +12,9 @@
 #include "core/memory.h"
 #include "dist/group.h"
 
+// OpenMP's, for the calling thread alone; clang-tidy has no omp.h.
+extern "C" void omp_set_num_threads(int threads);
+
 namespace lathe {
 namespace {
 
@@ -67,7 +70,7 @@ void ParameterShards::share_out() {
 }
 
 /// Completes the parameters of a block: what ops read of them under autocast, or, `for_all_uses`,
-/// also those that have a working copy.
+/// also those that have a working copy. The caller adds it to here_.
 void ParameterShards::gather(int64_t block, bool for_all_uses) {
   const NoGrad no_grad;
   for (const Bucket& bucket : layout_.buckets()) {
@@ -93,6 +96,26 @@ void ParameterShards::gather(int64_t block, bool for_all_uses) {
           [&](size_t i, const at::Tensor& all) { restore(parameters_[i].parameter.data(), all); });
     }
   }
+}
+
+/// Starts to collect a block that runs next. All ranks do so at the same point, so their
+/// collectives have one order; a dry run has one thread, and the memory is the same.
+void ParameterShards::gather_ahead(int64_t block) {
+  if (here_.contains(block)) return;
+  ahead_block_ = block;
+  if (is_dry_run()) return gather(block, /*for_all_uses=*/false);
+  ahead_ = std::async(std::launch::async, [this, block] {
+    // This thread computes alone: the cores belong to the block that runs.
+    omp_set_num_threads(1);
+    gather(block, /*for_all_uses=*/false);
+  });
+}
+
+/// Waits for the block that is collected ahead. Throws what gather() throws.
+void ParameterShards::finish_ahead() {
+  if (ahead_block_ < 0) return;
+  const int64_t block = std::exchange(ahead_block_, -1);
+  if (ahead_.valid()) ahead_.get();
   here_.insert(block);
 }
 
@@ -109,21 +132,37 @@ void ParameterShards::free_block(int64_t block) {
 
 void ParameterShards::begin(size_t block, bool is_recomputed) {
   if (!is_shared_out() || gathered_ > 0) return;
-  // The backward pass of the block that was recomputed before is over.
-  if (is_recomputed) end_step();
   const auto number = static_cast<int64_t>(block);
-  if (blocks_.contains(number) && !here_.contains(number)) gather(number, /*for_all_uses=*/false);
+  finish_ahead();
+  // The backward pass of the block that was recomputed before is over.
+  if (is_recomputed) free_blocks_but(number);
+  const auto place = blocks_.find(number);
+  if (place == blocks_.end()) return;
+  if (here_.insert(number).second) gather(number, /*for_all_uses=*/false);
+
+  const auto next = std::next(place);
+  if (is_recomputed && place != blocks_.begin()) gather_ahead(*std::prev(place));
+  if (!is_recomputed && next != blocks_.end()) gather_ahead(*next);
 }
 
 void ParameterShards::end(size_t block, bool is_recomputed) {
   // A recomputed block still has its backward pass to run.
   if (!is_shared_out() || gathered_ > 0 || is_recomputed) return;
-  if (blocks_.contains(static_cast<int64_t>(block))) free_block(static_cast<int64_t>(block));
+  const auto number = static_cast<int64_t>(block);
+  if (blocks_.contains(number) && number != *blocks_.rbegin()) free_block(number);
+}
+
+void ParameterShards::free_blocks_but(int64_t block) {
+  const std::set<int64_t> here = here_;
+  for (const int64_t other : here) {
+    if (other != block) free_block(other);
+  }
 }
 
 void ParameterShards::end_step() {
   if (gathered_ > 0) return;
-  while (!here_.empty()) free_block(*here_.begin());
+  finish_ahead();
+  free_blocks_but(-1);
 }
 
 void ParameterShards::publish_update() {
@@ -142,7 +181,9 @@ void ParameterShards::publish_update() {
 ParameterShards::Gathered::Gathered(ParameterShards* shards)
     : shards_(shards != nullptr && shards->is_shared_out() ? shards : nullptr) {
   if (shards_ == nullptr || shards_->gathered_++ > 0) return;
+  shards_->finish_ahead();
   for (const int64_t block : shards_->blocks_) shards_->gather(block, /*for_all_uses=*/true);
+  shards_->here_ = shards_->blocks_;
 }
 
 ParameterShards::Gathered::~Gathered() {

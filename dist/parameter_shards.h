@@ -1,10 +1,12 @@
 // Parameters that ranks share out (ZeRO 3): each rank keeps the elements of a block's parameters
 // that it owns. The others are collected before the block runs, forward and in its recomputation,
-// and freed after it.
+// and freed after it. While a block runs, a thread collects the one that runs next. The last block
+// stays between the forward pass and the backward pass, which begins with it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <future>
 #include <set>
 #include <span>
 #include <vector>
@@ -55,7 +57,10 @@ class ParameterShards final : public BlockHooks {
  private:
   bool is_shared_out() const { return !own_.empty(); }
   void gather(int64_t block, bool for_all_uses);
+  void gather_ahead(int64_t block);
+  void finish_ahead();
   void free_block(int64_t block);
+  void free_blocks_but(int64_t block);
 
   World& world_;
   std::span<const NamedParameter> parameters_;
@@ -63,6 +68,8 @@ class ParameterShards final : public BlockHooks {
   std::vector<at::Tensor> own_;
   std::set<int64_t> blocks_, here_;  // all of them, and those whose parameters are complete
   int gathered_ = 0;                 // Gathered that are alive
+  int64_t ahead_block_ = -1;         // which `ahead_` collects; -1: none
+  std::future<void> ahead_;          // the last member: its destructor waits
 };
 
 }  // namespace lathe

@@ -182,7 +182,8 @@ bool exchanges_every_micro_batch(const std::string& shard, int ranks) {
 
 int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedParameter> parameters,
                             const std::string& shard, int64_t rounds) {
-  int64_t bytes = 0;
+  int64_t bytes = 0, last_block = -1;
+  for (const Bucket& bucket : layout.buckets()) last_block = std::max(last_block, bucket.block);
   for (const Bucket& bucket : layout.buckets()) {
     const Variable& first = parameters[bucket.parameters.at(0)].parameter;
     const at::Tensor& copy = first.leaf().precision.low;
@@ -194,8 +195,9 @@ int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedPara
 
     const bool each = exchanges_every_micro_batch(shard, static_cast<int>(others) + 1);
     bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
-    bytes += others * own * (shard == "none" ? of_gradient : of_parameter) *
-             (bucket.block >= 0 ? 2 * rounds : 1);
+    // The last block stays from the forward pass to the backward pass.
+    const int64_t times = bucket.block < 0 ? 1 : (bucket.block == last_block ? rounds : 2 * rounds);
+    bytes += others * own * (shard == "none" ? of_gradient : of_parameter) * times;
   }
   return bytes;
 }

@@ -80,7 +80,8 @@ bool exchanges_every_micro_batch(const std::string& shard, int ranks);
 /// micro-batches. `shard`: as dist.shard. Each rank sends every other one its share of the
 /// gradients, after each micro-batch where they are shared out, and then its own share: of the
 /// sums, or of the updated parameters where only the owner has the sums. Parameters of blocks that
-/// are shared out are sent before each forward pass and again before each backward pass.
+/// are shared out are sent before each forward pass and, but for the last block's, again before
+/// each backward pass.
 int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedParameter> parameters,
                             const std::string& shard, int64_t rounds);
 

@@ -22,88 +22,95 @@ namespace lathe {
 std::vector<std::string> optimizer_names();
 
 struct OptimConfig {
-  LATHE_FIELD(std::string, kind, "adamw", "which optimizer", one_of(optimizer_names()).fixed())
-  LATHE_FIELD(double, lr, 1e-3, "learning rate at the schedule's height", at_least(0))
+  LATHE_FIELD(std::string, kind, "adamw", "Optimizer.", one_of(optimizer_names()).fixed())
+  LATHE_FIELD(double, lr, 1e-3, "Peak learning rate of the schedule.", at_least(0))
   LATHE_FIELD(double, beta1, 0.9,
-              "the adams, nadam, lamb, muon's adamw: decay of the mean of gradients; lion: share "
-              "of it in an update",
+              "adam, adamw, their 8-bit forms, nadam, lamb, muon (its adamw part): decay rate of "
+              "the mean of the gradients. lion: weight of that mean in an update.",
               below(0, 1))
-  LATHE_FIELD(
-      double, beta2, 0.95,
-      "the adams, nadam, lamb, muon's adamw: decay of the mean of squares; lion: decay of the mean",
-      below(0, 1))
+  LATHE_FIELD(double, beta2, 0.95,
+              "adam, adamw, their 8-bit forms, nadam, lamb, muon (its adamw part): decay rate of "
+              "the mean of the squared gradients. lion: decay rate of the mean of the gradients.",
+              below(0, 1))
   LATHE_FIELD(double, eps, 1e-8,
-              "the adams, nadam, lamb, muon's adamw, rmsprop, adagrad: added to the denominator",
+              "adam, adamw, their 8-bit forms, nadam, lamb, muon (its adamw part), rmsprop, "
+              "adagrad: term added to the denominator.",
               at_least(0))
-  LATHE_FIELD(bool, amsgrad, false, "adam, adamw: divide by the largest mean of squares so far",
+  LATHE_FIELD(bool, amsgrad, false,
+              "adam, adamw: divide by the largest mean of the squared gradients so far (AMSGrad).",
               anything().fixed())
   LATHE_FIELD(double, momentum, 0.9,
-              "momentum, rmsprop: decay of the velocity (rmsprop: 0 is plain)", below(0, 1).fixed())
+              "momentum, rmsprop: decay rate of the velocity. In rmsprop, 0 means no velocity.",
+              below(0, 1).fixed())
   LATHE_FIELD(double, dampening, 0.0,
-              "momentum: share of a gradient kept out of the velocity; as large as momentum: the "
-              "exponential average",
+              "momentum: share of each gradient that is not added to the velocity. A value equal "
+              "to optim.momentum gives an exponential moving average.",
               between(0, 1))
-  LATHE_FIELD(bool, nesterov, false, "momentum: look ahead along the velocity (needs dampening 0)",
+  LATHE_FIELD(bool, nesterov, false, "momentum: Nesterov momentum. Needs dampening = 0.",
               anything())
-  LATHE_FIELD(double, alpha, 0.99, "rmsprop: decay of the mean of squares", below(0, 1))
+  LATHE_FIELD(double, alpha, 0.99, "rmsprop: decay rate of the mean of the squared gradients.",
+              below(0, 1))
   LATHE_FIELD(bool, centered, false,
-              "rmsprop: divide by the deviation instead of the root mean square",
+              "rmsprop: divide by the standard deviation of the gradients instead of their root "
+              "mean square.",
               anything().fixed())
-  LATHE_FIELD(double, lr_decay, 0.0, "adagrad: lr is divided by 1 + updates * lr_decay",
-              at_least(0))
-  LATHE_FIELD(double, initial_accumulator, 0.0, "adagrad: where the sum of squares starts",
+  LATHE_FIELD(double, lr_decay, 0.0,
+              "adagrad: the learning rate is divided by 1 + updates * lr_decay.", at_least(0))
+  LATHE_FIELD(double, initial_accumulator, 0.0, "adagrad: initial value of the sum of squares.",
               at_least(0).fixed())
   LATHE_FIELD(double, momentum_decay, 0.004,
-              "nadam: how fast the momentum grows from beta1 / 2 to beta1", at_least(0))
-  LATHE_FIELD(double, muon_momentum, 0.95, "muon: decay of the mean of gradients", below(0, 1))
-  LATHE_FIELD(bool, muon_nesterov, true, "muon: look ahead along that mean", anything())
-  LATHE_FIELD(int64_t, muon_steps, 5, "muon: Newton-Schulz steps that orthogonalise an update",
+              "nadam: rate at which the momentum grows from beta1 / 2 to beta1.", at_least(0))
+  LATHE_FIELD(double, muon_momentum, 0.95, "muon: decay rate of the mean of the gradients.",
+              below(0, 1))
+  LATHE_FIELD(bool, muon_nesterov, true, "muon: Nesterov momentum.", anything())
+  LATHE_FIELD(int64_t, muon_steps, 5,
+              "muon: number of Newton-Schulz iterations that orthogonalize an update.",
               between(1, 100))
-  LATHE_FIELD(std::string, muon_scale, "rms",
-              "muon: length of a matrix's update; rms: about that of adamw's at the same lr, 0.2 "
-              "sqrt(larger side); "
-              "spectral: sqrt(rows / columns), at least 1",
-              one_of({"rms", "spectral"}))
   LATHE_FIELD(
-      double, muon_rest_lr, 1.0,
-      "muon: learning rate of what adamw takes (embeddings, head, vectors), as a share of lr",
-      at_least(0))
+      std::string, muon_scale, "rms",
+      "muon: scale of a matrix's update. rms: 0.2 sqrt(larger side), which is about the size of "
+      "adamw's at the same learning rate; spectral: sqrt(rows / columns), but at least 1.",
+      one_of({"rms", "spectral"}))
+  LATHE_FIELD(double, muon_rest_lr, 1.0,
+              "muon: learning rate of the parameters that adamw updates (embeddings, head, "
+              "vectors), as a multiple of optim.lr.",
+              at_least(0))
   LATHE_FIELD(double, factor_decay, 0.8,
-              "adafactor: the mean of squares decays by 1 - updates^-factor_decay", inside(0, 1))
-  LATHE_FIELD(double, factor_clip, 1.0, "adafactor: largest root mean square of an update",
+              "adafactor: the decay rate of the mean of the squared gradients is 1 - "
+              "updates^-factor_decay.",
+              inside(0, 1))
+  LATHE_FIELD(double, factor_clip, 1.0,
+              "adafactor: largest root mean square of an update; a larger one is scaled down.",
               above(0, 1000000))
   LATHE_FIELD(bool, relative_step, false,
-              "adafactor: a learning rate of at most 1 / sqrt(updates), whatever the schedule says",
-              anything())
+              "adafactor: limit the learning rate to 1 / sqrt(updates).", anything())
   LATHE_FIELD(bool, scale_parameter, false,
-              "adafactor: learning rate times the parameter's root mean square, which counts as "
-              "0.001 at least",
+              "adafactor: multiply the learning rate by the root mean square of the parameter, at "
+              "least 0.001.",
               anything())
-  LATHE_FIELD(int64_t, state_block, 256, "adam8bit, adamw8bit: elements that share a scale",
+  LATHE_FIELD(int64_t, state_block, 256,
+              "adam8bit, adamw8bit: number of elements that share one scale.",
               between(16, 65536).fixed())
-  LATHE_FIELD(double, weight_decay, 0.1,
-              "on parameters of 2 and more dimensions; added to the gradient in sgd, momentum, "
-              "adagrad, rmsprop, adam, "
-              "adam8bit and nadam, decoupled elsewhere",
-              at_least(0))
+  LATHE_FIELD(
+      double, weight_decay, 0.1,
+      "Weight decay of parameters with two or more dimensions. It is added to the gradient in sgd, "
+      "momentum, adagrad, rmsprop, adam, adam8bit and nadam, and decoupled in all others.",
+      at_least(0))
   LATHE_FIELD(double, grad_clip, 1.0,
-              "what grad_clip_by says may be no larger than this; 0: no clipping", at_least(0))
+              "Largest allowed gradient, measured as optim.grad_clip_by says. 0: no clipping.",
+              at_least(0))
   LATHE_FIELD(std::string, grad_clip_by, "norm",
-              "norm: that of all gradients together; parameter: the norm of each parameter's "
-              "gradient; value: each "
-              "element of a gradient",
+              "What optim.grad_clip limits. norm: the norm of all gradients together; parameter: "
+              "the norm of each parameter's gradient; value: each element of the gradients.",
               one_of({"norm", "parameter", "value"}))
   LATHE_FIELD(double, ema_decay, 0.0,
-              "keep a moving average of the trained parameters too, with this decay (`lathe eval "
-              "--weights ema`); 0: "
-              "none",
+              "Decay rate of a moving average of the parameters, which the run keeps beside them "
+              "(`lathe eval --weights ema`). 0: no average.",
               below(0, 1).fixed())
   LATHE_FIELD(ConfigTables, groups, ConfigTables(),
-              "settings of some parameters: each [[optim.groups]] has match, a pattern of paths in "
-              "which * stands for "
-              "any characters, and lr_scale (times the learning rate), weight_decay (of all it "
-              "takes) or both; the "
-              "first that matches counts",
+              "Parameter groups. Each [[optim.groups]] has match, a pattern of parameter paths in "
+              "which * stands for any characters, and lr_scale (a factor on the learning rate), "
+              "weight_decay, or both. The first group that matches a parameter applies.",
               anything())
 };
 

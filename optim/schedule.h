@@ -14,26 +14,30 @@ std::vector<std::string> schedule_names();
 
 struct ScheduleConfig {
   LATHE_FIELD(std::string, kind, "cosine",
-              "course of the learning rate after warm-up; wsd: constant, then down linearly; "
-              "one_cycle: up and down by "
-              "cosines, in place of warm-up; inverse_sqrt: with the root of the step; "
-              "cosine_restarts: down again and "
-              "again",
+              "Learning rate schedule after the warm-up. wsd: constant, then a linear decay; "
+              "one_cycle: a cosine up and a cosine down, without a warm-up; inverse_sqrt: "
+              "proportional to 1 / sqrt(step); cosine_restarts: repeated cosine decays.",
               one_of(schedule_names()))
   LATHE_FIELD(int64_t, warmup_steps, 100,
-              "steps over which it rises to optim.lr (not for one_cycle)", at_least(0))
+              "Number of steps over which the learning rate rises linearly to optim.lr. one_cycle "
+              "has none.",
+              at_least(0))
   LATHE_FIELD(double, min_lr, -1.0,
-              "where it ends (not for constant; inverse_sqrt: what it does not go below); -1: at a "
-              "tenth of optim.lr",
+              "Final learning rate (inverse_sqrt: lowest learning rate; constant: no effect). -1: "
+              "a tenth of optim.lr.",
               at_least(-1))
-  LATHE_FIELD(double, decay_share, 0.2, "wsd: share of the run spent going down", between(0, 1))
-  LATHE_FIELD(double, rise_share, 0.3, "one_cycle: share of the run spent going up", between(0, 1))
-  LATHE_FIELD(double, start_div, 25.0, "one_cycle: it starts at optim.lr divided by this",
+  LATHE_FIELD(double, decay_share, 0.2, "wsd: share of the run in which the learning rate decays.",
+              between(0, 1))
+  LATHE_FIELD(double, rise_share, 0.3,
+              "one_cycle: share of the run in which the learning rate rises.", between(0, 1))
+  LATHE_FIELD(double, start_div, 25.0,
+              "one_cycle: the learning rate starts at optim.lr divided by this number.",
               at_least(1))
-  LATHE_FIELD(double, power, 2.0, "polynomial: of the distance to the end", above(0, 100))
-  LATHE_FIELD(int64_t, cycle_steps, 500, "cosine_restarts: steps of the first cycle", at_least(1))
+  LATHE_FIELD(double, power, 2.0, "polynomial: exponent of the decay.", above(0, 100))
+  LATHE_FIELD(int64_t, cycle_steps, 500, "cosine_restarts: number of steps in the first cycle.",
+              at_least(1))
   LATHE_FIELD(double, cycle_factor, 1.0,
-              "cosine_restarts: length of a cycle, as a multiple of the one before",
+              "cosine_restarts: length of each cycle as a multiple of the previous one.",
               between(1, 100))
 };
 

@@ -8,10 +8,10 @@
 using namespace lathe;
 
 struct MaxoutConfig {
-  LATHE_FIELD(int64_t, n_layer, 2, "hidden layers", between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, n_hidden, 64, "units of a hidden layer", between(1, 100000).fixed())
-  LATHE_FIELD(int64_t, n_piece, 3, "linear pieces of a unit", between(2, 100).fixed())
-  LATHE_FIELD(double, dropout, 0.0, "share of hidden units zeroed in training", below(0, 1).fixed())
+  LATHE_FIELD(int64_t, n_layer, 2, "Number of hidden layers.", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_hidden, 64, "Units per hidden layer.", between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, n_piece, 3, "Number of linear pieces per unit.", between(2, 100).fixed())
+  LATHE_FIELD(double, dropout, 0.0, "Dropout rate on hidden units.", below(0, 1).fixed())
 };
 
 /// A layer in which each unit is the maximum of several linear functions. Goodfellow et al. 2013,

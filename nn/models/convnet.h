@@ -18,14 +18,16 @@ namespace lathe {
 
 struct ConvNetConfig {
   LATHE_FIELD(int64_t, n_stage, 3,
-              "stages; each but the first halves height and width and doubles channels",
+              "Number of stages. Each stage after the first halves the height and the width and "
+              "doubles the channels.",
               between(1, 12).fixed())
-  LATHE_FIELD(int64_t, n_block, 2, "residual blocks of a stage, of two 3 x 3 convolutions each",
+  LATHE_FIELD(int64_t, n_block, 2,
+              "Number of residual blocks per stage. Each has two 3 x 3 convolutions.",
               between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, n_channel, 16, "channels of the first stage", between(1, 100000).fixed())
-  LATHE_FIELD(double, dropout, 0.0, "share of the pooled features zeroed in training",
-              below(0, 1).fixed())
-  LATHE_FIELD(std::string, init, "kaiming", "how filters and the head's weight start",
+  LATHE_FIELD(int64_t, n_channel, 16, "Channels of the first stage.", between(1, 100000).fixed())
+  LATHE_FIELD(double, dropout, 0.0, "Dropout rate on the pooled features.", below(0, 1).fixed())
+  LATHE_FIELD(std::string, init, "kaiming",
+              "Initialization of the filters and of the head's weight.",
               one_of(init_names()).fixed())
 };
 

@@ -15,20 +15,25 @@
 namespace lathe {
 
 struct GPTConfig {
-  LATHE_FIELD(int64_t, n_layer, 4, "transformer blocks", between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, n_head, 4, "attention heads; must divide n_embd", between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, n_embd, 128, "channels of the residual stream", between(1, 100000).fixed())
-  LATHE_FIELD(int64_t, block_size, 64, "context length in tokens", between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
+  LATHE_FIELD(int64_t, n_layer, 4, "Number of transformer blocks.", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_head, 4, "Number of attention heads. Must divide n_embd.",
+              between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_embd, 128, "Width of the residual stream, in channels.",
+              between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, block_size, 64, "Context length, in tokens.", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: that of the data.",
               between(0, 10000000).fixed())
-  LATHE_FIELD(double, dropout, 0.0,
-              "share of embeddings and residual branches zeroed in training; attention "
-              "probabilities are not dropped",
-              below(0, 1).fixed())
-  LATHE_FIELD(bool, bias, true, "biases in linear layers and layer norms", anything().fixed())
-  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight",
+  LATHE_FIELD(
+      double, dropout, 0.0,
+      "Dropout rate on embeddings and residual branches. Attention probabilities are not dropped.",
+      below(0, 1).fixed())
+  LATHE_FIELD(bool, bias, true, "Whether linear layers and layer norms have biases.",
               anything().fixed())
-  LATHE_FIELD(std::string, init, "gpt2", "how linear weights start", one_of(init_names()).fixed())
+  LATHE_FIELD(bool, tie_weights, true,
+              "Whether the output head shares its weight with the token embedding.",
+              anything().fixed())
+  LATHE_FIELD(std::string, init, "gpt2", "Initialization of linear weights.",
+              one_of(init_names()).fixed())
 };
 
 /// x + attention(norm(x)), then x + feed_forward(norm(x)).

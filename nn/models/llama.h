@@ -17,105 +17,116 @@
 namespace lathe {
 
 struct LlamaConfig {
-  LATHE_FIELD(int64_t, n_layer, 4, "transformer blocks", between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, n_head, 4, "attention heads of the queries", between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, n_kv_head, 0,
-              "heads of the keys and values; must divide n_head; 0: as many as n_head",
-              between(0, 1000).fixed())
-  LATHE_FIELD(int64_t, n_embd, 128, "channels of the residual stream", between(1, 100000).fixed())
-  LATHE_FIELD(int64_t, head_dim, 0, "channels of a head, even; 0: n_embd / n_head",
+  LATHE_FIELD(int64_t, n_layer, 4, "Number of transformer blocks.", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_head, 4, "Number of query heads.", between(1, 1000).fixed())
+  LATHE_FIELD(
+      int64_t, n_kv_head, 0,
+      "Number of key and value heads (grouped-query attention). Must divide n_head. 0: n_head.",
+      between(0, 1000).fixed())
+  LATHE_FIELD(int64_t, n_embd, 128, "Width of the residual stream, in channels.",
+              between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, head_dim, 0, "Channels per head; must be even. 0: n_embd / n_head.",
               between(0, 100000).fixed())
   LATHE_FIELD(int64_t, n_inner, 0,
-              "hidden units of the feed-forward part; 0: 8/3 n_embd, rounded up to a multiple of "
-              "32, which is as many "
-              "parameters as gpt's has",
+              "Hidden units of the feed-forward layer. 0: 8/3 n_embd rounded up to a multiple of "
+              "32, which gives as many parameters as the kind gpt has.",
               between(0, 1000000).fixed())
-  LATHE_FIELD(int64_t, block_size, 64, "context length in tokens", between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
+  LATHE_FIELD(int64_t, block_size, 64, "Context length, in tokens.", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: that of the data.",
               between(0, 10000000).fixed())
-  LATHE_FIELD(double, dropout, 0.0,
-              "share of embeddings and residual branches zeroed in training; attention "
-              "probabilities are not dropped",
-              below(0, 1).fixed())
-  LATHE_FIELD(double, rope_theta, 10000.0, "rotary positions: base of the angles",
+  LATHE_FIELD(
+      double, dropout, 0.0,
+      "Dropout rate on embeddings and residual branches. Attention probabilities are not dropped.",
+      below(0, 1).fixed())
+  LATHE_FIELD(double, rope_theta, 10000.0, "Base of the rotary position angles.",
               between(1, 1e12).fixed())
   LATHE_FIELD(std::string, rope_scaling, "none",
-              "how the angles are changed for longer contexts; linear: all over rope_factor; "
-              "llama3, yarn: the slow ones alone",
+              "How rotary angles are scaled for longer contexts. linear divides all angles by "
+              "rope_factor; llama3 and yarn divide only the low frequencies.",
               one_of({"none", "linear", "llama3", "yarn"}).fixed())
-  LATHE_FIELD(double, rope_factor, 1.0, "rope_scaling: what angles are divided by",
+  LATHE_FIELD(double, rope_factor, 1.0, "Divisor of the angles that rope_scaling changes.",
               between(1, 1e6).fixed())
-  LATHE_FIELD(double, rope_low_freq_factor, 1.0,
-              "llama3: angles with fewer waves than this in rope_original_context are slow",
-              between(1e-3, 1e6).fixed())
+  LATHE_FIELD(
+      double, rope_low_freq_factor, 1.0,
+      "llama3: frequencies with fewer periods than this in rope_original_context are divided.",
+      between(1e-3, 1e6).fixed())
   LATHE_FIELD(double, rope_high_freq_factor, 4.0,
-              "llama3: those with more than this stay as they are", between(1e-3, 1e6).fixed())
-  LATHE_FIELD(int64_t, rope_original_context, 8192,
-              "llama3, yarn: tokens of the context that the model was trained with first",
-              between(1, 100000000).fixed())
-  LATHE_FIELD(double, rope_beta_fast, 32.0,
-              "yarn: angles with more waves than this in rope_original_context stay as they are",
+              "llama3: frequencies with more periods than this stay as they are.",
               between(1e-3, 1e6).fixed())
-  LATHE_FIELD(double, rope_beta_slow, 1.0, "yarn: those with fewer than this are over rope_factor",
+  LATHE_FIELD(int64_t, rope_original_context, 8192,
+              "llama3, yarn: context length of the original training, in tokens.",
+              between(1, 100000000).fixed())
+  LATHE_FIELD(
+      double, rope_beta_fast, 32.0,
+      "yarn: frequencies with more periods than this in rope_original_context stay as they are.",
+      between(1e-3, 1e6).fixed())
+  LATHE_FIELD(double, rope_beta_slow, 1.0,
+              "yarn: frequencies with fewer periods than this are divided by rope_factor.",
               between(1e-3, 1e6).fixed())
   LATHE_FIELD(double, rope_attention_factor, 0.0,
-              "yarn: what queries and keys are multiplied by; 0: 0.1 ln(rope_factor) + 1",
+              "yarn: factor on queries and keys. 0: 0.1 ln(rope_factor) + 1.",
               between(0, 1e6).fixed())
   LATHE_FIELD(bool, rope_truncate, true,
-              "yarn: the angles between rope_beta_fast and rope_beta_slow are rounded outward to "
-              "whole ones",
+              "yarn: whether the range between rope_beta_fast and rope_beta_slow is rounded "
+              "outward to whole channels.",
               anything().fixed())
   LATHE_FIELD(std::string, rope_layers, "1",
-              "a digit per block, repeated over all blocks: 1 has rotary positions, 0 has none "
-              "(SmolLM3: 1110)",
+              "Pattern of one digit per block, repeated over all blocks: 1 uses rotary positions, "
+              "0 uses none (SmolLM3: 1110).",
               anything().fixed())
-  LATHE_FIELD(double, rope_local_theta, 0.0,
-              "base of the angles in blocks with a window, where rope_scaling then has no effect "
-              "(Gemma 3: 10000); 0: rope_theta and rope_scaling",
-              between(0, 1e12).fixed())
   LATHE_FIELD(
-      int64_t, sliding_window, 0,
-      "tokens that a query attends to in blocks with a window: its own and those before it; "
-      "0: the whole context",
-      between(0, int64_t{1} << 40).fixed())
+      double, rope_local_theta, 0.0,
+      "Base of the rotary angles in blocks with a sliding window, to which rope_scaling then does "
+      "not apply (Gemma 3: 10000). 0: rope_theta and rope_scaling apply there too.",
+      between(0, 1e12).fixed())
+  LATHE_FIELD(int64_t, sliding_window, 0,
+              "Number of tokens that a query attends to in blocks with a sliding window, itself "
+              "included. 0: the whole context.",
+              between(0, int64_t{1} << 40).fixed())
   LATHE_FIELD(std::string, window_layers, "1",
-              "a digit per block, repeated over all blocks: 1 has sliding_window, 0 has none "
-              "(Gemma 2: 10, Gemma 3: 111110)",
+              "Pattern of one digit per block, repeated over all blocks: 1 uses sliding_window, 0 "
+              "attends to the whole context (Gemma 2: 10, Gemma 3: 111110).",
               anything().fixed())
-  LATHE_FIELD(double, query_pre_attn_scalar, 0.0,
-              "attention scores are divided by the square root of this; 0: the channels of a head",
-              between(0, 1e6).fixed())
+  LATHE_FIELD(
+      double, query_pre_attn_scalar, 0.0,
+      "Attention scores are divided by the square root of this number. 0: the channels per head.",
+      between(0, 1e6).fixed())
   LATHE_FIELD(double, attention_softcap, 0.0,
-              "attention scores s become c tanh(s / c) with this c (Gemma 2: 50); 0: they stay",
+              "Soft cap of attention scores: a score s becomes c tanh(s / c), where c is this "
+              "number (Gemma 2: 50). 0: no cap.",
               between(0, 1e6).fixed())
   LATHE_FIELD(double, logit_softcap, 0.0,
-              "logits z become c tanh(z / c) with this c (Gemma 2: 30); 0: they stay",
+              "Soft cap of the logits: a logit z becomes c tanh(z / c), where c is this number "
+              "(Gemma 2: 30). 0: no cap.",
               between(0, 1e6).fixed())
-  LATHE_FIELD(
-      std::string, norm_position, "pre",
-      "where a block's norms are; pre: on the inputs of attention and the feed-forward "
-      "part; post: on their outputs, before the residual is added (OLMo 2); both: on inputs "
-      "and outputs (Gemma 2)",
-      one_of({"pre", "post", "both"}).fixed())
-  LATHE_FIELD(double, norm_eps, 1e-5, "added to the mean square in norms",
+  LATHE_FIELD(std::string, norm_position, "pre",
+              "Position of the norms in a block. pre: on the inputs of attention and the "
+              "feed-forward layer; post: on their outputs, before the residual connection (OLMo "
+              "2); both: on inputs and outputs (Gemma 2).",
+              one_of({"pre", "post", "both"}).fixed())
+  LATHE_FIELD(double, norm_eps, 1e-5, "Epsilon of the RMS norms, added to the mean square.",
               between(1e-12, 1).fixed())
-  LATHE_FIELD(bool, qkv_bias, false, "biases of the queries, keys and values (Qwen 2)",
+  LATHE_FIELD(bool, qkv_bias, false,
+              "Whether the query, key and value projections have biases (Qwen 2).",
               anything().fixed())
-  LATHE_FIELD(bool, qk_norm, false, "RMS norms of each head's queries and keys (Qwen 3)",
+  LATHE_FIELD(bool, qk_norm, false, "Whether queries and keys go through RMS norms (Qwen 3).",
               anything().fixed())
   LATHE_FIELD(std::string, qk_norm_over, "head",
-              "qk_norm: what one norm spans; head: each head, with the same weights; projection: "
-              "all heads together (OLMo 2)",
+              "qk_norm: what one norm spans. head: each head by itself, with shared weights; "
+              "projection: all heads together (OLMo 2).",
               one_of({"head", "projection"}).fixed())
-  LATHE_FIELD(std::string, activation, "silu",
-              "of the feed-forward part's gate; gelu: in its tanh form (Gemma)",
-              one_of({"silu", "gelu"}).fixed())
+  LATHE_FIELD(
+      std::string, activation, "silu",
+      "Activation of the feed-forward layer's gate. gelu is the tanh approximation (Gemma).",
+      one_of({"silu", "gelu"}).fixed())
   LATHE_FIELD(bool, scale_embeddings, false,
-              "token embeddings are multiplied by the square root of n_embd (Gemma)",
+              "Whether token embeddings are multiplied by the square root of n_embd (Gemma).",
               anything().fixed())
-  LATHE_FIELD(bool, tie_weights, true, "the output head shares the token embedding's weight",
+  LATHE_FIELD(bool, tie_weights, true,
+              "Whether the output head shares its weight with the token embedding.",
               anything().fixed())
-  LATHE_FIELD(std::string, init, "gpt2", "how linear weights start", one_of(init_names()).fixed())
+  LATHE_FIELD(std::string, init, "gpt2", "Initialization of linear weights.",
+              one_of(init_names()).fixed())
 
   int64_t kv_heads() const { return n_kv_head == 0 ? n_head : n_kv_head; }
   int64_t head_width() const { return head_dim == 0 ? n_embd / n_head : head_dim; }

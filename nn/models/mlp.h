@@ -14,14 +14,16 @@
 namespace lathe {
 
 struct MLPConfig {
-  LATHE_FIELD(int64_t, n_layer, 2, "hidden layers; 0: a linear model", between(0, 1000).fixed())
-  LATHE_FIELD(int64_t, n_hidden, 128, "units of each hidden layer", between(1, 1000000).fixed())
-  LATHE_FIELD(std::string, activation, "relu", "after each hidden layer",
+  LATHE_FIELD(int64_t, n_layer, 2, "Number of hidden layers. 0: a linear model.",
+              between(0, 1000).fixed())
+  LATHE_FIELD(int64_t, n_hidden, 128, "Units per hidden layer.", between(1, 1000000).fixed())
+  LATHE_FIELD(std::string, activation, "relu", "Activation after each hidden layer.",
               one_of({"relu", "gelu", "silu", "tanh"}).fixed())
-  LATHE_FIELD(std::string, norm, "none", "before each activation: layer norm, batch norm or none",
+  LATHE_FIELD(std::string, norm, "none",
+              "Norm before each activation: layer norm, batch norm or none.",
               one_of({"none", "layer", "batch"}).fixed())
-  LATHE_FIELD(double, dropout, 0.0, "share of hidden units zeroed in training", below(0, 1).fixed())
-  LATHE_FIELD(std::string, init, "kaiming", "how linear weights start",
+  LATHE_FIELD(double, dropout, 0.0, "Dropout rate on hidden units.", below(0, 1).fixed())
+  LATHE_FIELD(std::string, init, "kaiming", "Initialization of linear weights.",
               one_of(init_names()).fixed())
 };
 

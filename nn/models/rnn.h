@@ -15,21 +15,24 @@
 namespace lathe {
 
 struct RNNConfig {
-  LATHE_FIELD(std::string, cell, "lstm", "what a layer is made of", one_of({"lstm", "gru"}).fixed())
-  LATHE_FIELD(int64_t, n_layer, 2, "recurrent layers", between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, n_hidden, 128, "units of a layer", between(1, 100000).fixed())
-  LATHE_FIELD(int64_t, n_embd, 128, "channels of the token embedding", between(1, 100000).fixed())
-  LATHE_FIELD(int64_t, block_size, 64, "tokens of a window; the state begins at zero in each",
+  LATHE_FIELD(std::string, cell, "lstm", "Type of the recurrent cell.",
+              one_of({"lstm", "gru"}).fixed())
+  LATHE_FIELD(int64_t, n_layer, 2, "Number of recurrent layers.", between(1, 1000).fixed())
+  LATHE_FIELD(int64_t, n_hidden, 128, "Hidden units per layer.", between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, n_embd, 128, "Width of the token embedding, in channels.",
+              between(1, 100000).fixed())
+  LATHE_FIELD(int64_t, block_size, 64,
+              "Length of a window, in tokens. The hidden state starts at zero in each window.",
               between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, vocab_size, 0, "tokens the model knows; 0: as many as the data has",
+  LATHE_FIELD(int64_t, vocab_size, 0, "Size of the vocabulary. 0: that of the data.",
               between(0, 10000000).fixed())
-  LATHE_FIELD(double, dropout, 0.0,
-              "share of embeddings and of each layer's outputs zeroed in training",
+  LATHE_FIELD(double, dropout, 0.0, "Dropout rate on embeddings and on each layer's outputs.",
               below(0, 1).fixed())
   LATHE_FIELD(bool, tie_weights, false,
-              "the output head shares the token embedding's weight; n_embd must be n_hidden",
+              "Whether the output head shares its weight with the token embedding. Needs n_embd "
+              "equal to n_hidden.",
               anything().fixed())
-  LATHE_FIELD(std::string, init, "fan_in", "how linear and recurrent weights start",
+  LATHE_FIELD(std::string, init, "fan_in", "Initialization of linear and recurrent weights.",
               one_of(init_names()).fixed())
 };
 

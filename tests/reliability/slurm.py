@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A job under Slurm is preempted, requeued by hand, and sent the signal that comes before a time limit. It goes on each
-time from where it stopped, and ends with the bits of a run that never stopped. The job is docs/requeue.sbatch.
+"""A job under Slurm is preempted, requeued by hand, and sent the signal that comes before a time limit. It resumes each
+time from where it stopped, and ends with the bits of a run that never stopped. The job is docs/requeue.sbatch. Then the
+same job has two tasks, which train together and are requeued; it ends with the bits of a run on one process.
 
 The cluster is one node on the loopback address, with its own munge, in a temporary folder (Debian's packages slurm-wlm
 and munge). As a control, a job that may not be requeued is stopped once; that its run is not whole must be noticed.
@@ -21,6 +22,7 @@ from pathlib import Path
 from tiny import Tiny, check, control, difference, need
 
 STEPS = 16000
+STEPS_OF_RANKS = 3000
 JOB = Path(__file__).resolve().parents[2] / "docs/requeue.sbatch"
 CONF = """ClusterName=lathe
 SlurmctldHost={host}(127.0.0.1)
@@ -49,7 +51,7 @@ KillWait=60
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=low Nodes={host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=high Nodes={host} MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
@@ -87,7 +89,7 @@ class Cluster:
         key.write_bytes(secrets.token_bytes(128))
         conf = folder / "slurm.conf"
         conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], user=getpass.getuser(), folder=folder,
-                                    ports=free_ports(2)))
+                                    ports=free_ports(2), cpus=min(2, os.cpu_count())))
         self.daemon("munged", "--foreground", f"--key-file={key}", *[f"--{what}-file={folder}/munge/{what}"
                                                                     for what in ("log", "pid", "seed")],
                     f"--socket={folder}/munge/socket", "--num-threads=1")
@@ -125,10 +127,11 @@ def main():
     cluster = Cluster(tiny.folder / "cluster")
     try:
         cluster.start()
-        def submit(run, *options):
+
+        def submit(run, *options, of=tiny):
             out = tiny.folder / f"{run.name}.out"
             job = cluster.run("sbatch", "--parsable", *options, f"--output={out}",
-                              f"--export=ALL,LATHE={tiny.lathe}", JOB, *tiny.command(run)[2:])
+                              f"--export=ALL,LATHE={of.lathe}", JOB, *of.command(run)[2:])
             return job, lambda: out.read_text() if out.exists() else ""
 
         def reached(said, step):
@@ -162,13 +165,24 @@ def main():
         check(cluster.field(job, "ExitCode") == "75:0", cluster.field(job, "ExitCode"))
         control("a job that may not be requeued", lambda: check(difference(tiny.reference, other) == "",
                                                                 difference(tiny.reference, other)))
+
+        ranks = Tiny(sys.argv[1], steps=STEPS_OF_RANKS, interval=1000, words=["--train.grad_accum=2", "--train.eval_interval=900"])
+        shared = tiny.folder / "shared"
+        job, said = submit(shared, "--ntasks=2", "--overcommit", of=ranks)
+        wait_for("step 500 of two tasks", lambda: reached(said, 500))
+        cluster.run("scontrol", "requeue", job)
+        wait_for("two tasks: the end", lambda: cluster.field(job, "JobState") == "COMPLETED")
+        check("processes 2, each with 1 of the 2 micro-batches" in said(), said()[-2000:])
+        check(cluster.field(job, "Restarts") == "1" and said().count(", resuming from ") == 1, said()[-2000:])
+        check(difference(ranks.reference, shared) == "", difference(ranks.reference, shared))
+        steps.append("two tasks requeued")
     except SystemExit:
         for log in sorted([*cluster.folder.glob("*.log"), *cluster.folder.glob("*.out")]):
             print(log.name, log.read_text()[-2000:])
         raise
     finally:
         cluster.end()
-    print(f"{', '.join(steps)}: the job went on from there each time, and ended with the same bits")
+    print(f"{', '.join(steps)}: the job resumed from there each time, and ended with the same bits")
 
 
 main()

@@ -25,83 +25,86 @@ namespace lathe {
 
 /// Keys of [model]: the kind, and those of its own.
 struct ModelConfig {
-  LATHE_FIELD(std::string, kind, "gpt", "which model; each kind has keys of its own",
+  LATHE_FIELD(std::string, kind, "gpt", "Kind of model. Each kind has its own keys.",
               anything().fixed())
   AnyConfig own = find_model_kind(kind)->config;  ///< of the kind's config type
 };
 
 /// How long and on what a run trains, and what it shows meanwhile.
 struct TrainConfig {
-  LATHE_FIELD(
-      std::string, task, "auto",
-      "what is learned; auto: what the data was made for (language, classification, regression, "
-      "dpo)",
-      anything().fixed())
-  LATHE_FIELD(int64_t, steps, 2000, "optimizer steps of the run", at_least(1))
+  LATHE_FIELD(std::string, task, "auto",
+              "Training task. auto: the task that the data was prepared for (language, "
+              "classification, regression or dpo).",
+              anything().fixed())
+  LATHE_FIELD(int64_t, steps, 2000, "Number of optimizer steps.", at_least(1))
   LATHE_FIELD(int64_t, batch_size, 12,
-              "sequences or examples in a micro-batch; a pair of preferences is two sequences",
+              "Number of sequences or examples in a micro-batch. A pair of preferences counts as "
+              "two sequences.",
               between(1, 1000000).fixed())
-  LATHE_FIELD(int64_t, grad_accum, 1, "micro-batches in a step", between(1, 1000000).fixed())
-  LATHE_FIELD(
-      std::string, sum_order, "tree",
-      "how the gradients of a step's micro-batches are added up; tree: in pairs, then pairs "
-      "of pairs, which gives the same bits on any number of processes and takes up to "
-      "log2(grad_accum) - 1 more copies of the gradients; sequence: one after another, on "
-      "one process only",
-      one_of({"tree", "sequence"}))
+  LATHE_FIELD(int64_t, grad_accum, 1,
+              "Number of micro-batches whose gradients are added up in a step.",
+              between(1, 1000000).fixed())
+  LATHE_FIELD(std::string, sum_order, "tree",
+              "Order in which the gradients of a step's micro-batches are added up. tree: in "
+              "pairs, then in pairs of pairs, which gives the same bits on any number of processes "
+              "and needs up to log2(grad_accum) - 1 more copies of the gradients; sequence: one "
+              "after another, in one process only.",
+              one_of({"tree", "sequence"}))
   LATHE_FIELD(int64_t, eval_interval, 250,
-              "steps between evaluations; 0: none. With it, one also before the first step and "
-              "after the last",
+              "Number of steps between evaluations. The run is also evaluated before the first "
+              "step and after the last. 0: no evaluations.",
               at_least(0))
-  LATHE_FIELD(
-      int64_t, eval_batches, 0,
-      "batches of an evaluation, spread evenly over the validation split and the same each time; "
-      "0: all of it",
-      at_least(0))
+  LATHE_FIELD(int64_t, eval_batches, 0,
+              "Number of batches in an evaluation. They are spread evenly over the validation "
+              "split and are the same each time. 0: the whole split.",
+              at_least(0))
   LATHE_FIELD(int64_t, early_stop, 0,
-              "evaluations in a row without a lower validation loss after which the run ends; 0: "
-              "it trains all steps",
+              "Number of evaluations in a row without a lower validation loss after which the run "
+              "ends. 0: the run trains all steps.",
               at_least(0))
-  LATHE_FIELD(int64_t, log_interval, 10, "steps between lines of metrics.jsonl", at_least(1))
-  LATHE_FIELD(int64_t, sample_interval, 0, "steps between samples that a person can read; 0: none",
-              at_least(0))
-  LATHE_FIELD(int64_t, seed, 1337, "of initial weights, order of data and dropout",
+  LATHE_FIELD(int64_t, log_interval, 10, "Number of steps between lines of metrics.jsonl.",
+              at_least(1))
+  LATHE_FIELD(int64_t, sample_interval, 0,
+              "Number of steps between samples of generated text. 0: no samples.", at_least(0))
+  LATHE_FIELD(int64_t, seed, 1337,
+              "Seed of the initial weights, the order of the data and dropout.",
               at_least(0).fixed())
   LATHE_FIELD(double, spike_sigma, 0.0,
-              "a step whose loss is this many standard deviations above the mean of late changes "
-              "nothing, is counted, and "
-              "leaves its tokens in the run folder's spikes/; 0: none",
+              "Skip a step whose loss is this many standard deviations above the running mean of "
+              "the loss. The run counts skipped steps and writes their tokens to the folder "
+              "spikes/ of the run. 0: never skip.",
               at_least(0))
   LATHE_FIELD(bool, detect_anomaly, false,
-              "look at every op's results and gradients, and end the run (exit 5) at the first "
-              "that makes a value which "
-              "is not finite, by the op's and its module's name; slow. Under a dynamic loss scale, "
-              "which overflows on "
-              "purpose, gradients are not looked at",
+              "Check the results and gradients of every op, and end the run with exit code 5 and "
+              "the name of the op and its module at the first value that is not finite. Slow. "
+              "Gradients are not checked under a dynamic loss scale, which overflows on purpose.",
               anything())
-  LATHE_FIELD(std::string, init_from, "",
-              "run, checkpoint or Hugging Face folder whose weights a new run starts from; gives "
-              "the keys of [model], but "
-              "for dropout. A resumed run does not need it. Empty: random weights",
-              anything().fixed())
-  LATHE_FIELD(std::string, device, "auto", "where to compute; auto: cuda where a GPU can be used",
+  LATHE_FIELD(
+      std::string, init_from, "",
+      "Run, checkpoint or Hugging Face folder whose weights a new run starts from. It sets all "
+      "keys of [model] but dropout. A resumed run does not need it. Empty: random weights.",
+      anything().fixed())
+  LATHE_FIELD(std::string, device, "auto",
+              "Device. auto: cuda if a usable GPU is present, else cpu.",
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0,
-              "CPU threads; 0: OMP_NUM_THREADS, else all cores. A resumed run keeps its number",
+              "Number of CPU threads. 0: OMP_NUM_THREADS, or else all cores. A resumed run keeps "
+              "its number.",
               between(0, 4096))
   LATHE_FIELD(std::string, kernels, "auto",
-              "of CPU runs; auto: Lathe's own where the machine has the instructions (`lathe "
-              "config kernels`), aten: "
-              "LibTorch's throughout",
+              "CPU kernels. auto: Lathe's own where the processor has the instructions (`lathe "
+              "config kernels`); aten: LibTorch's only.",
               one_of({"auto", "aten"}).fixed())
-  LATHE_FIELD(std::string, out_dir, "", "run folder; empty: runs/ and the config's name",
+  LATHE_FIELD(std::string, out_dir, "",
+              "Run folder. Empty: runs/NAME, where NAME is the name of the config file.",
               anything())
   LATHE_FIELD(int64_t, pause_at, 0,
-              "step after which this process writes a checkpoint and exits 75, as at max_time; 0: "
-              "none. A run that is resumed after it has the bits of one without it",
+              "Step after which the process writes a checkpoint and exits with code 75. The pause "
+              "changes no bit of the run. 0: no pause.",
               at_least(0))
   LATHE_FIELD(double, max_time, 0.0,
-              "seconds after which this process writes a checkpoint and exits 75; 0: no limit",
+              "Number of seconds after which the process writes a checkpoint and exits with code "
+              "75. 0: no limit.",
               at_least(0))
 };
 
@@ -117,67 +120,67 @@ struct MemoryConfig {
       one_of({"none", "blocks", "sqrt"}).or_form("blocks.FIRST-LAST", [](const std::string& s) {
         return recompute_policy(s).has_value();
       }))
-  LATHE_FIELD(
-      std::string, budget, "",
-      "resident memory of the run, as \"4GB\": recomputes as few blocks as it takes to stay "
-      "within it; empty: memory.recompute decides. In one process on a CPU",
-      anything())
-  LATHE_FIELD(
-      bool, update_in_backward, false,
-      "update each parameter as soon as its gradient is complete, and free the gradient, so "
-      "that gradients never exist at the same time; the same bits. With optim.grad_clip by "
-      "norm, each step runs forward and backward twice, first for the norm. On CPUs, with "
-      "train.grad_accum = 1, in one process, without a loss scale",
-      anything())
+  LATHE_FIELD(std::string, budget, "",
+              "Limit of the run's resident memory, for example \"4GB\". The run recomputes as few "
+              "blocks as it needs to stay within it. In one process on a CPU only. Empty: "
+              "memory.recompute decides.",
+              anything())
+  LATHE_FIELD(bool, update_in_backward, false,
+              "Update each parameter during the backward pass as soon as its gradient is complete, "
+              "and free the gradient. Changes no bit. With optim.grad_clip_by = \"norm\", each "
+              "step runs forward and backward twice, first to compute the norm. On CPUs, in one "
+              "process, with train.grad_accum = 1 and without a loss scale.",
+              anything())
 };
 
 /// When checkpoints are written, and which are kept.
 struct CheckpointConfig {
-  LATHE_FIELD(int64_t, interval, 500,
-              "steps between checkpoints; 0: only at the end or when stopped", at_least(0))
-  LATHE_FIELD(int64_t, keep, 2, "newest checkpoints that are kept", at_least(1))
-  LATHE_FIELD(int64_t, keep_every, 0, "also keep checkpoints of steps that this divides; 0: none",
+  LATHE_FIELD(
+      int64_t, interval, 500,
+      "Number of steps between checkpoints. 0: only at the end and when the run is stopped.",
+      at_least(0))
+  LATHE_FIELD(int64_t, keep, 2, "Number of newest checkpoints to keep.", at_least(1))
+  LATHE_FIELD(int64_t, keep_every, 0,
+              "Also keep the checkpoints of all steps that are multiples of this number. 0: none.",
               at_least(0))
   LATHE_FIELD(bool, keep_best, false,
-              "also keep the checkpoint with the lowest validation loss, and write one at each "
-              "evaluation that is lower",
+              "Also keep the checkpoint with the lowest validation loss. Each evaluation with a "
+              "new lowest loss writes a checkpoint.",
               anything())
   LATHE_FIELD(std::string, resume, "auto",
-              "auto: resume from the run folder's newest checkpoint; never: refuse one that has "
-              "any; or a checkpoint's path",
+              "Where the run starts. auto: from the run folder's newest checkpoint, if there is "
+              "one; never: from the beginning, and a run folder with checkpoints is an error; or "
+              "the path of a checkpoint.",
               anything())
   LATHE_FIELD(std::string, dtype, "auto",
-              "dtype of the matrices in model.safetensors; auto: as they are in memory. Where it "
-              "is another, "
-              "optimizer.safetensors holds them exactly as well",
+              "Dtype of the matrices in model.safetensors. auto: that in memory. With any other "
+              "dtype, optimizer.safetensors also holds the exact matrices.",
               one_of({"auto", "fp32", "bf16", "fp16"}))
-  LATHE_FIELD(
-      bool, async_save, false,
-      "write checkpoints in the background: training stands still while they are copied, into as "
-      "many bytes of "
-      "memory, and continues while they are written. The last one of a run is written at once",
-      anything())
+  LATHE_FIELD(bool, async_save, false,
+              "Write checkpoints in the background. Training pauses only while the state is copied "
+              "in memory, which needs as many bytes as the checkpoint. The last checkpoint of a "
+              "run is written at once.",
+              anything())
 };
 
 /// What is logged, and where.
 struct LogConfig {
-  LATHE_FIELD(std::string, level, "info", "least level shown on the console",
+  LATHE_FIELD(std::string, level, "info", "Lowest level of messages that the console shows.",
               one_of({"debug", "info", "warn", "error"}))
-  LATHE_FIELD(bool, csv, false, "also write metrics.csv and evaluations.csv into the run folder",
+  LATHE_FIELD(bool, csv, false, "Also write metrics.csv and evaluations.csv to the run folder.",
               anything())
   LATHE_FIELD(bool, tensorboard, false,
-              "also write the run folder's tensorboard/, for `tensorboard --logdir RUN`: figures, "
-              "samples, histograms",
+              "Also write metrics, samples and histograms to the folder tensorboard/ of the run, "
+              "for `tensorboard --logdir RUN`.",
               anything())
   LATHE_FIELD(int64_t, histograms, 0,
-              "steps between histograms of weights, gradients and what layers return, in "
-              "tensorboard/; 0: none",
+              "Number of steps between histograms of weights, gradients and layer outputs in "
+              "tensorboard/. 0: no histograms.",
               at_least(0))
   LATHE_FIELD(int64_t, layers, 0,
-              "lines of metrics.jsonl between those that have figures of each layer: norms of "
-              "weights and gradients, the "
-              "update's size over the weights', the largest activation, the share of units that "
-              "never fired; 0: none",
+              "Number of lines of metrics.jsonl between those with statistics of each layer: norms "
+              "of weights and gradients, the ratio of update to weight, the largest activation, "
+              "and the share of units that were never active. 0: no statistics.",
               at_least(0))
 };
 
@@ -195,13 +198,13 @@ struct RunConfig {
   LATHE_SECTION(ModelConfig, model, "the model")
   LATHE_SECTION(DataConfig, data, "training data")
   LATHE_SECTION(OptimConfig, optim, "the optimizer")
-  LATHE_SECTION(ScheduleConfig, schedule, "the learning rate's course")
+  LATHE_SECTION(ScheduleConfig, schedule, "the learning rate schedule")
   LATHE_SECTION(TrainConfig, train, "the run")
   LATHE_SECTION(AmpConfig, amp, "mixed precision")
   LATHE_SECTION(MemoryConfig, memory, "memory of a step")
   LATHE_SECTION(CheckpointConfig, checkpoint, "checkpoints and resuming")
   LATHE_SECTION(DistConfig, dist, "several processes")
-  LATHE_SECTION(LogConfig, log, "console and what a run writes beside metrics.jsonl")
+  LATHE_SECTION(LogConfig, log, "console output and further metrics files")
   std::map<std::string, AnyConfig> transforms =
       transform_configs();  ///< by name; each is a section of the config
   std::map<std::string, AnyConfig> tasks =

@@ -10,13 +10,15 @@ namespace {
 
 struct DistillConfig {
   LATHE_FIELD(std::string, teacher, "",
-              "run, checkpoint or Hugging Face folder of the teacher, with the same tokenizer",
+              "Run, checkpoint or Hugging Face folder of the teacher. Its tokenizer must be that "
+              "of the data.",
               anything().fixed())
   LATHE_FIELD(double, temperature, 2.0,
-              "both models' logits are divided by it before their distributions are compared",
+              "Temperature: the logits of both models are divided by it before their distributions "
+              "are compared.",
               between(0.1, 100).fixed())
   LATHE_FIELD(double, mix, 0.5,
-              "the teacher's share of the loss; the rest is the cross-entropy of the data",
+              "Weight of the teacher in the loss. The rest is the cross-entropy of the data.",
               above(0, 1).fixed())
 };
 

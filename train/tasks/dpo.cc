@@ -10,11 +10,10 @@ namespace {
 
 struct DpoConfig {
   LATHE_FIELD(double, beta, 0.1,
-              "how strongly the model is held to the reference: rewards are beta log(p / p of the "
-              "reference)",
+              "Strength of the tie to the reference model: a reward is beta log(p / p_reference).",
               above(0, 1000).fixed())
   LATHE_FIELD(double, label_smoothing, 0.0,
-              "share of the pairs whose answers are assumed to be exchanged by mistake",
+              "Assumed share of pairs whose chosen and rejected answers were swapped by mistake.",
               below(0, 0.5).fixed())
 };
 

@@ -12,28 +12,33 @@
 namespace lathe {
 
 struct AdaptersConfig {
-  LATHE_FIELD(int64_t, rank, 0,
-              "rank of low-rank adapters on the linear layers of the model's blocks (of the whole "
-              "model where it has "
-              "none) or those of adapters.layers; they alone are trained, on the frozen model of "
-              "adapters.base. 0: none",
-              between(0, 10000).fixed())
-  LATHE_FIELD(double, alpha, 16.0, "adapters count alpha / rank times", above(0, 1000000).fixed())
+  LATHE_FIELD(
+      int64_t, rank, 0,
+      "Rank of the adapters. They are added to the linear layers that adapters.layers selects, and "
+      "they alone are trained, on the frozen model of adapters.base. 0: no adapters.",
+      between(0, 10000).fixed())
+  LATHE_FIELD(double, alpha, 16.0,
+              "Scale of the adapters: their output is multiplied by alpha / rank.",
+              above(0, 1000000).fixed())
   LATHE_FIELD(std::string, layers, "",
-              "which linear layers get adapters: patterns of their paths with commas between, as "
-              "blocks.*.attn.q,*.mlp.down; empty: as adapters.rank describes",
+              "Linear layers that get adapters, as comma-separated patterns of their paths, for "
+              "example blocks.*.attn.q,*.mlp.down. Empty: all linear layers in the model's blocks, "
+              "or in the whole model if it has no blocks.",
               anything().fixed())
   LATHE_FIELD(bool, dora, false,
-              "adapters have magnitudes too: each row of an adapted weight has a trained norm",
+              "Whether adapters also train the norm of each row of the adapted weights (DoRA, Liu "
+              "et al. 2024).",
               anything().fixed())
   LATHE_FIELD(std::string, base, "",
-              "run or checkpoint under the adapters; gives the keys of [model], but for dropout",
+              "Run or checkpoint that the adapters are trained on. It sets all keys of [model] but "
+              "dropout.",
               anything().fixed())
   LATHE_FIELD(std::string, dtype, "fp32",
-              "how the model under the adapters is kept; int8, nf4: its blocks' linear layers, the "
-              "rest in amp.dtype",
+              "Dtype of the frozen model. int8 and nf4 quantize the linear layers of its blocks "
+              "and keep the rest in amp.dtype.",
               one_of({"fp32", "bf16", "fp16", "int8", "nf4"}).fixed())
-  LATHE_FIELD(bool, double_quant, false, "nf4: the scales in 8 bits too", anything().fixed())
+  LATHE_FIELD(bool, double_quant, false,
+              "nf4: quantize the scales to 8 bits too (double quantization).", anything().fixed())
 };
 /// Returns [adapters] of a config.
 const AdaptersConfig& adapters_of(const RunConfig& config);
