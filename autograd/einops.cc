@@ -131,7 +131,7 @@ class Parser {
     while (end < text.size() &&
            (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_'))
       ++end;
-    check(end > i, "\"", text[i], "\" is no part of a pattern");
+    check(end > i, "\"", text[i], "\" is not a part of a pattern");
     const std::string word = text.substr(i, end - i);
     i = end;
 

@@ -58,7 +58,7 @@ Equation parse(const std::string& text, bool named) {
         const auto letter = [&](size_t at) {
           return std::isalpha(static_cast<unsigned char>(part[at])) != 0;
         };
-        check(e.text, letter(i), "\"", part[i], "\" is no part of an equation");
+        check(e.text, letter(i), "\"", part[i], "\" is not a part of an equation");
         size_t end = i + 1;
         while (named && end < part.size() &&
                (letter(end) || std::isdigit(static_cast<unsigned char>(part[end])) ||

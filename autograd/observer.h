@@ -44,7 +44,8 @@ struct OpObserver {
 };
 
 /// While alive, calls an observer for the ops and backward passes of this thread. Several may be
-/// alive at once: all are called, the innermost first. Without any, an op makes one pointer test.
+/// alive at the same time: all are called, the innermost first. Without any, an op makes one
+/// pointer test.
 class ObserveOps : public ModeGuard {
  public:
   explicit ObserveOps(OpObserver observer)

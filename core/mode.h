@@ -146,8 +146,8 @@ class TrainingStep : public ModeGuard {
   StreamUses uses_;
 };
 
-/// The same for a loop that counts no steps: keep it alive around the loop, and each forward draws
-/// other numbers of `seed`.
+/// A TrainingStep for a loop that does not count steps: while it is alive, each forward pass draws
+/// new numbers of `seed`.
 struct Training : TrainingStep {
   explicit Training(uint64_t seed = 0) : TrainingStep({.seed = seed}) {}
 };
@@ -162,8 +162,8 @@ struct Evaluation : ModeGuard {
   }
 };
 
-/// Whether the thread is training, and its draws so far. Take it before a forward that is to be
-/// recomputed.
+/// A copy of the thread's training mode and of its draws so far, taken before a forward pass that
+/// will be recomputed.
 struct DrawState {
   bool training = false;
   std::optional<StepRandom> random;

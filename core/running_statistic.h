@@ -20,7 +20,7 @@ inline void move_running(const at::Tensor& running, const at::Tensor& value, dou
   running.mul_(1 - momentum).add_(value, momentum);
 }
 
-/// Moves a running statistic at once, or records it where Mode::running_statistics is set.
+/// Moves a running statistic immediately, or records it where Mode::running_statistics is set.
 inline void record_running(const RunningStatistic& s) {
   if (mode().running_statistics != nullptr) {
     mode().running_statistics->push_back(s);

@@ -141,6 +141,18 @@ class GlooGroup final : public Group {
     wait(works);
   }
 
+  void all_reduce_of_c10d(at::Tensor& flat) override {
+    check(flat);
+    std::vector<at::Tensor> tensors{flat};
+    group_->allreduce(tensors)->wait();
+  }
+  void all_gather_of_c10d(at::Tensor& flat) override {
+    check(flat);
+    const int64_t n = flat.numel() / static_cast<int64_t>(size_);
+    at::Tensor mine = flat.narrow(0, static_cast<int64_t>(rank_) * n, n).clone();
+    group_->_allgather_base(flat, mine)->wait();
+  }
+
   at::Tensor gather(const at::Tensor& mine) override {
     check(mine);
     std::vector<int64_t> sizes{static_cast<int64_t>(size_)};
@@ -191,6 +203,8 @@ class DryGroup final : public Group {
     count_all_gather(flat, cuts);
   }
   void collect(at::Tensor&, std::span<const int64_t>) override {}
+  void all_reduce_of_c10d(at::Tensor&) override {}
+  void all_gather_of_c10d(at::Tensor&) override {}
   at::Tensor gather(const at::Tensor& mine) override {
     std::vector<int64_t> sizes{ranks_};
     sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());

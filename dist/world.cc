@@ -31,7 +31,7 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "unknown";
 }
 
-/// What a rank last said of itself: "COUNT HOST STEP PHASE...".
+/// The last report of a rank about itself: "COUNT HOST STEP PHASE...".
 struct Pulse {
   std::string count, host, step, phase;
 
@@ -62,6 +62,7 @@ DryWorld::DryWorld(int ranks) {
   w.control_ = Group::make_dry(ranks);
   w.gradients_ = Group::make_dry(ranks);
   w.parameters_ = Group::make_dry(ranks);
+  w.ops_ = Group::make_dry(ranks);
 }
 
 DryWorld::~DryWorld() {
@@ -70,11 +71,19 @@ DryWorld::~DryWorld() {
   w.control_.reset();
   w.gradients_.reset();
   w.parameters_.reset();
+  w.ops_.reset();
+}
+
+Group& World::ops() {
+  if (!ops_) ops_ = Group::make(*store_, "ops", placement_, timeout_);
+  return *ops_;
 }
 
 int64_t World::bytes_sent() const {
-  return (gradients_ ? gradients_->bytes_sent() : 0) +
-         (parameters_ ? parameters_->bytes_sent() : 0);
+  int64_t bytes = 0;
+  for (const Group* group : {gradients_.get(), parameters_.get(), ops_.get()})
+    bytes += group != nullptr ? group->bytes_sent() : 0;
+  return bytes;
 }
 
 void World::join(const Placement& p, const DistConfig& config) {

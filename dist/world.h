@@ -1,5 +1,5 @@
 // The processes of this run. A process that trains alone is rank 0 of 1, and every function here
-// returns at once with its argument.
+// immediately returns its argument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -51,6 +51,8 @@ class World {
   Group& gradients() { return *gradients_; }
   /// The group for parameters that are shared out, which the training thread uses meanwhile.
   Group& parameters() { return *parameters_; }
+  /// The group for the ops of dist/collectives.h. Its first use is a collective.
+  Group& ops();
 
   /// Returns the bytes of gradients and parameters that this process has sent.
   int64_t bytes_sent() const;
@@ -66,7 +68,7 @@ class World {
   void guarded(const std::function<void()>& f);
   /// Waits until all ranks are here. A collective.
   void wait_for_all() { any(false); }
-  /// Tells the others why this process ends. Does nothing in a single process.
+  /// Reports to the others why this process ends. Does nothing in a single process.
   void report_failure(const std::string& why);
 
  private:
@@ -86,7 +88,7 @@ class World {
   double timeout_ = 0;
   std::unique_ptr<Rendezvous> store_;
   std::unique_ptr<Rendezvous> monitor_;  // gives up quickly: for finding out who was lost
-  std::unique_ptr<Group> control_, gradients_, parameters_;
+  std::unique_ptr<Group> control_, gradients_, parameters_, ops_;
   std::atomic<int64_t> step_{0};
   std::atomic<const char*> phase_{"starting"};
   std::atomic<int64_t> pulses_{0};

@@ -97,7 +97,7 @@ struct OptimConfig {
       "momentum, adagrad, rmsprop, adam, adam8bit and nadam, and decoupled in all others.",
       at_least(0))
   LATHE_FIELD(double, grad_clip, 1.0,
-              "Largest allowed gradient, measured as optim.grad_clip_by says. 0: no clipping.",
+              "Largest allowed gradient, measured as optim.grad_clip_by selects. 0: no clipping.",
               at_least(0))
   LATHE_FIELD(std::string, grad_clip_by, "norm",
               "What optim.grad_clip limits. norm: the norm of all gradients together; parameter: "

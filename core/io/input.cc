@@ -131,7 +131,7 @@ InputStream::InputStream(const std::string& path) : state_(std::make_unique<Stat
     if (state_->fd < 0 || fstat(state_->fd, &info) != 0)
       fail(Exit::data, path, " can't be read: ", std::strerror(errno));
     if (!S_ISREG(info.st_mode))
-      fail(Exit::data, path, " is no regular file; give - to read standard input");
+      fail(Exit::data, path, " is not a regular file; give - to read standard input");
   }
   state_->find_form();
 }

@@ -40,10 +40,10 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
 
   // A header from a stranger can claim any shape: refuse one whose bytes overflow.
   const auto shape = json_get<Json>(json, "shape", where, Exit::checkpoint);
-  if (!shape.is_array()) fail(Exit::checkpoint, where, ": its shape is no list");
+  if (!shape.is_array()) fail(Exit::checkpoint, where, ": its shape is not a list");
   for (const auto& dim : shape) {
     if (!dim.is_number_unsigned())
-      fail(Exit::checkpoint, where, ": a dimension that is no whole number");
+      fail(Exit::checkpoint, where, ": a dimension that is not a whole number");
     const auto d = dim.get<uint64_t>();
     if (d > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
         (d != 0 && bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / d)) {
@@ -133,13 +133,13 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
     fail(Exit::checkpoint, name, " is too short to be a safetensors file");
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > max_header || length > bytes.size() - sizeof length) {
-    fail(Exit::checkpoint, name, " is no safetensors file or cut short: its header claims ", length,
-         " bytes");
+    fail(Exit::checkpoint, name, " is not a safetensors file or cut short: its header claims ",
+         length, " bytes");
   }
 
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, length);
   const Json header = parse_json(text, name, Exit::checkpoint);
-  if (!header.is_object()) fail(Exit::checkpoint, name, ": the header is no JSON object");
+  if (!header.is_object()) fail(Exit::checkpoint, name, ": the header is not a JSON object");
 
   // Offsets count from the end of the header.
   const auto buffer = bytes.subspan(sizeof length + length);

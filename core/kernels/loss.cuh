@@ -9,7 +9,7 @@
 namespace lathe {
 
 /// As cross_entropy_rows, for float32, bfloat16 and float16; rows begin at multiples of 16 bytes,
-/// and classes + padding are the stride. A target that is no class gives NaN.
+/// and classes + padding are the stride. A target that is not a class gives NaN.
 cudaError_t cross_entropy_rows_cuda(Matrix logits, int64_t rows, int64_t classes,
                                     const int64_t* targets, int64_t ignore, float weight,
                                     bool gradient, float* losses, cudaStream_t stream);

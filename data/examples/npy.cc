@@ -111,7 +111,7 @@ class HeaderParser {
       blanks();
       int64_t n = 0;
       const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), n);
-      if (error != std::errc() || n < 0) malformed("a size that is no whole number");
+      if (error != std::errc() || n < 0) malformed("a size that is not a whole number");
       at_ = static_cast<size_t>(end - text_.data());
       word("L");  // Python 2 writes sizes as 3L
       sizes.push_back(n);
@@ -154,7 +154,7 @@ ArrayType array_type(const std::string& name, const std::string& where) {
     if (name == t.name) return t.type;
   }
   fail(Exit::data, where, ": \"", name.substr(0, 100),
-       "\" is no type of elements that this build reads");
+       "\" is not a type of elements that this build reads");
 }
 
 NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {

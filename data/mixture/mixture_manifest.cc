@@ -43,7 +43,7 @@ std::vector<MixturePart> read_mix(const std::string& text) {
     const auto* number = std::get_if<double>(&weight);
     if (colon == std::string::npos || number == nullptr)
       fail(Exit::usage, "data.mix = \"", text, "\": \"", word,
-           "\" is no source with its share, as web:0.7");
+           "\" is not a source with its share, as web:0.7");
     parts.push_back({word.substr(0, colon), *number});
   }
   check_mixture(parts, "data.mix", Exit::usage);

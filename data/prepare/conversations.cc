@@ -27,7 +27,7 @@ std::vector<ChatMessage> read_messages(const simdjson::dom::array& messages,
   for (const simdjson::dom::element element : messages) {
     simdjson::dom::object message;
     if (element.get(message) != simdjson::SUCCESS)
-      fail(Exit::data, where, " has a message that is no object");
+      fail(Exit::data, where, " has a message that is not an object");
     const std::string here = where + ": a message";
     const bool is_from = message["role"].error() != simdjson::SUCCESS &&
                          message["from"].error() == simdjson::SUCCESS;
@@ -138,7 +138,7 @@ void each_preference(const Part& part, const std::function<void(const Preference
 void each_conversation(const Part& part, const DocumentSource& source,
                        const std::function<void(const Conversation&)>& f) {
   const std::string what =
-      str("is no conversation: it needs a list \"", source.field,
+      str("is not a conversation: it needs a list \"", source.field,
           "\" of messages (name it with --field) or \"conversations\", or \"instruction\" and "
           "\"output\", or \"prompt\" and \"completion\"");
   each_object(part, what, [&](uint64_t line, const simdjson::dom::object& json) {

@@ -124,9 +124,9 @@ bool PartReader::next_text(Part& part) {
         if (take == 0 && whole_) {
           fail(Exit::data, name_, ": a document of more than ", most_whole_ >> 20, " MiB at byte ",
                place_,
-               " can't be looked at as a whole, which --dedup, --val-by hash, limits of length and "
-               "a "
-               "tokenizer with a pattern of its own ask for; give --separator");
+               " is too large for --dedup, --val-by hash, limits of length and a tokenizer with "
+               "its own "
+               "pattern, which need complete documents; give --separator");
         }
         if (take == 0) {
           // There is no good position up to the limit: cut between any two characters of UTF-8.

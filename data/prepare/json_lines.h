@@ -17,7 +17,8 @@ void each_object(const Part& part, const std::string& what, F&& f) {
   each_line(part, [&](uint64_t line, std::string_view text) {
     simdjson::dom::element json;
     if (const auto error = parser.parse(text.data(), text.size()).get(json))
-      fail(Exit::data, part.file, ":", line, " is no JSON: ", simdjson::error_message(error));
+      fail(Exit::data, part.file, ":", line,
+           " is not valid JSON: ", simdjson::error_message(error));
     simdjson::dom::object object;
     if (json.get(object) != simdjson::SUCCESS) fail(Exit::data, part.file, ":", line, " ", what);
     f(line, object);

@@ -46,7 +46,7 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
       const std::string label(e.label);
       const std::string shown = "\"" + label.substr(0, 100) + "\"";
       if (task == "regression")
-        fail(Exit::data, source.where(), " is ", shown, ", which is no number");
+        fail(Exit::data, source.where(), " is ", shown, ", which is not a number");
       if (label.size() > 1000)
         fail(Exit::data, source.where(), " is text of ", label.size(),
              " bytes, too long for a class");
@@ -68,7 +68,7 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
     if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
       fail(Exit::data, source.where(),
            text ? " is text and was a number before" : " is a number and was text before",
-           "; repair it, or say --task classification to make each different target a class");
+           "; repair it, or give --task classification to make each distinct target a class");
     }
 
     // From here on targets are not counted, which limits the memory for a regression.

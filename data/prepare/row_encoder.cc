@@ -20,7 +20,7 @@ void refuse_number(std::string_view cell, const std::string& where, bool prepare
           "repair it, leave the column out with --drop, or make categories of the column with "
           "--category";
     if (comma) remedy = "write it with a decimal point and no other separator";
-    fail(Exit::data, where, " is ", quoted(cell), ", which is no number; ", remedy);
+    fail(Exit::data, where, " is ", quoted(cell), ", which is not a number; ", remedy);
   }
   fail(Exit::data, where, " is ", quoted(cell),
        ", which is not finite; repair it, or leave the line out");

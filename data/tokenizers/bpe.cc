@@ -109,7 +109,8 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     fail(Exit::data, where, ": a vocabulary of ", tokens, " tokens is too large");
   of_characters_ = !d.byte_tokens.empty();
   if (d.begin >= 0 && std::ranges::find(d.special, d.begin, &SpecialToken::id) == d.special.end())
-    fail(Exit::data, where, ": texts begin with the token ", d.begin, ", which is no special one");
+    fail(Exit::data, where, ": texts begin with the token ", d.begin,
+         ", which is not a special one");
   if (d.patterns.empty() && !of_characters_) fail(Exit::data, where, ": there is no pre-tokenizer");
   if (of_characters_ && d.byte_tokens.size() != 256)
     fail(Exit::data, where, ": there are tokens for ", d.byte_tokens.size(), " bytes of 256");
@@ -169,7 +170,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     // The text may also be that of an added token that is in the vocabulary.
     const int32_t made = id_of(joined);
     if (made < 0)
-      fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is no token");
+      fail(Exit::data, where, ": merge ", i, " makes \"", joined, "\", which is not a token");
     const uint64_t pair = Merges::key(a, b);
     Merges::Entry& entry = merges_->entries[merges_->place(pair)];
     // Of merges of the same pair the first one counts.

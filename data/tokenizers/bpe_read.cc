@@ -205,7 +205,7 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
         d.byte_tokens.empty() ? bytes_of(token) : read_text_token(token, id, d, where);
     if (!bytes || bytes->empty())
       fail(Exit::data, where, ": the token \"", token,
-           "\" is no sequence of bytes in GPT-2's alphabet");
+           "\" is not a sequence of bytes in GPT-2's alphabet");
     if (!place.empty())
       fail(Exit::data, where, ": the id ", id, " is given to two tokens, one of them \"", token,
            "\"");
@@ -286,7 +286,7 @@ void read_post_processor(const Json& json, BPEDefinition& d, const std::string& 
     const auto text = json_get<std::string>(single[0]["SpecialToken"], "id", where, Exit::data);
     const auto found = std::ranges::find(d.special, text, &SpecialToken::text);
     if (found == d.special.end())
-      fail(Exit::data, where, ": texts begin with \"", text, "\", which is no added token");
+      fail(Exit::data, where, ": texts begin with \"", text, "\", which is not an added token");
     d.begin = found->id;
   }
 }

@@ -186,7 +186,7 @@ std::vector<int64_t> TokenFile::positions_of(int64_t wanted) const {
 void TokenFile::refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab) {
   fail(Exit::data, shard.file.path().string(), ": token ", at, " is ", id,
        ", beyond the vocabulary of ", vocab,
-       "; set model.vocab_size, or the file is no token shard");
+       "; set model.vocab_size, or the file is not a token shard");
 }
 
 std::string TokenFile::table() const {

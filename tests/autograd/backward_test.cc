@@ -111,7 +111,7 @@ struct WrongThrower {
   }
 };
 
-TEST_CASE("what an op throws names the op, and keeps the exit code of what is no fault of ours",
+TEST_CASE("what an op throws names the op, and keeps the exit code of what is not a fault of ours",
           "[backward]") {
   const auto atens = [] { (void)at::ones({2}).add(at::ones({3})); };
   const auto code = [](Exit exit) { return [exit] { fail(exit, "as it is"); }; };

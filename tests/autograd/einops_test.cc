@@ -251,7 +251,7 @@ TEST_CASE("a wrong pattern is one sentence with the pattern, the axis and the si
   CHECK(said("b t b -> b t") == begins("b t b -> b t") + ": axis b is twice on one side");
   CHECK(said("b t c -> b t") == begins("b t c -> b t") + ": axis c is on the left alone");
   CHECK(said("b t -> b t c") == begins("b t -> b t c") + ": axis c is on the right alone");
-  CHECK(said("b t ? -> b t") == begins("b t ? -> b t") + ": \"?\" is no part of a pattern");
+  CHECK(said("b t ? -> b t") == begins("b t ? -> b t") + ": \"?\" is not a part of a pattern");
   CHECK(said("b ... ... -> b") == begins("b ... ... -> b") + ": \"...\" twice on one side");
   CHECK(said("b (... c) -> b ... c") ==
         begins("b (... c) -> b ... c") + ": \"...\" in parentheses on the left");
@@ -288,7 +288,7 @@ TEST_CASE("a wrong pattern is one sentence with the pattern, the axis and the si
         "einsum \"ij,ijk->i\" of [2,6,3], [2,6,3]: operand 0 has 3 dims, and 2 indices");
   CHECK(summed("ijk,ijk->iz") == "einsum \"ijk,ijk->iz\": index z of the result is in no operand");
   CHECK(summed("ijk,ijk->ii") == "einsum \"ijk,ijk->ii\": index i is twice in the result");
-  CHECK(summed("ij3,ijk->i") == "einsum \"ij3,ijk->i\": \"3\" is no part of an equation");
+  CHECK(summed("ij3,ijk->i") == "einsum \"ij3,ijk->i\": \"3\" is not a part of an equation");
 }
 
 }  // namespace

@@ -357,7 +357,7 @@ TEST_CASE("cross-entropy on a GPU is that of its formula", "[cuda_kernels]") {
         CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > rounding(dtype));  // the control
     }
   }
-  // A target that is no class, and logits that are not finite.
+  // A target that is not a class, and logits that are not finite.
   const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}),
                    targets = torch::tensor({32, 1, 1});
   logits[1][0] = NAN, logits[2][0] = INFINITY;

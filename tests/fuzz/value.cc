@@ -1,5 +1,5 @@
-// A value as typed on the command line: text that is no TOML value stands for itself, and what was
-// read is written so that it reads back.
+// A value as typed on the command line: text that is not a TOML value stands for itself, and what
+// was read is written so that it reads back.
 #include <cmath>
 
 #include "core/io/text.h"

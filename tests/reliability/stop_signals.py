@@ -85,7 +85,7 @@ class Stops:
             state = json.loads((run / f"checkpoints/step-{newest:08}/state.json").read_text())
             self.cut_evaluations += state.get("eval_due", False) and newest > 0
         elif code == 130:
-            check(kind == [INT, INT] and "stopped at once: " in err, what)
+            check(kind == [INT, INT] and "stopped immediately: " in err, what)
         elif code == 0:
             check("\nfinished  " in out and newest == STEPS, what)
             return False

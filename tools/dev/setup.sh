@@ -21,7 +21,7 @@ packages_status() { printf 'installing: %s, %s' "$(clock "$1")" "$(tail -n1 "$lo
 install_packages() { # NAME...: those that are missing
   [ "${LATHE_PACKAGES:-}" != skip ] || return 0
   local have missing=() p
-  [ -r /etc/os-release ] || die "this is no Debian 12; install the equivalents of: ${packages[*]}, then set LATHE_PACKAGES=skip"
+  [ -r /etc/os-release ] || die "this is not Debian 12; install the equivalents of: ${packages[*]}, then set LATHE_PACKAGES=skip"
   local os
   os=$(. /etc/os-release && printf '%s %s' "${ID:-}" "${VERSION_ID:-}")
   case $os in

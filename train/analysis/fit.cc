@@ -158,7 +158,8 @@ int64_t parse_bytes(const std::string& text, const std::string& where) {
     if (end > 0 && unit == name && std::isfinite(number) && number > 0 && number * factor < 0x1p62)
       return static_cast<int64_t>(number * factor);
   }
-  fail(Exit::usage, where, ": ", text, " is no amount of memory; write it as 8GB, 500MB or 16GiB");
+  fail(Exit::usage, where, ": ", text,
+       " is not an amount of memory; write it as 8GB, 500MB or 16GiB");
 }
 
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
@@ -225,7 +226,7 @@ std::pair<Card, int64_t> parse_cards(const std::string& text) {
     }
     names += (names.empty() ? "" : ", ") + shown;
   }
-  fail(Exit::usage, "command line: --for ", text, " is no GPU that is known; there are ", names,
+  fail(Exit::usage, "command line: --for ", text, " is not a known GPU; there are ", names,
        ", and a number of them as in 8xH100");
 }
 

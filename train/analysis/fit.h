@@ -18,8 +18,8 @@ int64_t free_memory();
 /// message begins with `where`.
 int64_t parse_bytes(const std::string& text, const std::string& where = "command line");
 
-/// What a run on the CPU needs beside what the machine has, in one line; `enough` is false where
-/// the machine has less.
+/// The memory that a run on the CPU needs beside what the machine has, in one line. `enough` is
+/// false if the machine has less.
 struct ResourceNeeds {
   std::string text;
   bool enough = true;

@@ -15,7 +15,7 @@ namespace lathe {
 
 struct RunData;
 
-/// What two steps of a config took in a dry run (core/dry_run.h).
+/// The memory and the work of two steps of a config, from a dry run (core/dry_run.h).
 struct DryStep {
   int64_t parameters = 0, trained = 0;  ///< elements
   MemoryStats made{};                   ///< after the model and the optimizer are made
@@ -24,7 +24,7 @@ struct DryStep {
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
   double update_flops = 0;              ///< FLOPs of the matrix products of an optimizer update
   int64_t checkpoint_bytes = 0;
-  int ranks = 1;            ///< processes; the figures are those of one of them
+  int ranks = 1;            ///< processes; the numbers are those of one of them
   int64_t sent_bytes = 0;   ///< that the first of them sends to the others in a step
   int64_t held_bytes = 0;   ///< size of the copy that a background save writes
   bool has_copies = false;  ///< weights have working copies in the matmul dtype
@@ -35,9 +35,8 @@ struct DryStep {
 };
 
 /// Runs two steps of the config without their memory and their arithmetic, as one of `ranks`
-/// processes. The folder of the data
-/// may be missing for a model of tokens whose vocab_size is given. Throws with the exit codes of
-/// the run.
+/// processes. The folder of the data may be missing for a model of tokens whose vocab_size is
+/// given. Throws with the exit codes of the run.
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
 /// Does the same with data that is already open, for the config that RunData::open has completed.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data, int ranks = 1);
@@ -57,7 +56,7 @@ struct StepTimes {
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
                         const DryStep& small);
 
-/// What a run will need.
+/// The memory, time and disk space that a run will need.
 struct Forecast {
   DryStep dry{};
   StepTimes times{};

@@ -41,7 +41,7 @@ struct ThreadWork {
   double begin = 0, seconds = 0;  ///< since the first profiled step
 };
 
-/// What the steps of a session did.
+/// Measurements of the steps of a session.
 struct Profile {
   std::vector<Span> spans;
   std::vector<ThreadWork> work;  ///< empty on a GPU

@@ -133,7 +133,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   Row all{};
   for (const Row& row : costly) all.idle += row.idle, all.seconds_of_loops += row.seconds_of_loops;
   if (const std::string idle = all.idle_text(p.threads); !idle.empty())
-    out << "; threads without work " << idle
+    out << "; threads were idle " << idle
         << format(" of the %.0f%% that our loops take", 100 * all.seconds_of_loops / total);
   out << "\n\n";
 

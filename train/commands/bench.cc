@@ -53,7 +53,7 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
     if (step >= std::min(skip, c.steps - 1)) ms.push_back(1e3 * seconds_since(begin));
     // From the start of the process, so that loading libraries and data counts too.
     if (step == 0) result.first_step_s = process_age();
-    result.final_loss = read_figures(session, last).loss;
+    result.final_loss = read_stats(session, last).loss;
   }
 
   std::sort(ms.begin(), ms.end());
@@ -89,7 +89,8 @@ static Exit run_bench(const Arguments& arguments) {
            "| lathe bench peak "
            "[--dtype bf16] [--threads N] | lathe bench accumulation [--powers 7] | lathe bench "
            "generate CONFIG|RUN "
-           "[--load-dtype fp32] [--batch 1] [--context 512] [--tokens 64] [--threads N]");
+           "[--load-dtype fp32] [--batch 1] [--context 512] [--tokens 64] [--threads N] | lathe "
+           "bench collectives [--mb 64]");
   };
 
   // The parser accepts the flags of all benchmarks; each refuses those of the others.
@@ -98,6 +99,7 @@ static Exit run_bench(const Arguments& arguments) {
       {"ops", {"dtype", "threads", "batch", "context", "width", "vocab", "only"}},
       {"peak", {"dtype", "threads"}},
       {"accumulation", {"powers"}},
+      {"collectives", {"mb"}},
       {"generate", {"load-dtype", "double-quant", "batch", "context", "tokens", "threads"}}};
   if (const auto found = known.find(what); found != known.end()) {
     // Only these two read a config, so only they take its keys.
@@ -146,6 +148,11 @@ static Exit run_bench(const Arguments& arguments) {
     return Exit::done;
   }
 
+  if (what == "collectives") {
+    expect_words(1);
+    return bench_collectives(arguments);
+  }
+
   if (what == "generate") {
     expect_words(2);
     return bench_generate(arguments);
@@ -154,8 +161,8 @@ static Exit run_bench(const Arguments& arguments) {
   // The other known words are handled above, so an unknown one ends here.
   if (what != "step")
     fail(Exit::usage, "lathe bench ", what,
-         ": there are `bench step`, `bench generate`, `bench ops`, `bench peak` and `bench "
-         "accumulation`");
+         ": there are `bench step`, `bench generate`, `bench ops`, `bench peak`, `bench "
+         "accumulation` and `bench collectives`");
 
   expect_words(2);
   const auto skip = static_cast<int64_t>(arguments.number("skip", 2, at_least(0), true));
@@ -202,10 +209,11 @@ Command bench_command() {
   return {.name = "bench",
           .usage =
               "step CONFIG [--section.key=value ...] | generate CONFIG|RUN | ops | peak | "
-              "accumulation",
+              "accumulation | collectives",
           .doc =
-              "Time training steps, generation, each op beside ATen's or the fastest matrix "
-              "product, or measure the error of long sums; the last line of timings is JSON.",
+              "Time training steps, generation, each op beside ATen's, the fastest matrix product "
+              "or collectives beside c10d's, or measure the error of long sums; the last line of "
+              "timings is JSON.",
           .examples = {"bench step configs/quickstart.toml --train.steps=50",
                        "bench generate runs/quickstart --load-dtype int8 --tokens 128"},
           .flags =
@@ -225,13 +233,14 @@ Command bench_command() {
                {"width", "Use this many channels for ops, a multiple of 64. Default: 768."},
                {"vocab", "Use a head of this many tokens for ops. Default: 50304."},
                {"only", "Time only ops whose name contains this."},
-               {"powers", "Measure sums of up to 10^powers terms for accumulation. Default: 7."}},
+               {"powers", "Measure sums of up to 10^powers terms for accumulation. Default: 7."},
+               {"mb", "Time collectives of up to this many MB on each process. Default: 64."}},
           .config_keys = true,
           .min_positionals = 1,
           .max_positionals = 2,
           .run = run_bench,
           .switches = {"double-quant"},
-          .subcommands = {"step", "generate", "ops", "peak", "accumulation"}};
+          .subcommands = {"step", "generate", "ops", "peak", "accumulation", "collectives"}};
 }
 
 }  // namespace lathe

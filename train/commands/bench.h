@@ -1,4 +1,5 @@
-// Benchmarks of training steps, of ops beside ATen's, of generation, and of the matmul ceiling.
+// Benchmarks of training steps, of ops beside ATen's, of generation, of collectives, and of the
+// matmul ceiling.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,11 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
 /// Runs `lathe bench generate CONFIG|RUN`: times generation by the model of a run, or by that of a
 /// config with its initial values; prints a line of JSON.
 Exit bench_generate(const Arguments& arguments);
+
+/// Runs `lathe bench collectives` on a rank of several processes: rank 0 prints the time of each
+/// collective and the bytes that it sends, beside c10d's own, as a table and a line of JSON. Throws
+/// Exit::usage in a process that was not started as a rank.
+Exit bench_collectives(const Arguments& arguments);
 
 /// Returns which kernels this machine runs, a line for each kind.
 std::string kernels_text();

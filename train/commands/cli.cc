@@ -101,7 +101,7 @@ void print_help(const Command* command) {
   // The list is long, so only `train` prints it.
   std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under "
                "[train]) and in the\n"
-               "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` says all of each.\n";
+               "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` describes each.\n";
 
   const auto show = [](const std::string& title, const std::vector<Field>& fields,
                        const std::string& prefix) {

@@ -18,8 +18,8 @@
 
 namespace lathe {
 
-/// What follows a command: flags by name, each at most once unless the command allows more, and the
-/// words that are not flags.
+/// The words after a command: flags by name, each at most once unless the command allows more, and
+/// the words that are not flags.
 struct Arguments {
   std::string command;
   std::map<std::string, std::string> flags;
@@ -62,7 +62,7 @@ struct Command {
   std::set<std::string> repeatable{};
   /// Its words are not parsed: all that follows the command is in Arguments::positionals.
   bool is_raw = false;
-  /// What its first word may be, for shells; empty where that is a path.
+  /// The words that may come first, for completion in shells; empty if a path comes first.
   std::vector<std::string> subcommands{};
   /// The heading and the line of `lathe --help`, which the table of commands sets.
   std::string group{}, summary{};

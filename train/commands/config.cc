@@ -13,7 +13,9 @@ Exit run_config(const Arguments& arguments) {
   const std::string& what = arguments.positionals[0];
   if (what == "kernels") {
     if (arguments.positionals.size() != 1 || !arguments.flags.empty())
-      fail(Exit::usage, "lathe config kernels stands alone: it tells what this machine can run");
+      fail(Exit::usage,
+           "lathe config kernels takes no further argument; it lists the kernels that this machine "
+           "can run");
     std::cout << kernels_text();
     return Exit::done;
   }
@@ -21,7 +23,7 @@ Exit run_config(const Arguments& arguments) {
   if (what == "formats") {
     if (arguments.positionals.size() != 1 || !arguments.flags.empty())
       fail(Exit::usage,
-           "lathe config formats stands alone: it tells of the floating-point formats");
+           "lathe config formats takes no further argument; it lists the floating-point formats");
     std::cout << float_format_table();
     return Exit::done;
   }

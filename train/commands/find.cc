@@ -143,7 +143,7 @@ Exit find_batch(const Arguments& a) {
   if (largest == 0)
     fail(Exit::usage, "not even a micro-batch of 1 fits in ",
          format("%.2f GB", static_cast<double>(bytes) / 1e9),
-         "; `lathe plan CONFIG --fit` says what else to change");
+         "; `lathe plan CONFIG --fit` prints what else to change");
 
   // In a scope of its own: the session's memory must be free before the largest micro-batch runs.
   double noise = 0;
@@ -176,7 +176,7 @@ Exit find_batch(const Arguments& a) {
 
   std::cout << "gradient noise scale at the initial weights: "
             << (std::isfinite(noise) ? format("about %.0f", noise)
-                                     : std::string("not to be told from so few batches"))
+                                     : std::string("unknown, from so few batches"))
             << " samples; a global batch (now " << global
             << ") far above it saves few steps, and it grows in training\n";
 

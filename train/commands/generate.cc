@@ -95,7 +95,8 @@ Exit run_generate(const Arguments& arguments) {
   const bool from_file = arguments.flags.contains("prompt-file"),
              ignore_eos = arguments.is_true("ignore-eos");
   if (from_file && arguments.flags.contains("prompt"))
-    fail(Exit::usage, "command line: --prompt and --prompt-file are two ways to say it; give one");
+    fail(Exit::usage,
+         "command line: --prompt and --prompt-file exclude each other; give one of them");
 
   const auto found = arguments.lists.find("stop");
   const auto stops = found == arguments.lists.end() ? std::vector<std::string>{} : found->second;

@@ -20,6 +20,11 @@ int whole_number(const std::string& name, const std::string& text, int least, in
        " to ", most);
 }
 
+/// Returns whether `bench collectives` stands behind the `--` at words[i].
+bool is_benchmark(const std::vector<std::string>& words, size_t i) {
+  return words[i + 1] == "bench" && words[i + 2] == "collectives";
+}
+
 LaunchArguments parse(const Arguments& arguments) {
   LaunchArguments parsed;
   const auto& words = arguments.positionals;
@@ -39,7 +44,8 @@ LaunchArguments parse(const Arguments& arguments) {
     if (name == "--min-ranks") parsed.min_ranks = whole_number(name, text, 1, most_ranks);
   }
 
-  if (i + 2 >= words.size() || words[i + 1] != "train" || parsed.ranks == 0)
+  const bool is_known = i + 2 < words.size() && (words[i + 1] == "train" || is_benchmark(words, i));
+  if (!is_known || parsed.ranks == 0)
     fail(Exit::usage, "usage: lathe launch ", find_command("launch").usage);
   if (parsed.min_ranks == 0) parsed.min_ranks = parsed.ranks;
   if (parsed.min_ranks > parsed.ranks) {
@@ -52,6 +58,12 @@ LaunchArguments parse(const Arguments& arguments) {
 
 Exit run_launch(const Arguments& arguments) {
   const LaunchArguments parsed = parse(arguments);
+
+  if (parsed.command[0] == "bench") {
+    if (parsed.max_restarts > 0 || parsed.min_ranks < parsed.ranks)
+      fail(Exit::usage, "command line: --max-restarts and --min-ranks are for runs, not for bench");
+    return launch({.ranks = parsed.ranks, .command = parsed.command, .ranks_after_loss = {}});
+  }
 
   // A config with an error is reported here once, instead of by every process.
   const Command& train = find_command("train");
@@ -76,7 +88,8 @@ Exit run_launch(const Arguments& arguments) {
 Command launch_command() {
   Command command{
       "launch",
-      "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...]",
+      "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...] | -n N -- "
+      "bench collectives",
       "Train with N processes on this machine, which share the micro-batches of each step "
       "(train.grad_accum) and the cores, and give the bits of a single process.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",

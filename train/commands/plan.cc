@@ -200,7 +200,7 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& c
 
   const double needs = static_cast<double>(f.dry.peaks.total_peak) + context_bytes;
   return str(
-      "on ", n, " x ", card.name, ", by paper figures (nothing was measured; ",
+      "on ", n, " x ", card.name, ", from data sheets (nothing was measured; ",
       format("%.0f%%", 100 * reached), " of the published rate, communication not counted):\n",
       format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s,
              f.dry.unit.c_str()),
@@ -256,7 +256,7 @@ Exit run_plan(const Arguments& a) {
 
   if (asks_for_cluster(a)) {
     if (!fit.empty() || !cards.empty() || a.flags.contains("ranks"))
-      fail(Exit::usage, "command line: --card goes with none of --fit, --for and --ranks");
+      fail(Exit::usage, "command line: --card excludes --fit, --for and --ranks");
     return plan_cluster(a, std::move(loaded));
   }
 

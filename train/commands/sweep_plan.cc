@@ -60,7 +60,7 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
       const ConfigValue v = read_value(part, found->initial);
       if (const auto* i = std::get_if<int64_t>(&v)) return static_cast<double>(*i);
       if (const auto* d = std::get_if<double>(&v); d && std::isfinite(*d)) return *d;
-      fail(Exit::usage, where, ": ", key, " = ", text, " is no range; write it as 1e-4..1e-2");
+      fail(Exit::usage, where, ": ", key, " = ", text, " is not a range; write it as 1e-4..1e-2");
     };
 
     axis.whole = std::holds_alternative<int64_t>(found->initial);

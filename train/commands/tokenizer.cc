@@ -71,7 +71,8 @@ Exit encode(const Arguments& arguments) {
   for (std::string line; std::getline(lines, line);) {
     const std::string where = str("line ", ++n, " of the input");
     const Json json = parse_json(line, where, Exit::data);
-    if (!json.is_string()) fail(Exit::data, where, " is no JSON text; --json takes one a line");
+    if (!json.is_string())
+      fail(Exit::data, where, " is not a JSON string; --json takes one per line");
     print(json.get<std::string>());
   }
   return Exit::done;
@@ -86,7 +87,7 @@ Exit decode(const Arguments& arguments) {
     const ConfigValue value = read_value(word, int64_t{0});
     const auto* id = std::get_if<int64_t>(&value);
     if (id == nullptr || *id < 0 || *id >= bpe.size())
-      fail(Exit::data, "\"", word, "\" is no id; they go from 0 to ", bpe.size() - 1);
+      fail(Exit::data, "\"", word, "\" is not an id; they go from 0 to ", bpe.size() - 1);
     ids.push_back(*id);
   }
   std::cout << bpe.decode(ids) << std::flush;

@@ -196,7 +196,7 @@ void check_budget(const LoadedConfig& loaded) {
        ": memory.budget chooses memory.recompute itself; leave one of them out");
 }
 
-/// Checks memory.update_in_backward, which excludes what needs all gradients at once.
+/// Checks memory.update_in_backward, which excludes what needs all gradients at the same time.
 void check_update_in_backward(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   if (!c.memory.update_in_backward) return;

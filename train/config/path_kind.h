@@ -5,7 +5,7 @@
 
 namespace lathe {
 
-/// What a path on the command line is.
+/// The kinds of paths on the command line.
 enum class PathKind {
   missing,
   file,
@@ -17,19 +17,20 @@ enum class PathKind {
   checkpoint,
   hugging_face
 };
-/// What is at a path, by its name and what is in it. A data folder has a manifest.json or token
-/// shards.
+/// Returns what is at a path, judged by its name and contents. A data folder has a manifest.json or
+/// token shards.
 PathKind kind_of(const fs::path& path);
 
-/// A folder's path as typed, so that its last part is its name.
+/// Returns a folder's path without a slash at its end, so that its last part is its name.
 inline fs::path without_trailing_slash(const fs::path& path) {
   return path.has_filename() ? path : path.parent_path();
 }
-/// Whether a folder is a checkpoint, whatever its name, or a run with a folder of them.
+/// Returns whether a folder is a checkpoint, whatever its name, or a run with checkpoints.
 bool is_checkpoint(const fs::path& folder);
-/// Whether a folder is of Hugging Face's form: it has a config.json, and is no checkpoint of ours.
+/// Returns whether a folder has Hugging Face's layout: a config.json, and it is not a checkpoint of
+/// Lathe.
 bool is_hugging_face(const fs::path& folder);
-/// Whether it is the folder of a run: one with a config and checkpoints, or a lock.
+/// Returns whether a folder is a run: it has a config and checkpoints, or a lock.
 bool is_run(const fs::path& folder);
 
 }  // namespace lathe

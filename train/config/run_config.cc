@@ -27,7 +27,7 @@ std::string environment_name(const std::string& key) {
   return name;
 }
 
-/// Keys that had another name in builds of before.
+/// Keys that had another name in earlier builds.
 constexpr std::pair<const char*, const char*> renamed[]{
     {"model.lora", "adapters.rank"},
     {"model.lora_alpha", "adapters.alpha"},

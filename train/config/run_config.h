@@ -159,7 +159,7 @@ struct CheckpointConfig {
   LATHE_FIELD(bool, async_save, false,
               "Write checkpoints in the background. Training pauses only while the state is copied "
               "in memory, which needs as many bytes as the checkpoint. The last checkpoint of a "
-              "run is written at once.",
+              "run is written synchronously.",
               anything())
 };
 
@@ -221,7 +221,8 @@ struct RunConfig {
 };
 /// Every key of every kind, once each.
 const std::vector<Field>& all_fields();
-/// Keys that builds of before had by another name; a config with one is refused by the new name.
+/// Returns the old names of keys that were renamed. A config with one is an error that gives the
+/// new name.
 std::vector<std::string> renamed_keys();
 /// The reference page of all keys, Markdown.
 std::string config_reference();
@@ -281,9 +282,10 @@ std::vector<std::string> config_warnings(const RunConfig& config);
 /// Keys of a config and their texts, as on a command line.
 using Overrides = std::vector<std::pair<std::string, std::string>>;
 
-/// Defaults, which may follow other keys (train.out_dir, schedule.min_lr) < file < environment
-/// (LATHE_TRAIN_STEPS=100) < command line (key, text). Checked key by key and against each other.
-/// Errors are Exit::usage and say where.
+/// Loads a config: defaults, which may depend on other keys (train.out_dir, schedule.min_lr), are
+/// overridden by the file, the environment (LATHE_TRAIN_STEPS=100) and the command line (key,
+/// text), in this order. Checks each key, and keys against each other. Throws Exit::usage with the
+/// origin of the key.
 LoadedConfig load_config(const std::string& path, const Overrides& overrides);
 
 /// A saved run's config, as written in its checkpoint; what is wrong with it is Exit::checkpoint.

@@ -25,14 +25,14 @@ struct TransformContext {
   at::ScalarType matrices;  ///< dtype that trained parameters of 2 and more dimensions have
 };
 
-/// What is done to a finished model before its optimizer is made.
+/// A change of a finished model before its optimizer is made, such as adapters.
 struct Transform {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults; without keys where it has no section
-  /// Does its work, or nothing where the config does not ask for it. New parameters get their
-  /// initial values here.
+  /// Changes the model, if the config asks for it. Gives new parameters their initial values.
   std::function<void(Model&, const TransformContext&)> apply;
-  /// What is wrong between the keys of a config, with whole keys ("section.name"); may be empty.
+  /// Returns a conflict between keys of a config, with complete keys ("section.name"); may be
+  /// empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
 };
 

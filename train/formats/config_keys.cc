@@ -6,7 +6,7 @@ namespace lathe {
 
 ConfigKeys::ConfigKeys(Json json, std::string where)
     : json_(std::move(json)), where_(std::move(where)) {
-  if (!json_.is_object()) fail(Exit::checkpoint, where_, " is no JSON object");
+  if (!json_.is_object()) fail(Exit::checkpoint, where_, " is not a JSON object");
 }
 
 bool ConfigKeys::has(const std::string& key) const {

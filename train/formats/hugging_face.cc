@@ -21,7 +21,8 @@ std::pair<const Family*, ModelKeys> read_config(const fs::path& folder, int64_t 
     fail(Exit::usage, folder.string(),
          " is not a folder; give one with a config.json, or a GGUF file");
   if (!fs::exists(folder / "config.json"))
-    fail(Exit::checkpoint, folder.string(), " has no config.json, so it is no Hugging Face folder",
+    fail(Exit::checkpoint, folder.string(),
+         " has no config.json, so it is not a Hugging Face folder",
          fs::exists(folder / "model.gguf") ? "; give its model.gguf" : "");
 
   Json json = parse_json(read_file(where, Exit::checkpoint, most_config), where, Exit::checkpoint);

@@ -139,14 +139,14 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
       });
 }
 
-std::vector<LayerFigures> LayerStatsCollector::figures() const {
+std::vector<LayerStats> LayerStatsCollector::figures() const {
   // Gradients are those of the scaled loss.
   const double scale = session_.optimizer.control().loss_scale;
 
-  std::vector<LayerFigures> all;
+  std::vector<LayerStats> all;
   for (const std::string& name : order_) {
     const Seen& seen = layers_.at(name);
-    LayerFigures f{.layer = name};
+    LayerStats f{.layer = name};
     double weights = 0, grads = 0, change = 0, was = 0;
     bool has_grad = false;
 

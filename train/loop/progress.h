@@ -15,7 +15,7 @@ struct DueActions {
   bool evaluate = false, sample = false, save = false;
   bool pause = false;  ///< train.pause_at
 
-  /// Whether the host needs the step's numbers. Reading them synchronizes a GPU.
+  /// Returns whether the host needs the step's numbers. Reading them synchronizes a GPU.
   bool needs_results() const { return log || sample || save || evaluate; }
 };
 

@@ -286,8 +286,8 @@ std::string replay(const fs::path& path) {
   }
 
   return text +
-         "everything was finite this time: the step can't be told to have gone wrong from its "
-         "state and data\n";
+         "everything was finite this time: the state and the data of the step do not reproduce the "
+         "error\n";
 }
 
 }  // namespace lathe

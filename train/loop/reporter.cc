@@ -38,13 +38,13 @@ StepReporter::StepReporter(const Session& session, const Data& data, const fs::p
       line_(session.config.train.steps, state.step, units_per_step_, session.task.unit()),
       last_report_step_(state.step) {}
 
-void StepReporter::report(const StepResult& result, bool write, std::vector<LayerFigures> layers) {
+void StepReporter::report(const StepResult& result, bool write, std::vector<LayerStats> layers) {
   const StepStats stats = read_stats(result);
 
   // A loss scaler skips steps that are not finite, but no run may end with one.
   if (state_.step == session_.config.train.steps && !std::isfinite(stats.loss))
     end_diverged(state_.step, "loss", stats.loss);
-  auto ranks = write ? gather_ranks(result) : std::vector<RankFigures>();
+  auto ranks = write ? gather_ranks(result) : std::vector<RankStats>();
   if (!world().is_writer()) return;
   warn_of_slow_rank(ranks);
 
@@ -93,7 +93,7 @@ void StepReporter::skip_time() { last_report_time_ = Clock::now(); }
 
 StepStats StepReporter::read_stats(const StepResult& result) const {
   try {
-    return read_figures(session_, result);
+    return lathe::read_stats(session_, result);
   } catch (const Error& e) {
     if (e.code() != Exit::diverged) throw;
     const ParameterShards::Gathered complete(session_.shards.get());
@@ -141,7 +141,7 @@ void StepReporter::log_skipped_updates(const StepStats& stats) const {
 }
 
 /// Returns what each process spent in the step. A collective; empty in a single process.
-std::vector<RankFigures> StepReporter::gather_ranks(const StepResult& result) const {
+std::vector<RankStats> StepReporter::gather_ranks(const StepResult& result) const {
   if (world().size() == 1) return {};
   const at::Tensor mine = at::tensor(
       {1e3 * result.busy_s, 1e3 * result.exchange_wait_s,
@@ -149,7 +149,7 @@ std::vector<RankFigures> StepReporter::gather_ranks(const StepResult& result) co
       at::kDouble);
   const at::Tensor all = world().gather(mine.unsqueeze(0));
 
-  std::vector<RankFigures> ranks;
+  std::vector<RankStats> ranks;
   for (int r = 0; r < world().size(); ++r) {
     const double* of_rank = all.const_data_ptr<double>() + static_cast<ptrdiff_t>(4) * r;
     ranks.push_back({.busy_ms = of_rank[0],
@@ -161,11 +161,11 @@ std::vector<RankFigures> StepReporter::gather_ranks(const StepResult& result) co
 }
 
 /// Names a rank that all others wait for, once until it is fast again.
-void StepReporter::warn_of_slow_rank(const std::vector<RankFigures>& ranks) {
+void StepReporter::warn_of_slow_rank(const std::vector<RankStats>& ranks) {
   if (ranks.empty()) return;
   slow_in_row_.resize(ranks.size());
   std::vector<double> sorted;
-  for (const RankFigures& r : ranks) sorted.push_back(r.busy_ms);
+  for (const RankStats& r : ranks) sorted.push_back(r.busy_ms);
   std::sort(sorted.begin(), sorted.end());
   const double median = sorted[(sorted.size() - 1) / 2];
 

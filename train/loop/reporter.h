@@ -22,7 +22,7 @@ class StepReporter {
   /// Reads the results of step `state.step` and shows them; with `write`, also adds them to the
   /// metrics with `layers`. Updates the counters of `state`. Synchronizes a GPU. Throws
   /// Exit::diverged where the run diverged, with a bundle for `lathe replay` in the run folder.
-  void report(const StepResult& result, bool write, std::vector<LayerFigures> layers = {});
+  void report(const StepResult& result, bool write, std::vector<LayerStats> layers = {});
   /// Does the same without a line in the metrics, unless the step was reported already.
   void report_once(const StepResult& result);
   /// Excludes the time since the last report, such as evaluation and saving, from the next step's.
@@ -36,8 +36,8 @@ class StepReporter {
   void save_spike_batch(const StepStats& stats) const;
   void log_skipped_updates(const StepStats& stats) const;
   void add_memory_peaks(StepMetrics& m);
-  std::vector<RankFigures> gather_ranks(const StepResult& result) const;
-  void warn_of_slow_rank(const std::vector<RankFigures>& ranks);
+  std::vector<RankStats> gather_ranks(const StepResult& result) const;
+  void warn_of_slow_rank(const std::vector<RankStats>& ranks);
 
   const Session& session_;
   const Data& data_;

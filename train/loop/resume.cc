@@ -39,7 +39,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
       return !state.branched_id.empty() && is_checkpoint(typed) &&
              content_id(typed) == state.branched_id;
     };
-    // Runs of before kept the absolute path.
+    // Earlier builds recorded the absolute path.
     const auto same_place = [&] {
       return state.branched_from == fs::weakly_canonical(typed, error).string();
     };

@@ -42,8 +42,8 @@ CheckpointSaver::~CheckpointSaver() {
 }
 
 void CheckpointSaver::save(const RunState& state, const std::vector<NamedParameter>& parameters,
-                           const Optimizer& optimizer, std::function<void()> before, bool at_once) {
-  if (is_writing() && !at_once && ++times_.waits == 1) {
+                           const Optimizer& optimizer, std::function<void()> before, bool now) {
+  if (is_writing() && !now && ++times_.waits == 1) {
     log_info("step ", state.step, ": the checkpoint of step ", next_step_,
              " is still being written, and training waits for it; checkpoint.interval is shorter "
              "than a save takes");
@@ -51,7 +51,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
 
   wait();
   ++times_.saves;
-  if (!async_ || at_once) {
+  if (!async_ || now) {
     const Timer timer(times_.write_s);
     const DeferSignals whole;
     before();

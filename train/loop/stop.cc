@@ -51,7 +51,7 @@ class Sentence {
 void report_unsaved_steps() {
   const int64_t done = step_done, saved = step_saved;
   Sentence s;
-  s.add("stopped at once");
+  s.add("stopped immediately");
   if (!counts_steps) return s.say();
   if (saved < 0)
     s.add(": there is no checkpoint yet, so ").add(done).add(" steps are lost");
@@ -63,7 +63,7 @@ void report_unsaved_steps() {
         .add(" are lost, the run resumes from step ")
         .add(saved);
   else
-    s.add(": nothing but the step under way is lost, the run resumes from step ").add(saved);
+    s.add(": nothing but the current step is lost, the run resumes from step ").add(saved);
   s.say();
 }
 
@@ -72,7 +72,7 @@ void on_signal(int which) {
   const bool first = asked.exchange(which) == 0;
   const int interrupt = which == SIGINT ? ++interrupts : 0;
   if (uninterrupted > 0 && !first) {
-    Sentence().add("a checkpoint is being written; the process ends when it is whole").say();
+    Sentence().add("a checkpoint is being written; the process ends when it is complete").say();
   } else if (interrupt > 1) {
     report_unsaved_steps();
     _exit(128 + SIGINT);
@@ -80,7 +80,7 @@ void on_signal(int which) {
     Sentence()
         .add("stopping ")
         .add(stops_when)
-        .add(which == SIGINT ? " (again to stop at once)" : "")
+        .add(which == SIGINT ? " (again to stop immediately)" : "")
         .say();
   }
   errno = error;

@@ -12,10 +12,11 @@
 
 namespace lathe {
 
-/// From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop; a sentence on standard
-/// error says so at once ("stopping `when` ..."), also of one that was blocked until now. A second
-/// SIGINT ends the process (exit 130) and says which steps are lost. SIGPIPE is ignored: what a
-/// reader that went away would have got is dropped. `when` must outlive the process.
+/// Installs handlers with which SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the process to stop. The
+/// handler immediately prints "stopping `when` ..." to standard error, also for a signal that was
+/// blocked until now. A second SIGINT ends the process with exit code 130 and reports which steps
+/// are lost. SIGPIPE is ignored, so output to a closed pipe is dropped. `when` must outlive the
+/// process.
 void install_stop_handlers(const char* when);
 /// While one lives, this thread and the processes that it starts block the signals that ask for a
 /// stop. A process that it starts keeps them blocked, also over exec, until install_stop_handlers
@@ -34,12 +35,12 @@ class BlockStopSignals {
 void unblock_stop_signals();
 /// Leaves the sentences about signals to another process of the run.
 void silence_stop_messages();
-/// The signal that asked, or 0.
+/// Returns the signal that asked the process to stop, or 0.
 int stop_signal();
-/// For the second SIGINT's sentence: the step that is done, and the last one in a checkpoint (-1:
-/// there is none).
+/// Records, for the message of a second SIGINT, the last step that is done and the last one in a
+/// checkpoint (-1: none).
 void note_progress(int64_t step, int64_t saved_step);
-/// The same of the checkpoint alone. Any thread.
+/// Records the last step in a checkpoint. May be called on any thread.
 void note_saved(int64_t step);
 
 /// While one lives, a second SIGINT is answered but does not end the process: what was asked for is

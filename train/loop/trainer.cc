@@ -144,7 +144,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
     const StepResult result = run_step(session_, loader, state_.step, collects);
 
-    auto layers = due.layers && collector ? collector->figures() : std::vector<LayerFigures>();
+    auto layers = due.layers && collector ? collector->figures() : std::vector<LayerStats>();
     const auto histograms =
         due.histograms && collector ? collector->histograms() : std::vector<Histogram>();
     collector.reset();

@@ -15,7 +15,7 @@
 namespace lathe {
 namespace {
 
-/// Of the matrices in a model file.
+/// Returns the dtype of the matrices in a checkpoint's model file, "none" if it has none.
 std::string dtype_of_file(const fs::path& checkpoint) {
   const SafetensorsFile file(checkpoint / "model.safetensors");
   for (const auto& t : file.tensors()) {
@@ -25,6 +25,7 @@ std::string dtype_of_file(const fs::path& checkpoint) {
   return "none";
 }
 
+/// Returns the bytes of a model's weights, working copies included.
 int64_t bytes_of(Model& model) {
   int64_t bytes = 0;
   for (const auto& p : parameters(model)) {
@@ -39,22 +40,24 @@ int64_t bytes_of(Model& model) {
   return bytes;
 }
 
-}  // namespace
-
-static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& device_name,
-                                   int threads, const std::string& dtype, bool double_quant,
-                                   bool average) {
+LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& device_name, int threads,
+                            const std::string& dtype, bool double_quant, bool average) {
   RunState state = read_state(checkpoint);
   RunConfig config = saved_config(state, checkpoint);
+
   install_allocator();
   const std::string opened = open_device(device_name);
   configure_backend(opened, threads, config.amp.tf32);
   use_kernels(config.train.kernels == "auto");
   const at::Device device(opened == "cuda" ? at::kCUDA : at::kCPU);
+
+  // Adapters are saved without the model that they are trained on.
   const AdaptersConfig& adapted = adapters_of(config);
   const bool adapters = adapted.rank > 0;
   const fs::path base = adapters ? find_base(config) : checkpoint;
   if (adapters) check_base(base, config, state.base_hash);
+
+  // What the weights are kept as, and the dtype that products are computed in with them.
   const std::string kept = !dtype.empty() ? dtype : adapters ? adapted.dtype : "fp32";
   Compute compute{compute_dtype(config.amp), config.amp.cache};
   if (adapters && kept == "fp32") compute.dtype = at::kFloat;
@@ -63,6 +66,7 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
     compute.dtype = at::kBFloat16;
 
   const bool frozen = adapters || kept != "fp32";
+
   if (average && config.optim.ema_decay == 0) {
     fail(Exit::usage,
          "command line: --weights ema: the run keeps no average of its weights (its "
@@ -71,6 +75,7 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
   }
   if (average && frozen && !adapters)
     fail(Exit::usage, "command line: --weights ema is in float32; leave --load-dtype out");
+
   const Keep keep{kept, double_quant || (dtype.empty() && adapted.double_quant),
                   matmul_dtype(compute.dtype)};
   const ModelKind& kind = *find_model_kind(config.model.kind);
@@ -82,19 +87,24 @@ static LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string
                 compute,
                 dtype_of_file(checkpoint),
                 kept};
+
   if (!frozen && device.is_cuda()) move_to(*m.model, device, at::kFloat);
   apply_transforms(*m.model, {m.config, device, at::kFloat});
   if (adapters || !frozen) load_parameters(checkpoint, saved_tensors(*m.model));
   if (average) load_averages(checkpoint, trained_parameters(*m.model));
+
   if (!frozen) {
     const auto params = parameters(*m.model);
     load_fp8_history(checkpoint, params);
     make_working_copies(params, compute.dtype, config.amp.working_copies, false);
   }
+
   m.weight_bytes = bytes_of(*m.model);
   m.loading_peak_bytes = device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   return m;
 }
+
+}  // namespace
 
 LoadedModel LoadedModel::open(const fs::path& run, const std::string& device_name, int threads,
                               const std::string& dtype, bool double_quant, const std::string& which,

@@ -20,11 +20,11 @@ struct LoadedModel {
   Compute compute;
   std::string saved_dtype, load_dtype;  ///< of matrices: in the file, and in memory as in Keep
   int64_t weight_bytes = 0;             ///< of what holds the weights
-  int64_t loading_peak_bytes = 0;       ///< the most that tensors took while they were loaded
+  int64_t loading_peak_bytes = 0;       ///< peak of the tensors while they were loaded
 
   /// `dtype` as in Keep, or "" for the run's own; `which` as in find_checkpoint; `average`: the
   /// moving average of the weights (optim.ema_decay) in their place. Opens the device and sets
-  /// threads. A run under way may delete the checkpoint meanwhile: then its next one is taken.
+  /// threads. A running process may delete the checkpoint meanwhile: then its next one is opened.
   static LoadedModel open(const fs::path& run, const std::string& device, int threads,
                           const std::string& dtype, bool double_quant,
                           const std::string& which = "newest", bool average = false);

@@ -57,17 +57,17 @@ struct Session {
   void load(const fs::path& checkpoint, const RunState& state);
 };
 
-/// Forward and backward of one micro-batch, whose share of the step's loss `loss` computes: adds
-/// its share of the step's gradients. Backward begins with `loss_scale` where it is defined.
-/// Returns the loss, [] on the device.
+/// Runs forward and backward of one micro-batch, whose share of the step's loss `loss` computes,
+/// and adds to the gradients. Backward begins with `loss_scale` if it is defined. Returns the loss,
+/// [] on the device.
 at::Tensor run_micro_batch(const std::function<Variable()>& loss, Compute compute,
                            StepRandom random, const at::Tensor& loss_scale = {});
-/// The same of a session's model under its memory.recompute and train.detect_anomaly; `divisor`:
-/// the number of targets in the whole step. Exit::usage where memory.recompute is about blocks and
-/// the model has none.
+/// Does the same with a session's model under its memory.recompute and train.detect_anomaly.
+/// `divisor`: the number of targets in the step. Throws Exit::usage if memory.recompute concerns
+/// blocks and the model has none.
 at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
                            StepRandom random);
-/// In another precision, and without a loss scale.
+/// Does the same in another precision and without a loss scale.
 at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
                            StepRandom random, Compute compute);
 
@@ -75,7 +75,7 @@ at::Tensor run_micro_batch(const Session& session, const Batch& batch, double di
 /// windows.
 double flops_per_unit(const Session& session);
 
-/// What a run computes in, keeps and saves, in one line for the log.
+/// Returns the dtypes that a run computes in, keeps and saves, as one line for the log.
 std::string precision_text(const Session& session);
 
 }  // namespace lathe

@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// Adds `later` to `earlier` in place. An undefined gradient is no summand.
+/// Adds `later` to `earlier` in place. An undefined gradient is not a summand.
 inline at::Tensor add_gradients(at::Tensor earlier, const at::Tensor& later) {
   if (!earlier.defined()) return later;
   if (later.defined()) earlier.add_(later);

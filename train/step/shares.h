@@ -11,7 +11,7 @@ namespace lathe {
 /// with other keys of the same global batch that it divides.
 void check_shares(const LoadedConfig& loaded, int64_t processes);
 
-/// Returns a checksum of the code that runs, to tell builds apart.
+/// Returns a checksum of the code that runs, which distinguishes builds.
 std::string library_checksum();
 
 }  // namespace lathe

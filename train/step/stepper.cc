@@ -217,7 +217,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   return r;
 }
 
-StepStats read_figures(const Session& s, const StepResult& result) {
+StepStats read_stats(const Session& s, const StepResult& result) {
   const StepControl c = s.optimizer.control();
   StepStats f{.loss = result.loss.item().toDouble(),
               .grad_norm = result.is_spike ? std::nan("") : c.grad_norm,

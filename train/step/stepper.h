@@ -35,7 +35,7 @@ struct StepResult {
   bool is_spike = false;       ///< its update was left out: see optim/spikes.h
 };
 
-/// Where the random numbers of a micro-batch of a step come from.
+/// Returns the source of the random numbers of a micro-batch of a step.
 StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 
 /// Runs step `step` (from 0) of the session's config. Does not wait for a GPU. A step with a
@@ -45,15 +45,15 @@ StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch)
 /// `keep_gradients`: leave the gradients of all parameters for reading, where processes share
 /// them out.
 StepResult run_step(Session& session, Loader& loader, int64_t step, bool keep_gradients = false);
-/// The same on the micro-batches that `next` gives, with `targets` learned in all of them together.
+/// Does the same on the micro-batches that `next` returns, which have `targets` targets together.
 StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step,
                     int64_t targets, bool keep_gradients = false);
-/// With a target at each place.
+/// Does the same with a target at each position.
 inline StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step) {
   return run_step(session, next, step, units_of_step(session.config));
 }
 
-/// What a step leaves for the log and metrics.jsonl.
+/// The numbers of a step for the log and metrics.jsonl.
 struct StepStats {
   double loss = 0;
   double grad_norm =
@@ -64,15 +64,15 @@ struct StepStats {
   std::optional<double>
       updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
 };
-/// What the errors of a diverged run end with.
+/// The remedy at the end of the errors of a diverged run.
 constexpr const char* diverged_remedy =
     "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps";
 
-/// What the last step did; waits for a GPU. Exit::diverged where that step, or one since the last
-/// look, ended the run.
-StepStats read_figures(const Session& session, const StepResult& result);
+/// Returns the numbers of the last step, and waits for a GPU. Throws Exit::diverged if that step,
+/// or one since the last call, ended the run.
+StepStats read_stats(const Session& session, const StepResult& result);
 
-/// Seconds since this process was started.
+/// Returns the seconds since this process was started.
 double process_age();
 
 }  // namespace lathe

@@ -9,7 +9,7 @@ namespace lathe {
 /// Runs forward and backward on one micro-batch, and updates each parameter and frees its gradient
 /// as soon as that is complete (Lv et al. 2023, "Full parameter fine-tuning for large language
 /// models with limited resources"). The result has the bits of a step that keeps all gradients.
-/// Where gradients are clipped by their norm, forward and backward run twice: first for the norm.
+/// If gradients are clipped by their norm, forward and backward run twice, first for the norm.
 /// `divisor`: of the loss; `lr`: the step's learning rate. Returns the loss, float32 []. A gradient
 /// that is not finite leaves its parameter untouched, and the optimizer's control names the step as
 /// failed. On CPUs, in one process, without a loss scale.

@@ -75,8 +75,7 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
   } catch (const FileError& e) {
     try {
       remove_tree(temporary);
-    } catch (
-        const FileError&) {  // the next start removes it; what went wrong first is what to tell
+    } catch (const FileError&) {  // the next start removes it; the first error is the one to report
     }
     std::error_code unknown;
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
@@ -103,8 +102,8 @@ fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snap
   const fs::path parent = run / "checkpoints", target = parent / checkpoint_name(state.step);
   write_checkpoint(target, state, snapshot);
 
-  // Old ones lose their names, durably, before they lose their files: what is named step-N is whole
-  // at any moment.
+  // Old ones lose their names, durably, before they lose their files: a folder named step-N is
+  // complete at any moment.
   const auto all = numbered_checkpoints(run);
   std::vector<int64_t> steps;
   for (const auto& [step, path] : all) steps.push_back(step);

@@ -172,7 +172,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
   fs::path path = without_trailing_slash(path_);
   if (!fs::is_directory(path))
-    fail(Exit::checkpoint, path.string(), " is no run and no checkpoint folder");
+    fail(Exit::checkpoint, path.string(), " is neither a run nor a checkpoint folder");
   if (is_hugging_face(path))
     fail(Exit::checkpoint, path.string(),
          " is a Hugging Face folder; make a run of it with `lathe import`");

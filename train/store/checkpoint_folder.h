@@ -20,16 +20,16 @@ constexpr const char* checkpoint_format = "lathe-checkpoint-1";
 /// Begins the name of a folder that is being written or deleted.
 constexpr const char* unfinished_prefix = ".unfinished-";
 
-/// How many bytes of a state.json or manifest.json are read.
+/// The largest state.json or manifest.json that is read, in bytes.
 constexpr uint64_t max_checkpoint_json = uint64_t{64} << 20;
 
-/// Which checkpoints of a run stay when one is added.
+/// The checkpoints of a run that stay when one is added.
 struct Retention {
   int64_t newest = 1;  ///< this many
   int64_t every = 0;   ///< and those of steps that this divides; 0: none
   bool best = false;   ///< and the one of the step with the lowest validation loss
 };
-/// Of `steps`, newest first, those that go.
+/// Returns those of `steps`, newest first, that are to be deleted.
 std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep,
                                      int64_t best_step);
 

@@ -43,7 +43,7 @@ Json number_or_null(const std::optional<double>& x) { return x ? json_number(*x)
 
 Curves::Curves(const fs::path& run) : run_(without_trailing_slash(run)) {
   if (!has_metrics(run_) && !fs::exists(run_ / "config.toml"))
-    fail(Exit::usage, run_.string(), " is no run; give the folder that train.out_dir named");
+    fail(Exit::usage, run_.string(), " is not a run; give the folder that train.out_dir named");
 }
 
 const Series* Curves::find(const std::string& name) const {
@@ -77,7 +77,7 @@ void Curves::add(const Json& line, const std::string& where) {
       put(key, value);
     }
   }
-  if (line.contains("loss")) {  // told where it changes
+  if (line.contains("loss")) {  // lines have it only where it changes
     for (const auto& [category, bytes] : memory_.items()) put("memory/" + category, bytes);
   }
 }
@@ -214,7 +214,7 @@ RunSummary summarize(const fs::path& run) {
       saved = state.step, eval_due = state.eval_due, s.best_val_loss = state.best_val_loss;
       stalled = has_stalled(state, whole("train.eval_interval"), whole("train.early_stop"));
       if (!s.val_loss) s.val_loss = state.val_loss;
-    } catch (const Error&) {  // deleted meanwhile, or damaged: what the metrics tell remains
+    } catch (const Error&) {  // deleted meanwhile or damaged: use what the metrics have
     }
   }
   s.step = std::max(s.step, saved);

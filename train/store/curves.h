@@ -24,7 +24,7 @@ struct Series {
 /// Returns the step and value of the lowest value that is a number; of the first value if all are
 /// NaN. The series must not be empty.
 std::pair<int64_t, double> lowest(const Series& series);
-/// Returns json_number(*x), or null where there is no number.
+/// Returns json_number(*x), or null where there is not a number.
 Json number_or_null(const std::optional<double>& x);
 
 /// The curves in metrics.jsonl of a run, as far as it is written.

@@ -55,7 +55,7 @@ uint64_t ResumableFile::sync() {
   return file_.size();
 }
 
-std::vector<std::pair<std::string, double>> named_stats(const LayerFigures& layer) {
+std::vector<std::pair<std::string, double>> named_stats(const LayerStats& layer) {
   std::vector<std::pair<std::string, double>> figures;
   const auto add = [&](const char* name, const std::optional<double>& value) {
     if (value) figures.emplace_back(name, *value);
@@ -92,13 +92,13 @@ void Metrics::add(const StepMetrics& m) {
   if (m.updates_lost) json["updates_lost"] = *m.updates_lost;
   for (const auto& [category, bytes] : m.memory) json["memory"][category] = bytes;
 
-  for (const RankFigures& r : m.ranks) {
+  for (const RankStats& r : m.ranks) {
     json["ranks"].push_back({{"busy_ms", r.busy_ms},
                              {"wait_ms", r.wait_ms},
                              {"memory_bytes", r.memory_bytes},
                              {"sent_bytes", r.sent_bytes}});
   }
-  for (const LayerFigures& layer : m.layers) {
+  for (const LayerStats& layer : m.layers) {
     Json& figures = json["layers"][layer.layer] = Json::object();
     for (const auto& [name, value] : named_stats(layer)) figures[name] = json_number(value);
   }

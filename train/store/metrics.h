@@ -20,8 +20,8 @@
 
 namespace lathe {
 
-/// Figures of one layer after a step (log.layers); what a layer does not have is absent.
-struct LayerFigures {
+/// Statistics of one layer after a step (log.layers). Those that a layer does not have are absent.
+struct LayerStats {
   std::string layer;                    ///< its path in the model
   std::optional<double> weight_norm{};  ///< of its parameters together, after the update
   std::optional<double> grad_norm{};    ///< of their gradients, unscaled and before clipping
@@ -33,7 +33,7 @@ struct LayerFigures {
 };
 
 /// What one process of a run on several spent in a step.
-struct RankFigures {
+struct RankStats {
   double busy_ms = 0;  ///< its own work
   double wait_ms = 0;  ///< waiting for gradients of the others, beyond what its own work hid
   int64_t memory_bytes = 0;
@@ -53,35 +53,36 @@ struct StepMetrics {
   int64_t spikes = 0;   ///< steps so far whose update was left out for their loss
   std::optional<double>
       updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
-  std::vector<RankFigures> ranks{};    ///< in the order of ranks; empty in a single process
-  std::vector<LayerFigures> layers{};  ///< where this step looked at them
-  /// On a CPU, the most that each category of memory (core/memory.h) held at once; empty where it
-  /// is as last told.
+  std::vector<RankStats> ranks{};    ///< in the order of ranks; empty in a single process
+  std::vector<LayerStats> layers{};  ///< in steps that log.layers selects
+  /// On a CPU, the peak of each category of memory (core/memory.h), in bytes; empty if no peak has
+  /// changed since the previous line.
   std::vector<std::pair<std::string, int64_t>> memory{};
 };
 
-/// The figures of a layer that are there, by their names.
-std::vector<std::pair<std::string, double>> named_stats(const LayerFigures& layer);
+/// Returns the statistics that a layer has, with their names.
+std::vector<std::pair<std::string, double>> named_stats(const LayerStats& layer);
 
 /// Lengths of files that are cut back, by their path in the run folder.
 using FileLengths = std::map<std::string, uint64_t>;
 
-/// Something that a run writes to as it goes. One is a file in this folder and a line in the table
-/// of sinks.cc; what it has no use for it passes over. A file that tells of steps is a
-/// ResumableFile, so that a run that was killed and goes on leaves each step once.
+/// An output for the metrics of a run. Each sink has a file in this folder and a line in the table
+/// of sinks.cc, and ignores what it has no use for. A sink that writes a file of steps uses a
+/// ResumableFile, so that the file has each step once, even if the run was killed and resumed.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
   virtual void add(const StepMetrics&) {}
-  /// The figures of an evaluation, by their names.
+  /// Adds the metrics of an evaluation, with their names.
   virtual void add_validation(int64_t, const std::vector<std::pair<std::string, double>>&) {}
-  /// What was trained from then on with other values of the config's keys.
+  /// Adds the keys of the config whose values change at this step.
   virtual void add_changes(int64_t, const std::vector<ConfigChange>&) {}
-  /// What a person is shown of the model.
+  /// Adds generated text or another sample of the model's output.
   virtual void add_sample(int64_t, const std::string&) {}
-  /// Of weights and gradients.
+  /// Adds histograms of weights and gradients.
   virtual void add_histograms(int64_t, const std::vector<Histogram>&) {}
-  /// A process begins to train after this step, with the checkpoint that it resumes from, or "".
+  /// Adds that a process begins to train after this step, from this checkpoint or, with "", from
+  /// the beginning.
   virtual void add_start(int64_t, const std::string&) {}
   /// Adds the lengths so far of the files that a checkpoint keeps the length of.
   virtual void add_lengths(FileLengths&) const {}
@@ -93,9 +94,9 @@ class MetricsSink {
 /// run resumes from.
 class ResumableFile {
  public:
-  /// Opens the file cut back to `length` bytes, and says so. At 0, what no checkpoint goes with is
-  /// set aside as `aside`. A file that is shorter, or gone, is a warning: the run continues with
-  /// what is intact of it, up to `whole(bytes)`.
+  /// Opens the file, truncates it to `length` bytes, and logs that. With a length of 0, an existing
+  /// file belongs to no checkpoint and is renamed to `aside`. A file that is shorter or missing is
+  /// a warning: the run continues with its intact beginning, whose length `whole(bytes)` returns.
   ResumableFile(const fs::path& path, uint64_t length, const fs::path& aside,
                 uint64_t (*whole)(std::string_view bytes));
   void write(std::string_view text) { file_.write(text); }

@@ -25,7 +25,7 @@ class NewFolder {
 
   /// Where to write.
   const fs::path& path() const { return contents_; }
-  /// Exit::stopped where `stop` says so.
+  /// Throws Exit::stopped if `stop` returns true.
   void check_stop() const;
   /// Gives the folder its name, durably. Exit::stopped as check_stop().
   void publish();

@@ -13,8 +13,8 @@
 
 namespace lathe {
 
-/// Renames a file or folder to the first free one of `to`, `to`.2, `to`.3, ..., and says so.
-/// Exit::io where it can't.
+/// Renames a file or folder to the first unused of the names `to`, `to`.2, `to`.3, ..., and logs
+/// that. Throws Exit::io where it can't.
 fs::path move_to_backup(const fs::path& path, const fs::path& to);
 
 /// Exit::usage where config.toml of a folder without checkpoints is a person's own.
@@ -24,8 +24,8 @@ void check_config_record(const fs::path& run);
 void write_config_record(const fs::path& run, const RunConfig& config,
                          const std::vector<ConfigChange>& changes);
 
-/// A path for telling two config files apart that stays the same when the project moves: relative
-/// to the working folder where it lies in it, absolute otherwise.
+/// Returns a path that identifies a config file and stays the same when the project moves: relative
+/// to the working folder if the file is inside it, else absolute.
 std::string project_path(const fs::path& path);
 
 }  // namespace lathe

@@ -190,7 +190,7 @@ class StateReader {
   std::string where_;
 };
 
-/// Checks what bounds of single fields can't say.
+/// Checks fields against each other.
 void check_state(const RunState& s, const std::string& where) {
   if (s.val_loss.has_value() != s.best_val_loss.has_value())
     fail(Exit::checkpoint, where, ": \"val_loss\" and \"best_val_loss\" belong together");

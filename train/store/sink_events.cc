@@ -1,6 +1,6 @@
-// events.jsonl: where processes began to train, and samples. It is never cut back: that a run was
-// killed and went on is what it tells. Its reader takes back the samples of steps that were trained
-// again.
+// events.jsonl: where processes began to train, and samples. It is never truncated, since it
+// records that a run was killed and resumed. Its reader drops the samples of steps that were
+// trained again.
 #include "core/io/json.h"
 #include "train/store/run_folder.h"
 #include "train/store/sinks.h"

@@ -1,6 +1,6 @@
 // tensorboard/events.out.tfevents.lathe: scalars, samples as text, histograms. `tensorboard
-// --logdir RUN` shows it. One file for the whole run, cut back like metrics.jsonl; a TensorBoard
-// that was looking on has to be started again then.
+// --logdir RUN` shows it. One file for the whole run, truncated on a resume like metrics.jsonl; a
+// TensorBoard that had the file open must then be restarted.
 #include <algorithm>
 
 #include "core/io/text.h"
@@ -35,7 +35,7 @@ class TensorBoard final : public MetricsSink {
     if (m.updates_lost) values.push_back(tf_scalar("train/updates_lost", *m.updates_lost));
     for (const auto& [category, bytes] : m.memory)
       values.push_back(tf_scalar("memory/" + category, static_cast<double>(bytes)));
-    for (const LayerFigures& layer : m.layers) {
+    for (const LayerStats& layer : m.layers) {
       for (const auto& [figure, value] : named_stats(layer))
         values.push_back(tf_scalar("layers/" + figure + "/" + layer.layer, value));
     }

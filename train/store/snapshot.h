@@ -32,7 +32,7 @@ struct Snapshot {
   int64_t bytes() const;
 };
 /// `dtype`: of model.safetensors, nullopt for the parameters' own; where it is another,
-/// optimizer.safetensors holds the parameters as they are, so that a run goes on exactly. Shares
+/// optimizer.safetensors holds the parameters as they are, so that a run resumes exactly. Shares
 /// the memory of tensors on the CPU: it is to be written before anything changes them.
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);

@@ -2,6 +2,7 @@
 #include "autograd/einops.h"
 #include "autograd/ops.h"
 #include "autograd/ops/shapes.h"
+#include "dist/collectives.h"
 #include "tests/support/catch.h"
 #include "tests/support/op_case.h"
 
@@ -226,11 +227,28 @@ void add_patterns(std::vector<OpCase>& t) {
   t.back().low_scale = 8;
 }
 
+/// In one process; tests/dist/collectives_test.cc has several.
+void add_collectives(std::vector<OpCase>& t) {
+  const auto add = [&t](const char* op, auto ours) {
+    t.push_back({op,
+                 "one process",
+                 {{{3, 4}}},
+                 [ours](V v) { return ours(v[0]); },
+                 [](T x) { return x[0].clone(); }});
+  };
+  using X = const Variable&;
+  add("all_reduce", [](X x) { return all_reduce(x); });
+  add("all_gather", [](X x) { return all_gather(x, 1); });
+  add("reduce_scatter", [](X x) { return reduce_scatter(x, -1); });
+  add("all_to_all", [](X x) { return all_to_all(x, 1); });
+}
+
 }  // namespace
 
 std::vector<OpCase> shape_rows() {
   std::vector<OpCase> t;
   add_views(t);
+  add_collectives(t);
   add_places(t);
   add_patterns(t);
   return t;

@@ -135,7 +135,7 @@ TEST_CASE("elements of every type are the numbers that LibTorch takes them for",
         nullptr);
 }
 
-TEST_CASE("what is no array is refused in a sentence", "[npy]") {
+TEST_CASE("what is not an array is refused in a sentence", "[npy]") {
   const TempFolder f;
   const auto problem = [&](const std::string& bytes) {
     write_file(f / "a.npy", bytes);

@@ -129,8 +129,8 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   };
   CHECK_THAT(told("aa:1,dd:2"),
              ContainsSubstring("names the source dd, and " + c.dir + " has aa, bb, cc"));
-  CHECK_THAT(told("aa"), ContainsSubstring("\"aa\" is no source with its share"));
-  CHECK_THAT(told("aa:x"), ContainsSubstring("\"aa:x\" is no source with its share"));
+  CHECK_THAT(told("aa"), ContainsSubstring("\"aa\" is not a source with its share"));
+  CHECK_THAT(told("aa:x"), ContainsSubstring("\"aa:x\" is not a source with its share"));
   CHECK_THAT(told("aa:0"), ContainsSubstring("the share of aa must be above 0"));
   CHECK_THAT(told("aa:1,aa:2"), ContainsSubstring("stands twice"));
   c.dir = (f / "mix" / "aa").string();
@@ -179,7 +179,7 @@ TEST_CASE(
   CHECK(names(f / "two") == std::set<std::string>{"aa", "bb", "manifest.json"});
   write_file(f / "none.jsonl", "x\n");
   CHECK_THAT(prepare("three", {"--source", "none=none.jsonl", "--source", "aa=aa"}).err,
-             ContainsSubstring("is no JSON"));
+             ContainsSubstring("is not valid JSON"));
   CHECK(!fs::exists(f / "three"));
   const auto told = [&](const std::vector<std::string>& more) {
     const Finished refused = prepare("other", more);

@@ -367,14 +367,14 @@ TEST_CASE("lines that are no conversations are refused by their number", "[conve
   };
   const std::string place = "a.jsonl:2";
   for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
-           {"{\"text\": \"a\"}", "is no conversation: it needs a list \"messages\""},
-           {"[1]", "is no conversation"},
-           {"{\"prompt\": \"a\"}", "is no conversation"},
-           {"{\"prompt\": \"a\", \"completion\": 3}", "is no conversation"},
+           {"{\"text\": \"a\"}", "is not a conversation: it needs a list \"messages\""},
+           {"[1]", "is not a conversation"},
+           {"{\"prompt\": \"a\"}", "is not a conversation"},
+           {"{\"prompt\": \"a\", \"completion\": 3}", "is not a conversation"},
            {"{\"messages\": []}", "has no message of the assistant"},
            {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",
             "has no message of the assistant"},
-           {"{\"messages\": [3]}", "has a message that is no object"},
+           {"{\"messages\": [3]}", "has a message that is not an object"},
            {"{\"messages\": [{\"role\": \"assistant\"}]}", "a message has no text in \"content\""},
            {"{\"messages\": [{\"role\": \"assistant\", \"content\": [1]}]}",
             "a message has no text in \"content\""},

@@ -91,7 +91,7 @@ TEST_CASE("compressed files are the text that was packed, and damage is noticed"
   write_file(f / "a", "");
   CHECK(all_of(f / "a", 10).empty());
   CHECK_THAT(error_of([&] { InputStream(f.path().string()); }),
-             ContainsSubstring("is no regular file"));
+             ContainsSubstring("is not a regular file"));
 }
 
 Tokenizer trained(const TempFolder& f) {
@@ -190,10 +190,11 @@ TEST_CASE("lines that are no documents are refused by their number", "[prepare_d
   CHECK_THAT(refusal(good, "body"),
              ContainsSubstring("a.jsonl:1 has no text in the field \"body\""));
   CHECK_THAT(refusal(good + "\n[1]\n"), ContainsSubstring("a.jsonl:4 has no text"));
-  CHECK_THAT(refusal(good + "{\"text\": \"x\n"), ContainsSubstring("a.jsonl:3 is no JSON"));
-  CHECK_THAT(refusal(good + "{\"text\": \"x\"} x\n"), ContainsSubstring("a.jsonl:3 is no JSON"));
+  CHECK_THAT(refusal(good + "{\"text\": \"x\n"), ContainsSubstring("a.jsonl:3 is not valid JSON"));
+  CHECK_THAT(refusal(good + "{\"text\": \"x\"} x\n"),
+             ContainsSubstring("a.jsonl:3 is not valid JSON"));
   CHECK_THAT(refusal(line_of("ab\x01") + "{\"text\": \"\xFF\"}\n"),
-             ContainsSubstring("a.jsonl:2 is no JSON"));
+             ContainsSubstring("a.jsonl:2 is not valid JSON"));
   CHECK_THAT(refusal("\n\n"), ContainsSubstring("too few to train on"));
 }
 

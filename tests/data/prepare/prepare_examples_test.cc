@@ -188,7 +188,7 @@ TEST_CASE("what a table must not hold is refused with its line and column", "[pr
   };
   refused("1,,x", "a.csv:4: column 2 (b) is empty");
   refused("1,2,", "a.csv:4: column 3 (kind) is empty");
-  refused("1,two,x", "a.csv:4: column 2 (b) is \"two\", which is no number");
+  refused("1,two,x", "a.csv:4: column 2 (b) is \"two\", which is not a number");
   refused("1,nan,x", "a.csv:4: column 2 (b) is \"nan\", which is not finite");
   refused("inf,2,x", "a.csv:4: column 1 (a) is \"inf\", which is not finite");
   refused("1e999,2,x", "a.csv:4: column 1 (a) is \"1e999\", which is not finite");
@@ -207,7 +207,7 @@ TEST_CASE("what a table must not hold is refused with its line and column", "[pr
   CHECK_THAT(p.csv_problem("1,x\n2,x\n"), ContainsSubstring("there must be two classes or more"));
   p.options.task = "regression";
   CHECK_THAT(p.csv_problem(good),
-             ContainsSubstring("a.csv:2: column 3 (kind) is \"x\", which is no number"));
+             ContainsSubstring("a.csv:2: column 3 (kind) is \"x\", which is not a number"));
   p.options.task = "classification";
   CHECK_THAT(p.csv_problem("1,2\n2,0.5\n"),
              ContainsSubstring("a.csv:2: column 2 is 0.5; a class is text or a whole number"));
@@ -448,9 +448,10 @@ TEST_CASE("separators are found by the name or the first line, or are given",
              ContainsSubstring("a.tsv:2: column 2 (b) is empty"));
   CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t2\tx\n\t\t\n"), p.problem({"a.tsv"})),
              ContainsSubstring("a.tsv:3: column 1 (a) is empty"));
-  CHECK_THAT(p.csv_problem("a;b;kind\n1;2,5;x\n"),
-             ContainsSubstring("is \"2,5\", which is no number; write it with a decimal point") ||
-                 ContainsSubstring("there must be two classes"));
+  CHECK_THAT(
+      p.csv_problem("a;b;kind\n1;2,5;x\n"),
+      ContainsSubstring("is \"2,5\", which is not a number; write it with a decimal point") ||
+          ContainsSubstring("there must be two classes"));
   CHECK_THAT(p.csv_problem("a;b;kind\n1;2;x\n1;2,5;y\n"),
              ContainsSubstring("write it with a decimal point"));
 }

@@ -314,7 +314,7 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
         j["post_processor"] = begins["post_processor"];
         j["post_processor"]["processors"][1]["single"][0]["SpecialToken"]["id"] = "<s>";
       },
-      "texts begin with \"<s>\", which is no added token");
+      "texts begin with \"<s>\", which is not an added token");
   refused([](Json& j) { j["model"]["vocab"]["a"] = 2'000'000; },
           "one has the id 2000000; ids may go up to");
 
@@ -559,10 +559,10 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the command speak
   CHECK(full.code == 6);
   CHECK_THAT(full.err, ContainsSubstring("free space"));
   CHECK(!fs::exists(f / "new"));
-  refused({"tokenizer", "decode", "--tokenizer", "bpe", "in.txt"}, 3, "\"the\" is no id");
+  refused({"tokenizer", "decode", "--tokenizer", "bpe", "in.txt"}, 3, "\"the\" is not an id");
   write_file(f / "lines.txt", "1\n");
   refused({"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json=true"}, 3,
-          "line 1 of the input is no JSON text");
+          "line 1 of the input is not a JSON string");
 }
 
 }  // namespace

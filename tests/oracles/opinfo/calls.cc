@@ -47,12 +47,13 @@ namespace {
 
 double real(const Json& j) {
   if (j.is_object() && j.contains("float")) return std::stod(j.at("float").get<std::string>());
-  if (!j.is_number()) throw Unsupported("an argument that is no number: " + j.dump().substr(0, 40));
+  if (!j.is_number())
+    throw Unsupported("an argument that is not a number: " + j.dump().substr(0, 40));
   return j.get<double>();
 }
 int64_t integer(const Json& j) {
   if (!j.is_number_integer())
-    throw Unsupported("an argument that is no whole number: " + j.dump().substr(0, 40));
+    throw Unsupported("an argument that is not a whole number: " + j.dump().substr(0, 40));
   return j.get<int64_t>();
 }
 
@@ -85,12 +86,12 @@ int64_t Call::whole(size_t place, const char* name, int64_t otherwise) {
 }
 bool Call::flag(size_t place, const char* name, bool otherwise) {
   const Json* j = find(place, name);
-  if (j != nullptr && !j->is_boolean()) throw Unsupported(std::string(name) + " is no flag");
+  if (j != nullptr && !j->is_boolean()) throw Unsupported(std::string(name) + " is not a flag");
   return j == nullptr ? otherwise : j->get<bool>();
 }
 std::string Call::text(size_t place, const char* name, const char* otherwise) {
   const Json* j = find(place, name);
-  if (j != nullptr && !j->is_string()) throw Unsupported(std::string(name) + " is no text");
+  if (j != nullptr && !j->is_string()) throw Unsupported(std::string(name) + " is not a text");
   return j == nullptr ? otherwise : j->get<std::string>();
 }
 std::vector<int64_t> Call::wholes(size_t place, const char* name, std::vector<int64_t> otherwise) {

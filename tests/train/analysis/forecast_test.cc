@@ -545,7 +545,7 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
   CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, by paper figures"));
   CHECK_THAT(plan({"--fit"}, {}), ContainsSubstring("free on this machine"));
   CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err,
-             ContainsSubstring("no GPU that is known"));
+             ContainsSubstring("not a known GPU"));
   CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--fit", "8 apples"}).err,
              ContainsSubstring("no amount of memory"));
 }

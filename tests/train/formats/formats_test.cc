@@ -609,7 +609,7 @@ TEST_CASE("a run starts from another's weights, and goes on without them", "[for
   };
   refused({"--train.init_from=a", "--model.n_layer=3"}, 2,
           "model.n_layer = 3, but train.init_from has 2");
-  refused({"--train.init_from=none"}, 4, "train.init_from: none is no run");
+  refused({"--train.init_from=none"}, 4, "train.init_from: none is neither a run");
   write_file(f / "other.txt", "0123456789 other letters than before XYZ " + sample_text(5000));
   REQUIRE(lathe_in(f, {"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
   refused({"--train.init_from=a", "--data.dir=other"}, 3, "made with another tokenizer");

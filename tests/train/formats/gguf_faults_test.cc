@@ -258,7 +258,7 @@ TEST_CASE("a tokenizer in a GGUF file is read, or refused by its key", "[gguf_fa
   key("ggml.tokens", with_token(256, "t h"), "t h");
   key("ggml.token_type", gguf_value(std::vector<int32_t>{1}), "259 tokens, and 1 types");
   key("ggml.merges", gguf_value(std::vector<std::string>{"t h", "th x y"}), "th x y");
-  key("ggml.merges", gguf_value(std::vector<std::string>{"q z"}), "which is no token");
+  key("ggml.merges", gguf_value(std::vector<std::string>{"q z"}), "which is not a token");
   key("ggml.merges", gguf_value("t h"), "merges");
   key("ggml.eos_token_id", gguf_value(259U), "eos_token_id = 259");
   key("ggml.eos_token_id", gguf_value("258"), "eos_token_id");

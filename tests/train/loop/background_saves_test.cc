@@ -54,7 +54,7 @@ RunState at_step(int64_t step) {
 }
 
 void save(CheckpointSaver& saver, const Small& s, int64_t step) {
-  saver.save(at_step(step), s.params, s.optimizer, [] {}, /*at_once=*/false);
+  saver.save(at_step(step), s.params, s.optimizer, [] {}, /*now=*/false);
 }
 
 /// Every tensor that a checkpoint has becomes another.
@@ -180,7 +180,7 @@ TEST_CASE("what goes wrong in the background comes out at the next look, as it w
       save_two(saver);
       const FailWrites fail(number);
       at_once =
-          problem([&] { saver.save(at_step(30), s.params, s.optimizer, [] {}, /*at_once=*/true); });
+          problem([&] { saver.save(at_step(30), s.params, s.optimizer, [] {}, /*now=*/true); });
       CHECK_THAT(at_once, ContainsSubstring("checkpoint step-00000030 is not saved"));
     }
     const std::vector<std::function<void(CheckpointSaver&)>> looks{

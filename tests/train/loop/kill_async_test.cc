@@ -30,7 +30,7 @@ TEST_CASE("killed inside a background save, at every stage, with steps behind it
                                           "save: parent synced"};
     for (const auto& stage : stages) {
       const bool there = stage == "save: renamed" || stage == "save: parent synced";
-      for (int nth : {1, 2, 3}) {  // the fourth is the run's last, which is no background save
+      for (int nth : {1, 2, 3}) {  // the fourth is the run's last, which is not a background save
         // The thread of the save before has ended when the next one is copied.
         CHECK(trials.trial({{stage, static_cast<double>(nth), 10 * (there ? nth : nth - 1)}}));
       }

@@ -45,7 +45,7 @@ TEST_CASE("the first signal is answered at once, a second SIGINT ends and says w
     _exit(stop_signal());
   });
   CHECK(one.code == SIGINT);
-  CHECK(one.err == "stopping after this step (again to stop at once)\n");
+  CHECK(one.err == "stopping after this step (again to stop immediately)\n");
 
   const Finished twice = child([] {
     install_stop_handlers("after this step");

@@ -168,7 +168,7 @@ void set_state(const fs::path& checkpoint, const char* key, const Json& value) {
   write_file(checkpoint / "manifest.json", manifest.dump());
 }
 
-TEST_CASE("a state that is sealed and makes no sense is no usable checkpoint", "[checkpoint]") {
+TEST_CASE("a state that is sealed and makes no sense is not a usable checkpoint", "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(run({"lathe", {"train", "tiny.toml", "--train.steps=2"}, f.path(), {}}).code == 0);

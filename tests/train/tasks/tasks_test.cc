@@ -444,7 +444,7 @@ TEST_CASE("what a prediction can't use is one sentence, and writes nothing", "[t
   refused("color,name\nred,a\n", "the column \"size\", which the model needs");
   refused(
       "color,size\nred,1\nred,big\n",
-      "new.csv:3: column 2 (size) is \"big\", which is no number; repair it, or leave the line");
+      "new.csv:3: column 2 (size) is \"big\", which is not a number; repair it, or leave the line");
   refused("color,size\npink,1\n", "column 1 (color) is \"pink\", which no training example has");
   refused("color,size,size\nred,1,2\n", "several times");
   refused("color,size\n", "holds no examples");

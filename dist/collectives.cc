@@ -1,0 +1,161 @@
+#include "dist/collectives.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include "autograd/op.h"
+#include "core/dtype.h"
+#include "core/tree_sum.h"
+#include "dist/group.h"
+#include "dist/world.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the bounds of a flat tensor with `n` elements for each rank.
+std::vector<int64_t> equal_cuts(int64_t n) {
+  std::vector<int64_t> cuts;
+  for (int64_t r = 0; r <= world().size(); ++r) cuts.push_back(r * n);
+  return cuts;
+}
+
+void check_on_cpu(const at::Tensor& x) {
+  LATHE_CHECK(x.is_cpu(), "takes tensors on the CPU, not on ", x.device().str());
+}
+
+/// Returns `x` as [ranks, ...], of which part r is the r-th along `dim`, contiguous.
+at::Tensor parts_of(const at::Tensor& x, int64_t dim) {
+  const int64_t ranks = world().size();
+  LATHE_CHECK(x.size(dim) % ranks == 0, "dim ", dim, " has ", x.size(dim), " elements, which ",
+              ranks, " ranks do not divide");
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes[static_cast<size_t>(dim)] /= ranks;
+  sizes.insert(sizes.begin() + dim, ranks);
+  return x.reshape(sizes).movedim(dim, 0).contiguous();
+}
+
+/// Returns parts [ranks, ...] concatenated along `dim`.
+at::Tensor joined(const at::Tensor& parts, int64_t dim) {
+  std::vector<int64_t> sizes = parts.sizes().vec();
+  sizes.erase(sizes.begin());
+  sizes[static_cast<size_t>(dim)] *= parts.size(0);
+  return parts.movedim(0, dim).reshape(sizes);
+}
+
+/// Sends part r of [ranks, ...] to rank r, and returns what was received from each rank.
+at::Tensor exchanged(at::Tensor parts) {
+  if (world().size() == 1) return parts.clone();
+  at::Tensor in = parts.view({-1});
+  at::Tensor out = at::empty_like(in);
+  const auto cuts = equal_cuts(in.numel() / world().size());
+  world().guarded([&] { world().ops().all_to_all(out, in, cuts); });
+  return out.view(parts.sizes());
+}
+
+/// Returns [ranks, ...]: `x` of each rank.
+at::Tensor gathered(const at::Tensor& x) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.insert(sizes.begin(), world().size());
+  at::Tensor all = at::empty(sizes, x.options());
+  all.select(0, world().rank()).copy_(x);
+  if (world().size() == 1) return all;
+  at::Tensor flat = all.view({-1});
+  world().guarded([&] { world().ops().all_gather(flat, equal_cuts(x.numel())); });
+  return all;
+}
+
+/// Returns the sum of parts [ranks, ...] over the ranks; overwrites them.
+at::Tensor summed(const at::Tensor& parts) {
+  const bool is_low = c10::isReducedFloatingType(parts.scalar_type());
+  const at::Tensor wide = is_low ? parts.to(at::kFloat) : parts;
+  TreeSum<at::Tensor> sum;
+  const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add_(b); };
+  for (int64_t r = 0; r < parts.size(0); ++r) sum.add(wide.select(0, r), plus);
+  return sum.finish(plus).to(parts.scalar_type());
+}
+
+struct AllReduce {
+  static constexpr OpInfo info{.name = "all_reduce"};
+  at::Tensor forward(const at::Tensor& x) {
+    check_on_cpu(x);
+    return all_reduce(x);
+  }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {all_reduce(dy)};
+  }
+};
+
+struct AllGather {
+  static constexpr OpInfo info{.name = "all_gather", .each = {0, 1}};
+  int64_t dim;
+  at::Tensor forward(const at::Tensor& x) {
+    check_on_cpu(x);
+    return all_gather(x, dim);
+  }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {reduce_scatter(dy, dim)};
+  }
+};
+
+struct ReduceScatter {
+  static constexpr OpInfo info{.name = "reduce_scatter", .each = {1, 0}};
+  int64_t dim;
+  at::Tensor forward(const at::Tensor& x) {
+    check_on_cpu(x);
+    return reduce_scatter(x, dim);
+  }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {all_gather(dy, dim)};
+  }
+};
+
+struct AllToAll {
+  static constexpr OpInfo info{.name = "all_to_all", .each = {0, 0}};
+  int64_t dim;
+  at::Tensor forward(const at::Tensor& x) {
+    check_on_cpu(x);
+    return all_to_all(x, dim);
+  }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {all_to_all(dy, dim)};
+  }
+};
+
+}  // namespace
+
+at::Tensor all_gather(const at::Tensor& x, int64_t dim) {
+  return joined(gathered(x), wrap_dim(dim, x.dim()));
+}
+
+at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim) {
+  return summed(exchanged(parts_of(x, wrap_dim(dim, x.dim()))));
+}
+
+at::Tensor all_to_all(const at::Tensor& x, int64_t dim) {
+  const int64_t at = wrap_dim(dim, x.dim());
+  return joined(exchanged(parts_of(x, at)), at);
+}
+
+at::Tensor all_reduce(const at::Tensor& x) {
+  // Padded if the ranks do not divide it. Each rank adds up its part, and all gather the sums.
+  const int64_t ranks = world().size(), n = (x.numel() + ranks - 1) / ranks;
+  at::Tensor flat = x.reshape({-1});
+  if (ranks * n != x.numel()) {
+    flat = at::zeros({ranks * n}, x.options());
+    flat.narrow(0, 0, x.numel()).copy_(x.reshape({-1}));
+  }
+  const at::Tensor sums = all_gather(reduce_scatter(flat));
+  return sums.narrow(0, 0, x.numel()).view(x.sizes());
+}
+
+Variable all_reduce(const Variable& x) { return apply(AllReduce{}, x); }
+Variable all_gather(const Variable& x, int64_t dim) { return apply(AllGather{dim}, x); }
+Variable reduce_scatter(const Variable& x, int64_t dim) { return apply(ReduceScatter{dim}, x); }
+Variable all_to_all(const Variable& x, int64_t dim) { return apply(AllToAll{dim}, x); }
+
+}  // namespace lathe

@@ -1,0 +1,36 @@
+// Collectives as differentiable ops, for models that combine values of several processes, such as
+// batch statistics or the negatives of a contrastive loss. Sums are added in the order of
+// core/tree_sum.h, so they do not depend on a library.
+//
+// Every rank calls the same ops in the same order, from the training thread, with tensors of the
+// same shape and dtype on the CPU. So all ranks must also need the same gradients, since each
+// backward pass is a collective too. A loss that every rank computes counts once for each of them:
+// the gradient of x on a rank is that of the sum of all ranks' losses, as in
+// torch.distributed.nn.functional. In a single process each op copies its input. Where a rank was
+// lost, they throw Exit::peer_lost.
+#pragma once
+
+#include "autograd/variable.h"
+
+namespace lathe {
+
+/// Returns the sum of `x` over all ranks, with the same bits on each. Low-precision inputs are
+/// added in float32 and rounded once.
+Variable all_reduce(const Variable& x);
+/// Returns `x` of all ranks, concatenated along `dim` in the order of ranks.
+Variable all_gather(const Variable& x, int64_t dim = 0);
+/// Returns this rank's part of the sum of `x` over all ranks, which is cut into equal parts along
+/// `dim`. Throws if the number of ranks does not divide the size of `dim`.
+Variable reduce_scatter(const Variable& x, int64_t dim = 0);
+/// Cuts `x` into equal parts along `dim`, sends part r to rank r, and returns the parts received,
+/// concatenated along `dim` in the order of ranks. Throws if the number of ranks does not divide
+/// the size of `dim`.
+Variable all_to_all(const Variable& x, int64_t dim = 0);
+
+/// The same for tensors, without a graph.
+at::Tensor all_reduce(const at::Tensor& x);
+at::Tensor all_gather(const at::Tensor& x, int64_t dim = 0);
+at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim = 0);
+at::Tensor all_to_all(const at::Tensor& x, int64_t dim = 0);
+
+}  // namespace lathe

@@ -1,0 +1,107 @@
+// `lathe bench collectives`: times the collectives of a run on several processes beside c10d's own.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <functional>
+#include <iostream>
+#include <sstream>
+
+#include "core/device.h"
+#include "core/error.h"
+#include "core/io/json.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "core/memory.h"
+#include "core/timing.h"
+#include "dist/collectives.h"
+#include "dist/group.h"
+#include "dist/world.h"
+#include "train/commands/bench.h"
+#include "train/commands/table.h"
+
+namespace lathe {
+namespace {
+
+/// A collective of one size: what it does, and c10d's own where it has one.
+struct CollectiveBench {
+  std::string name;
+  std::function<void()> ours, c10d;
+};
+
+/// Returns the median milliseconds of `repeats` calls on the slowest rank. A collective.
+double median_ms(const std::function<void()>& f, int repeats) {
+  std::vector<double> all;
+  f();
+  for (int i = 0; i < repeats; ++i) {
+    world().wait_for_all();
+    const auto begin = Clock::now();
+    world().guarded(f);
+    all.push_back(1e3 * seconds_since(begin));
+  }
+  std::nth_element(all.begin(), all.begin() + repeats / 2, all.end());
+  const at::Tensor of_ranks =
+      world().gather(at::full({1}, all[static_cast<size_t>(repeats / 2)], at::kDouble));
+  return of_ranks.max().item<double>();
+}
+
+/// Returns the collectives of `elements` float32 elements, a multiple of the number of ranks.
+std::vector<CollectiveBench> make_collectives(int64_t elements) {
+  const int64_t share = elements / world().size();
+  const at::Tensor whole = at::full({elements}, 1.0f), part = at::full({share}, 1.0f);
+  at::Tensor library = at::full({elements}, 0.0f);
+  Group& group = world().ops();
+  return {{"sum (ordered)", [=] { all_reduce(whole); },
+           [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
+          {"reduce-scatter (ordered)", [=] { reduce_scatter(whole); }, nullptr},
+          {"all-gather", [=] { all_gather(part); },
+           [=, &group]() mutable { group.all_gather_of_c10d(library); }},
+          {"all-to-all", [=] { all_to_all(whole); }, nullptr}};
+}
+
+}  // namespace
+
+Exit bench_collectives(const Arguments& arguments) {
+  const auto placement = placement_from_environment();
+  if (!placement) {
+    fail(Exit::usage,
+         "lathe bench collectives times several processes; start them by `lathe launch -n 2 -- "
+         "bench "
+         "collectives`, torchrun or Slurm");
+  }
+  const double most = arguments.number("mb", 64, between(1, 4096), true);
+  if (placement->rank > 0) set_console_level(Level::warn);
+  install_allocator();
+  configure_backend("cpu", default_threads(), /*tf32=*/false);
+  join_world(*placement, DistConfig());
+
+  TextTable table({"MB", "collective", "ms", "MB sent", "GB/s", "c10d ms", "ms / c10d ms"});
+  Json rows = Json::array();
+  for (double mb = most / 64; mb <= most; mb *= 8) {
+    const auto elements = static_cast<int64_t>(1e6 * mb / 4) / world().size() * world().size();
+    for (const CollectiveBench& bench : make_collectives(elements)) {
+      const int repeats = mb > 16 ? 5 : 20;
+      const int64_t before = world().bytes_sent();
+      const double ms = median_ms(bench.ours, repeats);
+      const double sent = static_cast<double>(world().bytes_sent() - before) / (repeats + 1);
+      const double c10d = bench.c10d ? median_ms(bench.c10d, repeats) : 0;
+
+      table.add({format("%.3g", mb), bench.name, format("%.2f", ms), format("%.2f", sent / 1e6),
+                 format("%.2f", sent / 1e6 / ms), c10d > 0 ? format("%.2f", c10d) : "",
+                 c10d > 0 ? format("%.2f", ms / c10d) : ""});
+      Json row{{"mb", mb}, {"collective", bench.name}, {"ms", ms}, {"bytes_sent", sent}};
+      if (c10d > 0) row["c10d_ms"] = c10d;
+      rows.push_back(row);
+    }
+  }
+  world().wait_for_all();
+  if (!world().is_writer()) return Exit::done;
+
+  std::cout << "Collectives of " << world().size()
+            << " processes, float32; medians of the slowest process\n\n"
+            << table.text() << "\n"
+            << json_text(Json{{"processes", world().size()}, {"collectives", rows}}) << std::endl;
+  return Exit::done;
+}
+
+}  // namespace lathe
