@@ -272,7 +272,7 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; }, "add_prefix_space");
   refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }, "with lstrip");
   refused([](Json& j) { j["added_tokens"][0]["id"] = -1; }, "\"id\"");
-  refused([](Json& j) { j["model"]["vocab"]["\xE2\x82\xAC"] = 400; }, "no sequence of bytes");
+  refused([](Json& j) { j["model"]["vocab"]["\xE2\x82\xAC"] = 400; }, "not a sequence of bytes");
   refused([](Json& j) { j["model"]["vocab"]["ab"] = 300; }, "is given to two tokens");
   refused([](Json& j) { j["model"]["merges"][0] = "a"; }, "a merge must be two tokens");
   refused([](Json& j) { j["model"].erase("merges"); }, "\"merges\" is missing");

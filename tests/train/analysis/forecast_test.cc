@@ -192,7 +192,7 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
                          28 * static_cast<double>(step.trained) / gpu.bytes_per_second;
   const std::string text = plan({"--for", "H100"});
   INFO(text);
-  const size_t at = text.find("by paper figures");
+  const size_t at = text.find("from data sheets");
   REQUIRE(at != std::string::npos);
   double milliseconds = 0, tokens_per_second = 0;
   REQUIRE(std::sscanf(text.c_str() + text.find("time of a step", at),
@@ -542,12 +542,12 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
   CHECK_THAT(plan({"--fit", "100GB"}, {}), ContainsSubstring("stays within 100.0 GB as it is"));
   CHECK_THAT(plan({"--fit=50MB"}, {}), ContainsSubstring("nothing brings it within"));
   CHECK(parse_cards("A100-40GB").first.memory_bytes < parse_cards("2xa100").first.memory_bytes);
-  CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, by paper figures"));
+  CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, from data sheets"));
   CHECK_THAT(plan({"--fit"}, {}), ContainsSubstring("free on this machine"));
   CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err,
              ContainsSubstring("not a known GPU"));
   CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--fit", "8 apples"}).err,
-             ContainsSubstring("no amount of memory"));
+             ContainsSubstring("not an amount of memory"));
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"bench", "ops", "--width", "100"}, 2, "--width must be a multiple of 64, not 100"},
        {{"bench", "ops", "--train.threads=1"}, 2, "`lathe bench ops` has no --train.threads"},
        {{"bench", "peak", "--batch", "3"}, 2, "`lathe bench peak` has no --batch"},
-       {{"config", "kernels", "tiny.toml"}, 2, "stands alone"},
+       {{"config", "kernels", "tiny.toml"}, 2, "config kernels"},
        {{"bench", "step", "tiny.toml", "--dtype=bf16"}, 2, "`lathe bench step` has no --dtype"},
        {{"train", "tiny.toml", "--data.dir=\xE9"}, 2, "data.dir must be UTF-8"},
        {{"generate", "data", "--prompt=" + std::string(100000, 'x')}, 4, "data"},
