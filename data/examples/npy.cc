@@ -162,7 +162,7 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   const auto bytes = file_.bytes();
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with(magic) || text.size() < magic.size() + 2)
-    fail(Exit::data, name, " is no .npy file");
+    fail(Exit::data, name, " is not a .npy file");
 
   const int version = static_cast<unsigned char>(text[6]);
   if (version < 1 || version > 3)

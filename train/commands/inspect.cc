@@ -25,7 +25,7 @@ namespace {
   if (is_hugging_face(path))
     fail(Exit::usage, path.string(),
          " is a Hugging Face folder; make a run of it with `lathe import`");
-  fail(Exit::usage, path.string(), " is no ", wanted + 2);
+  fail(Exit::usage, path.string(), " is not a ", wanted + 2);
 }
 
 /// Reads a file's header, and throws where it is not valid.

@@ -156,7 +156,7 @@ TEST_CASE("what is not an array is refused in a sentence", "[npy]") {
     CHECK(!problem(from_numpy().substr(0, n)).empty());
   CHECK_THAT(problem(from_numpy() + "x"),
              ContainsSubstring("claims 24 bytes of elements and the file has 25"));
-  CHECK_THAT(problem("a,b\n1,2\n"), ContainsSubstring("is no .npy file"));
+  CHECK_THAT(problem("a,b\n1,2\n"), ContainsSubstring("is not a .npy file"));
   CHECK_THAT(problem(npy(4, "{}", "")), ContainsSubstring(".npy version 4"));
   CHECK_THAT(problem(std::string("\x93NUMPY\x02\x00\xFF\xFF\xFF\xFF", 12)),
              ContainsSubstring("claims 4294967295"));
