@@ -10,6 +10,7 @@
 #include "data/folder.h"
 #include "data/mixture/mixture.h"
 #include "data/prepare/example_source.h"
+#include "data/prepare/file_type.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare.h"
 #include "data/prepare/prepare_documents.h"
@@ -157,6 +158,7 @@ Exit prepare_binary(const Arguments& arguments) {
 
 Exit prepare_words(const Arguments& arguments) {
   if (arguments.is_true("binary")) return prepare_binary(arguments);
+  for (const std::string& file : arguments.positionals) check_not_parquet(file);
   if (is_example_file(arguments.positionals[0])) return prepare_tables(arguments, text_flags());
   refuse_flags(arguments, example_flags(), "tables and arrays");
   const std::string tokenizer = arguments.get("tokenizer", "byte");
