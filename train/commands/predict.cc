@@ -17,6 +17,7 @@
 #include "data/prepare/csv.h"
 #include "data/prepare/example_source.h"
 #include "train/commands/commands.h"
+#include "train/store/encoding.h"
 #include "train/tasks/task.h"
 
 namespace lathe {
@@ -216,24 +217,6 @@ void check_not_language(const std::string& run, const RunState& state) {
        "` continues a text with it, and `lathe eval ", run, " FILE` scores one");
 }
 
-/// Returns how the inputs of a run are encoded. Runs of earlier builds have it in their data alone.
-ExampleEncoding encoding_of(const std::string& run, const LoadedModel& m) {
-  if (m.state.encoding) return *m.state.encoding;
-  const std::string& dir = m.config.data.dir;
-  if (!fs::exists(dir))
-    fail(Exit::data, run, " does not hold how its inputs were prepared, and its data folder ", dir,
-         " is not there; put it back, or train again");
-  const auto data = open_data(m.config.data);
-  const auto& encoding = data->facts().encoding;
-  if (!encoding)
-    fail(Exit::data, dir,
-         " does not hold how its inputs were prepared; `lathe predict` is for "
-         "data that `lathe prepare` made of tables and arrays");
-  if (encoding->input_sizes != m.state.sizes.input || encoding->outputs != m.state.sizes.outputs)
-    fail(Exit::data, dir, " is not the data that ", run, " was trained on; put that back");
-  return *encoding;
-}
-
 /// Returns whether --out asks for JSON Lines.
 bool wants_json(const Arguments& arguments) {
   if (!arguments.flags.contains("out")) return false;
@@ -302,7 +285,7 @@ Exit run_predict(const Arguments& arguments) {
   check_not_language(run,
                      read_state(find_checkpoint(named, arguments.get("checkpoint", "newest"))));
   const LoadedModel m = load_model_argument(arguments);
-  const ExampleEncoding encoding = encoding_of(run, m);
+  const ExampleEncoding encoding = encoding_of(run, m.state, m.config);
 
   const auto source = open_new_examples(file, encoding);
   const fs::path shown = file;
