@@ -23,8 +23,13 @@ constexpr ForeignFormat foreign_formats[]{
      "is a ZIP archive (.npz, .xlsx and .whl are too); unpack it, or save it as .npy or .csv"},
     {"PAR1", parquet_text},
     {"\x89HDF", "is an HDF5 file; save it as .npy"},
-    {"\x89PNG", "is a PNG image; save images as an array (.npy)"},
-    {"\xFF\xD8\xFF", "is a JPEG image; save images as an array (.npy)"},
+    {"\x89PNG",
+     "is a PNG image; put the images of each class into a folder of its own, and prepare the "
+     "folder "
+     "that holds these with --format images"},
+    {"\xFF\xD8\xFF",
+     "is a JPEG image; put the images of each class into a folder of its own, and prepare the "
+     "folder that holds these with --format images"},
     {"%PDF-", "is a PDF document; save its text"},
     {"\xFF\xFE", "is UTF-16; save it as UTF-8"},
     {"\xFE\xFF", "is UTF-16; save it as UTF-8"},

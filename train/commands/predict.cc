@@ -228,6 +228,7 @@ bool wants_json(const Arguments& arguments) {
 }
 
 std::string id_name(const ExampleEncoding& encoding) {
+  if (encoding.image_files) return "file";
   if (!encoding.table) return "";
   for (const TableColumn& column : encoding.table->columns) {
     if (column.role == ColumnRole::id) return column.name.empty() ? "id" : column.name;
@@ -279,6 +280,8 @@ void predict_all(ExampleSource& source, ProgressReporter& meter, Predictor& pred
 
 Exit run_predict(const Arguments& arguments) {
   const std::string &run = arguments.positionals[0], &file = arguments.positionals[1];
+  const std::vector<std::string> files(arguments.positionals.begin() + 1,
+                                       arguments.positionals.end());
   const bool json = wants_json(arguments);
   if (!fs::exists(file)) fail(Exit::data, "there is no file ", file);
   const fs::path named = run_argument(arguments);
@@ -287,7 +290,7 @@ Exit run_predict(const Arguments& arguments) {
   const LoadedModel m = load_model_argument(arguments);
   const ExampleEncoding encoding = encoding_of(run, m.state, m.config);
 
-  const auto source = open_new_examples(file, encoding);
+  const auto source = open_new_examples(files, encoding);
   const fs::path shown = file;
   const std::function<bool()> stop;
   ProgressReporter meter(shown, stop);
@@ -317,10 +320,11 @@ Exit run_predict(const Arguments& arguments) {
 Command predict_command() {
   return {
       .name = "predict",
-      .usage = "RUN|CHECKPOINT FILE",
+      .usage = "RUN|CHECKPOINT FILE...",
       .doc =
           "Predict classes with their probabilities, or numbers in the target's units, for the "
-          "rows of a table (CSV, TSV) or the examples of an array (.npy, .safetensors, IDX).",
+          "rows of a table (CSV, TSV), the examples of an array (.npy, .safetensors, IDX), or PNG "
+          "and JPEG images and folders of them.",
       .examples = {"predict runs/mine new.csv --out predictions.csv",
                    "predict runs/mine new.csv --checkpoint best --out predictions.jsonl"},
       .flags = with_load_flags(
@@ -329,7 +333,7 @@ Command predict_command() {
            {"batch-size", "Predict this many examples at a time. Default: the run's."},
            force_flag}),
       .min_positionals = 2,
-      .max_positionals = 2,
+      .max_positionals = 1000000,
       .run = run_predict,
       .switches = {"double-quant", "force"}};
 }
