@@ -10,6 +10,8 @@
 namespace lathe {
 namespace {
 
+// The one way in which image files are resized so far; another one would need another name.
+constexpr const char* resampling = "bilinear";
 // Limit on the elements of an example, so that sums and byte counts fit in int64.
 constexpr int64_t most_elements = int64_t{1} << 40;
 
@@ -120,6 +122,7 @@ void add_encoding(Json& json, const ExampleEncoding& e) {
   if (!e.labels.empty()) json["labels"] = e.labels;
   if (e.channels_last) json["layout"] = "hwc";
   if (e.table) json["table"] = table_json(*e.table);
+  if (e.image_files) json["images"] = resampling;
 }
 
 ExampleEncoding read_encoding(const Json& json, bool classes, const std::string& where, Exit code) {
@@ -156,6 +159,13 @@ ExampleEncoding read_encoding(const Json& json, bool classes, const std::string&
     if (e.table->width() != numel)
       fail(code, where, ": the columns of \"table\" give ", e.table->width(), " inputs, \"sizes\" ",
            sizes_text(e.input_sizes));
+  }
+  if (json.contains("images")) {
+    const bool has_channels =
+        e.input_sizes.size() == 3 && (e.input_sizes[0] == 1 || e.input_sizes[0] == 3);
+    e.image_files = json_get<std::string>(json, "images", where, code) == resampling;
+    if (!e.image_files || !has_channels || e.table || e.channels_last)
+      fail(code, where, ": \"images\" must be ", resampling, ", of inputs with 1 or 3 channels");
   }
   return e;
 }

@@ -51,6 +51,8 @@ struct ExampleEncoding {
   Normalization targets{};     ///< regression: of each output; else empty
   bool channels_last = false;  ///< the files have images as [H, W, C]
   std::optional<TableFormat> table{};  ///< of examples that were a table
+  /// The examples were PNG and JPEG files, which were resized as data/prepare/resize.h does.
+  bool image_files = false;
 };
 
 /// Returns a line for each of the first 20 columns, for `lathe inspect`.

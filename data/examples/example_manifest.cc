@@ -42,7 +42,7 @@ ExampleSplit read_split(const Json& json, const char* key, const std::string& wh
 }  // namespace
 
 ExampleEncoding ExampleManifest::encoding() const {
-  return {input_sizes, outputs, labels, inputs, targets, channels_last, table};
+  return {input_sizes, outputs, labels, inputs, targets, channels_last, table, image_files};
 }
 
 bool is_example_manifest(const Json& json) {
@@ -83,6 +83,7 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
   m.targets = std::move(e.targets);
   m.channels_last = e.channels_last;
   m.table = std::move(e.table);
+  m.image_files = e.image_files;
   m.train = read_split(json, "train", where);
   m.val = read_split(json, "val", where);
 

@@ -36,6 +36,7 @@ struct ExampleManifest {
   ExampleSplit train, val;
   bool channels_last = false;          ///< the files had images as [H, W, C]
   std::optional<TableFormat> table{};  ///< of examples that were a table
+  bool image_files = false;            ///< as in ExampleEncoding
 
   /// Returns how new examples are encoded in the same way.
   ExampleEncoding encoding() const;

@@ -5,6 +5,8 @@
 
 #include "core/error.h"
 #include "data/prepare/file_type.h"
+#include "data/prepare/image_file.h"
+#include "data/prepare/image_source.h"
 #include "data/prepare/table_source.h"
 
 namespace lathe {
@@ -241,14 +243,27 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
   return std::make_unique<ArraySource>(std::move(inputs), std::move(targets));
 }
 
-std::unique_ptr<ExampleSource> open_new_examples(const std::string& file,
+std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>& files,
                                                  const ExampleEncoding& encoding) {
-  if (!fs::exists(file)) fail(Exit::data, "there is no file ", file);
+  for (const std::string& path : files) {
+    if (!fs::exists(path)) fail(Exit::data, "there is no file ", path);
+  }
+  const std::string& file = files.at(0);
+  if (fs::is_directory(file) || is_image_file(file)) {
+    if (encoding.image_files) return open_new_images(files, encoding);
+    fail(Exit::data, file, fs::is_directory(file) ? " is a folder" : " is an image file",
+         ", and the model was not trained on a folder of images; give a table or an array");
+  }
+  if (files.size() > 1)
+    fail(Exit::usage, "command line: ", files[1],
+         " is a second file, and only images may be several; predict them one by one");
+
   if (kind_of(file) == Kind::csv) {
     if (encoding.table) return open_new_rows(file, *encoding.table);
     fail(Exit::data, file,
-         " is a table, and the model was trained on arrays; give an array (.npy, .safetensors, "
-         "IDX)");
+         " is a table, and the model was trained on arrays or images; give an array (.npy, "
+         ".safetensors, IDX)",
+         encoding.image_files ? ", PNG or JPEG files, or a folder of them" : "");
   }
 
   auto source = std::make_unique<NewArray>(file);

@@ -72,10 +72,11 @@ class ExampleSource {
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 
-/// Opens a table or an array of new inputs for a model, which must be made as those it was trained
-/// on. RawExample::label is the id of a table's row. The encoding must outlive the source. Throws
-/// Exit::data for what does not fit.
-std::unique_ptr<ExampleSource> open_new_examples(const std::string& file,
+/// Opens new inputs for a model, which must be made as those it was trained on: one table or array,
+/// or, for a model of image files, any number of these and of folders with them. RawExample::label
+/// is the id of a table's row, or the path of an image. The encoding must outlive the source.
+/// Throws Exit::data for what does not fit, and Exit::usage for several files that are not images.
+std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>& files,
                                                  const ExampleEncoding& encoding);
 
 /// Returns whether open_source reads a file, judging by its first bytes or by the extension .csv,

@@ -215,12 +215,17 @@ void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& optio
 
 void prepare_examples(const ExampleOptions& options) {
   OutFolder::check(options.out);
-  const auto source = open_source(options.inputs, options.table, nullptr);
+  const auto open = [&](const std::vector<std::string>& inputs, const ExampleSource* like) {
+    return options.images ? open_image_folder(inputs.at(0), *options.images, like)
+                          : open_source(inputs, options.table, like);
+  };
+  const auto source = open(options.inputs, nullptr);
   ProgressReporter meter(options.out, options.stop);
   source->scan(meter);
   ExampleManifest m;
   m.input_sizes = options.shape.empty() ? source->sizes() : options.shape;
   m.channels_last = options.channels_last;
+  m.image_files = options.images.has_value();
 
   int64_t numel = 1, shaped = 1;
   for (const int64_t size : source->sizes()) numel *= size;
@@ -246,7 +251,7 @@ void prepare_examples(const ExampleOptions& options) {
   int64_t val = 0;
   if (!options.val_inputs.empty()) {
     // Passing the training source makes both sources have the same columns and target.
-    val_source = open_source(options.val_inputs, options.table, source.get());
+    val_source = open(options.val_inputs, source.get());
     if (val_source->sizes() != source->sizes() ||
         val_source->target_numel() != source->target_numel() ||
         val_source->input_type() != source->input_type() ||

@@ -3,16 +3,19 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/io/file.h"
 #include "data/prepare/example_source.h"
+#include "data/prepare/image_source.h"
 
 namespace lathe {
 
 struct ExampleOptions {
-  std::vector<std::string> inputs{};  ///< as for open_source (data/prepare/example_source.h)
+  std::vector<std::string> inputs{};  ///< as for open_source (data/prepare/example_source.h), or,
+                                      ///< with `images`, a folder of images by class
   fs::path out{};
   TableOptions table{};
   std::string task{};      ///< "classification", "regression"; empty: the targets decide
@@ -20,6 +23,8 @@ struct ExampleOptions {
   std::vector<std::string> val_inputs{};  ///< the validation examples, instead of a share
   /// Dimensions of one input, as {1, 8, 8}; empty: those of the files.
   std::vector<int64_t> shape{};
+  /// The inputs are one folder of images by class, and so are those of validation.
+  std::optional<ImageOptions> images{};
   bool channels_last = false;  ///< images have the sizes [H, W, C], and are stored as [C, H, W]
   /// Called every 4 MiB of input; true ends the preparation with Exit::stopped.
   std::function<bool()> stop = nullptr;

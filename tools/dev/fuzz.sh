@@ -21,7 +21,7 @@ done
 if [ ${#names[@]} -eq 0 ]; then for name in tests/fuzz/*.cc; do names+=("$(basename "$name" .cc)"); done; fi
 
 install_packages cmake ninja-build clang libclang-rt-14-dev nlohmann-json3-dev libtomlplusplus-dev libxxhash-dev \
-  libpcre2-dev libutf8proc-dev libsimdjson-dev libzstd-dev zlib1g-dev
+  libpcre2-dev libutf8proc-dev libsimdjson-dev libzstd-dev zlib1g-dev libpng-dev libjpeg-dev
 cmake -S tests/fuzz -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ >/dev/null || die "the fuzz targets could not be configured"
 ninja -C build-fuzz "${names[@]}" || die "the fuzz targets could not be built; the compiler's output is above"
 

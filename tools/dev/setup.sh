@@ -8,7 +8,7 @@ libtorch=${own_libtorch:-$cache/libtorch-$torch_version/torch}
 # Debian 12's names; Ubuntu 24.04 has the same ones (untested).
 packages=(g++ cmake ninja-build ccache python3 python3-pip ca-certificates libspdlog-dev libfmt-dev libcxxopts-dev catch2
   libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libpcre2-dev libutf8proc-dev libsimdjson-dev libzstd-dev
-  zlib1g-dev libjs-dygraphs libcpp-httplib-dev)
+  zlib1g-dev libjs-dygraphs libcpp-httplib-dev libpng-dev libjpeg-dev)
 
 root() { # COMMAND...: runs it as root; 127 where that is impossible
   if [ "$(id -u)" = 0 ]; then "$@"

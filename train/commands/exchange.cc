@@ -9,6 +9,7 @@
 #include "train/commands/commands.h"
 #include "train/formats/gguf.h"
 #include "train/formats/gguf_model.h"
+#include "train/formats/onnx.h"
 #include "train/formats/peft.h"
 #include "train/loop/stop.h"
 
@@ -111,7 +112,7 @@ Exit run_export(const Arguments& arguments) {
            value);
     return value;
   };
-  const std::string format = choice("format", "hf", {"hf", "gguf", "peft"});
+  const std::string format = choice("format", "hf", {"hf", "gguf", "peft", "onnx"});
   o.checkpoint = arguments.get("checkpoint", o.checkpoint);
   o.chat_template = arguments.get("chat-template", "");
   o.average = choice("weights", "model", {"model", "ema"}) == "ema";
@@ -123,6 +124,7 @@ Exit run_export(const Arguments& arguments) {
   o.stop = [] { return stop_signal() != 0; };
   const auto write = format == "hf"     ? export_hugging_face
                      : format == "gguf" ? export_gguf
+                     : format == "onnx" ? export_onnx
                                         : export_peft;
   write(o);
   log_info("exported to ", o.out.string());
@@ -164,17 +166,18 @@ Command export_command() {
   return {
       "export",
       "RUN|CHECKPOINT --out FOLDER",
-      "Export a model for other programs, as a Hugging Face folder, a GGUF file, or adapters for "
-      "PEFT.",
+      "Export a model for other programs, as a Hugging Face folder, a GGUF or ONNX file, or "
+      "adapters "
+      "for PEFT.",
       {"export runs/gpt2 --format hf --out exported/gpt2",
        "export runs/gpt2 --format gguf --dtype fp16 --out exported/gpt2-gguf"},
       {{"out", "Write the model to this new folder."},
        {"format",
-        "Write hf (config.json, model.safetensors and a BPE's tokenizer.json) or gguf "
-        "(model.gguf). Default: hf.",
-        {"hf", "gguf"}},
+        "Write hf (config.json, model.safetensors and a BPE's tokenizer.json), gguf (model.gguf), "
+        "peft (adapters), or onnx (model.onnx, for mlp, convnet, rnn and gpt). Default: hf.",
+        {"hf", "gguf", "peft", "onnx"}},
        {"dtype",
-        "Write matrices in fp32, bf16 or fp16. Default: as they are saved.",
+        "Write matrices in fp32, bf16 or fp16. Default: as they are saved; onnx has fp32.",
         {"fp32", "bf16", "fp16"}},
        {"chat-template",
         "Set the chat template to chatml, llama3, or a Jinja file. Default: the run's.",

@@ -17,6 +17,7 @@
 #include "data/prepare/csv.h"
 #include "data/prepare/example_source.h"
 #include "train/commands/commands.h"
+#include "train/store/encoding.h"
 #include "train/tasks/task.h"
 
 namespace lathe {
@@ -216,24 +217,6 @@ void check_not_language(const std::string& run, const RunState& state) {
        "` continues a text with it, and `lathe eval ", run, " FILE` scores one");
 }
 
-/// Returns how the inputs of a run are encoded. Runs of earlier builds have it in their data alone.
-ExampleEncoding encoding_of(const std::string& run, const LoadedModel& m) {
-  if (m.state.encoding) return *m.state.encoding;
-  const std::string& dir = m.config.data.dir;
-  if (!fs::exists(dir))
-    fail(Exit::data, run, " does not hold how its inputs were prepared, and its data folder ", dir,
-         " is not there; put it back, or train again");
-  const auto data = open_data(m.config.data);
-  const auto& encoding = data->facts().encoding;
-  if (!encoding)
-    fail(Exit::data, dir,
-         " does not hold how its inputs were prepared; `lathe predict` is for "
-         "data that `lathe prepare` made of tables and arrays");
-  if (encoding->input_sizes != m.state.sizes.input || encoding->outputs != m.state.sizes.outputs)
-    fail(Exit::data, dir, " is not the data that ", run, " was trained on; put that back");
-  return *encoding;
-}
-
 /// Returns whether --out asks for JSON Lines.
 bool wants_json(const Arguments& arguments) {
   if (!arguments.flags.contains("out")) return false;
@@ -245,6 +228,7 @@ bool wants_json(const Arguments& arguments) {
 }
 
 std::string id_name(const ExampleEncoding& encoding) {
+  if (encoding.image_files) return "file";
   if (!encoding.table) return "";
   for (const TableColumn& column : encoding.table->columns) {
     if (column.role == ColumnRole::id) return column.name.empty() ? "id" : column.name;
@@ -296,15 +280,17 @@ void predict_all(ExampleSource& source, ProgressReporter& meter, Predictor& pred
 
 Exit run_predict(const Arguments& arguments) {
   const std::string &run = arguments.positionals[0], &file = arguments.positionals[1];
+  const std::vector<std::string> files(arguments.positionals.begin() + 1,
+                                       arguments.positionals.end());
   const bool json = wants_json(arguments);
   if (!fs::exists(file)) fail(Exit::data, "there is no file ", file);
   const fs::path named = run_argument(arguments);
   check_not_language(run,
                      read_state(find_checkpoint(named, arguments.get("checkpoint", "newest"))));
   const LoadedModel m = load_model_argument(arguments);
-  const ExampleEncoding encoding = encoding_of(run, m);
+  const ExampleEncoding encoding = encoding_of(run, m.state, m.config);
 
-  const auto source = open_new_examples(file, encoding);
+  const auto source = open_new_examples(files, encoding);
   const fs::path shown = file;
   const std::function<bool()> stop;
   ProgressReporter meter(shown, stop);
@@ -334,10 +320,11 @@ Exit run_predict(const Arguments& arguments) {
 Command predict_command() {
   return {
       .name = "predict",
-      .usage = "RUN|CHECKPOINT FILE",
+      .usage = "RUN|CHECKPOINT FILE...",
       .doc =
           "Predict classes with their probabilities, or numbers in the target's units, for the "
-          "rows of a table (CSV, TSV) or the examples of an array (.npy, .safetensors, IDX).",
+          "rows of a table (CSV, TSV), the examples of an array (.npy, .safetensors, IDX), or PNG "
+          "and JPEG images and folders of them.",
       .examples = {"predict runs/mine new.csv --out predictions.csv",
                    "predict runs/mine new.csv --checkpoint best --out predictions.jsonl"},
       .flags = with_load_flags(
@@ -346,7 +333,7 @@ Command predict_command() {
            {"batch-size", "Predict this many examples at a time. Default: the run's."},
            force_flag}),
       .min_positionals = 2,
-      .max_positionals = 2,
+      .max_positionals = 1000000,
       .run = run_predict,
       .switches = {"double-quant", "force"}};
 }

@@ -10,6 +10,7 @@
 #include "data/folder.h"
 #include "data/mixture/mixture.h"
 #include "data/prepare/example_source.h"
+#include "data/prepare/file_type.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare.h"
 #include "data/prepare/prepare_documents.h"
@@ -61,7 +62,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   };
 
   o.source.format =
-      choice("format", "auto", {"auto", "text", "jsonl", "instructions", "preferences"});
+      choice("format", "auto", {"auto", "text", "jsonl", "instructions", "preferences", "images"});
   const bool preferences = o.source.format == "preferences",
              instructions = o.source.format == "instructions";
   // A line of instructions has messages in place of a text.
@@ -157,6 +158,8 @@ Exit prepare_binary(const Arguments& arguments) {
 
 Exit prepare_words(const Arguments& arguments) {
   if (arguments.is_true("binary")) return prepare_binary(arguments);
+  for (const std::string& file : arguments.positionals) check_not_parquet(file);
+  if (arguments.get("format", "") == "images") return prepare_images(arguments, text_flags());
   if (is_example_file(arguments.positionals[0])) return prepare_tables(arguments, text_flags());
   refuse_flags(arguments, example_flags(), "tables and arrays");
   const std::string tokenizer = arguments.get("tokenizer", "byte");
@@ -308,11 +311,11 @@ Exit prepare_mixture(const Arguments& arguments) {
   if (!arguments.positionals.empty())
     fail(Exit::usage, "command line: ", arguments.positionals[0],
          " is beside --source; name it as a source too");
+  if (const std::string format = arguments.get("format", "");
+      format == "preferences" || format == "images")
+    fail(Exit::usage, "command line: --format ", format,
+         " is not for mixtures; prepare all files in one folder");
   refuse_flags(arguments, example_flags(), "tables and arrays");
-
-  if (arguments.get("format", "") == "preferences")
-    fail(Exit::usage,
-         "command line: --format preferences is not for mixtures; prepare all files in one folder");
   // Sources of a mixture must share their ids.
   if (arguments.get("tokenizer", "byte") == "char")
     fail(Exit::usage,
@@ -349,6 +352,7 @@ Exit prepare_mixture(const Arguments& arguments) {
 
 Exit run_prepare(const Arguments& arguments) {
   if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
+  if (arguments.get("format", "") != "images") refuse_flags(arguments, {"size"}, "--format images");
   install_stop_handlers("the preparation");
   if (arguments.lists.contains("source")) return prepare_mixture(arguments);
   if (arguments.positionals.empty())
@@ -363,7 +367,8 @@ Command prepare_command() {
       "prepare",
       "IN... --out FOLDER",
       "Convert text or JSON Lines (files, folders or standard input, also .gz and .zst) into token "
-      "shards, or tables (CSV, TSV) and arrays (IDX, .npy, .safetensors) into examples.",
+      "shards, or tables (CSV, TSV), arrays (IDX, .npy, .safetensors) and folders of images into "
+      "examples.",
       {"prepare my.txt --out data/my --tokenizer char",
        "prepare table.csv --out data/table --target price --drop id"},
       with_table_flags(
@@ -389,8 +394,9 @@ Command prepare_command() {
             "with \"messages\", or ShareGPT's \"conversations\", or Alpaca's \"instruction\", "
             "\"input\" and \"output\", or \"prompt\" and \"completion\", of which the model learns "
             "the answers alone; or as preferences: lines with \"prompt\", \"chosen\" and "
-            "\"rejected\". By default, auto, a file's name decides between text and jsonl.",
-            {"auto", "text", "jsonl", "instructions", "preferences"}},
+            "\"rejected\"; or read images: a folder with a folder of PNG and JPEG files for each "
+            "class. By default, auto, a file's name decides between text and jsonl.",
+            {"auto", "text", "jsonl", "instructions", "preferences", "images"}},
            {"chat-template",
             "Format instructions and preferences as chatml, as llama3, or with a Jinja file, in "
             "place of the "

@@ -1,5 +1,6 @@
 #include "train/commands/prepare_tables.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "data/prepare/prepare_examples.h"
@@ -19,6 +20,31 @@ std::vector<int64_t> read_shape(const std::string& text) {
     shape.push_back(*size);
   }
   return shape;
+}
+
+/// Parses a size of images: "32", or "32,48" for height and width.
+ImageOptions read_image_size(const std::string& text) {
+  constexpr int64_t most = 4096;
+  std::vector<int64_t> sides;
+  for (const std::string& part : comma_list(text)) {
+    const ConfigValue value = read_value(part, int64_t{0});
+    const auto* side = std::get_if<int64_t>(&value);
+    sides.push_back(side == nullptr ? 0 : *side);
+  }
+  const auto fits = [](int64_t side) { return side >= 1 && side <= most; };
+  if (sides.empty() || sides.size() > 2 || !std::ranges::all_of(sides, fits))
+    fail(Exit::usage, "command line: --size must be a number from 1 to ", most,
+         ", or two as HEIGHT,WIDTH, not ", text);
+  return {sides.front(), sides.back()};
+}
+
+/// Reads the flags of the validation split.
+void read_split(const Arguments& arguments, ExampleOptions& o) {
+  o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
+  if (!arguments.flags.contains("val-file")) return;
+  if (arguments.flags.contains("val"))
+    fail(Exit::usage, "command line: give --val or --val-file, not both");
+  o.val_inputs = comma_list(arguments.get("val-file", ""));
 }
 
 /// Returns the byte that --separator names.
@@ -70,7 +96,8 @@ void refuse_flags(const Arguments& arguments, const std::vector<const char*>& na
 }
 
 std::vector<const char*> example_flags() {
-  return {"target", "task", "val-file", "shape", "layout", "id", "drop", "category", "missing"};
+  return {"target", "task", "val-file", "shape",   "layout",
+          "id",     "drop", "category", "missing", "size"};
 }
 
 Flags with_table_flags(Flags flags) {
@@ -99,7 +126,10 @@ Flags with_table_flags(Flags flags) {
         "Give each example this shape, such as 1,8,8 for an image. Default: as in the files."},
        {"layout",
         "Read images as chw, or as hwc where the last size counts the channels. Default: chw.",
-        {"chw", "hwc"}}});
+        {"chw", "hwc"}},
+       {"size",
+        "Resize the files of --format images to this height and width, such as 32 or 24,32. "
+        "Default: the size that all have."}});
   return flags;
 }
 
@@ -117,14 +147,31 @@ Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_fl
   if (!o.task.empty() && o.task != "classification" && o.task != "regression")
     fail(Exit::usage, "command line: --task must be classification or regression, not ", o.task);
 
-  o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
-  if (arguments.flags.contains("val-file")) {
-    if (arguments.flags.contains("val"))
-      fail(Exit::usage, "command line: give --val or --val-file, not both");
-    o.val_inputs = comma_list(arguments.get("val-file", ""));
-  }
-
+  read_split(arguments, o);
   if (arguments.flags.contains("shape")) o.shape = read_shape(arguments.get("shape", ""));
+  o.stop = [] { return stop_signal() != 0; };
+  prepare_examples(o);
+  return Exit::done;
+}
+
+Exit prepare_images(const Arguments& arguments, std::vector<const char*> text_flags) {
+  std::erase_if(text_flags, [](const char* name) { return std::string_view(name) == "format"; });
+  refuse_flags(arguments, text_flags, "text");
+  refuse_flags(arguments,
+               {"target", "task", "shape", "layout", "id", "drop", "category", "missing"},
+               "tables and arrays");
+  ExampleOptions o;
+  o.inputs = arguments.positionals;
+  o.out = arguments.get("out", "");
+  o.task = "classification";
+  o.images = ImageOptions{};
+  if (arguments.flags.contains("size")) o.images = read_image_size(arguments.get("size", ""));
+  read_split(arguments, o);
+  if (o.inputs.size() > 1 || o.val_inputs.size() > 1)
+    fail(Exit::usage,
+         "command line: --format images takes one folder, and one for --val-file; name the folder "
+         "that holds those of the classes");
+
   o.stop = [] { return stop_signal() != 0; };
   prepare_examples(o);
   return Exit::done;

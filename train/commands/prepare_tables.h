@@ -1,4 +1,4 @@
-// The part of `lathe prepare` that is for tables and arrays.
+// The part of `lathe prepare` that is for tables, arrays and images.
 #pragma once
 
 #include <vector>
@@ -16,5 +16,7 @@ std::vector<const char*> example_flags();
 Flags with_table_flags(Flags flags);
 /// Prepares tables and arrays. Refuses `text_flags`, which are those of text.
 Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_flags);
+/// Prepares a folder of images by class. Refuses `text_flags` but for --format, which names images.
+Exit prepare_images(const Arguments& arguments, std::vector<const char*> text_flags);
 
 }  // namespace lathe

@@ -45,6 +45,18 @@ std::pair<const Family*, Json> family_for(const RunConfig& config) {
        "; they have ", kinds);
 }
 
+void check_exportable(const ExportOptions& o, const RunConfig& config) {
+  if (adapters_of(config).rank > 0)
+    fail(Exit::usage, o.run.string(),
+         " holds adapters; merge them into their model first (`lathe merge`)");
+  if (o.average && config.optim.ema_decay == 0) {
+    fail(Exit::usage,
+         "command line: --weights ema: the run keeps no average of its weights (its "
+         "optim.ema_decay is 0); "
+         "leave --weights out");
+  }
+}
+
 ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   const fs::path checkpoint = find_checkpoint(o.run, o.checkpoint);
   state = read_state(checkpoint);
@@ -57,16 +69,7 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
     set_chat_template(*state.tokenizer, o.chat_template);
   }
 
-  if (adapters_of(config).rank > 0)
-    fail(Exit::usage, o.run.string(),
-         " holds adapters; merge them into their model first (`lathe merge`)");
-  if (average_ && config.optim.ema_decay == 0) {
-    fail(Exit::usage,
-         "command line: --weights ema: the run keeps no average of its weights (its "
-         "optim.ema_decay is 0); "
-         "leave --weights out");
-  }
-
+  check_exportable(o, config);
   path_ = checkpoint / "model.safetensors";
   model_ = std::make_unique<SafetensorsFile>(path_);
   // Moving averages are saved with the optimizer's state.

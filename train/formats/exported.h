@@ -16,6 +16,10 @@ namespace lathe {
 /// Throws Exit::usage where there is none.
 std::pair<const Family*, Json> family_for(const RunConfig& config);
 
+/// Throws Exit::usage for adapters, and where a moving average is asked for that the run does not
+/// keep.
+void check_exportable(const ExportOptions& options, const RunConfig& config);
+
 /// A checkpoint's weights, and the family for which they are written.
 struct ExportedModel {
   RunState state;

@@ -433,6 +433,32 @@ TEST_CASE("files that are not text are refused, unless they are meant", "[prepar
   }
 }
 
+TEST_CASE("a Parquet file is refused with how to convert it", "[prepare]") {
+  const TempFolder f;
+  write_file(f / "a.parquet", "PAR1" + std::string(40, '\0') + "PAR1");
+  write_file(f / "word.txt", "PAR1 " + sample_text(3000));
+  write_file(f / "b.csv", "1,2\n3,4\n");
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"a.parquet"},
+           {"a.parquet", "--target", "price"},
+           {"a.parquet", "--format", "jsonl"},
+           {"b.csv", "a.parquet"},
+           {"b.csv", "--val-file", "a.parquet"},
+           {"--source", "a=a.parquet", "--source", "b=word.txt"}}) {
+    INFO(words.back());
+    std::vector<std::string> all{"prepare", "--out", "out"};
+    all.insert(all.end(), words.begin(), words.end());
+    const Finished refused = lathe_in(f, all);
+    CHECK(refused.code == static_cast<int>(Exit::data));
+    CHECK_THAT(refused.err, ContainsSubstring("a.parquet is a Parquet file"));
+    CHECK_THAT(refused.err, ContainsSubstring("pandas.read_parquet('IN.parquet')"));
+    CHECK(!fs::exists(f / "out"));
+  }
+  CHECK(lathe_in(f, {"prepare", "word.txt", "--out", "out"}).code == 0);  // the controls
+  CHECK(lathe_in(f, {"prepare", "a.parquet", "--out", "out2", "--tokenizer", "byte", "--binary"})
+            .code == 0);
+}
+
 fs::path watched_folder;
 std::optional<std::set<std::string>> names_at_end;
 

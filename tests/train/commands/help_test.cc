@@ -238,7 +238,7 @@ TEST_CASE("bash completes subcommands, values and runs", "[help]") {
   CHECK(complete("lathe config completion z") == Strings{"zsh"});
   CHECK(complete("lathe eval runs/one --device = c") == Strings{"cpu", "cuda"});
   CHECK(complete("lathe eval runs/one --device c") == Strings{"cpu", "cuda"});
-  CHECK(complete("lathe export runs/one --format \"\"") == Strings{"gguf", "hf"});
+  CHECK(complete("lathe export runs/one --format \"\"") == Strings{"gguf", "hf", "onnx", "peft"});
   CHECK(complete("lathe prepare a.txt --format js") == Strings{"jsonl"});
   CHECK(complete("lathe eval runs/one --json --dev") == Strings{"--device="});
 

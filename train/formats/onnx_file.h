@@ -1,0 +1,91 @@
+// ONNX files: a graph that is built node by node, and its protobuf. No LibTorch header.
+//
+// The wire format of protobuf is written here, and not by libonnx or libprotobuf. A graph needs ten
+// messages with fields of three kinds, which is less code than the use of the generated classes;
+// and a process can hold one version of libprotobuf only, which programs that link Lathe may need
+// themselves. Sources: onnx.proto of ONNX 1.12 (IR version 8), and "Encoding" in protobuf's
+// documentation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/io/file.h"
+
+namespace lathe {
+
+/// The types of elements, with the numbers of TensorProto.DataType.
+enum class OnnxType : uint8_t { f32 = 1, i64 = 7, text = 8, f64 = 11 };
+
+/// A dimension of an input or output: its size, or the name of one that is free.
+using OnnxDim = std::variant<int64_t, std::string>;
+
+/// An attribute of a node, with the types that AttributeProto has for it.
+struct OnnxAttribute {
+  std::string name;
+  std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<std::string>> value;
+};
+
+/// A graph of ONNX operators (opset 17 of ai.onnx, 3 of ai.onnx.ml), and its file.
+class OnnxGraph {
+ public:
+  /// Declares an input or output of these dimensions.
+  void add_input(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims);
+  void add_output(const std::string& name, OnnxType type, const std::vector<OnnxDim>& dims);
+  /// Adds a constant tensor of little-endian elements, and returns its name, which is made unique.
+  /// `bytes` are not copied, and must stay valid until write().
+  std::string add_constant(const std::string& name, OnnxType type,
+                           const std::vector<int64_t>& shape, std::span<const std::byte> bytes);
+  /// Adds a constant vector [n]; an empty `shape` with one number makes a scalar.
+  std::string add_integers(const std::string& name, const std::vector<int64_t>& values,
+                           const std::vector<int64_t>& shape);
+  std::string add_integers(const std::string& name, const std::vector<int64_t>& values) {
+    return add_integers(name, values, {static_cast<int64_t>(values.size())});
+  }
+  /// Adds constant numbers of type f32 or f64.
+  std::string add_numbers(const std::string& name, OnnxType type, const std::vector<double>& values,
+                          const std::vector<int64_t>& shape);
+  /// Adds a node with one output and returns the output's name: `output`, or one that is made of
+  /// the operator. An operator of ai.onnx.ml is written with that domain, as in
+  /// "ai.onnx.ml.OneHotEncoder". An empty input is an optional one that is left out.
+  std::string add_node(const std::string& op, const std::vector<std::string>& inputs,
+                       const std::vector<OnnxAttribute>& attributes = {},
+                       const std::string& output = "");
+  /// Adds a node with several outputs, of which an empty name is one that is not used, and returns
+  /// their names, which are made unique.
+  std::vector<std::string> add_node_of(const std::vector<std::string>& outputs,
+                                       const std::string& op,
+                                       const std::vector<std::string>& inputs,
+                                       const std::vector<OnnxAttribute>& attributes = {});
+  /// Sets an entry of the model's metadata_props; the text must be UTF-8.
+  void set_metadata(const std::string& key, const std::string& text) { metadata_[key] = text; }
+  /// Writes the file durably. Throws Exit::usage for a model of 2 GiB or more, which is beyond
+  /// protobuf.
+  void write(const fs::path& path) const;
+
+ private:
+  struct Constant {
+    std::string head;  // a TensorProto but for its elements
+    std::span<const std::byte> bytes;
+    std::string own;  // elements that are not the caller's
+  };
+  std::string unique(const std::string& name);
+  /// Adds a constant with the elements of `own`, or those of `bytes` where that is empty.
+  std::string add(const std::string& name, OnnxType type, const std::vector<int64_t>& shape,
+                  std::span<const std::byte> bytes, std::string own);
+
+  std::string nodes_, values_;  // fields of GraphProto
+  std::vector<Constant> constants_;
+  std::map<std::string, std::string> metadata_;
+  std::map<std::string, int64_t> names_;
+  bool uses_ml_ = false;
+};
+
+}  // namespace lathe

@@ -1,0 +1,13 @@
+// How a run's model encodes new examples.
+#pragma once
+
+#include "train/store/run_state.h"
+
+namespace lathe {
+
+/// Returns how the inputs of a run were prepared. Checkpoints of earlier builds, and those with
+/// very many statistics, have it in their data folder alone; this throws Exit::data where that is
+/// not there or is other data.
+ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const RunConfig& config);
+
+}  // namespace lathe
