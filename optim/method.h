@@ -39,6 +39,7 @@ struct SlotUpdate {
   UpdateArgs args;
   at::IntArrayRef sizes;
   bool whole = false;
+  size_t parameter = 0;  ///< index in the optimizer's parameters
 };
 
 /// Updates parameters. A method's only state is that of the slots.

@@ -129,6 +129,15 @@ struct MemoryConfig {
       "norm, each step runs forward and backward twice, first for the norm. On CPUs, with "
       "train.grad_accum = 1, in one process, without a loss scale",
       anything())
+  LATHE_FIELD(
+      std::string, offload, "none",
+      "what is kept in a scratch file on the disk in place of memory; optimizer: its state, which "
+      "is read ahead and written behind while parameters are updated. The same bits. On CPUs",
+      one_of({"none", "optimizer"}))
+  LATHE_FIELD(std::string, offload_dir, "",
+              "folder of that scratch file, which has no name there and is gone when the process "
+              "ends; empty: on the disk of the run folder",
+              anything())
 };
 
 /// When checkpoints are written, and which are kept.

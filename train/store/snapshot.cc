@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -27,8 +28,11 @@ struct SavedTensor {
   at::Tensor tensor;
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
-  int64_t own_end;              ///< the last element that this rank has, + 1
-  std::vector<int64_t> cuts{};  ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
+  int64_t own_end;                     ///< the last element that this rank has, + 1
+  std::vector<int64_t> cuts{};         ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
+  std::function<at::Tensor()> read{};  ///< if set, returns the tensor, which is in a file
+
+  at::Tensor value() const { return read ? read() : tensor; }
 };
 
 /// Finds out which tensors rank 0 has only a part of, and who has the rest. A collective.
@@ -48,10 +52,11 @@ void find_cuts(std::vector<SavedTensor>& all) {
 
 /// Returns the complete tensor on rank 0, of a tensor with cuts. A collective.
 at::Tensor collect(const SavedTensor& saved) {
-  at::Tensor flat = saved.tensor.reshape({-1});
+  const at::Tensor own = saved.value().reshape({-1});
+  at::Tensor flat = own;
   if (world().is_writer()) {
-    flat = at::empty({saved.cuts.back()}, saved.tensor.options());
-    flat.narrow(0, 0, saved.cuts[1]).copy_(saved.tensor.reshape({-1}));
+    flat = at::empty({saved.cuts.back()}, own.options());
+    flat.narrow(0, 0, saved.cuts[1]).copy_(own);
   }
   world().guarded([&] { world().gradients().collect(flat, saved.cuts); });
   return flat;
@@ -70,6 +75,8 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
     all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end});
+    if (t.is_meta())
+      all.back().read = [&optimizer, t, part] { return optimizer.read_state(t, part); };
   });
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
@@ -91,17 +98,17 @@ void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host
   (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(make_entry(saved.name, on_host));
 }
 
-/// Adds an entry that is collected from all ranks when it is written. Entries share `current`, so
-/// that there is one complete tensor at a time.
-void add_collected(Snapshot& snapshot, const SavedTensor& saved,
-                   const std::shared_ptr<at::Tensor>& current) {
+/// Adds an entry that is read from a file, or collected from all ranks, when it is written. Entries
+/// share `current`, so that there is one complete tensor at a time.
+void add_later(Snapshot& snapshot, const SavedTensor& saved,
+               const std::shared_ptr<at::Tensor>& current) {
   TensorEntry entry{.name = saved.name,
                     .dtype = safetensors_dtype(saved.dtype),
                     .shape = saved.sizes,
                     .bytes = {}};
   entry.load = [saved, current] {
     current->reset();
-    *current = collect(saved);
+    *current = saved.cuts.empty() ? saved.value() : collect(saved);
     return make_entry(saved.name, *current).bytes;
   };
   snapshot.optimizer.push_back(std::move(entry));
@@ -147,10 +154,10 @@ Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimiz
   Snapshot snapshot;
   const auto current = std::make_shared<at::Tensor>();
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
-    if (saved.cuts.empty())
+    if (saved.cuts.empty() && !saved.read)
       add(snapshot, saved, saved.tensor.to(saved.dtype).to(at::kCPU).contiguous());
     else
-      add_collected(snapshot, saved, current);
+      add_later(snapshot, saved, current);
   }
   return snapshot;
 }
@@ -168,7 +175,7 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
           at::TensorOptions().dtype(saved.dtype).pinned_memory(saved.tensor.is_cuda());
       copy = at::empty(saved.sizes, on_host);
     }
-    copy.copy_(saved.cuts.empty() ? saved.tensor : collect(saved).view(saved.sizes));
+    copy.copy_(saved.cuts.empty() ? saved.value() : collect(saved).view(saved.sizes));
     add(snapshot, saved, copy);
   }
   return snapshot;
