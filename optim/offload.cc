@@ -290,12 +290,11 @@ void StateOffload::end_step() {
   read_ahead();
 }
 
-/// Waits until the file has all changes; `drop`: forgets what is in memory, for the file changes.
-void StateOffload::settle(bool drop) {
+/// Waits until the file has all changes, and forgets what is in memory.
+void StateOffload::settle() {
   std::unique_lock lock(mutex_);
   retire();
   wait_until(lock, [&] { return !is_moving(); });
-  if (!drop) return;
   for (size_t u = 0; u < units_.size(); ++u) evict(u);
 }
 
@@ -315,17 +314,20 @@ void StateOffload::each_part(size_t slot, size_t tensor, F&& f) {
   }
 }
 
-void StateOffload::read(size_t slot, size_t tensor, void* to) {
+void StateOffload::read(size_t slot, size_t tensor,
+                        const std::function<void(std::span<const std::byte>)>& put) {
   if (is_dry_run()) return;
-  settle(/*drop=*/false);
-  each_part(slot, tensor, [&](uint64_t offset, int64_t at, size_t bytes) {
-    file_->read(offset, static_cast<std::byte*>(to) + at, bytes);
+  settle();
+  auto* const memory = static_cast<std::byte*>(buffers_.mutable_data_ptr());
+  each_part(slot, tensor, [&](uint64_t offset, int64_t, size_t bytes) {
+    file_->read(offset, memory, bytes);
+    put({memory, bytes});
   });
 }
 
 void StateOffload::write(size_t slot, size_t tensor, const void* from) {
   if (is_dry_run()) return;
-  settle(/*drop=*/true);
+  settle();
   each_part(slot, tensor, [&](uint64_t offset, int64_t at, size_t bytes) {
     file_->write(offset, static_cast<const std::byte*>(from) + at, bytes);
   });

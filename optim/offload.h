@@ -23,8 +23,10 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -93,8 +95,9 @@ class StateOffload {
   /// Ends a step: has the last unit written and the first ones of the next step read.
   void end_step();
 
-  /// Reads the part of a slot's tensor that this process keeps: `to` has room for it.
-  void read(size_t slot, size_t tensor, void* to);
+  /// Reads the part of a slot's tensor that this process keeps: calls `put` with its bytes, part by
+  /// part in their order, in memory that the next part reuses.
+  void read(size_t slot, size_t tensor, const std::function<void(std::span<const std::byte>)>& put);
   /// Writes that part.
   void write(size_t slot, size_t tensor, const void* from);
 
@@ -124,7 +127,7 @@ class StateOffload {
   bool is_moving() const;
   void evict(size_t unit);
   size_t make_room(std::unique_lock<std::mutex>& lock, size_t count);
-  void settle(bool drop);
+  void settle();
   template <class F>
   void each_part(size_t slot, size_t tensor, F&& f);
 

@@ -141,6 +141,9 @@ class Optimizer {
   /// Returns a tensor of a slot's state or of shared_state(): itself, or, where it is in a file, a
   /// copy of the part that this process keeps. `part`: the one that belongs to it.
   at::Tensor read_state(const at::Tensor& state, const StatePart& part) const;
+  /// Calls `put` with the bytes of such a part of a tensor in a file, as StateOffload::read() does.
+  void stream_state(const StatePart& part,
+                    const std::function<void(std::span<const std::byte>)>& put) const;
   /// Sets such a tensor. `values`: as many elements, on the CPU.
   void write_state(const at::Tensor& state, const StatePart& part, const at::Tensor& values);
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include <cstring>
 #include <type_traits>
 
 #include "core/dry_run.h"
@@ -87,8 +88,17 @@ at::Tensor Optimizer::read_state(const at::Tensor& state, const StatePart& part)
   if (!state.is_meta()) return state;
   const MemoryScope memory(Memory::checkpoints);
   const at::Tensor copy = at::empty(state.sizes(), state.options().device(at::kCPU));
-  if (copy.numel() > 0) offload_->read(part.slot, part.tensor, copy.mutable_data_ptr());
+  auto* to = static_cast<std::byte*>(copy.mutable_data_ptr());
+  stream_state(part, [&](std::span<const std::byte> bytes) {
+    std::memcpy(to, bytes.data(), bytes.size());
+    to += bytes.size();
+  });
   return copy;
+}
+
+void Optimizer::stream_state(const StatePart& part,
+                             const std::function<void(std::span<const std::byte>)>& put) const {
+  offload_->read(part.slot, part.tensor, put);
 }
 
 void Optimizer::write_state(const at::Tensor& state, const StatePart& part,

@@ -30,10 +30,15 @@ int open_unnamed(const fs::path& folder) {
   if (!is_unknown) return fd;
 
   // The file system has no files without a name, as NFS: the name is removed as soon as it is open.
-  const fs::path path = folder / str(".lathe-scratch-", ::getpid());
-  const int named = repeated(
-      [&] { return file_calls.open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, own); });
-  if (named >= 0) file_calls.unlink(path.c_str());
+  // Processes of other machines may have the same number.
+  int named = -1;
+  for (int i = 0; i < 1000; ++i) {
+    const fs::path path = folder / str(".lathe-scratch-", ::getpid(), "-", i);
+    named = repeated(
+        [&] { return file_calls.open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, own); });
+    if (named >= 0) file_calls.unlink(path.c_str());
+    if (named >= 0 || errno != EEXIST) break;
+  }
   return named;
 }
 

@@ -2,6 +2,7 @@
 #include "core/io/scratch_file.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,7 +18,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-const FileCalls disk_calls = file_calls;
+const FileCalls scratch_calls = file_calls;
 
 /// While alive, a call fails with the errno that `failing_calls` gives it, and reads and writes
 /// transfer at most 7 bytes.
@@ -33,24 +34,26 @@ struct FailingDisk {
     file_calls.open = [](const char* path, int flags, mode_t mode) {
       const bool unnamed = (flags & O_TMPFILE) == O_TMPFILE;
       if (number_of(unnamed ? "open unnamed" : "open") != 0) return -1;
-      return disk_calls.open(path, flags, mode);
+      return scratch_calls.open(path, flags, mode);
     };
     file_calls.fallocate = [](int fd, int mode, off_t offset, off_t length) {
-      return number_of("fallocate") != 0 ? -1 : disk_calls.fallocate(fd, mode, offset, length);
+      return number_of("fallocate") != 0 ? -1 : scratch_calls.fallocate(fd, mode, offset, length);
     };
     file_calls.ftruncate = [](int fd, off_t length) {
-      return number_of("ftruncate") != 0 ? -1 : disk_calls.ftruncate(fd, length);
+      return number_of("ftruncate") != 0 ? -1 : scratch_calls.ftruncate(fd, length);
     };
     file_calls.pread = [](int fd, void* data, size_t n, off_t offset) -> ssize_t {
-      return number_of("pread") != 0 ? -1
-                                     : disk_calls.pread(fd, data, std::min<size_t>(n, 7), offset);
+      return number_of("pread") != 0
+                 ? -1
+                 : scratch_calls.pread(fd, data, std::min<size_t>(n, 7), offset);
     };
     file_calls.pwrite = [](int fd, const void* data, size_t n, off_t offset) -> ssize_t {
-      return number_of("pwrite") != 0 ? -1
-                                      : disk_calls.pwrite(fd, data, std::min<size_t>(n, 7), offset);
+      return number_of("pwrite") != 0
+                 ? -1
+                 : scratch_calls.pwrite(fd, data, std::min<size_t>(n, 7), offset);
     };
   }
-  ~FailingDisk() { file_calls = disk_calls; }
+  ~FailingDisk() { file_calls = scratch_calls; }
   FailingDisk(const FailingDisk&) = delete;
   FailingDisk& operator=(const FailingDisk&) = delete;
 };
@@ -63,9 +66,12 @@ TEST_CASE("a scratch file begins with zeros, keeps what is written and leaves no
       {}, {{"open unnamed", EOPNOTSUPP}}, {{"open unnamed", EISDIR}, {"fallocate", EOPNOTSUPP}}};
   for (const auto& calls : systems) {
     const TempFolder f;
+    // Another machine's process of this number may have a file at this moment.
+    const std::string taken = ".lathe-scratch-" + std::to_string(getpid()) + "-0";
+    write_file(f / taken, "taken");
     const FailingDisk disk(calls);
     const ScratchFile file(f.path() / "not/there/yet", 100'000);
-    CHECK(names(f.path()).empty());
+    CHECK(names(f.path()) == std::set<std::string>{taken});
 
     std::string bytes(50, 'x');
     file.read(70'000, bytes.data(), bytes.size());
@@ -73,7 +79,8 @@ TEST_CASE("a scratch file begins with zeros, keeps what is written and leaves no
     file.write(70'010, "lathe", 5);
     file.read(70'000, bytes.data(), bytes.size());
     CHECK(bytes == std::string(10, '\0') + "lathe" + std::string(35, '\0'));
-    CHECK(names(f.path()).empty());
+    CHECK(names(f.path()) == std::set<std::string>{taken});
+    CHECK(slurp(f / taken) == "taken");
   }
 }
 

@@ -352,10 +352,12 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
 
   if (const StateOffload* offload = s.optimizer.offload()) {
     result.scratch_bytes = offload->file_bytes();
-    // A save reads one tensor of the state at a time.
-    each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
-      s.optimizer.read_state(t, part);
-    });
+    // A save reads one tensor of the state at a time where processes share it out.
+    if (s.optimizer.is_shared()) {
+      each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
+        s.optimizer.read_state(t, part);
+      });
+    }
   }
 
   const auto n = static_cast<double>(own);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <utility>
 
@@ -28,11 +27,14 @@ struct SavedTensor {
   at::Tensor tensor;
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
-  int64_t own_end;                     ///< the last element that this rank has, + 1
-  std::vector<int64_t> cuts{};         ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
-  std::function<at::Tensor()> read{};  ///< if set, returns the tensor, which is in a file
+  int64_t own_end;                       ///< the last element that this rank has, + 1
+  std::vector<int64_t> cuts{};           ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
+  const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
+  StatePart part{};                      ///< for the optimizer
 
-  at::Tensor value() const { return read ? read() : tensor; }
+  at::Tensor value() const {
+    return optimizer != nullptr ? optimizer->read_state(tensor, part) : tensor;
+  }
 };
 
 /// Finds out which tensors rank 0 has only a part of, and who has the rest. A collective.
@@ -75,8 +77,9 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
     all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end});
-    if (t.is_meta())
-      all.back().read = [&optimizer, t, part] { return optimizer.read_state(t, part); };
+    if (!t.is_meta()) return;
+    all.back().optimizer = &optimizer;
+    all.back().part = part;
   });
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
@@ -98,19 +101,30 @@ void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host
   (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(make_entry(saved.name, on_host));
 }
 
-/// Adds an entry that is read from a file, or collected from all ranks, when it is written. Entries
-/// share `current`, so that there is one complete tensor at a time.
-void add_later(Snapshot& snapshot, const SavedTensor& saved,
-               const std::shared_ptr<at::Tensor>& current) {
-  TensorEntry entry{.name = saved.name,
-                    .dtype = safetensors_dtype(saved.dtype),
-                    .shape = saved.sizes,
-                    .bytes = {}};
+TensorEntry entry_without_bytes(const SavedTensor& saved) {
+  return {.name = saved.name,
+          .dtype = safetensors_dtype(saved.dtype),
+          .shape = saved.sizes,
+          .bytes = {}};
+}
+
+/// Adds an entry that is collected from all ranks when it is written. Entries share `current`, so
+/// that there is one complete tensor at a time.
+void add_collected(Snapshot& snapshot, const SavedTensor& saved,
+                   const std::shared_ptr<at::Tensor>& current) {
+  TensorEntry entry = entry_without_bytes(saved);
   entry.load = [saved, current] {
     current->reset();
-    *current = saved.cuts.empty() ? saved.value() : collect(saved);
+    *current = collect(saved);
     return make_entry(saved.name, *current).bytes;
   };
+  snapshot.optimizer.push_back(std::move(entry));
+}
+
+/// Adds an entry that is copied from the optimizer's scratch file when it is written.
+void add_streamed(Snapshot& snapshot, const SavedTensor& saved) {
+  TensorEntry entry = entry_without_bytes(saved);
+  entry.stream = [saved](const auto& put) { saved.optimizer->stream_state(saved.part, put); };
   snapshot.optimizer.push_back(std::move(entry));
 }
 
@@ -154,10 +168,12 @@ Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimiz
   Snapshot snapshot;
   const auto current = std::make_shared<at::Tensor>();
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
-    if (saved.cuts.empty() && !saved.read)
-      add(snapshot, saved, saved.tensor.to(saved.dtype).to(at::kCPU).contiguous());
+    if (!saved.cuts.empty())
+      add_collected(snapshot, saved, current);
+    else if (saved.optimizer != nullptr)
+      add_streamed(snapshot, saved);
     else
-      add_later(snapshot, saved, current);
+      add(snapshot, saved, saved.tensor.to(saved.dtype).to(at::kCPU).contiguous());
   }
   return snapshot;
 }
