@@ -39,6 +39,7 @@ struct SlotUpdate {
   UpdateArgs args;
   at::IntArrayRef sizes;
   bool whole = false;
+  size_t parameter = 0;  ///< index in the optimizer's parameters
 };
 
 /// Updates parameters. A method's only state is that of the slots.
@@ -52,8 +53,9 @@ class Method {
   virtual StateOf state(const NamedParameter& parameter) const = 0;
   /// Returns the rule for the step's decision and for single elements. The step sets its lr.
   virtual UpdateRule rule() const = 0;
-  /// Updates all parameters. On a CPU it is not called for a skipped step; on a GPU only `control`
-  /// shows whether the step is skipped. It may change the slots.
+  /// Updates parameters: all of a step, or, with updates in backward and with state in a file, some
+  /// of them or parts of divisible ones, in several calls. On a CPU it is not called for a skipped
+  /// step; on a GPU only `control` shows whether the step is skipped. It may change the slots.
   virtual void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
                       bool cuda) const = 0;
   /// Returns whether it has code for GPUs.

@@ -1,5 +1,6 @@
 #include "optim/optimizer.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
@@ -39,6 +40,9 @@ void check_slot(const Slot& slot, const at::Tensor& g, bool is_shared) {
               " or its gradient is not contiguous");
 }
 
+/// Returns whether a slot keeps an average, which is then last in its state.
+bool has_average(const Slot& slot) { return slot.state.size() > slot.places.size(); }
+
 /// Records that the kernels wrote to a slot's parameter, state and working copy.
 void bump_versions(const Slot& slot) {
   bump_version(slot.param.data());
@@ -66,9 +70,9 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const StepOpti
   a.param = own.defined() ? own.data_ptr() : at_first(p);
   // State lies at the positions that the rule asked for. The moving average, if any, comes last and
   // has no position.
-  for (size_t i = 0; i < slot.places.size(); ++i)
-    a.state[slot.places[i]] = slot.state[i].data_ptr();
-  if (slot.state.size() > slot.places.size()) a.average = slot.state.back().data_ptr();
+  const auto address = [](const at::Tensor& t) { return t.is_meta() ? nullptr : t.data_ptr(); };
+  for (size_t i = 0; i < slot.places.size(); ++i) a.state[slot.places[i]] = address(slot.state[i]);
+  if (has_average(slot)) a.average = address(slot.state.back());
 
   if (low.defined() && !own.defined()) {
     a.low = at_first(low);
@@ -112,10 +116,11 @@ std::string some_paths(const std::vector<NamedParameter>& parameters) {
 
 Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
                      std::optional<uint64_t> rounding_seed, const std::vector<GroupOptions>& own_,
-                     const std::vector<ElementRange>& shares)
+                     const std::vector<ElementRange>& shares, const std::filesystem::path& offload)
     : config_(config),
       method_(make_method(config)),
       is_shared_(!shares.empty()),
+      is_offloaded_(!offload.empty()),
       rounding_seed_(rounding_seed),
       control_(parameters.empty() ? at::Device(at::kCPU)
                                   : parameters[0].parameter.data().device()) {
@@ -181,6 +186,8 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   partials_ =
       at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
 
+  if (is_offloaded_) offload_state(offload, parameters);
+
   // NAdam's product of momenta lives in the step control on the device; a view of it is saved with
   // the checkpoint.
   if (method_->rule().kind == rule_kind<NAdam>) {
@@ -209,6 +216,10 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
             .index = index,
             .own = own};
   if (own.size() > 0) update_flops_ += state.flops;
+  // State in a file has a shape alone, made without ATen's dispatcher, which a dry run replaces.
+  const auto shape = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
+    return at::detail::empty_meta(sizes, data.options().dtype(dtype).device(at::kMeta));
+  };
   for (const StateTensor& t : state.tensors) {
     const at::TensorOptions options = data.options().dtype(t.dtype);
     const int64_t elements = c10::multiply_integers(t.sizes);
@@ -217,16 +228,18 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
 
     slot.names.push_back(t.name);
     slot.places.push_back(t.place);
-    slot.state.push_back(is_complete ? at::full(t.sizes, t.start, options)
-                                     : at::full({part.size()}, t.start, options));
-    slot.parts.push_back({t.sizes, part});
+    const std::vector<int64_t> sizes = is_complete ? t.sizes : std::vector{part.size()};
+    slot.state.push_back(is_offloaded_ ? shape(sizes, t.dtype) : at::full(sizes, t.start, options));
+    slot.parts.push_back({t.sizes, part, index, slot.parts.size()});
   }
 
   if (config_.ema_decay > 0) {
     const at::Tensor mine = is_complete ? data : data.view({-1}).narrow(0, own.begin, own.size());
     slot.names.emplace_back(average_name);
-    slot.state.push_back(mine.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
-    slot.parts.push_back({data.sizes().vec(), own});
+    slot.state.push_back(is_offloaded_
+                             ? shape(mine.sizes(), state_dtype(data))
+                             : mine.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
+    slot.parts.push_back({data.sizes().vec(), own, index, slot.parts.size()});
   }
   return slot;
 }
@@ -296,7 +309,7 @@ SlotUpdate Optimizer::update_of(const ParameterGroup& group, const Slot& slot,
                                 const at::Tensor& grad, int64_t first_chunk,
                                 const StepOptions& options) const {
   SlotUpdate one{args_of(slot, group, options, rounding_seed_), slot.param.data().sizes(),
-                 slot.whole};
+                 slot.whole, slot.index};
   if (!grad.defined()) return one;
   one.args.grad = grad.const_data_ptr();
   one.args.grad_type = element_of(grad.scalar_type());
@@ -305,12 +318,18 @@ SlotUpdate Optimizer::update_of(const ParameterGroup& group, const Slot& slot,
 }
 
 /// Moves the averages of parameters that stay: a descent with a learning rate of 0.
-void Optimizer::move_averages(const std::vector<SlotUpdate>& of, const StepOptions& options) {
+void Optimizer::move_averages(const std::vector<SlotUpdate>& of) {
   UpdateRule rule = rule_;
   rule.kind = rule_kind<Descend>;
   rule.lr = 0;
   update_elements(of, rule, control_.pointer(), partials_.is_cuda());
-  if (is_shared_ && !is_dry_run()) share_rounding_counts(*control_.pointer(), options);
+}
+
+/// Updates parameters, and moves the averages of those that stay.
+void Optimizer::update_all(std::vector<SlotUpdate>& updates, const std::vector<SlotUpdate>& stay) {
+  if (offload_ != nullptr) return update_offloaded(updates, stay);
+  method_->update(updates, rule_, control_.pointer(), partials_.is_cuda());
+  move_averages(stay);
 }
 
 void Optimizer::step(double lr, const StepOptions& options) {
@@ -335,7 +354,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
       const SlotUpdate one = update_of(group, slot, grad, chunk, options);
       if (!grad.defined()) {
         // Without a gradient the parameter stays, but its average still approaches it.
-        if (is_mine && one.args.average != nullptr) stay.push_back(one);
+        if (is_mine && has_average(slot)) stay.push_back(one);
         continue;
       }
       chunk += one.args.chunks;
@@ -346,8 +365,9 @@ void Optimizer::step(double lr, const StepOptions& options) {
     }
   }
 
-  method_->update(updates, rule_, control, cuda);
-  move_averages(stay, options);
+  update_all(updates, stay);
+  if (is_shared_ && !is_dry_run()) share_rounding_counts(*control, options);
+  if (offload_ != nullptr) offload_->end_step();
 }
 
 void Optimizer::begin_stages() {
@@ -386,7 +406,7 @@ void Optimizer::update_parameter(size_t i, const StepOptions& options) {
 
   bump_versions(slot);
   std::vector<SlotUpdate> updates{one};
-  method_->update(updates, rule_, control_.pointer(), /*cuda=*/false);
+  update_all(updates, {});
 }
 
 void Optimizer::end_stages(const StepOptions& options) {
@@ -406,11 +426,13 @@ void Optimizer::end_stages(const StepOptions& options) {
   for (const Stage& stage : stages_) {
     if (stage.is_updated) continue;
     const ParameterGroup& group = groups_[stage.group];
-    const SlotUpdate one =
-        update_of(group, group.slots[stage.slot], at::Tensor(), stage.first_chunk, options);
-    if (one.args.average != nullptr) stay.push_back(one);
+    const Slot& slot = group.slots[stage.slot];
+    if (has_average(slot))
+      stay.push_back(update_of(group, slot, at::Tensor(), stage.first_chunk, options));
   }
-  move_averages(stay, options);
+  std::vector<SlotUpdate> none;
+  update_all(none, stay);
+  if (offload_ != nullptr) offload_->end_step();
 }
 
 std::vector<bool> divisible_parameters(const OptimConfig& config,

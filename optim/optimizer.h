@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "core/kernels/update.h"
 #include "optim/config.h"
 #include "optim/method.h"
+#include "optim/offload.h"
 
 namespace lathe {
 
@@ -25,6 +27,7 @@ namespace lathe {
 struct StatePart {
   std::vector<int64_t> sizes;
   ElementRange own;
+  size_t slot = 0, tensor = 0;  ///< where it is in StateOffload
 };
 
 /// A parameter with its state. state[i] is saved in checkpoints as names[i], torch.optim's name.
@@ -34,11 +37,11 @@ struct Slot {
   std::vector<std::string> names;
   std::vector<int> places;  ///< indices in UpdateArgs::state; the average, last in `state` if there
                             ///< is one, has none
-  std::vector<at::Tensor> state;
-  std::vector<StatePart> parts;  ///< of each tensor of state
-  bool whole = false;            ///< as in StateOf
-  size_t index = 0;              ///< of the parameter, in the order of the constructor
-  ElementRange own;              ///< elements that this process updates
+  std::vector<at::Tensor> state;  ///< on the meta device where it is in a file
+  std::vector<StatePart> parts;   ///< of each tensor of state
+  bool whole = false;             ///< as in StateOf
+  size_t index = 0;               ///< of the parameter, in the order of the constructor
+  ElementRange own;               ///< elements that this process updates
 };
 
 /// Slots that share settings.
@@ -86,10 +89,14 @@ class Optimizer {
   /// `shares`: of each parameter, the elements whose state is kept here and which are updated here;
   /// empty: all of all. A parameter of divisible_parameters() may be cut at multiples of
   /// grad_sum_chunk, another one is owned as a whole or not at all. On CPUs only.
+  ///
+  /// `offload`: if not empty, the state is in a scratch file in this folder (optim/offload.h), and
+  /// updates have the same bits. On CPUs only. Throws FileError with Exit::io where the disk lacks
+  /// the space, and Exit::usage where there is no state.
   Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
             std::optional<uint64_t> rounding_seed = std::nullopt,
-            const std::vector<GroupOptions>& own = {},
-            const std::vector<ElementRange>& shares = {});
+            const std::vector<GroupOptions>& own = {}, const std::vector<ElementRange>& shares = {},
+            const std::filesystem::path& offload = {});
 
   /// Updates every parameter that has a gradient, with that gradient unscaled and clipped. Also
   /// writes the parameter's low-precision working copy if it has one, and its average if
@@ -129,6 +136,16 @@ class Optimizer {
   double update_flops() const { return update_flops_; }
   /// Returns whether processes share the parameters out.
   bool is_shared() const { return is_shared_; }
+  /// Returns the state that is in a scratch file; null where it is in memory.
+  const StateOffload* offload() const { return offload_.get(); }
+  /// Returns a tensor of a slot's state or of shared_state(): itself, or, where it is in a file, a
+  /// copy of the part that this process keeps. `part`: the one that belongs to it.
+  at::Tensor read_state(const at::Tensor& state, const StatePart& part) const;
+  /// Calls `put` with the bytes of such a part of a tensor in a file, as StateOffload::read() does.
+  void stream_state(const StatePart& part,
+                    const std::function<void(std::span<const std::byte>)>& put) const;
+  /// Sets such a tensor. `values`: as many elements, on the CPU.
+  void write_state(const at::Tensor& state, const StatePart& part, const at::Tensor& values);
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
   /// Resumes after n updates, for example after loading. Forgets a step that ended the run.
@@ -139,11 +156,19 @@ class Optimizer {
   void sum_gradients(const StepOptions& options);
   SlotUpdate update_of(const ParameterGroup& group, const Slot& slot, const at::Tensor& grad,
                        int64_t first_chunk, const StepOptions& options) const;
-  void move_averages(const std::vector<SlotUpdate>& of, const StepOptions& options);
+  void move_averages(const std::vector<SlotUpdate>& of);
+  void update_all(std::vector<SlotUpdate>& updates, const std::vector<SlotUpdate>& stay);
+  void offload_state(const std::filesystem::path& folder,
+                     const std::vector<NamedParameter>& parameters);
+  void update_offloaded(const std::vector<SlotUpdate>& updates,
+                        const std::vector<SlotUpdate>& stay);
+  SlotUpdate piece_of(const SlotUpdate& update, const StateOffload::Piece& piece,
+                      std::byte* memory) const;
 
   OptimConfig config_;
   std::unique_ptr<Method> method_;
-  bool is_shared_;  // processes share the parameters out
+  bool is_shared_;     // processes share the parameters out
+  bool is_offloaded_;  // the state is in a scratch file
   std::optional<uint64_t> rounding_seed_;
   std::vector<ParameterGroup> groups_;
   DeviceValue<StepControl> control_;
@@ -162,6 +187,7 @@ class Optimizer {
   };
   std::vector<Stage> stages_;
   double update_flops_ = 0;
+  std::unique_ptr<StateOffload> offload_;
 };
 
 /// Returns which parameters processes may share out in parts (StateOf::divisible).

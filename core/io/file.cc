@@ -32,6 +32,9 @@ FileCalls file_calls{
     .mkdir = ::mkdir,
     .unlink = ::unlink,
     .rmdir = ::rmdir,
+    .pread = ::pread,
+    .pwrite = ::pwrite,
+    .fallocate = ::fallocate,
 };
 
 namespace {

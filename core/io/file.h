@@ -33,6 +33,9 @@ struct FileCalls {
   int (*mkdir)(const char* path, mode_t mode);
   int (*unlink)(const char* path);
   int (*rmdir)(const char* path);
+  ssize_t (*pread)(int fd, void* data, size_t bytes, off_t offset);
+  ssize_t (*pwrite)(int fd, const void* data, size_t bytes, off_t offset);
+  int (*fallocate)(int fd, int mode, off_t offset, off_t length);
 };
 extern FileCalls file_calls;
 

@@ -117,6 +117,10 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   put(&length, sizeof length);
   put(text.data(), text.size());
   for (const auto& t : tensors) {
+    if (t.stream) {
+      t.stream([&](std::span<const std::byte> part) { put(part.data(), part.size()); });
+      continue;
+    }
     const std::span<const std::byte> bytes = t.load ? t.load() : t.bytes;
     put(bytes.data(), bytes.size());
   }

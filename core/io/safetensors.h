@@ -22,6 +22,8 @@ struct TensorEntry {
   /// If set, write_safetensors() calls it for the bytes when it writes them; they are valid until
   /// the next entry's are asked for.
   std::function<std::span<const std::byte>()> load{};
+  /// If set, write_safetensors() calls it with a function that takes the bytes part by part.
+  std::function<void(const std::function<void(std::span<const std::byte>)>& put)> stream{};
 
   /// Returns the product of the sizes.
   int64_t numel() const;

@@ -1,7 +1,6 @@
 // The search changes the micro-batch first, with as many micro-batches as keep the global batch;
 // then precision, recomputation, optimizer and updates in backward, one of them, then two, and so
-// on. Each candidate is a
-// dry run.
+// on; all of these come before the optimizer's state goes to the disk. Each candidate is a dry run.
 #include "train/analysis/fit.h"
 
 #include <algorithm>
@@ -47,19 +46,19 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
-/// Returns all combinations of precision, recomputation, optimizer and updates in backward that may
-/// take less memory than the config's, those with fewer changes first. The first one changes
-/// nothing.
+/// Returns all combinations of precision, recomputation, optimizer, updates in backward and state
+/// on the disk that may take less memory than the config's: those without the disk first, then
+/// those with fewer changes. The first one changes nothing.
 std::vector<Overrides> changes_to_try(const RunConfig& c) {
   struct Combination {
     int64_t changes = 0;
     Overrides keys{};
   };
   std::vector<Combination> all{{}};
-  const auto add = [&](const std::vector<Overrides>& options) {
+  const auto add = [&](const std::vector<Overrides>& options, int64_t changes = 1) {
     for (size_t i = 0, n = all.size(); i < n; ++i) {
       for (const Overrides& keys : options) {
-        all.push_back({all[i].changes + 1, all[i].keys});
+        all.push_back({all[i].changes + changes, all[i].keys});
         all.back().keys.insert(all.back().keys.end(), keys.begin(), keys.end());
       }
     }
@@ -80,6 +79,8 @@ std::vector<Overrides> changes_to_try(const RunConfig& c) {
 
   // Where it contradicts other keys, resident() leaves it out.
   if (!c.memory.update_in_backward) add({{{"memory.update_in_backward", "true"}}});
+  constexpr int64_t more_than_all = 100;
+  if (c.memory.offload == "none") add({{{"memory.offload", "optimizer"}}}, more_than_all);
 
   std::stable_sort(all.begin(), all.end(), [](const Combination& a, const Combination& b) {
     return a.changes < b.changes;
@@ -121,19 +122,21 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   // One checkpoint more than is kept: an old one is deleted after the new one is complete.
   const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
 
-  // The run's folder may not exist yet; its nearest existing parent is on the same disk.
-  fs::path place = fs::absolute(fs::path(c.train.out_dir));
-  while (!fs::exists(place) && place.has_relative_path()) place = place.parent_path();
+  // The scratch file's space is reserved at the start, so a lack of it ends the run there.
+  const auto scratch = static_cast<double>(d.scratch_bytes);
+  const double beside = c.memory.offload_dir.empty() ? scratch : 0;
 
   std::error_code error;
   const auto free = static_cast<double>(free_memory()),
-             room = static_cast<double>(fs::space(place, error).available);
+             room =
+                 static_cast<double>(fs::space(nearest_folder(c.train.out_dir), error).available);
 
   ResourceNeeds needs;
-  needs.enough = memory <= free && (error || disk <= room);
+  needs.enough = memory <= free && (error || disk + beside <= room);
   needs.hopeless = memory > 1.5 * free;
   needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints",
                       memory / 1e9, free / 1e9, disk / 1e9);
+  if (scratch > 0) needs.text += format(" and %.2f GB for the optimizer's state", scratch / 1e9);
   if (!error) needs.text += format(" (%.1f GB free)", room / 1e9);
   return needs;
 }

@@ -131,6 +131,11 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
     passes = c.grad_clip > 0 && c.grad_clip_by == "norm" ? 2 : 1;
     touched = dry_step(loaded).peaks.touched_peak;
   }
+  // A plan leaves the disk alone, whose time depends on how much of the file is cached.
+  if (loaded.config.memory.offload != "none") {
+    loaded.config.memory.offload = "none";
+    touched = dry_step(loaded).peaks.touched_peak;
+  }
 
   // What the process had resident before must not count.
   reset_resident_peak();
@@ -343,6 +348,16 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
     flops = {};
     const CountFlops counting(flops);
     run_step(s, [&] { return batches.next(); }, step);
+  }
+
+  if (const StateOffload* offload = s.optimizer.offload()) {
+    result.scratch_bytes = offload->file_bytes();
+    // A save reads one tensor of the state at a time where processes share it out.
+    if (s.optimizer.is_shared()) {
+      each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
+        s.optimizer.read_state(t, part);
+      });
+    }
   }
 
   const auto n = static_cast<double>(own);

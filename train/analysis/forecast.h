@@ -24,12 +24,13 @@ struct DryStep {
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
   double update_flops = 0;              ///< FLOPs of the matrix products of an optimizer update
   int64_t checkpoint_bytes = 0;
-  int ranks = 1;            ///< processes; the numbers are those of one of them
-  int64_t sent_bytes = 0;   ///< that the first of them sends to the others in a step
-  int64_t held_bytes = 0;   ///< size of the copy that a background save writes
-  bool has_copies = false;  ///< weights have working copies in the matmul dtype
-  int64_t blocks = 0;       ///< repeated blocks of the model with trained parameters
-  std::string unit{};       ///< what throughput counts: "tokens" or "samples"
+  int ranks = 1;              ///< processes; the numbers are those of one of them
+  int64_t sent_bytes = 0;     ///< that the first of them sends to the others in a step
+  int64_t held_bytes = 0;     ///< size of the copy that a background save writes
+  int64_t scratch_bytes = 0;  ///< disk that memory.offload takes; read and written in each step
+  bool has_copies = false;    ///< weights have working copies in the matmul dtype
+  int64_t blocks = 0;         ///< repeated blocks of the model with trained parameters
+  std::string unit{};         ///< what throughput counts: "tokens" or "samples"
   /// Returns the peak resident memory of the run, without that of the program.
   int64_t resident() const { return peaks.touched_peak + held_bytes; }
 };

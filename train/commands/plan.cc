@@ -144,6 +144,12 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   line("disk", human(checkpoint) + " a checkpoint, " +
                    human(checkpoint * static_cast<double>(most_checkpoints(f))) + " at the most (" +
                    std::to_string(f.kept_checkpoints) + " kept and one being written)");
+  if (d.scratch_bytes > 0) {
+    line("disk: optimizer",
+         human(static_cast<double>(d.scratch_bytes)) + (d.ranks > 1 ? " of each process" : "") +
+             " while the run lasts, read and written in each step; the time of a step does not "
+             "count that");
+  }
   return out.str();
 }
 
@@ -181,6 +187,7 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"mfu", mfu ? Json(*mfu) : Json()},
           {"run_s", step_s * static_cast<double>(c.train.steps)},
           {"checkpoint_bytes", d.checkpoint_bytes},
+          {"scratch_bytes", d.scratch_bytes},
           {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
 }
 

@@ -226,6 +226,23 @@ void check_update_in_backward(const LoadedConfig& loaded) {
            "one of them out");
 }
 
+/// Checks memory.offload.
+void check_offload(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  if (c.memory.offload == "none") {
+    if (c.memory.offload_dir.empty()) return;
+    fail(Exit::usage, origin_of(loaded, "memory.offload_dir"),
+         ": memory.offload_dir has no effect with memory.offload = \"none\"; leave it out, or set "
+         "memory.offload = \"optimizer\"");
+  }
+
+  if (c.checkpoint.async_save) {
+    fail(Exit::usage, last_origin(loaded, {"memory.offload", "checkpoint.async_save"}),
+         ": checkpoint.async_save copies all state into memory, which memory.offload keeps out of "
+         "it; leave one of them out");
+  }
+}
+
 /// Checks [checkpoint], [log] and data.dir.
 void check_files(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -282,6 +299,7 @@ void check_config(const LoadedConfig& loaded) {
   check_run(loaded);
   check_budget(loaded);
   check_update_in_backward(loaded);
+  check_offload(loaded);
   check_files(loaded);
   check_amp(loaded);
 }

@@ -131,6 +131,15 @@ struct MemoryConfig {
               "step runs forward and backward twice, first to compute the norm. On CPUs, in one "
               "process, with train.grad_accum = 1 and without a loss scale.",
               anything())
+  LATHE_FIELD(std::string, offload, "none",
+              "What is kept in a scratch file on disk instead of in memory. optimizer: the optimizer "
+              "state, which is read ahead and written behind while parameters are updated. Changes "
+              "no bit. On CPUs only.",
+              one_of({"none", "optimizer"}))
+  LATHE_FIELD(std::string, offload_dir, "",
+              "Folder of the scratch file. The file has no name and is gone when the process ends. "
+              "Empty: the run folder's disk.",
+              anything())
 };
 
 /// When checkpoints are written, and which are kept.

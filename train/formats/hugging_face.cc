@@ -121,6 +121,10 @@ at::ScalarType HuggingFaceFolder::dtype(const NamedParameter& p) const {
 at::Tensor HuggingFaceFolder::tensor(const NamedParameter& p) const {
   const Source source = source_of(p);
   const TensorEntry& entry = *files_.find(source.name);
+  // The file's pages of earlier tensors must not add up to a second copy in memory.
+  if (last_ != nullptr) files_.release(*last_);
+  last_ = &entry;
+
   at::Tensor t = tensor_of(entry);
   check_finite(t, str(files_.file_of(source.name).string(), ": tensor \"", source.name, "\""));
 

@@ -38,6 +38,7 @@ class HuggingFaceFolder : public ModelSource {
   fs::path folder_;
   const Family* family_;
   TensorFiles files_;
+  mutable const TensorEntry* last_ = nullptr;  // that tensor() has read
 };
 
 /// Makes a run of a Hugging Face folder, as import_model() does.

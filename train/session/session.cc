@@ -42,6 +42,11 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
          ": memory.update_in_backward is for CPUs so far; leave it out, or set train.device = "
          "\"cpu\"");
   }
+  const std::string& offload_dir = loaded.config.memory.offload_dir;
+  if (!offload_dir.empty() && !fs::is_directory(offload_dir)) {
+    fail(Exit::usage, origin_of(loaded, "memory.offload_dir"), ": there is no folder ", offload_dir,
+         ", which memory.offload_dir names; create it, or leave the key out");
+  }
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),
          ": amp.tf32 needs an NVIDIA GPU, and this run is on ", device_model(device),
@@ -75,19 +80,28 @@ ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParamete
            .reduce_dtype = config.dist.reduce_dtype == "bf16" ? at::kBFloat16 : at::kFloat}};
 }
 
+/// Returns the folder of the scratch file with the optimizer's state; "" where it is in memory.
+fs::path offload_folder(const RunConfig& c) {
+  if (c.memory.offload == "none") return "";
+  return c.memory.offload_dir.empty() ? c.train.out_dir : c.memory.offload_dir;
+}
+
 /// Optimizer's refusals, with the place of the key that they begin with.
 Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
                          const ShardLayout& layout, std::optional<uint64_t> rounding_seed) {
-  const bool is_shared = loaded.config.dist.shard != "none" && world().size() > 1;
+  const RunConfig& c = loaded.config;
+  const bool is_shared = c.dist.shard != "none" && world().size() > 1;
   try {
-    return Optimizer(loaded.config.optim, params, rounding_seed, {},
-                     is_shared ? layout.ranges(world().rank()) : std::vector<ElementRange>());
+    return Optimizer(c.optim, params, rounding_seed, {},
+                     is_shared ? layout.ranges(world().rank()) : std::vector<ElementRange>(),
+                     offload_folder(c));
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;
     const std::string what = e.what();
-    fail(Exit::usage,
-         origin_of(loaded, what.starts_with("optim.kind") ? "optim.kind" : "optim.groups"), ": ",
-         what);
+    std::string key = "optim.groups";
+    for (const char* other : {"optim.kind", "memory.offload"})
+      key = what.starts_with(other) ? other : key;
+    fail(Exit::usage, origin_of(loaded, key), ": ", what);
   }
 }
 

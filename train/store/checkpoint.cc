@@ -16,7 +16,10 @@ namespace {
 
 void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to,
                const fs::path& path) {
-  to.copy_(entry_tensor(file.at(name), to.sizes(), path));
+  const TensorEntry& entry = file.at(name);
+  to.copy_(entry_tensor(entry, to.sizes(), path));
+  // Pages of the file that were read must not add up to a second copy in memory.
+  file.release(entry);
 }
 
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
@@ -149,8 +152,10 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   const fs::path path = checkpoint / "optimizer.safetensors";
   const SafetensorsFile file(path);
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
-    const at::Tensor saved = entry_tensor(file.at(name), part.sizes, path);
-    t.view({-1}).copy_(saved.view({-1}).narrow(0, part.own.begin, part.own.size()));
+    const TensorEntry& entry = file.at(name);
+    const at::Tensor saved = entry_tensor(entry, part.sizes, path);
+    optimizer.write_state(t, part, saved.view({-1}).narrow(0, part.own.begin, part.own.size()));
+    file.release(entry);
   });
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {

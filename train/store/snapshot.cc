@@ -27,8 +27,14 @@ struct SavedTensor {
   at::Tensor tensor;
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
-  int64_t own_end;              ///< the last element that this rank has, + 1
-  std::vector<int64_t> cuts{};  ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
+  int64_t own_end;                       ///< the last element that this rank has, + 1
+  std::vector<int64_t> cuts{};           ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
+  const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
+  StatePart part{};                      ///< for the optimizer
+
+  at::Tensor value() const {
+    return optimizer != nullptr ? optimizer->read_state(tensor, part) : tensor;
+  }
 };
 
 /// Finds out which tensors rank 0 has only a part of, and who has the rest. A collective.
@@ -48,10 +54,11 @@ void find_cuts(std::vector<SavedTensor>& all) {
 
 /// Returns the complete tensor on rank 0, of a tensor with cuts. A collective.
 at::Tensor collect(const SavedTensor& saved) {
-  at::Tensor flat = saved.tensor.reshape({-1});
+  const at::Tensor own = saved.value().reshape({-1});
+  at::Tensor flat = own;
   if (world().is_writer()) {
-    flat = at::empty({saved.cuts.back()}, saved.tensor.options());
-    flat.narrow(0, 0, saved.cuts[1]).copy_(saved.tensor.reshape({-1}));
+    flat = at::empty({saved.cuts.back()}, own.options());
+    flat.narrow(0, 0, saved.cuts[1]).copy_(own);
   }
   world().guarded([&] { world().gradients().collect(flat, saved.cuts); });
   return flat;
@@ -70,6 +77,9 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
     all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end});
+    if (!t.is_meta()) return;
+    all.back().optimizer = &optimizer;
+    all.back().part = part;
   });
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
@@ -91,19 +101,30 @@ void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host
   (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(make_entry(saved.name, on_host));
 }
 
+TensorEntry entry_without_bytes(const SavedTensor& saved) {
+  return {.name = saved.name,
+          .dtype = safetensors_dtype(saved.dtype),
+          .shape = saved.sizes,
+          .bytes = {}};
+}
+
 /// Adds an entry that is collected from all ranks when it is written. Entries share `current`, so
 /// that there is one complete tensor at a time.
 void add_collected(Snapshot& snapshot, const SavedTensor& saved,
                    const std::shared_ptr<at::Tensor>& current) {
-  TensorEntry entry{.name = saved.name,
-                    .dtype = safetensors_dtype(saved.dtype),
-                    .shape = saved.sizes,
-                    .bytes = {}};
+  TensorEntry entry = entry_without_bytes(saved);
   entry.load = [saved, current] {
     current->reset();
     *current = collect(saved);
     return make_entry(saved.name, *current).bytes;
   };
+  snapshot.optimizer.push_back(std::move(entry));
+}
+
+/// Adds an entry that is copied from the optimizer's scratch file when it is written.
+void add_streamed(Snapshot& snapshot, const SavedTensor& saved) {
+  TensorEntry entry = entry_without_bytes(saved);
+  entry.stream = [saved](const auto& put) { saved.optimizer->stream_state(saved.part, put); };
   snapshot.optimizer.push_back(std::move(entry));
 }
 
@@ -147,10 +168,12 @@ Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimiz
   Snapshot snapshot;
   const auto current = std::make_shared<at::Tensor>();
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
-    if (saved.cuts.empty())
-      add(snapshot, saved, saved.tensor.to(saved.dtype).to(at::kCPU).contiguous());
-    else
+    if (!saved.cuts.empty())
       add_collected(snapshot, saved, current);
+    else if (saved.optimizer != nullptr)
+      add_streamed(snapshot, saved);
+    else
+      add(snapshot, saved, saved.tensor.to(saved.dtype).to(at::kCPU).contiguous());
   }
   return snapshot;
 }
@@ -168,7 +191,7 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
           at::TensorOptions().dtype(saved.dtype).pinned_memory(saved.tensor.is_cuda());
       copy = at::empty(saved.sizes, on_host);
     }
-    copy.copy_(saved.cuts.empty() ? saved.tensor : collect(saved).view(saved.sizes));
+    copy.copy_(saved.cuts.empty() ? saved.value() : collect(saved).view(saved.sizes));
     add(snapshot, saved, copy);
   }
   return snapshot;

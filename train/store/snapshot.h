@@ -25,8 +25,8 @@ namespace lathe {
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
 struct Snapshot {
-  /// By file. Their bytes are those of `held`, or are collected from the ranks when they are
-  /// written.
+  /// By file. Their bytes are those of `held`, or are collected from the ranks or read from the
+  /// optimizer's scratch file when they are written.
   std::vector<TensorEntry> model, optimizer;
   std::vector<at::Tensor> held;
   int64_t bytes() const;
@@ -53,11 +53,12 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step);
 
 /// Calls f(name, tensor, part) for each tensor of the optimizer's state, and of fp8 layers'
-/// histories; `part`: of the complete tensor that this process keeps.
+/// histories; `part`: of the complete tensor that this process keeps. A tensor on the meta device
+/// is in the optimizer's scratch file (Optimizer::read_state).
 template <class F>
 void each_state(const Optimizer& optimizer, F&& f) {
   const auto complete = [&](const std::string& name, const at::Tensor& t) {
-    f(name, t, StatePart{t.sizes().vec(), {0, t.numel()}});
+    f(name, t, StatePart{.sizes = t.sizes().vec(), .own = {0, t.numel()}});
   };
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {

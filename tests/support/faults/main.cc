@@ -5,6 +5,9 @@
 //   LATHE_TEST_FAIL="CALL ERRNO N S"
 //                               the N-th such call (write, fsync, mkdir, rename) of the S-th save
 //                               or claimed folder, and each after it, fails
+//   LATHE_TEST_FAIL="CALL ERRNO N"
+//                               the N-th such call (pread, pwrite, fallocate) on a scratch file,
+//                               and each after it, fails
 //   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a
 //                               slow disk
 //   LATHE_TEST_THREADS=N        the process may have N threads; it ends with 77 where it can't be
@@ -53,6 +56,13 @@ bool fails(const char* call) {
   return true;
 }
 
+/// The same of a call on a scratch file, from the start of the process on.
+bool fails_on_scratch(const char* call) {
+  if (failing.call != call || --failing.left > 0) return false;
+  errno = failing.number;
+  return true;
+}
+
 void on_point(const char* name) {
   if (point == name && --left == 0) raise(SIGKILL);
   if (stop_point == name && --stop_left == 0) raise(SIGTERM);
@@ -83,6 +93,15 @@ void read_failing(const std::string& text) {
   };
   calls.rename = [](const char* a, const char* b) {
     return fails("rename") ? -1 : system_calls.rename(a, b);
+  };
+  calls.pread = [](int fd, void* data, size_t n, off_t offset) {
+    return fails_on_scratch("pread") ? -1 : system_calls.pread(fd, data, n, offset);
+  };
+  calls.pwrite = [](int fd, const void* data, size_t n, off_t offset) {
+    return fails_on_scratch("pwrite") ? -1 : system_calls.pwrite(fd, data, n, offset);
+  };
+  calls.fallocate = [](int fd, int mode, off_t offset, off_t length) {
+    return fails_on_scratch("fallocate") ? -1 : system_calls.fallocate(fd, mode, offset, length);
   };
 }
 

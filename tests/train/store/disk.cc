@@ -155,8 +155,19 @@ DiskRecord::DiskRecord(const fs::path& folder) : root_(folder) {
   recorder = this;
   system_calls = file_calls;
   hook_before = fault_hook;
-  file_calls = {on_open,          on_write,  on_fsync, on_close,  on_ftruncate,
-                file_calls.flock, on_rename, on_mkdir, on_unlink, on_rmdir};
+  file_calls = {on_open,
+                on_write,
+                on_fsync,
+                on_close,
+                on_ftruncate,
+                file_calls.flock,
+                on_rename,
+                on_mkdir,
+                on_unlink,
+                on_rmdir,
+                file_calls.pread,
+                file_calls.pwrite,
+                file_calls.fallocate};
   fault_hook = on_point;
 }
 

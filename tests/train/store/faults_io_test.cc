@@ -59,6 +59,9 @@ class Interposed {
                     mode_t mode) { return fails("mkdir") ? -1 : real_calls.mkdir(path, mode); },
         .unlink = [](const char* path) { return fails("unlink") ? -1 : real_calls.unlink(path); },
         .rmdir = [](const char* path) { return fails("rmdir") ? -1 : real_calls.rmdir(path); },
+        .pread = real_calls.pread,
+        .pwrite = real_calls.pwrite,
+        .fallocate = real_calls.fallocate,
     };
   }
   ~Interposed() { file_calls = real_calls; }

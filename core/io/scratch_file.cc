@@ -1,0 +1,153 @@
+#include "core/io/scratch_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+namespace lathe {
+namespace {
+
+/// Repeats a call that a signal interrupted.
+template <class Call>
+auto repeated(Call&& call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+/// Opens a file that has no name in the folder; -1 where it can't.
+int open_unnamed(const fs::path& folder) {
+  constexpr mode_t own = 0600;
+  const int fd = repeated(
+      [&] { return file_calls.open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, own); });
+  const bool is_unknown = fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL);
+  if (!is_unknown) return fd;
+
+  // The file system has no files without a name, as NFS: the name is removed as soon as it is open.
+  // Processes of other machines may have the same number.
+  int named = -1;
+  for (int i = 0; i < 1000; ++i) {
+    const fs::path path = folder / str(".lathe-scratch-", ::getpid(), "-", i);
+    named = repeated(
+        [&] { return file_calls.open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, own); });
+    if (named >= 0) file_calls.unlink(path.c_str());
+    if (named >= 0 || errno != EEXIST) break;
+  }
+  return named;
+}
+
+/// Gives a file its size, with space for all of it where the file system can reserve that.
+bool reserve(int fd, uint64_t bytes) {
+  const auto length = static_cast<off_t>(bytes);
+  if (repeated([&] { return file_calls.fallocate(fd, 0, 0, length); }) == 0) return true;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return false;
+  return repeated([&] { return file_calls.ftruncate(fd, length); }) == 0;
+}
+
+}  // namespace
+
+fs::path nearest_folder(const fs::path& folder) {
+  fs::path nearest = fs::absolute(folder);
+  std::error_code error;
+  while (!fs::is_directory(nearest, error) && nearest.has_relative_path())
+    nearest = nearest.parent_path();
+  return nearest;
+}
+
+ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(nearest_folder(folder)) {
+  fd_ = open_unnamed(folder_);
+  if (fd_ < 0) fails("cannot open a scratch file");
+  if (bytes == 0 || reserve(fd_, bytes)) return;
+
+  // The destructor does not run, and closing must not change what is reported.
+  const int number = errno;
+  file_calls.close(std::exchange(fd_, -1));
+  std::error_code unknown;
+  const fs::space_info space = fs::space(folder_, unknown);
+  errno = number;
+  fails(str("cannot reserve ", bytes, " bytes for a scratch file",
+            unknown ? "" : str(" (", space.available, " are free)")));
+}
+
+ScratchFile::~ScratchFile() {
+  if (fd_ >= 0) file_calls.close(fd_);
+}
+
+void ScratchFile::fails(const std::string& what) const {
+  const int number = errno;
+  throw FileError(Exit::io, str(what, " in ", folder_.string(), ": ", std::strerror(number)),
+                  number);
+}
+
+void ScratchFile::read(uint64_t offset, void* to, size_t bytes) const {
+  auto* at = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t n =
+        repeated([&] { return file_calls.pread(fd_, at, bytes, static_cast<off_t>(offset)); });
+    if (n == 0) errno = EIO;  // the file has its size, so there is no end before
+    if (n <= 0) fails("cannot read the scratch file");
+    at += n;
+    offset += static_cast<uint64_t>(n);
+    bytes -= static_cast<size_t>(n);
+  }
+}
+
+void ScratchFile::write(uint64_t offset, const void* from, size_t bytes) const {
+  const auto* at = static_cast<const char*>(from);
+  while (bytes > 0) {
+    const ssize_t n =
+        repeated([&] { return file_calls.pwrite(fd_, at, bytes, static_cast<off_t>(offset)); });
+    if (n == 0) errno = EIO;
+    if (n <= 0) fails("cannot write the scratch file");
+    at += n;
+    offset += static_cast<uint64_t>(n);
+    bytes -= static_cast<size_t>(n);
+  }
+}
+
+WorkThread::WorkThread() {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& e) {
+    fail(Exit::memory, "cannot start a thread for the scratch file: ", e.code().message(),
+         "; raise the limit of processes and threads (ulimit -u)");
+  }
+}
+
+WorkThread::~WorkThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void WorkThread::add(std::function<void()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+  }
+  changed_.notify_one();
+}
+
+void WorkThread::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return is_ending_ || !queue_.empty(); });
+    if (is_ending_) return;
+    const std::function<void()> work = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    work();
+    lock.lock();
+  }
+}
+
+}  // namespace lathe

@@ -1,0 +1,72 @@
+// A file without a name, for data of a process that does not fit into its memory, and the thread
+// that transfers parts of it.
+//
+// The file never has a name (O_TMPFILE), or loses it as soon as it is open where the file system
+// has no such files. The kernel therefore frees it however the process ends, kill -9 included. Its
+// space is reserved when it is opened, so that a disk that is too small is found at the start of a
+// run and not within a step.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "core/io/file.h"
+
+namespace lathe {
+
+/// Returns `folder`, or its nearest parent that exists: what is made in `folder` later is on the
+/// same disk.
+fs::path nearest_folder(const fs::path& folder);
+
+/// A file of a fixed size that begins as zeros. Its functions throw FileError with Exit::io, and
+/// may be called by several threads for parts that do not overlap.
+class ScratchFile {
+ public:
+  /// Opens a file of `bytes` bytes in nearest_folder(`folder`), and reserves its space where the
+  /// file system can.
+  ScratchFile(const fs::path& folder, uint64_t bytes);
+  ~ScratchFile();
+  ScratchFile(const ScratchFile&) = delete;
+  ScratchFile& operator=(const ScratchFile&) = delete;
+
+  /// Reads `bytes` bytes from `offset` on.
+  void read(uint64_t offset, void* to, size_t bytes) const;
+  /// Writes `bytes` bytes from `offset` on.
+  void write(uint64_t offset, const void* from, size_t bytes) const;
+
+ private:
+  [[noreturn]] void fails(const std::string& what) const;
+
+  fs::path folder_;
+  int fd_ = -1;
+};
+
+/// A thread that calls functions one after another, in the order of add(). The functions must not
+/// throw.
+class WorkThread {
+ public:
+  /// Throws Exit::memory where the system refuses a thread.
+  WorkThread();
+  /// Waits for the function that is running, and drops those that have not begun.
+  ~WorkThread();
+  WorkThread(const WorkThread&) = delete;
+  WorkThread& operator=(const WorkThread&) = delete;
+
+  /// Has a function called after those that were added before.
+  void add(std::function<void()> work);
+
+ private:
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool is_ending_ = false;
+  std::thread thread_;  // the last member: it uses the others
+};
+
+}  // namespace lathe

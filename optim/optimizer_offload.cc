@@ -1,0 +1,169 @@
+// An optimizer whose state is in a scratch file: each unit of the file is updated by itself, with
+// the parameters' pointers moved to the elements of its pieces.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <cstring>
+#include <type_traits>
+
+#include "core/dry_run.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "optim/optimizer.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the address of an element.
+template <class T>
+T* element_at(T* data, Element type, int64_t i) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+  int64_t size = 2;
+  if (type == Element::f64) size = 8;
+  if (type == Element::f32) size = 4;
+  return data == nullptr ? nullptr : static_cast<Byte*>(data) + i * size;
+}
+
+/// Returns how the state of a slot lies in the file.
+OffloadedSlot offloaded(const Slot& slot, const StateOf& state) {
+  OffloadedSlot of{.tensors = {},
+                   .elements = slot.param.numel(),
+                   .own = slot.own,
+                   .is_divisible = state.divisible};
+  for (size_t i = 0; i < slot.state.size(); ++i) {
+    const bool is_average = i == state.tensors.size();
+    of.tensors.push_back({.elements = c10::multiply_integers(slot.parts[i].sizes),
+                          .item = static_cast<int64_t>(slot.state[i].element_size()),
+                          .per = is_average ? 1 : state.tensors[i].per});
+  }
+  return of;
+}
+
+}  // namespace
+
+/// Makes the file, with the state at its start.
+void Optimizer::offload_state(const std::filesystem::path& folder,
+                              const std::vector<NamedParameter>& parameters) {
+  if (control_.bytes().is_cuda())
+    fail(Exit::usage,
+         "memory.offload is for CPUs so far; leave it out, or set train.device = "
+         "\"cpu\"");
+
+  const auto slot_of = [&](size_t i) -> Slot& {
+    return groups_[stages_[i].group].slots[stages_[i].slot];
+  };
+  std::vector<OffloadedSlot> slots;
+  bool has_state = false;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    slots.push_back(offloaded(slot_of(i), method_->state(parameters[i])));
+    has_state = has_state || !slots.back().tensors.empty();
+  }
+  if (!has_state) {
+    fail(Exit::usage, "memory.offload = \"optimizer\" has nothing to act on: optim.kind = \"",
+         config_.kind, "\" keeps no state; leave memory.offload out");
+  }
+  offload_ = std::make_unique<StateOffload>(folder, std::move(slots));
+  if (is_dry_run()) return;
+
+  // The file begins with zeros.
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Slot& slot = slot_of(i);
+    const StateOf state = method_->state(parameters[i]);
+    if (slot.own.size() == 0) continue;
+    for (size_t t = 0; t < slot.state.size(); ++t) {
+      const bool is_average = t == state.tensors.size();
+      const at::TensorOptions options = slot.state[t].options().device(at::kCPU);
+      if (is_average) {
+        write_state(slot.state[t], slot.parts[t],
+                    slot.param.data().view({-1}).narrow(0, slot.own.begin, slot.own.size()));
+      } else if (const double start = state.tensors[t].start; start != 0) {
+        write_state(slot.state[t], slot.parts[t], at::full(slot.state[t].sizes(), start, options));
+      }
+    }
+  }
+}
+
+at::Tensor Optimizer::read_state(const at::Tensor& state, const StatePart& part) const {
+  if (!state.is_meta()) return state;
+  const MemoryScope memory(Memory::checkpoints);
+  const at::Tensor copy = at::empty(state.sizes(), state.options().device(at::kCPU));
+  auto* to = static_cast<std::byte*>(copy.mutable_data_ptr());
+  stream_state(part, [&](std::span<const std::byte> bytes) {
+    std::memcpy(to, bytes.data(), bytes.size());
+    to += bytes.size();
+  });
+  return copy;
+}
+
+void Optimizer::stream_state(const StatePart& part,
+                             const std::function<void(std::span<const std::byte>)>& put) const {
+  offload_->read(part.slot, part.tensor, put);
+}
+
+void Optimizer::write_state(const at::Tensor& state, const StatePart& part,
+                            const at::Tensor& values) {
+  if (!state.is_meta()) {
+    state.view({-1}).copy_(values.view({-1}));
+    return;
+  }
+  const at::Tensor same = values.to(state.scalar_type()).contiguous();
+  if (same.numel() > 0) offload_->write(part.slot, part.tensor, same.const_data_ptr());
+}
+
+/// Returns the update of a piece, whose unit is at `memory`.
+SlotUpdate Optimizer::piece_of(const SlotUpdate& update, const StateOffload::Piece& piece,
+                               std::byte* memory) const {
+  const Stage& stage = stages_[piece.slot];
+  const Slot& slot = groups_[stage.group].slots[stage.slot];
+  SlotUpdate one = update;
+  UpdateArgs& a = one.args;
+
+  // `first` is the first element that this process owns.
+  const int64_t begin = piece.range.begin - a.first;
+  a.param = element_at(a.param, a.param_type, begin);
+  a.grad = element_at(a.grad, a.grad_type, begin);
+  a.low = element_at(a.low, a.low_type, begin);
+  a.n = piece.range.size();
+  a.first = piece.range.begin;
+  for (size_t i = 0; i < slot.state.size(); ++i) {
+    void* const data = memory + piece.offsets[i];
+    if (i < slot.places.size())
+      a.state[slot.places[i]] = data;
+    else
+      a.average = data;
+  }
+  return one;
+}
+
+/// Does what update_all() does, unit by unit.
+void Optimizer::update_offloaded(const std::vector<SlotUpdate>& updates,
+                                 const std::vector<SlotUpdate>& stay) {
+  // By parameter: its update, or that of its average.
+  std::vector<const SlotUpdate*> update_of(stages_.size()), average_of(stages_.size());
+  for (const SlotUpdate& one : updates) update_of[one.parameter] = &one;
+  for (const SlotUpdate& one : stay) average_of[one.parameter] = &one;
+
+  std::vector<bool> is_needed(offload_->units().size());
+  for (const auto* list : {&updates, &stay}) {
+    for (const SlotUpdate& one : *list) {
+      for (const size_t unit : offload_->units_of(one.parameter)) is_needed[unit] = true;
+    }
+  }
+
+  for (size_t u = 0; u < is_needed.size(); ++u) {
+    if (!is_needed[u]) continue;
+    std::byte* const memory = offload_->use(u);
+    std::vector<SlotUpdate> now, averages;
+    for (const StateOffload::Piece& piece : offload_->units()[u].pieces) {
+      if (const SlotUpdate* one = update_of[piece.slot])
+        now.push_back(piece_of(*one, piece, memory));
+      else if (const SlotUpdate* average = average_of[piece.slot])
+        averages.push_back(piece_of(*average, piece, memory));
+    }
+    if (!now.empty()) method_->update(now, rule_, control_.pointer(), /*cuda=*/false);
+    if (!averages.empty()) move_averages(averages);
+  }
+}
+
+}  // namespace lathe

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""The peak memory of loading and saving: loading.py LATHE [--width N] [--layers N]
+
+Runs each command that loads or saves a model of about 100 MB, and the same command on a tiny one. Prints the difference of
+their peaks of resident memory, what the command keeps while it runs (weights; in training also gradients and the
+optimizer's state), and what the peak exceeds that by. The goal is at most one tensor and 64 MiB.
+"""
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from peak import resident
+
+CONFIG = """[model]
+kind = "llama"
+n_layer = {layers}
+n_head = 4
+n_kv_head = 4
+n_embd = {width}
+block_size = 16
+tie_weights = false
+[data]
+dir = "../data"
+[train]
+steps = 2
+batch_size = 1
+grad_accum = 1
+eval_interval = 0
+threads = 1
+device = "cpu"
+[checkpoint]
+interval = 0
+"""
+
+
+def weight_bytes(folder):
+    return (folder / "run/checkpoints/step-00000002/model.safetensors").stat().st_size
+
+
+def peaks_of(lathe, folder, layers, width):
+    """The peak MB of each command on a model of that size, and the bytes of its weights and of its largest tensor."""
+    folder.mkdir()
+    (folder / "model.toml").write_text(CONFIG.format(layers=layers, width=width))
+
+    def peak(*words):
+        return resident([lathe, *words], folder)[1]
+
+    train = ["train", "model.toml", "--force", "true"]
+    peaks = {"train": peak(*train, "--train.out_dir=run")}
+    weights = weight_bytes(folder)
+    peaks["train, init_from"] = peak(*train, "--train.out_dir=second", "--train.init_from=run")
+    peaks["resume"] = peak(*train, "--train.out_dir=run", "--train.steps=4")
+    peaks["resume, offload"] = peak(*train, "--train.out_dir=run", "--train.steps=6", "--memory.offload=optimizer")
+    peaks["eval"] = peak("eval", "run")
+    peaks["generate"] = peak("generate", "run", "--prompt", "the lathe", "--tokens", "4")
+    peaks["verify"] = peak("verify", "run")
+    peaks["export"] = peak("export", "run", "--out", "exported")
+    peaks["import"] = peak("import", "exported", "--out", "imported", "--tokenizer", "none")
+    return peaks, weights
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("lathe")
+    p.add_argument("--width", type=int, default=1024)
+    p.add_argument("--layers", type=int, default=2)
+    a = p.parse_args()
+    lathe = str(Path(a.lathe).resolve())
+    # What stays while a command runs, in multiples of the weights.
+    kept = {"train": 4, "train, init_from": 4, "resume": 4, "resume, offload": 2, "eval": 1, "generate": 1, "verify": 0,
+            "export": 0, "import": 0}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = "the lathe turns wood and a tool cuts what turns slowly under it " * 200
+        (folder / "text.txt").write_text(text)
+        subprocess.run([lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "char"], cwd=folder, check=True,
+                       capture_output=True)
+        tiny, _ = peaks_of(lathe, folder / "tiny", 1, 16)
+        large, weights = peaks_of(lathe, folder / "large", a.layers, a.width)
+    inner = 8 * a.width // 3
+    print(f"weights {weights / 2**20:.0f} MiB, largest tensor about {4 * a.width * inner / 2**20:.0f} MiB")
+    print("| command | peak above a tiny model's, MiB | kept, MiB | above that, MiB |\n|---|---|---|---|")
+    for command, times in kept.items():
+        above, state = large[command] - tiny[command], times * weights / 2**20
+        print(f"| {command} | {above:.0f} | {state:.0f} | {above - state:.0f} |")
+
+
+main()

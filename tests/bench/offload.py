@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Steps with the optimizer's state on the disk beside steps in memory: offload.py LATHE [--folder DIR] [--steps N]
+[--tokens N] [--limit MB ...]
+
+Trains GPT-2 124M (fp32, one sequence a step) with memory.offload off and on, each with updates after the backward pass and
+in it, and prints the milliseconds of a step, the peak resident memory, and what of the transfer was hidden. The disk's own
+rate is measured before and after, past the system's cache of files. With --limit, the runs with offload are repeated in a
+control group (version 1) of so many megabytes, in which the cache of files has no room for the state: needs root.
+"""
+import argparse
+import json
+import mmap
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from peak import resident
+
+CONFIG = """[model]
+n_layer = 12
+n_head = 12
+n_embd = 768
+block_size = {tokens}
+vocab_size = 50257
+[data]
+dir = "data"
+[train]
+steps = {steps}
+batch_size = 1
+grad_accum = 1
+eval_interval = 0
+log_interval = 1
+[optim]
+grad_clip = 0
+[checkpoint]
+interval = 0
+"""
+GROUP = Path("/sys/fs/cgroup/memory/lathe-bench-offload")
+
+
+def disk_rate(folder, megabytes=512, part=16 << 20):
+    """MB/s of writing and of reading past the cache of files, in requests of the size of an offload unit."""
+    path, buffer = folder / "rate", mmap.mmap(-1, part)
+    buffer.write(os.urandom(part))
+    rates = []
+    for flags, call in ((os.O_CREAT | os.O_WRONLY, os.pwritev), (os.O_RDONLY, os.preadv)):
+        fd = os.open(path, flags | os.O_DIRECT)
+        begin = time.monotonic()
+        for i in range(megabytes * (1 << 20) // part):
+            call(fd, [buffer], i * part)
+        os.fsync(fd)
+        rates.append(megabytes * (1 << 20) / 1e6 / (time.monotonic() - begin))
+        os.close(fd)
+    path.unlink()
+    return rates
+
+
+def train(lathe, folder, words, limit):
+    """Milliseconds of a step, peak MB, and the line about the transfer."""
+    subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
+    command = [lathe, "train", "offload.toml", "--train.out_dir=run", "--force", "true", *words]
+    if limit:
+        GROUP.mkdir(exist_ok=True)
+        (GROUP / "memory.limit_in_bytes").write_text(str(limit << 20))
+        command = ["sh", "-c", f'echo $$ > {GROUP}/cgroup.procs && exec "$@"', "sh", *command]
+    out, peak = resident(command, folder)
+    if limit:
+        GROUP.rmdir()
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    times = [line["step_ms"] for line in lines if "loss" in line]
+    transfer = re.search(r"^offload +(.*)$", out, re.MULTILINE)
+    return statistics.median(times[1:]), peak, transfer[1] if transfer else ""
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("lathe")
+    p.add_argument("--folder", help="on the disk to be measured")
+    p.add_argument("--steps", type=int, default=5)
+    p.add_argument("--tokens", type=int, default=1024)
+    p.add_argument("--limit", type=int, nargs="*", default=[])
+    a = p.parse_args()
+    lathe = str(Path(a.lathe).resolve())
+    with tempfile.TemporaryDirectory(dir=a.folder) as name:
+        folder = Path(name)
+        (folder / "data").mkdir()
+        for split in ("train", "val"):
+            tokens = bytes(i * i % 251 for i in range(1 << 20))
+            (folder / "data" / f"{split}.bin").write_bytes(bytes(b for t in tokens for b in (t, 0)))
+        (folder / "offload.toml").write_text(CONFIG.format(tokens=a.tokens, steps=a.steps))
+        print("disk: %.0f MB/s written, %.0f MB/s read" % tuple(disk_rate(folder)))
+        during, disk = "--memory.update_in_backward=true", "--memory.offload=optimizer"
+        print("| state | updates | limit, MB | ms a step | tokens/s | peak MB | transfer |\n|---|---|---|---|---|---|---|")
+        for limit in [0, *a.limit]:
+            for words in ([], [during], [disk], [disk, during]):
+                if limit and disk not in words:
+                    continue
+                ms, peak, transfer = train(lathe, folder, words, limit)
+                print(f"| {'disk' if disk in words else 'memory'} | {'in' if during in words else 'after'} backward "
+                      f"| {limit or ''} | {ms:.0f} | {1e3 * a.tokens / ms:.0f} | {peak:.0f} | {transfer} |", flush=True)
+        print("disk: %.0f MB/s written, %.0f MB/s read" % tuple(disk_rate(folder)))
+
+
+main()

@@ -1,0 +1,139 @@
+// A file without a name, on disks that are full or failing, and the thread beside it.
+#include "core/io/scratch_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+const FileCalls scratch_calls = file_calls;
+
+/// While alive, a call fails with the errno that `failing_calls` gives it, and reads and writes
+/// transfer at most 7 bytes.
+struct FailingDisk {
+  static inline std::map<std::string, int> failing;
+  static int number_of(const char* call) {
+    const auto found = failing.find(call);
+    return errno = found == failing.end() ? 0 : found->second;
+  }
+
+  explicit FailingDisk(std::map<std::string, int> calls) {
+    failing = std::move(calls);
+    file_calls.open = [](const char* path, int flags, mode_t mode) {
+      const bool unnamed = (flags & O_TMPFILE) == O_TMPFILE;
+      if (number_of(unnamed ? "open unnamed" : "open") != 0) return -1;
+      return scratch_calls.open(path, flags, mode);
+    };
+    file_calls.fallocate = [](int fd, int mode, off_t offset, off_t length) {
+      return number_of("fallocate") != 0 ? -1 : scratch_calls.fallocate(fd, mode, offset, length);
+    };
+    file_calls.ftruncate = [](int fd, off_t length) {
+      return number_of("ftruncate") != 0 ? -1 : scratch_calls.ftruncate(fd, length);
+    };
+    file_calls.pread = [](int fd, void* data, size_t n, off_t offset) -> ssize_t {
+      return number_of("pread") != 0
+                 ? -1
+                 : scratch_calls.pread(fd, data, std::min<size_t>(n, 7), offset);
+    };
+    file_calls.pwrite = [](int fd, const void* data, size_t n, off_t offset) -> ssize_t {
+      return number_of("pwrite") != 0
+                 ? -1
+                 : scratch_calls.pwrite(fd, data, std::min<size_t>(n, 7), offset);
+    };
+  }
+  ~FailingDisk() { file_calls = scratch_calls; }
+  FailingDisk(const FailingDisk&) = delete;
+  FailingDisk& operator=(const FailingDisk&) = delete;
+};
+
+TEST_CASE("a scratch file begins with zeros, keeps what is written and leaves no name",
+          "[scratch_file]") {
+  // File systems with files without a name, those without, and those that reserve no space; with
+  // short reads and writes.
+  const std::vector<std::map<std::string, int>> systems{
+      {}, {{"open unnamed", EOPNOTSUPP}}, {{"open unnamed", EISDIR}, {"fallocate", EOPNOTSUPP}}};
+  for (const auto& calls : systems) {
+    const TempFolder f;
+    // Another machine's process of this number may have a file at this moment.
+    const std::string taken = ".lathe-scratch-" + std::to_string(getpid()) + "-0";
+    write_file(f / taken, "taken");
+    const FailingDisk disk(calls);
+    const ScratchFile file(f.path() / "not/there/yet", 100'000);
+    CHECK(names(f.path()) == std::set<std::string>{taken});
+
+    std::string bytes(50, 'x');
+    file.read(70'000, bytes.data(), bytes.size());
+    CHECK(bytes == std::string(50, '\0'));
+    file.write(70'010, "lathe", 5);
+    file.read(70'000, bytes.data(), bytes.size());
+    CHECK(bytes == std::string(10, '\0') + "lathe" + std::string(35, '\0'));
+    CHECK(names(f.path()) == std::set<std::string>{taken});
+    CHECK(slurp(f / taken) == "taken");
+  }
+}
+
+TEST_CASE("a scratch file on a full or failing disk is an error with the folder and what to do",
+          "[scratch_file]") {
+  const TempFolder f;
+  const std::string folder = f.path().string();
+  for (const char* call : {"open unnamed", "fallocate"}) {
+    INFO(call);
+    const FailingDisk disk({{call, ENOSPC}});
+    try {
+      const ScratchFile file(f.path(), 123'456);
+      FAIL("no error");
+    } catch (const FileError& e) {
+      CHECK(e.code() == Exit::io);
+      CHECK(e.is_full());
+      CHECK_THAT(e.what(), ContainsSubstring(folder) && ContainsSubstring("free space"));
+      if (std::string(call) == "fallocate")
+        CHECK_THAT(e.what(), ContainsSubstring("123456 bytes") && ContainsSubstring("are free"));
+    }
+  }
+
+  const ScratchFile file(f.path(), 1000);
+  char byte = 0;
+  {
+    const FailingDisk disk({{"pread", EIO}, {"pwrite", ENOSPC}});
+    CHECK_THAT(error_of([&] { file.read(0, &byte, 1); }),
+               ContainsSubstring("cannot read") && ContainsSubstring("see to the disk"));
+    CHECK_THAT(error_of([&] { file.write(0, &byte, 1); }),
+               ContainsSubstring("cannot write") && ContainsSubstring("free space"));
+  }
+  // The control: the same calls work on the disk as it is. There is nothing behind the end.
+  CHECK(error_of([&] { file.write(999, &byte, 1); }) == "");
+  CHECK(error_of([&] { file.read(999, &byte, 1); }) == "");
+  CHECK_THAT(error_of([&] { file.read(1000, &byte, 1); }), ContainsSubstring("cannot read"));
+}
+
+TEST_CASE("a thread does its work in order", "[scratch_file]") {
+  std::vector<int> done;
+  std::mutex mutex;
+  std::condition_variable last;
+  bool is_last = false;
+  WorkThread thread;
+  for (int i = 0; i < 100; ++i) thread.add([&done, i] { done.push_back(i); });
+  thread.add([&] {
+    const std::lock_guard lock(mutex);
+    is_last = true;
+    last.notify_all();
+  });
+  std::unique_lock lock(mutex);
+  last.wait(lock, [&] { return is_last; });
+  REQUIRE(done.size() == 100);
+  CHECK(std::is_sorted(done.begin(), done.end()));
+}
+
+}  // namespace

@@ -1,0 +1,277 @@
+// memory.offload: the same bits with the optimizer's state on the disk, in less memory; resumes,
+// kills, full and failing disks.
+#include <string>
+#include <vector>
+
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+#include "tests/train/loop/trials.h"
+#include "train/analysis/fit.h"
+#include "train/store/checkpoint.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::Finished;
+using lathe::test::Kind;
+using lathe::test::results_of;
+using lathe::test::TempFolder;
+using lathe::test::train_on;
+using lathe::test::with_keys;
+using Words = std::vector<std::string>;
+
+const Kind offload_gpt{"gpt", "text",
+                       "n_layer = 3\nn_head = 2\nn_embd = 64\nblock_size = 12\ndropout = 0.1\n"};
+// Its matrices have more elements than a partial sum covers, so that they are cut.
+const Kind cut_gpt{"gpt", "text",
+                   "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
+const Words offloading{"--memory.offload=optimizer"};
+
+/// Runs of one folder with data for each kind.
+class OffloadRuns {
+ public:
+  OffloadRuns() { lathe::test::make_data(folder_); }
+  const TempFolder& folder() const { return folder_; }
+
+  void train(const std::string& name, const Kind& kind, const Words& more, int code = 0,
+             int ranks = 1) {
+    lathe::test::write_config(folder_, kind);
+    const Words keys{"--train.grad_accum=2",     "--train.steps=6",
+                     "--train.batch_size=4",     "--train.eval_interval=3",
+                     "--train.eval_batches=2",   "--checkpoint.interval=6",
+                     "--schedule.kind=constant", "--train.log_interval=1"};
+    done_ = train_on(folder_, ranks, "kind.toml", name, with_keys(keys, more));
+    INFO(done_.out << done_.err);
+    REQUIRE(done_.code == code);
+  }
+  std::string results(const std::string& name) const {
+    return results_of(folder_ / ("runs/" + name), "step-00000006");
+  }
+  const Finished& done() const { return done_; }
+
+ private:
+  TempFolder folder_;
+  Finished done_;
+};
+
+struct OffloadCell {
+  const Kind& kind;
+  Words keys;
+};
+
+/// test::kinds: 0 an mlp with batch norm, 1 an mlp of numbers, 2 a convnet, 3 a Llama, 4 an LSTM.
+std::vector<OffloadCell> offload_cells() {
+  const auto& kinds = lathe::test::kinds;
+  const Words during{"--memory.update_in_backward=true", "--train.grad_accum=1"};
+  return {
+      {offload_gpt, {"--optim.grad_clip=0.5"}},
+      {cut_gpt, with_keys(during, {"--optim.grad_clip=0.5", "--optim.ema_decay=0.9"})},
+      {cut_gpt,
+       {"--amp.dtype=fp16", "--amp.scaler=dynamic", "--amp.loss_scale=16777216",
+        "--optim.kind=adamw8bit"}},
+      {offload_gpt,
+       with_keys(during, {"--amp.dtype=bf16", "--amp.master=false", "--optim.grad_clip=0"})},
+      {kinds[0], {"--optim.kind=lamb", "--optim.grad_clip=0.1", "--checkpoint.dtype=bf16"}},
+      {kinds[1], {"--optim.kind=nadam", "--optim.grad_clip=0.1", "--optim.grad_clip_by=parameter"}},
+      {kinds[2], {"--optim.kind=adagrad", "--optim.initial_accumulator=0.5", "--amp.dtype=bf16"}},
+      {kinds[3],
+       {"--optim.kind=muon", "--amp.working_copies=true", "--amp.dtype=bf16",
+        "--memory.recompute=blocks"}},
+      {kinds[4], {"--optim.kind=adafactor", "--train.spike_sigma=0.5"}},
+  };
+}
+
+TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_runs]") {
+  OffloadRuns runs;
+  int n = 0;
+  for (const OffloadCell& c : offload_cells()) {
+    std::string keys;
+    for (const std::string& key : c.keys) keys += key + " ";
+    INFO(c.kind.name << " " << keys);
+    const std::string name = std::to_string(n++);
+    runs.train("memory-" + name, c.kind, c.keys);
+    CHECK(runs.done().out.find("\noffload ") == std::string::npos);
+    runs.train("disk-" + name, c.kind, with_keys(c.keys, offloading));
+    CHECK(runs.done().out.find("\noffload ") != std::string::npos);
+    CHECK((runs.results("disk-" + name) == runs.results("memory-" + name)));
+  }
+  // Nothing has a name that a run without it lacks.
+  CHECK(lathe::test::names(runs.folder() / "runs/disk-0") ==
+        lathe::test::names(runs.folder() / "runs/memory-0"));
+
+  // The control: another clipping norm gives other bits.
+  runs.train("clipped", offload_gpt, {"--optim.grad_clip=0.01"});
+  CHECK((runs.results("clipped") != runs.results("disk-0")));
+}
+
+TEST_CASE("each process keeps its share of the state on the disk", "[offload_runs]") {
+  OffloadRuns runs;
+  const Words keys{"--train.grad_accum=4", "--optim.grad_clip=0.5", "--dist.timeout=60"};
+  runs.train("alone", cut_gpt, keys);
+  const Words shared = with_keys(keys, offloading);
+  for (const char* shard : {"none", "optimizer", "gradients", "parameters"}) {
+    INFO(shard);
+    Words all = with_keys(shared, {std::string("--dist.shard=") + shard});
+    if (std::string(shard) == "parameters") all.push_back("--memory.recompute=blocks");
+    runs.train(shard, cut_gpt, all, 0, 2);
+    CHECK((runs.results(shard) == runs.results("alone")));
+  }
+}
+
+TEST_CASE("a run resumes to the bit with its state on the disk or in memory", "[offload_runs]") {
+  OffloadRuns runs;
+  runs.train("whole", cut_gpt, {});
+  runs.train("parts", cut_gpt, with_keys(offloading, {"--train.pause_at=2"}), 75);
+  runs.train("parts", cut_gpt, with_keys(offloading, {"--train.pause_at=3"}), 75);
+  runs.train("parts", cut_gpt, {"--train.pause_at=4"}, 75);
+  runs.train("parts", cut_gpt, offloading);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const fs::path saved = fs::path("checkpoints/step-00000006") / file;
+    CHECK((lathe::test::slurp(runs.folder() / "runs/parts" / saved) ==
+           lathe::test::slurp(runs.folder() / "runs/whole" / saved)));
+  }
+}
+
+TEST_CASE("what contradicts memory.offload is refused with the remedy", "[offload_runs]") {
+  OffloadRuns runs;
+  const std::vector<std::pair<Words, std::string>> cases{
+      {{"--memory.offload=optimizer", "--checkpoint.async_save=true"}, "checkpoint.async_save"},
+      {{"--memory.offload=optimizer", "--optim.kind=sgd"}, "keeps no state"},
+      {{"--memory.offload=optimizer", "--memory.offload_dir=nowhere"},
+       "there is no folder nowhere"},
+      {{"--memory.offload_dir=text"}, "memory.offload_dir has no effect"},
+  };
+  for (const auto& [keys, says] : cases) {
+    INFO(says);
+    runs.train("refused", offload_gpt, keys, 2);
+    CHECK_THAT(runs.done().err, ContainsSubstring(says) && ContainsSubstring("memory.offload"));
+    CHECK(!fs::exists(runs.folder() / "runs"));
+  }
+  // A folder that is there is used, and nothing stays in it.
+  fs::create_directory(runs.folder() / "scratch");
+  runs.train("other", offload_gpt, with_keys(offloading, {"--memory.offload_dir=scratch"}));
+  CHECK(lathe::test::names(runs.folder() / "scratch").empty());
+}
+
+TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its checkpoints stay",
+          "[offload_runs]") {
+  const TempFolder f(lathe::test::fast_folder());
+  lathe::test::make_tiny_run(f.path());
+  const auto train = [&](const std::string& run, const std::string& fault) {
+    std::map<std::string, std::string> faults;
+    if (!fault.empty()) faults = {{"LATHE_TEST_FAIL", fault}};
+    return lathe::test::run({"lathe_faults",
+                             {"train", "tiny.toml", "--train.steps=12", "--checkpoint.interval=4",
+                              "--train.out_dir=" + run, "--memory.offload=optimizer"},
+                             f.path(),
+                             faults});
+  };
+  REQUIRE(train("reference", "").code == 0);
+  const std::vector<std::pair<std::string, std::string>> faults{
+      {"pwrite ENOSPC 60", "No space left on device; free space"},
+      {"pwrite EIO 90", "Input/output error; see to the disk"},
+      {"pread EIO 150", "Input/output error; see to the disk"},
+      {"fallocate ENOSPC 1", "bytes for a scratch file"},
+  };
+  for (const auto& [fault, says] : faults) {
+    INFO(fault);
+    const Finished failed = train("run", fault);
+    INFO(failed.out << failed.err);
+    CHECK(failed.code == 6);
+    CHECK_THAT(failed.err, ContainsSubstring(says) && ContainsSubstring("scratch file"));
+    CHECK(std::count(failed.err.begin(), failed.err.end(), '\n') == 1);
+    if (fault.starts_with("fallocate")) {
+      CHECK(!fs::exists(f / "run"));
+      continue;
+    }
+    const auto there = list_checkpoints(f / "run");
+    CHECK(!there.empty());
+    for (const auto& path : there) CHECK_NOTHROW(verify_checkpoint(path));
+    CHECK(train("run", "").code == 0);
+    CHECK(lathe::test::difference(f / "reference", f / "run") == "");
+    fs::remove_all(f / "run");
+  }
+}
+
+TEST_CASE("killed while its state is read, written and saved, a run resumes to the bit",
+          "[offload_runs]") {
+  lathe::test::Trials trials(offloading);
+  for (const char* point : {"offload: read", "offload: written"}) {
+    for (const double nth : {1., 37., 211.}) CHECK(trials.trial({{point, nth, -1}}));
+  }
+  for (const int nth : {1, 2, 4}) {
+    CHECK(trials.trial({{"save: model written", static_cast<double>(nth), 10 * (nth - 1)}}));
+    CHECK(trials.trial({{"save: optimizer written", static_cast<double>(nth), 10 * (nth - 1)}}));
+    CHECK(trials.trial({{"save: parent synced", static_cast<double>(nth), 10 * nth}}));
+  }
+  CHECK(trials.trial({{"step", 15, 10}, {"offload: written", 5, 10}, {"step", 3, 10}}));
+  CHECK(trials.trial({{"", trials.seconds() / 2}}));
+}
+
+TEST_CASE("plan knows the memory and the disk of a run whose state is on the disk",
+          "[offload_runs][process_memory]") {
+  OffloadRuns runs;
+  // 24 MB of parameters and 48 MB of state.
+  const Kind deep{"gpt", "text", "n_layer = 2\nn_head = 4\nn_embd = 512\nblock_size = 8\n"};
+  const auto take = [&](const std::string& name, const Words& more) {
+    const Words keys =
+        with_keys({"--train.grad_accum=1", "--train.batch_size=1", "--train.eval_interval=0",
+                   "--data.workers=0", "--train.device=cpu", "--train.steps=3"},
+                  more);
+    lathe::test::write_config(runs.folder(), deep);
+    Words plan{"plan", "kind.toml", "--json"}, bench{"bench", "step", "kind.toml"};
+    plan.insert(plan.end(), keys.begin(), keys.end());
+    bench.insert(bench.end(), keys.begin(), keys.end());
+    const Finished planned = lathe::test::lathe_apart(runs.folder(), plan);
+    const Finished measured = lathe::test::lathe_apart(runs.folder(), bench);
+    INFO(name << planned.err << measured.err);
+    REQUIRE(planned.code == 0);
+    REQUIRE(measured.code == 0);
+    Json forecast = parse_json(planned.out, "plan", Exit::internal);
+    const double real =
+        parse_json(measured.out, "bench", Exit::internal)["peak_rss_mb"].get<double>();
+    CHECK(forecast["peak_rss_mb"].get<double>() == Approx(real).epsilon(0.05));
+    forecast["real"] = real;
+    return forecast;
+  };
+  const Json memory = take("memory", {}), disk = take("disk", offloading);
+  const double state = 8.0 * 2 * 12 * 512 * 512 / (1 << 20);
+  CHECK(disk["scratch_bytes"].get<double>() / (1 << 20) == Approx(state).epsilon(0.05));
+  CHECK(memory["scratch_bytes"].get<int64_t>() == 0);
+  CHECK(memory["real"].get<double>() - disk["real"].get<double>() > 0.6 * state);
+}
+
+TEST_CASE("--fit proposes state on the disk last", "[offload_runs]") {
+  const TempFolder f(lathe::test::fast_folder());
+  lathe::test::make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  const Overrides given{
+      {"data.dir", (f / "data").string()}, {"model.n_layer", "4"},    {"model.n_embd", "256"},
+      {"model.block_size", "8"},           {"train.batch_size", "1"}, {"train.grad_accum", "1"}};
+  const auto needs = [&](const Overrides& more) {
+    Overrides all = given;
+    for (const auto& key : more) {
+      std::erase_if(all, [&](const auto& k) { return k.first == key.first; });
+      all.push_back(key);
+    }
+    return dry_step(load_config(path, all)).resident();
+  };
+  const std::pair<std::string, std::string> small{"optim.kind", "adamw8bit"},
+      during{"memory.update_in_backward", "true"}, disk{"memory.offload", "optimizer"};
+  const Forecast now{.dry = dry_step(load_config(path, given))};
+
+  // What 8-bit state can do is left to it.
+  const auto first = find_fit(path, given, now, needs({small}));
+  REQUIRE(first);
+  CHECK(std::find(first->begin(), first->end(), disk) == first->end());
+
+  const int64_t limit = needs({small, during, disk});
+  REQUIRE(limit < needs({small, during}));
+  const auto last = find_fit(path, given, now, limit);
+  REQUIRE(last);
+  CHECK(std::find(last->begin(), last->end(), disk) != last->end());
+  CHECK(needs(*last) <= limit);
+}
+
+}  // namespace
