@@ -256,7 +256,8 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
   }
   if (files.size() > 1)
     fail(Exit::usage, "command line: ", files[1],
-         " is a second file, and only images may be several; predict them one by one");
+         " is a second file, and lathe predict takes one table or array, or several images; leave "
+         "it out");
 
   if (kind_of(file) == Kind::csv) {
     if (encoding.table) return open_new_rows(file, *encoding.table);

@@ -54,21 +54,21 @@ bool is_image_file(const fs::path& path) {
 }
 
 void fail_damaged_image(const std::string& name, const char* what) {
-  fail(Exit::data, name, " is damaged (", printable_line(what), "); replace it, or take it away");
+  fail(Exit::data, name, " is damaged (", printable_line(what), "); replace it, or remove it");
 }
 
 void check_image_size(int64_t height, int64_t width, const std::string& name) {
   if (height < 1 || width < 1) fail_damaged_image(name, "an image without pixels");
   // Both are below 2^32, so the product of a quotient can't overflow.
   if (height > ImageFile::most_pixels / width)
-    fail(Exit::data, name, " has ", width, " x ", height,
-         " pixels, more than 100 million; make it smaller, or take it away");
+    fail(Exit::data, name, " has ", height, " x ", width,
+         " pixels, more than 100 million; make it smaller, or remove it");
 }
 
 ImageFile::ImageFile(const fs::path& path) : file_(path, Exit::data), name_(path.string()) {
   const ImageFormat format = format_of(file_);
   if (format == ImageFormat::none)
-    fail(Exit::data, name_, " is neither a PNG nor a JPEG image; convert it, or take it away");
+    fail(Exit::data, name_, " is neither a PNG nor a JPEG image; convert it, or remove it");
   decoder_ =
       format == ImageFormat::png ? open_png(file_.bytes(), name_) : open_jpeg(file_.bytes(), name_);
 }

@@ -42,6 +42,8 @@ class PngDecoder final : public ImageFile::Decoder {
       fail(Exit::memory, name, ": libpng could not be started");
     }
     png_set_read_fn(png_, &input_, read_bytes);
+    // Texts, which may be compressed, are skipped: libpng would keep up to 8 MB of each.
+    png_set_chunk_cache_max(png_, 1);
   }
   ~PngDecoder() override { png_destroy_read_struct(&png_, &info_, nullptr); }
   PngDecoder(const PngDecoder&) = delete;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/io/log.h"
 #include "core/io/text.h"
 #include "data/prepare/image_file.h"
 #include "data/prepare/resize.h"
@@ -15,10 +16,12 @@ struct ImagePath {
   uint64_t bytes = 0;
 };
 
+constexpr int64_t most_size = 4096;  // rows or columns of an image after resizing
+
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with("."); }
 
-/// Adds all images in a folder and its folders, in the order of their paths. Counts files that are
-/// none.
+/// Adds all images in a folder and its folders, in the order of their paths; links to folders are
+/// not followed. Counts the other files.
 void collect_images(const fs::path& folder, const std::string& label, std::vector<ImagePath>& found,
                     int64_t& others) {
   std::vector<fs::path> entries = list_folder(folder);
@@ -67,8 +70,7 @@ class ImageSource : public ExampleSource {
 
 class ImageFolder final : public ImageSource {
  public:
-  ImageFolder(const std::string& folder, const ImageOptions& options, const ExampleSource* like)
-      : folder_(folder) {
+  ImageFolder(const std::string& folder, const ImageOptions& options, const ExampleSource* like) {
     if (!fs::is_directory(folder))
       fail(Exit::data, folder, fs::exists(folder) ? " is not a folder" : " does not exist",
            "; --format images takes a folder that holds a folder of images for each class");
@@ -78,10 +80,13 @@ class ImageFolder final : public ImageSource {
     if (classes_ == 0)
       fail(Exit::data, folder, " holds no folders; make one for each class, with its images in it");
 
-    height_ = options.height, width_ = options.width;
+    height_ = options.height;
+    width_ = options.width;
     if (like == nullptr) return;
     const std::vector<int64_t> sizes = like->sizes();
-    channels_ = sizes.at(0), height_ = sizes.at(1), width_ = sizes.at(2);
+    channels_ = sizes.at(0);
+    height_ = sizes.at(1);
+    width_ = sizes.at(2);
   }
 
   void scan(ProgressReporter& meter) override;
@@ -96,7 +101,6 @@ class ImageFolder final : public ImageSource {
  private:
   void add_class(const fs::path& entry);
 
-  std::string folder_;
   int64_t classes_ = 0;
 };
 
@@ -127,11 +131,17 @@ void ImageFolder::scan(ProgressReporter& meter) {
   for (const ImagePath& image : images_) {
     const ImageFile file(image.path);
     if (!file.is_gray()) channels_ = 3;
-    if (keeps && height_ == 0) height_ = file.height(), width_ = file.width();
+    if (keeps && height_ == 0) {
+      height_ = file.height();
+      width_ = file.width();
+    }
     if (keeps && (file.height() != height_ || file.width() != width_))
       fail(Exit::usage, image.path, " is ", file.height(), " x ", file.width(), ", and ",
            images_[0].path, " is ", height_, " x ", width_,
            "; give the size for all as --size HEIGHT,WIDTH");
+    if (keeps && std::max(height_, width_) > most_size)
+      fail(Exit::usage, image.path, " is ", height_, " x ", width_,
+           "; give a smaller size for all as --size HEIGHT,WIDTH, up to ", most_size);
     meter.advance(image.bytes);
   }
 }
@@ -139,7 +149,8 @@ void ImageFolder::scan(ProgressReporter& meter) {
 class NewImages final : public ImageSource {
  public:
   NewImages(const std::vector<std::string>& paths, const ExampleEncoding& encoding) {
-    channels_ = encoding.input_sizes.at(0), height_ = encoding.input_sizes.at(1),
+    channels_ = encoding.input_sizes.at(0);
+    height_ = encoding.input_sizes.at(1);
     width_ = encoding.input_sizes.at(2);
     for (const std::string& path : paths) {
       if (!fs::is_directory(path)) {
@@ -150,7 +161,13 @@ class NewImages final : public ImageSource {
       collect_images(path, "", images_, others_);
       if (images_.size() == before) fail(Exit::data, path, " holds no PNG or JPEG images");
     }
-    for (ImagePath& image : images_) image.label = image.path;
+    if (others_ > 0)
+      log_warn(quantity(others_, "file"), others_ == 1 ? " is" : " are",
+               " neither PNG nor JPEG images or are links to folders, and left out");
+    for (ImagePath& image : images_) {
+      if (!is_utf8(image.path)) fail(Exit::data, image.path, " is not UTF-8; rename the file");
+      image.label = image.path;
+    }
   }
 };
 

@@ -330,10 +330,11 @@ Exit prepare_mixture(const Arguments& arguments) {
   std::vector<std::string> paths;
   for (const std::string& text : arguments.lists.at("source")) {
     const auto [part, path] = read_source(text);
-    parts.push_back(part), paths.push_back(path);
+    parts.push_back(part);
+    paths.push_back(path);
     if (!fs::exists(path))
       fail(Exit::data, "there is no file ", path, ", which --source ", part.name, " names");
-
+    check_not_parquet(path);
     if (is_example_file(path)) {
       fail(Exit::usage, "command line: --source ", part.name, ": mixtures are of text, and ", path,
            " holds examples");

@@ -157,9 +157,10 @@ Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_fl
 Exit prepare_images(const Arguments& arguments, std::vector<const char*> text_flags) {
   std::erase_if(text_flags, [](const char* name) { return std::string_view(name) == "format"; });
   refuse_flags(arguments, text_flags, "text");
-  refuse_flags(arguments,
-               {"target", "task", "shape", "layout", "id", "drop", "category", "missing"},
-               "tables and arrays");
+  std::vector<const char*> table_flags = example_flags();
+  std::erase_if(table_flags,
+                [](std::string_view name) { return name == "val-file" || name == "size"; });
+  refuse_flags(arguments, table_flags, "tables and arrays");
   ExampleOptions o;
   o.inputs = arguments.positionals;
   o.out = arguments.get("out", "");

@@ -10,14 +10,14 @@
 namespace lathe {
 namespace {
 
-const OnnxKind& onnx_kind(const std::string& name) {
+const OnnxKind& onnx_kind(const fs::path& run, const std::string& name) {
   std::string known;
   for (const OnnxKind& kind : onnx_kinds()) {
     if (kind.name == name) return kind;
     known += (known.empty() ? "" : ", ") + kind.name;
   }
-  fail(Exit::usage, "this build writes ONNX files for models of the kinds ", known, ", not for ",
-       name);
+  fail(Exit::usage, run.string(), ": ONNX files are for models of the kinds ", known, ", not for ",
+       name, "; give another --format");
 }
 
 /// Returns the weights and buffers of a checkpoint's model in float32.
@@ -51,7 +51,7 @@ void add_language_model(OnnxLayers& layers, const OnnxKind& kind, const RunConfi
 }  // namespace
 
 void export_onnx(const ExportOptions& o) {
-  if (!o.dtype.empty())
+  if (!o.dtype.empty() && o.dtype != "fp32")
     fail(Exit::usage,
          "command line: --dtype does not apply to ONNX, which is written in fp32; "
          "leave it out");
@@ -62,7 +62,7 @@ void export_onnx(const ExportOptions& o) {
   const RunState state = read_state(checkpoint);
   const RunConfig config = saved_config(state, checkpoint);
   check_exportable(o, config);
-  const OnnxKind& kind = onnx_kind(config.model.kind);
+  const OnnxKind& kind = onnx_kind(o.run, config.model.kind);
   const bool is_language = state.sizes.outputs == 0, classifies = state.task == "classification";
   if (!is_language && !classifies && state.task != "regression")
     fail(Exit::usage,

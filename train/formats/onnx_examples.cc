@@ -12,7 +12,12 @@ using Ints = std::vector<int64_t>;
 /// Returns the type in which raw inputs are normalized. `lathe predict` does it in float64, which
 /// numbers such as years need; float32 is enough for pixels, and more programs have it.
 OnnxType raw_type(const ExampleEncoding& e) {
-  return e.input_sizes.size() >= 3 ? OnnxType::f32 : OnnxType::f64;
+  bool is_enough = e.input_sizes.size() >= 3;
+  for (size_t i = 0; i < e.inputs.mean.size(); ++i) {
+    const double mean = e.inputs.mean[i], scale = e.inputs.scale[i];
+    is_enough = is_enough && scale > 1e-30 && std::abs(mean) < 1e3 * scale;
+  }
+  return is_enough ? OnnxType::f32 : OnnxType::f64;
 }
 
 /// Returns the column's name, or its number from 1 where the table has no header line.
@@ -90,7 +95,10 @@ std::string add_example_inputs(OnnxGraph& graph, const ExampleEncoding& e) {
   if (e.table) {
     x = add_table(graph, *e.table, type);
     Ints shape{-1};
-    shape.insert(shape.end(), sizes.begin(), sizes.end());
+    if (e.channels_last)
+      shape.insert(shape.end(), {sizes[1], sizes[2], sizes[0]});
+    else
+      shape.insert(shape.end(), sizes.begin(), sizes.end());
     if (sizes.size() > 1) x = graph.add_node("Reshape", {x, graph.add_integers("sizes", shape)});
   } else {
     std::vector<OnnxDim> dims{"batch"};
@@ -99,8 +107,8 @@ std::string add_example_inputs(OnnxGraph& graph, const ExampleEncoding& e) {
     else
       dims.insert(dims.end(), sizes.begin(), sizes.end());
     graph.add_input("input", type, dims);
-    if (e.channels_last) x = graph.add_node("Transpose", {x}, {{"perm", Ints{0, 3, 1, 2}}});
   }
+  if (e.channels_last) x = graph.add_node("Transpose", {x}, {{"perm", Ints{0, 3, 1, 2}}});
 
   // With three or more dimensions each channel has a mean; with fewer, each element has one.
   Ints shape = sizes;

@@ -444,7 +444,7 @@ TEST_CASE("a Parquet file is refused with how to convert it", "[prepare]") {
            {"a.parquet", "--format", "jsonl"},
            {"b.csv", "a.parquet"},
            {"b.csv", "--val-file", "a.parquet"},
-           {"--source", "a=a.parquet", "--source", "b=word.txt"}}) {
+           {"--source", "b=word.txt", "--source", "a=a.parquet"}}) {
     INFO(words.back());
     std::vector<std::string> all{"prepare", "--out", "out"};
     all.insert(all.end(), words.begin(), words.end());

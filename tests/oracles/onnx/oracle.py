@@ -134,6 +134,18 @@ def examples(bench):
         one = session.run(None, {"input": given[5:6]})[-1]
         assert apart(one, mine[5:6]) < TOLERANCE, f"{name}: a batch of one"
 
+    # A table of pixels whose channels come last.
+    pixels, data = bench.path("pixels.csv"), bench.path("data")
+    flat = last.reshape(120, -1)
+    numpy.savetxt(pixels, numpy.concatenate([flat, labels[:, None]], 1), fmt="%d", delimiter=",")
+    bench.call("prepare", pixels, "--out", data, "--task", "classification", "--shape", "9,7,3", "--layout", "hwc")
+    run = bench.trained(data, models[1][1])
+    session = bench.session(run)[0]
+    mine = bench.predicted(run, pixels)[1]
+    theirs, changed = (session.run(["probabilities"], {"input": x.astype(numpy.float32)})[0]
+                       for x in (flat, numpy.ascontiguousarray(flat[:, ::-1])))
+    compare("a table of pixels, channels last", mine, theirs, changed)
+
     x, data = write_arrays(bench, images, labels)
     run = bench.trained(data, 'kind = "mlp"', optim="ema_decay = 0.9")
     averaged, plain = (bench.session(run, "--weights", weights)[0] for weights in ("ema", "model"))
