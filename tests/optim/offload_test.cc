@@ -2,10 +2,13 @@
 // and every optimizer has the bits that it has in memory.
 #include "optim/offload.h"
 
+#include <ATen/Parallel.h>
+
 #include <cerrno>
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "autograd/node.h"
 #include "core/kernels/update.h"
@@ -205,8 +208,8 @@ std::vector<NamedParameter> offload_parameters(at::ScalarType dtype) {
     all.push_back({"p" + std::to_string(all.size()),
                    Variable::parameter(torch::randn(sizes).to(dtype)), role});
   };
-  add({500, 200}, Role::embedding);
-  add({260, 150}, Role::weight);
+  add({400, 100}, Role::embedding);
+  add({130, 260}, Role::weight);
   add({130, 70}, Role::residual_weight);
   add({2 * grad_sum_chunk + 100}, Role::bias);
   add({0}, Role::bias);
@@ -297,9 +300,14 @@ TEST_CASE("every optimizer has the bits with its state in a file that it has in 
                                        {.dtype = at::kDouble},
                                        {.shares = second_half}};
   const TempFolder f(fast_folder());
+  std::set<std::string> seen;
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
   for (const Row& row : optimizer_rows()) {
     if (row.kind == "sgd") continue;  // has no state
-    for (size_t i = 0; i < cases.size(); ++i) {
+    // Other options of a kind are about its formula.
+    const size_t count = seen.insert(row.kind).second ? cases.size() : 1;
+    for (size_t i = 0; i < count; ++i) {
       INFO(row.kind << " " << row.label << ", case " << i);
       OptimConfig c;
       c.kind = row.kind, c.grad_clip = 0.5, c.weight_decay = 0.1;
@@ -317,6 +325,8 @@ TEST_CASE("every optimizer has the bits with its state in a file that it has in 
       CHECK(is_equal);
     }
   }
+  at::set_num_threads(threads);
+
   // The control: another decay of the mean has other bits.
   OptimConfig c;
   const auto memory = offload_after_steps(c, {}, {});

@@ -95,12 +95,8 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
 at::Tensor ExportedModel::tensor(const NamedParameter& p) const {
   const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name)
                                         : nullptr;  // null for frozen parameters
-  const SafetensorsFile& file = average != nullptr ? *optimizer_ : *model_;
-  const TensorEntry& entry = average != nullptr ? *average : model_->at(p.path);
-  if (release_last_) release_last_();
-  release_last_ = [&file, &entry] { file.release(entry); };
-
-  at::Tensor t = entry_tensor(entry, p.parameter.sizes(), path_);
+  at::Tensor t =
+      entry_tensor(average != nullptr ? *average : model_->at(p.path), p.parameter.sizes(), path_);
   const at::ScalarType wanted = p.parameter.dim() >= 2 ? dtype_from_config(dtype) : at::kFloat;
   if (t.scalar_type() == wanted) return t;
   const at::Tensor cast = t.to(wanted);

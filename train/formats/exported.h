@@ -43,7 +43,6 @@ struct ExportedModel {
   fs::path path_;
   bool average_;
   std::unique_ptr<SafetensorsFile> model_, optimizer_;
-  mutable std::function<void()> release_last_;  // frees the file's pages that tensor() has read
 };
 
 }  // namespace lathe
