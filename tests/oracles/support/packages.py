@@ -7,23 +7,23 @@ import warnings
 from pathlib import Path
 
 
-def _interpreter(packages):
-    """This interpreter if it has them all, else the one that LATHE_HF_PYTHON names, or None."""
+def _interpreter(packages, variable):
+    """This interpreter if it has them all, else the one that the variable names, or None."""
     try:
         for name in packages:
             __import__(name)
         return sys.executable
     except ImportError:
-        other = os.environ.pop("LATHE_HF_PYTHON", None)
+        other = os.environ.pop(variable, None)
         return other if other and Path(other).exists() else None
 
 
-def require(packages):
-    """Returns in an interpreter that has the packages; where this one has not, the script runs in the one that
-    LATHE_HF_PYTHON names and ends with its exit code, or with 77, for skipped, where there is none."""
-    python = _interpreter(packages)
+def require(packages, variable="LATHE_HF_PYTHON"):
+    """Returns in an interpreter that has the packages; where this one has not, the script runs in the one that the variable
+    names and ends with its exit code, or with 77, for skipped, where there is none."""
+    python = _interpreter(packages, variable)
     if python is None:
-        print("skipped: " + ", ".join(packages) + " are not all here; install them, or name a Python that has them in LATHE_HF_PYTHON")
+        print("skipped: " + ", ".join(packages) + " are not all here; install them, or name a Python that has them in " + variable)
         sys.exit(77)
     if python != sys.executable:
         sys.exit(subprocess.call([python, *sys.argv]))
