@@ -13,6 +13,7 @@ names. Each part has a control that must fail.
 """
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
@@ -191,6 +192,8 @@ def main():
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of Lathe
     with tempfile.TemporaryDirectory() as temporary:
         for i, (name, options, choice) in enumerate(MODELS):
             bench = Bench(str(Path(sys.argv[1]).resolve()), Path(temporary) / str(i))
