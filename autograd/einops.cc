@@ -353,6 +353,7 @@ Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
 }  // namespace
 
 Variable rearrange(const Variable& x, const std::string& pattern, const AxisSizes& sizes) {
+  require_defined("rearrange", {&x});
   return apply_recipe(Kind::rearrange, x, pattern, "", sizes);
 }
 Variable rearrange(const std::vector<Variable>& xs, const std::string& pattern,
@@ -361,6 +362,7 @@ Variable rearrange(const std::vector<Variable>& xs, const std::string& pattern,
 }
 Variable reduce(const Variable& x, const std::string& pattern, const std::string& reduction,
                 const AxisSizes& sizes) {
+  require_defined("reduce", {&x});
   const bool known = reduction == "sum" || reduction == "mean" || reduction == "max" ||
                      reduction == "min" || reduction == "prod";
   LATHE_CHECK(known, "reduce \"", pattern, "\": \"", reduction,
@@ -368,6 +370,7 @@ Variable reduce(const Variable& x, const std::string& pattern, const std::string
   return apply_recipe(Kind::reduce, x, pattern, reduction, sizes);
 }
 Variable repeat(const Variable& x, const std::string& pattern, const AxisSizes& sizes) {
+  require_defined("repeat", {&x});
   return apply_recipe(Kind::repeat, x, pattern, "", sizes);
 }
 

@@ -284,7 +284,10 @@ Labeled pair_product(const Labeled& a, const Labeled& b, const Labels& wanted) {
 Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
   LATHE_CHECK(!xs.empty(), e.text, ": no operands");
   std::vector<at::IntArrayRef> shapes;
-  for (const Variable& x : xs) shapes.push_back(x.sizes());
+  for (const Variable& x : xs) {
+    require_defined("einsum", {&x});
+    shapes.push_back(x.sizes());
+  }
 
   const FittedEquation b = fitted(e, shapes);
 

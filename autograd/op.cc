@@ -81,6 +81,10 @@ Variable Saved::as<Variable>() const {
   return Variable(t);
 }
 
+void require_defined(const char* name, std::initializer_list<const Variable*> inputs) {
+  detail::check_defined(OpInfo{.name = name}, {inputs.begin(), inputs.size()});
+}
+
 void clear_cast_cache() { cast_cache.clear(); }
 
 std::set<std::string>& op_registry() {

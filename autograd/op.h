@@ -118,6 +118,10 @@ T constant(const at::Tensor& t) {
   return T(t);
 }
 
+/// Throws an error that names the function `name` unless all of its inputs hold a tensor. For
+/// functions that read the shape or dtype of an input before an op does.
+void require_defined(const char* name, std::initializer_list<const Variable*> inputs);
+
 /// Drops this thread's cached casts of weights; see Mode::cache_casts.
 void clear_cast_cache();
 

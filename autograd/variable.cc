@@ -103,6 +103,7 @@ void HookHandle::remove() {
 }
 
 Variable Variable::index(const std::vector<Index>& indices) const {
+  require_defined("index", {this});
   Variable x = *this;
   std::vector<at::Tensor> taken;  // for each remaining dim; undefined: the full dim
   bool takes = false;
@@ -148,11 +149,6 @@ Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
 Variable operator*(const Variable& a, const Variable& b) { return mul(a, b); }
 Variable operator/(const Variable& a, const Variable& b) { return div(a, b); }
 Variable operator-(const Variable& a) { return neg(a); }
-Variable operator+(const Variable& a, double b) { return add_scalar(a, b); }
-Variable operator-(const Variable& a, double b) { return add_scalar(a, -b); }
-Variable operator*(const Variable& a, double b) { return mul_scalar(a, b); }
-Variable operator/(const Variable& a, double b) { return mul_scalar(a, 1 / b); }
-Variable operator/(double a, const Variable& b) { return mul_scalar(pow(b, -1), a); }
 
 namespace detail {
 namespace {
@@ -210,6 +206,8 @@ auto told(const char* what, const Operand& a, const Operand& b, F&& f) {
 }
 
 }  // namespace
+
+void check_operand(const Variable& v) { require_defined("operator", {&v}); }
 
 void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
   const bool is_number = !b.variable.defined();

@@ -1,6 +1,7 @@
 // Variable: a tensor and its position in the graph. It is a handle: copies share both.
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
@@ -54,13 +55,21 @@ struct Slice {
 /// several positions (int64).
 using Index = std::variant<int64_t, Slice, at::Tensor>;
 
+// Of autograd/ops.h, for the operators below.
+class Variable;
+Variable neg(const Variable& x);
+Variable add_scalar(const Variable& x, double c);
+Variable mul_scalar(const Variable& x, double c);
+Variable pow(const Variable& x, double exponent);
+
 /// A tensor, and its position in the graph that computed it, if any. It is a handle: copies share
 /// both.
 class Variable {
  public:
   Variable() = default;
-  /// Creates a constant, to which no gradient flows.
-  explicit Variable(at::Tensor data) : data_(std::move(data)) {}
+  /// Creates a constant, to which no gradient flows. A tensor converts to one where a Variable is
+  /// expected: net(tensor).
+  Variable(at::Tensor data) : data_(std::move(data)) {}
   /// Creates a Variable whose gradient goes to `edge`.
   Variable(at::Tensor data, Edge edge) : data_(std::move(data)), edge_(std::move(edge)) {}
   Variable(const Variable&) = default;
@@ -120,6 +129,17 @@ class Variable {
   /// taken together, as in NumPy.
   Variable index(const std::vector<Index>& indices) const;
 
+  // Arithmetic with numbers. These are friends, found for Variables only: with tensors, ATen's
+  // operators must remain the only candidates.
+  friend Variable operator+(const Variable& a, double b) { return add_scalar(a, b); }
+  friend Variable operator-(const Variable& a, double b) { return add_scalar(a, -b); }
+  friend Variable operator*(const Variable& a, double b) { return mul_scalar(a, b); }
+  friend Variable operator/(const Variable& a, double b) { return mul_scalar(a, 1 / b); }
+  friend Variable operator+(double a, const Variable& b) { return add_scalar(b, a); }
+  friend Variable operator-(double a, const Variable& b) { return add_scalar(neg(b), a); }
+  friend Variable operator*(double a, const Variable& b) { return mul_scalar(b, a); }
+  friend Variable operator/(double a, const Variable& b) { return mul_scalar(pow(b, -1), a); }
+
  private:
   const at::Tensor& checked() const {
     if (!data_.defined()) [[unlikely]]
@@ -137,14 +157,6 @@ Variable operator-(const Variable& a, const Variable& b);
 Variable operator*(const Variable& a, const Variable& b);
 Variable operator/(const Variable& a, const Variable& b);
 Variable operator-(const Variable& a);
-Variable operator+(const Variable& a, double b);
-Variable operator-(const Variable& a, double b);
-Variable operator*(const Variable& a, double b);
-Variable operator/(const Variable& a, double b);
-inline Variable operator+(double a, const Variable& b) { return b + a; }
-inline Variable operator*(double a, const Variable& b) { return b * a; }
-inline Variable operator-(double a, const Variable& b) { return -b + a; }
-Variable operator/(double a, const Variable& b);
 
 /// In arithmetic with a Variable a tensor is a constant.
 inline Variable operator+(const Variable& a, const at::Tensor& b) { return a + Variable(b); }
@@ -161,11 +173,14 @@ namespace detail {
 enum class Arithmetic : uint8_t { add, sub, mul, div };
 enum class Comparison : uint8_t { less, less_equal, greater, greater_equal, equal, not_equal };
 
+/// Throws unless an operand of an operator holds a tensor.
+void check_operand(const Variable& v);
+
 /// The other operand of an operator on a Variable.
 class Operand {
  public:
   // Throws if it is undefined.
-  Operand(const Variable& v) : variable(v) { (void)v.sizes(); }
+  Operand(const Variable& v) : variable(v) { check_operand(v); }
   Operand(const at::Tensor& t) : Operand(Variable(t)) {}
   template <class N>
     requires std::is_arithmetic_v<N>
@@ -207,20 +222,21 @@ Variable& operator/=(Variable& a, const A& b) {
   detail::assign(detail::Arithmetic::div, a, b, false);
   return a;
 }
-template <class A>
-void operator+=(Variable&& a, const A& b) {
+// Of temporaries. V is deduced, so that a tensor, which converts to one, keeps ATen's operators.
+template <std::same_as<Variable> V, class B>
+void operator+=(V&& a, const B& b) {
   detail::assign(detail::Arithmetic::add, a, b, true);
 }
-template <class A>
-void operator-=(Variable&& a, const A& b) {
+template <std::same_as<Variable> V, class B>
+void operator-=(V&& a, const B& b) {
   detail::assign(detail::Arithmetic::sub, a, b, true);
 }
-template <class A>
-void operator*=(Variable&& a, const A& b) {
+template <std::same_as<Variable> V, class B>
+void operator*=(V&& a, const B& b) {
   detail::assign(detail::Arithmetic::mul, a, b, true);
 }
-template <class A>
-void operator/=(Variable&& a, const A& b) {
+template <std::same_as<Variable> V, class B>
+void operator/=(V&& a, const B& b) {
   detail::assign(detail::Arithmetic::div, a, b, true);
 }
 

@@ -62,12 +62,16 @@ int64_t ModuleCall::size(char dim) const {
   for (const Dim& d : dims_) {
     if (d.name == dim) return d.size;
   }
-  fail(Exit::internal, text(), ": no dim is called ", std::string(1, dim));
+  fail(Exit::internal, text(), ": no input has a dim ", std::string(1, dim),
+       "; is one of them undefined?");
 }
 
-void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec,
-                       bool is_result) {
-  if (!x.defined()) return;
+void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result,
+                       bool is_required) {
+  if (!x.defined()) {
+    if (is_required) misfit(name, x, spec, false, "it must hold a tensor");
+    return;
+  }
 
   // Compare letter by letter from the last dim, so that "..." can stand for any number of dims
   // before. This allocates nothing, since it runs in every call.

@@ -76,10 +76,12 @@ class ModuleCall {
   void input(const char* name, const Variable& x, std::string_view spec) {
     check(name, x.data(), spec, false);
   }
-  /// Checks a module's only input.
-  void input(const at::Tensor& x, std::string_view spec) { check("input", x, spec, false); }
-  /// Checks a module's only input.
-  void input(const Variable& x, std::string_view spec) { check("input", x.data(), spec, false); }
+  /// Checks a module's first or only input, which must not be undefined.
+  void input(const at::Tensor& x, std::string_view spec) { check("input", x, spec, false, true); }
+  /// Checks a module's first or only input, which must not be undefined.
+  void input(const Variable& x, std::string_view spec) {
+    check("input", x.data(), spec, false, true);
+  }
   /// Checks the module's result, and returns it or what forward hooks (nn/hooks.h) replace it with.
   Variable result(Variable y, std::string_view spec) {
     check("result", y.data(), spec, true);
@@ -121,7 +123,8 @@ class ModuleCall {
       (void)module, (void)v;
     }
   }
-  void check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result);
+  void check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result,
+             bool is_required = false);
   [[noreturn]] void misfit(const char* name, const at::Tensor& x, std::string_view spec,
                            bool is_result, const std::string& why) const;
   Variable run_hooks(Variable y) const;

@@ -1,9 +1,15 @@
 // State dicts: a model's tensors by path.
+#include "nn/state.h"
+
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/io/safetensors.h"
 #include "core/mode.h"
 #include "nn/module.h"
 
@@ -116,6 +122,46 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
   // Write only after all checks, so that a state that does not fit leaves the model unchanged.
   for (const auto& [place, values] : found) place->tensor.copy_(values);
   return result;
+}
+
+void save_state_dict(const StateDict& state, const fs::path& path) {
+  std::vector<at::Tensor> held;  // until the bytes are written
+  std::vector<TensorEntry> entries;
+  for (const auto& [name, tensor] : state) {
+    const at::Tensor& t = held.emplace_back(tensor.detach().cpu().contiguous());
+    entries.push_back({.name = name,
+                       .dtype = safetensors_dtype(t.scalar_type()),
+                       .shape = t.sizes().vec(),
+                       .bytes = {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}});
+  }
+
+  const fs::path temporary = path.string() + ".unfinished";
+  try {
+    write_safetensors(temporary, entries, {{"format", "pt"}});
+    rename_file(temporary, path);
+  } catch (const FileError&) {
+    std::error_code unknown;
+    fs::remove(temporary, unknown);
+    throw;
+  }
+  sync_folder(fs::absolute(path).parent_path());
+}
+
+StateDict read_state_dict(const fs::path& path) {
+  StateDict state;
+  const SafetensorsFile file(path);
+  for (const TensorEntry& entry : file.tensors()) {
+    const auto dtype = dtype_from_safetensors(entry.dtype);
+    if (!dtype)
+      fail(Exit::checkpoint, path.string(), ": tensor \"", entry.name, "\" has the dtype ",
+           entry.dtype, ", which Lathe lacks");
+    // The bytes belong to the mapped file, and may be unaligned.
+    at::Tensor t = at::empty(entry.shape, *dtype);
+    if (!entry.bytes.empty())
+      std::memcpy(t.mutable_data_ptr(), entry.bytes.data(), entry.bytes.size());
+    state.emplace(entry.name, std::move(t));
+  }
+  return state;
 }
 
 }  // namespace lathe

@@ -424,6 +424,7 @@ struct GroupedAttention {
 }  // namespace
 
 Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts) {
+  require_defined("attention", {&qkv});
   const at::Tensor checked =
       qkv.dim() == 3 ? checked_starts(starts, qkv.size(0), qkv.size(1)) : at::Tensor();
   return apply(Attention{.heads = heads, .starts = checked}, qkv);
@@ -432,6 +433,7 @@ Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts)
 Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
                    int64_t kv_heads, const at::Tensor& starts, const at::Tensor& rope_table,
                    const ScoreOptions& scores) {
+  require_defined("attention", {&q, &k, &v});
   const auto sentence = [&](const char* what) {
     return str("attention(", describe(q.data()), ", ", describe(k.data()), ", ", describe(v.data()),
                "): ", what);

@@ -123,6 +123,7 @@ at::ScalarType batch_norm_out(const Variable& x, std::optional<at::ScalarType> o
 
 BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps,
                        std::optional<at::ScalarType> out) {
+  require_defined("batch_norm", {&x});
   auto made = apply(BatchNormOp{.eps = eps, .out = batch_norm_out(x, out)}, x, weight, bias);
   if (made.size() == 1) return {made[0], {}, {}};
   return {made[0], made[1].data(), made[2].data()};
@@ -131,6 +132,7 @@ BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias,
                     const at::Tensor& mean, const at::Tensor& var, double eps,
                     std::optional<at::ScalarType> out) {
+  require_defined("batch_norm", {&x});
   LATHE_CHECK(mean.defined() && var.defined(), "batch_norm: mean and variance are both needed");
   BatchNormOp op{.eps = eps, .out = batch_norm_out(x, out), .given = true};
   const at::ScalarType wide = x.dtype() == at::kDouble ? at::kDouble : at::kFloat;

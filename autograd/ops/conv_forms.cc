@@ -21,6 +21,7 @@ Variable as_sequence(const Variable& y) { return reshape(y, {y.size(0), y.size(1
 
 Variable conv1d(const Variable& x, const Variable& weight, const Variable& bias,
                 const Conv1dOptions& o) {
+  require_defined("conv1d", {&x, &weight});
   LATHE_CHECK(weight.dim() == 3, "conv1d: weight must be [O, C / groups, k], not ",
               describe(weight.data()));
   return as_sequence(conv2d(as_image(x, "conv1d"), unsqueeze(weight, 2), bias,
@@ -32,6 +33,7 @@ Variable conv1d(const Variable& x, const Variable& weight, const Variable& bias,
 
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias,
                           const ConvTranspose2dOptions& o) {
+  require_defined("conv_transpose2d", {&x, &weight});
   LATHE_CHECK(x.dim() == 4 && weight.dim() == 4, "conv_transpose2d(", describe(x.data()), ", ",
               describe(weight.data()),
               "): x must be [B, C, H, W] and weight [C, O / groups, kh, kw]");
@@ -72,17 +74,20 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
 
 Variable max_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride,
                     int64_t padding, int64_t dilation, bool ceil_mode) {
+  require_defined("max_pool1d", {&x});
   return as_sequence(max_pool2d(as_image(x, "max_pool1d"), {1, kernel},
                                 Pair(1, stride.value_or(kernel)), {0, padding}, {1, dilation},
                                 ceil_mode));
 }
 Variable avg_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride,
                     int64_t padding, bool ceil_mode, bool count_include_pad) {
+  require_defined("avg_pool1d", {&x});
   return as_sequence(avg_pool2d(as_image(x, "avg_pool1d"), {1, kernel},
                                 Pair(1, stride.value_or(kernel)), {0, padding}, ceil_mode,
                                 count_include_pad));
 }
 Variable adaptive_avg_pool1d(const Variable& x, int64_t out) {
+  require_defined("adaptive_avg_pool1d", {&x});
   return as_sequence(adaptive_avg_pool2d(as_image(x, "adaptive_avg_pool1d"), {1, out}));
 }
 

@@ -46,6 +46,7 @@ struct Dropout {
 }  // namespace
 
 Variable dropout(const Variable& x, double p, uint64_t stream) {
+  require_defined("dropout", {&x});
   LATHE_CHECK(p >= 0 && p < 1, "dropout: p = ", p, " is outside [0, 1)");
   if (p == 0 || !is_training()) return x;
   const auto& random = mode().random;

@@ -284,6 +284,7 @@ Variable masked_fill(const Variable& x, const at::Tensor& mask, double value) {
 }
 Variable gelu(const Variable& x, Gelu form) { return apply(GeluOp{.form = form}, x); }
 Variable cast(const Variable& x, at::ScalarType dtype) {
+  require_defined("cast", {&x});
   return x.dtype() == dtype ? x : apply(Cast{.to = dtype}, x);
 }
 

@@ -50,6 +50,7 @@ struct EmbeddingOp {
 }  // namespace
 
 Variable embedding(const at::Tensor& ids, const Variable& weight) {
+  require_defined("embedding", {&weight});
   EmbeddingOp op;
   op.ids = ids;
   // Under autocast the result is the start of a float32 residual stream, even if the weight has low

@@ -94,17 +94,26 @@ Found extreme(const Variable& x, int64_t dim, bool keepdim) {
 
 Variable max(const Variable& x) { return apply(Extreme<true>{}, x); }
 Variable min(const Variable& x) { return apply(Extreme<false>{}, x); }
-Found max(const Variable& x, int64_t dim, bool keepdim) { return extreme<true>(x, dim, keepdim); }
-Found min(const Variable& x, int64_t dim, bool keepdim) { return extreme<false>(x, dim, keepdim); }
+Found max(const Variable& x, int64_t dim, bool keepdim) {
+  require_defined("max", {&x});
+  return extreme<true>(x, dim, keepdim);
+}
+Found min(const Variable& x, int64_t dim, bool keepdim) {
+  require_defined("min", {&x});
+  return extreme<false>(x, dim, keepdim);
+}
 at::Tensor argmax(const Variable& x, std::optional<int64_t> dim, bool keepdim) {
+  require_defined("argmax", {&x});
   LATHE_CHECK(x.numel() > 0, "argmax(", describe(x.data()), "): of no elements");
   return x.data().argmax(dim ? std::optional(wrap_dim(*dim, x.dim())) : dim, keepdim);
 }
 at::Tensor argmin(const Variable& x, std::optional<int64_t> dim, bool keepdim) {
+  require_defined("argmin", {&x});
   LATHE_CHECK(x.numel() > 0, "argmin(", describe(x.data()), "): of no elements");
   return x.data().argmin(dim ? std::optional(wrap_dim(*dim, x.dim())) : dim, keepdim);
 }
 Found sort(const Variable& x, int64_t dim, bool descending) {
+  require_defined("sort", {&x});
   return with_dim(x, dim, /*keepdim=*/true, [&](const Variable& v, int64_t d) -> Found {
     const auto out = apply(Sort{.dim = d, .descending = descending}, v);
     return {out[0], out[1].data()};

@@ -29,6 +29,16 @@ namespace lathe {
 
 inline at::Tensor expand(const at::Tensor& x, at::IntArrayRef sizes) { return x.expand(sizes); }
 inline at::Tensor cast(const at::Tensor& x, at::ScalarType dtype) { return x.to(dtype); }
+// Numbers would otherwise fit the functions for Variables better than ATen's, which take a Scalar
+// or an optional number.
+inline at::Tensor pow(const at::Tensor& x, double exponent) { return at::pow(x, exponent); }
+inline at::Tensor masked_fill(const at::Tensor& x, const at::Tensor& mask, double value) {
+  return at::masked_fill(x, mask, value);
+}
+inline at::Tensor slice(const at::Tensor& x, int64_t dim, int64_t start, int64_t end,
+                        int64_t step = 1) {
+  return at::slice(x, dim, start, end, step);
+}
 inline at::Tensor slice_backward(const at::Tensor& x, int64_t dim, int64_t start, int64_t end,
                                  int64_t step, int64_t size) {
   auto sizes = x.sizes().vec();

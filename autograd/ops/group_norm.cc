@@ -101,6 +101,7 @@ struct GroupNorm {
 
 Variable group_norm(const Variable& x, int64_t groups, const Variable& weight, const Variable& bias,
                     double eps, std::optional<at::ScalarType> out) {
+  require_defined("group_norm", {&x});
   const bool raised = mode().compute != at::kFloat && x.dtype() != at::kDouble;
   return apply(
       GroupNorm{.groups = groups, .eps = eps, .out = out.value_or(raised ? at::kFloat : x.dtype())},
@@ -108,6 +109,7 @@ Variable group_norm(const Variable& x, int64_t groups, const Variable& weight, c
 }
 Variable instance_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps,
                        std::optional<at::ScalarType> out) {
+  require_defined("instance_norm", {&x});
   LATHE_CHECK(x.dim() >= 3, "instance_norm(", describe(x.data()), "): needs [B, C, places ...]");
   return group_norm(x, x.size(1), weight, bias, eps, out);
 }

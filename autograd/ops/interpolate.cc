@@ -94,6 +94,7 @@ Variable of_image(const Variable& x, F&& f) {
 }  // namespace
 
 Variable interpolate(const Variable& x, Pair size, Interpolation mode, bool align_corners) {
+  require_defined("interpolate", {&x});
   LATHE_CHECK(!align_corners || mode != Interpolation::nearest,
               "interpolate: align_corners is for bilinear alone");
   return of_image(x, [&](const Variable& v) {
@@ -103,6 +104,7 @@ Variable interpolate(const Variable& x, Pair size, Interpolation mode, bool alig
 }
 Variable interpolate_by(const Variable& x, double scale_h, double scale_w, Interpolation mode,
                         bool align_corners) {
+  require_defined("interpolate_by", {&x});
   LATHE_CHECK(!align_corners || mode != Interpolation::nearest,
               "interpolate_by: align_corners is for bilinear alone");
   LATHE_CHECK(scale_h > 0 && scale_w > 0 && std::isfinite(scale_h) && std::isfinite(scale_w),

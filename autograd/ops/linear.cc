@@ -461,6 +461,7 @@ struct LinearFp8 {
 
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias,
                 const Variable& residual) {
+  require_defined("linear", {&x, &weight});
   const Precision* kept = precision_of(weight);
   const bool fp8 = kept != nullptr && kept->fp8 && mode().fp8;
   if (kept != nullptr && (kept->quantized || fp8)) {
@@ -475,11 +476,13 @@ Variable linear(const Variable& x, const Variable& weight, const Variable& bias,
 }
 
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias) {
+  require_defined("linear_gelu", {&x, &weight});
   if (!kernel_linear(x, weight)) return gelu(linear(x, weight, bias));
   return apply(LinearGelu{.weight_grad = kernel_grad_dtype(weight)}, x, weight, bias);
 }
 
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up) {
+  require_defined("linear_swiglu", {&x, &gate, &up});
   if (!kernel_linear(x, gate) || !kernel_linear(x, up))
     return silu(linear(x, gate)) * linear(x, up);
   return apply(LinearSwiglu{.gate_grad = kernel_grad_dtype(gate), .up_grad = kernel_grad_dtype(up)},
@@ -488,6 +491,7 @@ Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& 
 
 std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable, 3>& weights,
                                    const std::array<Variable, 3>& biases) {
+  require_defined("linear_qkv", {&x, &weights[0], &weights[1], &weights[2]});
   const auto& [q, k, v] = weights;
   const auto fits = [&](const Variable& w) {
     return kernel_linear(x, w) && w.requires_grad() == q.requires_grad();

@@ -245,6 +245,7 @@ struct LinearCrossEntropy {
 
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC,
                               const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
+  require_defined("linear_cross_entropy", {&x_NC, &weight_VC});
   if (!kernel_linear(x_NC, weight_VC) && !card_linear(x_NC, weight_VC))
     return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
   return apply(LinearCrossEntropy{.targets_given = targets_N,
@@ -256,11 +257,13 @@ Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC,
 
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor,
                        int64_t ignore_index) {
+  require_defined("cross_entropy", {&logits_NV});
   return apply(CrossEntropy{.targets = targets_N, .divisor = divisor, .ignore_index = ignore_index},
                logits_NV);
 }
 
 Variable mse_loss(const Variable& a, const Variable& b) {
+  require_defined("mse_loss", {&a, &b});
   const auto wide = [](const Variable& x) {
     return x.dtype() == at::kHalf || x.dtype() == at::kBFloat16 ? cast(x, at::kFloat) : x;
   };

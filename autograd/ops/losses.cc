@@ -108,21 +108,25 @@ struct Chosen {
 }  // namespace
 
 Variable l1_loss(const Variable& input, const Variable& target, Reduction reduction) {
+  require_defined("l1_loss", {&input, &target});
   return reduced(abs(wide(input) - wide(target)), reduction);
 }
 Variable smooth_l1_loss(const Variable& input, const Variable& target, Reduction reduction,
                         double beta) {
+  require_defined("smooth_l1_loss", {&input, &target});
   LATHE_CHECK(beta >= 0, "smooth_l1_loss: a beta of ", beta, " is below 0");
   if (beta == 0) return l1_loss(input, target, reduction);
   return reduced(apply(SmoothL1{.beta = beta}, wide(input), wide(target)), reduction);
 }
 Variable mse_loss(const Variable& input, const Variable& target, Reduction reduction) {
+  require_defined("mse_loss", {&input, &target});
   const Variable d = wide(input) - wide(target);
   return reduced(d * d, reduction);
 }
 Variable binary_cross_entropy_with_logits(const Variable& input, const Variable& target,
                                           const at::Tensor& weight, Reduction reduction,
                                           const at::Tensor& pos_weight) {
+  require_defined("binary_cross_entropy_with_logits", {&input, &target});
   LATHE_CHECK(input.sizes() == target.sizes(), "binary_cross_entropy_with_logits: targets ",
               describe(target.data()), " for ", describe(input.data()));
   const Variable x = wide(input), t = wide(target), rest = 1.0 - t;
@@ -135,6 +139,7 @@ Variable binary_cross_entropy_with_logits(const Variable& input, const Variable&
 
 Variable nll_loss(const Variable& input, const at::Tensor& target, const at::Tensor& weight,
                   int64_t ignore_index, Reduction reduction) {
+  require_defined("nll_loss", {&input});
   const Variable log_p = wide(input);
   const int64_t dim = class_dim(log_p);
   const Chosen chosen("nll_loss", log_p, target, weight, ignore_index);
@@ -142,6 +147,7 @@ Variable nll_loss(const Variable& input, const at::Tensor& target, const at::Ten
 }
 Variable cross_entropy(const Variable& input, const at::Tensor& target,
                        const CrossEntropyOptions& o) {
+  require_defined("cross_entropy", {&input});
   LATHE_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ",
               o.label_smoothing, " is outside [0, 1]");
   const int64_t dim = class_dim(input);
@@ -162,6 +168,7 @@ Variable cross_entropy(const Variable& input, const at::Tensor& target,
 }
 Variable cross_entropy(const Variable& input, const Variable& target,
                        const CrossEntropyOptions& o) {
+  require_defined("cross_entropy", {&input, &target});
   LATHE_CHECK(input.sizes() == target.sizes() && target.data().is_floating_point(),
               "cross_entropy: probabilities ", describe(target.data()), " for ",
               describe(input.data()));
@@ -183,14 +190,17 @@ Variable cross_entropy(const Variable& input, const Variable& target,
 
 Variable kl_div(const Variable& input, const Variable& target, Reduction reduction,
                 bool log_target) {
+  require_defined("kl_div", {&input, &target});
   const Variable x = wide(input), t = wide(target);
   return reduced(log_target ? exp(t) * (t - x) : xlogy(t, t) - t * x, reduction);
 }
 Variable kl_div_batchmean(const Variable& input, const Variable& target, bool log_target) {
+  require_defined("kl_div_batchmean", {&input, &target});
   LATHE_CHECK(input.dim() > 0, "kl_div_batchmean: a tensor of no dims");
   return kl_div(input, target, Reduction::sum, log_target) / static_cast<double>(input.size(0));
 }
 Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, double eps) {
+  require_defined("cosine_similarity", {&x1, &x2});
   const Variable a = wide(x1), b = wide(x2);
   const auto direction = [&](const Variable& v, int64_t d) {
     return v / clamp(norm(v, 2, d, /*keepdim=*/true), eps);
@@ -214,11 +224,13 @@ Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, 
 }
 Variable pairwise_distance(const Variable& x1, const Variable& x2, double p, double eps,
                            bool keepdim) {
+  require_defined("pairwise_distance", {&x1, &x2});
   return norm(wide(x1) - wide(x2) + eps, p, -1, keepdim);
 }
 Variable triplet_margin_loss(const Variable& anchor, const Variable& positive,
                              const Variable& negative, const TripletOptions& o,
                              Reduction reduction) {
+  require_defined("triplet_margin_loss", {&anchor, &positive, &negative});
   LATHE_CHECK(o.margin > 0, "triplet_margin_loss: a margin of ", o.margin, " must be above 0");
   const Variable near = pairwise_distance(anchor, positive, o.p, o.eps);
   Variable far = pairwise_distance(anchor, negative, o.p, o.eps);

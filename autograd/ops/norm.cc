@@ -180,11 +180,13 @@ at::ScalarType norm_out(const Variable& x, std::optional<at::ScalarType> out) {
 
 Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps,
                     std::optional<at::ScalarType> out) {
+  require_defined("layer_norm", {&x});
   return apply(LayerNormOp{{.eps = eps, .out = norm_out(x, out)}}, x, weight, bias);
 }
 
 Variable rms_norm(const Variable& x, const Variable& weight, double eps,
                   std::optional<at::ScalarType> out) {
+  require_defined("rms_norm", {&x});
   return apply(RmsNormOp{{.eps = eps, .out = norm_out(x, out), .rms = true}}, x, weight,
                Variable());
 }

@@ -78,6 +78,7 @@ Variable index_add(const Variable& x, int64_t dim, const at::Tensor& index,
   return apply(IndexAdd{.dim = dim, .index = index}, x, source);
 }
 Variable scatter_add(const Variable& x, int64_t dim, const at::Tensor& index, const Variable& src) {
+  require_defined("scatter_add", {&x, &src});
   const int64_t along = wrap_dim(dim, x.dim());
   LATHE_CHECK(index.scalar_type() == at::kLong, "scatter_add: the index must be int64, not ",
               describe(index));

@@ -131,9 +131,11 @@ struct LogSoftmax {
 }  // namespace
 
 Variable sum(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
+  require_defined("sum", {&x});
   return apply(Sum{.dims = dims ? wrapped(dims, x.dim()) : Dims(), .keepdim = keepdim}, x);
 }
 Variable mean(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
+  require_defined("mean", {&x});
   return apply(Mean{.sum = {.dims = wrapped(dims, x.dim()), .keepdim = keepdim}}, x);
 }
 Variable amax(const Variable& x, int64_t dim, bool keepdim) {

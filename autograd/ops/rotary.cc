@@ -61,6 +61,7 @@ at::Tensor checked_rope_table(const at::Tensor& rope_table, const Variable& x) {
 }
 
 Variable rotate(const Variable& x, const at::Tensor& rope_table) {
+  require_defined("rotate", {&x});
   return apply(Rotate{checked_rope_table(rope_table, x), false}, x);
 }
 

@@ -35,6 +35,7 @@ Variable repeated_heads(const Variable& x, int64_t n) {
 
 Variable scaled_dot_product_attention(const Variable& query, const Variable& key,
                                       const Variable& value, const AttentionOptions& o) {
+  require_defined("scaled_dot_product_attention", {&query, &key, &value});
   const auto sentence = [&](const char* what) {
     return str("scaled_dot_product_attention(", describe(query.data()), ", ", describe(key.data()),
                ", ", describe(value.data()), "): ", what);

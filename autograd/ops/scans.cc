@@ -131,17 +131,21 @@ struct Prod {
 }  // namespace
 
 Variable cumsum(const Variable& x, int64_t dim) {
+  require_defined("cumsum", {&x});
   if (x.dim() == 0) return reshape(cumsum(reshape(x, {1}), dim), {});
   return apply(Cumsum{.dim = dim}, x);
 }
 Variable cumprod(const Variable& x, int64_t dim) {
+  require_defined("cumprod", {&x});
   if (x.dim() == 0) return reshape(cumprod(reshape(x, {1}), dim), {});
   return apply(Cumprod{.dim = dim}, x);
 }
 Variable prod(const Variable& x) {
+  require_defined("prod", {&x});
   return apply(Prod{.dim = 0, .keepdim = false, .of_all = true}, reshape(x, {-1}));
 }
 Variable prod(const Variable& x, int64_t dim, bool keepdim) {
+  require_defined("prod", {&x});
   if (x.dim() == 0) return prod(reshape(x, {1}), dim);
   return apply(Prod{.dim = dim, .keepdim = keepdim}, x);
 }

@@ -274,6 +274,7 @@ Variable reshape(const Variable& x, at::IntArrayRef sizes) {
   return apply(Reshape{.to = dims_of(sizes)}, x);
 }
 Variable flatten(const Variable& x, int64_t first, int64_t last) {
+  require_defined("flatten", {&x});
   first = wrap_dim(first, x.dim());
   last = wrap_dim(last, x.dim());
   if (x.dim() == 0) return reshape(x, {1});
@@ -314,6 +315,7 @@ std::vector<Variable> unbind(const Variable& x, int64_t dim) {
   return apply(Unbind{.dim = dim}, x);
 }
 Variable gather(const Variable& x, int64_t dim, const at::Tensor& index) {
+  require_defined("gather", {&x});
   Variable part = x;
   for (int64_t d = 0; d < x.dim() && index.dim() == x.dim(); ++d) {
     if (d != wrap_dim(dim, x.dim()) && index.size(d) < x.size(d))

@@ -133,17 +133,21 @@ struct PNorm : Reduced {
 }  // namespace
 
 Variable logsumexp(const Variable& x, at::OptionalIntArrayRef dims, bool keepdim) {
+  require_defined("logsumexp", {&x});
   return apply(Logsumexp{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}}, x);
 }
 Variable var(const Variable& x, at::OptionalIntArrayRef dims, double correction, bool keepdim) {
+  require_defined("var", {&x});
   const bool of_all = !dims || x.dim() == 0;
   return apply(Var{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction, of_all}, x);
 }
 Variable std(const Variable& x, at::OptionalIntArrayRef dims, double correction, bool keepdim) {
+  require_defined("std", {&x});
   const bool of_all = !dims || x.dim() == 0;
   return apply(Std{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, correction, of_all}, x);
 }
 Variable norm(const Variable& x, double p, at::OptionalIntArrayRef dims, bool keepdim) {
+  require_defined("norm", {&x});
   return apply(PNorm{{.dims = wrapped(dims, x.dim()), .keepdim = keepdim}, p}, x);
 }
 

@@ -167,6 +167,7 @@ at::Tensor sources(const Variable& x, int64_t size, int64_t before, int64_t behi
 }  // namespace
 
 Variable squeeze(const Variable& x) {
+  require_defined("squeeze", {&x});
   Dims kept;
   for (const int64_t size : x.sizes()) {
     if (size != 1) kept.push_back(size);
@@ -174,6 +175,7 @@ Variable squeeze(const Variable& x) {
   return reshape(x, kept);
 }
 Variable squeeze(const Variable& x, at::IntArrayRef dims) {
+  require_defined("squeeze", {&x});
   Dims named;
   for (const int64_t d : dims) named.push_back(wrap_dim(d, x.dim()));
   check_distinct(named);
@@ -186,6 +188,7 @@ Variable squeeze(const Variable& x, at::IntArrayRef dims) {
   return reshape(x, kept);
 }
 std::vector<Variable> split(const Variable& x, int64_t size, int64_t dim) {
+  require_defined("split", {&x});
   LATHE_CHECK(x.dim() > 0, "split: a tensor of no dims");
   dim = wrap_dim(dim, x.dim());
   const int64_t n = x.size(dim);
@@ -197,6 +200,7 @@ std::vector<Variable> split(const Variable& x, int64_t size, int64_t dim) {
   return split(x, at::IntArrayRef(lengths), dim);
 }
 std::vector<Variable> chunk(const Variable& x, int64_t chunks, int64_t dim) {
+  require_defined("chunk", {&x});
   LATHE_CHECK(chunks > 0, "chunk: ", chunks, " parts");
   LATHE_CHECK(x.dim() > 0, "chunk: a tensor of no dims");
   dim = wrap_dim(dim, x.dim());
@@ -224,6 +228,7 @@ Variable stack(const std::vector<Variable>& xs, int64_t dim) {
   LATHE_CHECK(!xs.empty(), "stack: nothing to join");
   std::vector<Variable> slices;
   for (const Variable& x : xs) {
+    require_defined("stack", {&xs[0], &x});
     LATHE_CHECK(x.sizes() == xs[0].sizes(), "stack: ", describe(x.data()), " beside ",
                 describe(xs[0].data()), "; all must have one shape");
     slices.push_back(unsqueeze(x, dim));
@@ -238,6 +243,7 @@ Variable roll(const Variable& x, at::IntArrayRef shifts, at::IntArrayRef dims) {
 }
 Variable tril(const Variable& x, int64_t diagonal) { return apply(Tril{.diagonal = diagonal}, x); }
 Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode, double value) {
+  require_defined("pad", {&x});
   LATHE_CHECK(pads.size() % 2 == 0 && static_cast<int64_t>(pads.size() / 2) <= x.dim(), "pad(",
               describe(x.data()), "): pads ", describe(pads),
               " must be two for each of the last dims");
@@ -262,11 +268,13 @@ Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode, double value
   return y;
 }
 Variable outer(const Variable& a, const Variable& b) {
+  require_defined("outer", {&a, &b});
   LATHE_CHECK(a.dim() == 1 && b.dim() == 1, "outer(", describe(a.data()), ", ", describe(b.data()),
               "): both must have one dim");
   return mul(unsqueeze(a, 1), b);
 }
 Variable bmm(const Variable& a, const Variable& b) {
+  require_defined("bmm", {&a, &b});
   LATHE_CHECK(a.dim() == 3 && b.dim() == 3 && a.size(0) == b.size(0), "bmm(", describe(a.data()),
               ", ", describe(b.data()), "): needs [b, n, k] and [b, k, m]");
   return matmul(a, b);

@@ -49,6 +49,11 @@ Tokenizer Tokenizer::from(const std::string& kind, const std::vector<std::string
 }
 
 Tokenizer Tokenizer::bpe(const fs::path& path) {
+  if (path.extension() == ".gguf")
+    fail(
+        Exit::data, path.string(),
+        " is a GGUF file, and not a tokenizer; make a run of it with `lathe import`, and name that "
+        "run");
   Tokenizer t;
   t.kind_ = "bpe";
   t.bpe_ = std::make_shared<const BPE>(read_bpe(path), path.string());

@@ -28,7 +28,8 @@ class Tokenizer {
   /// Returns "byte", or "char" with its vocabulary. Throws Exit::data for another kind or a
   /// repeated character.
   static Tokenizer from(const std::string& kind, const std::vector<std::string>& vocabulary);
-  /// Returns a BPE read from files (read_bpe), with the settings of a folder.
+  /// Returns a BPE read from files (read_bpe), with the settings of a folder. Throws Exit::data
+  /// where it cannot be read, as a GGUF file, of which `lathe import` makes a run.
   static Tokenizer bpe(const fs::path& path);
   /// Reads what add_to_json wrote into an object; the field `kind_key` is its kind. Throws
   /// Exit::data, beginning with `where`.

@@ -8,7 +8,7 @@
 #include "lathe/core/io/checksum.h"
 #include "lathe/core/rng.h"
 #include "lathe/data/folder.h"
-#include "lathe/data/sampler.h"
+#include "lathe/data/tokens/sampler.h"
 #include "own_task.h"
 
 namespace own {

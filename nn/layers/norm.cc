@@ -54,9 +54,10 @@ Variable GroupNorm::normalize(const Variable& x) const {
 Variable GroupNorm::operator()(const Variable& x) const {
   ModuleCall call(*this, {{'C', channels}});
   const char* const specs[]{"B C", "B C L", "B C H W", "B C D H W"};
-  LATHE_CHECK(x.dim() >= 2 && x.dim() <= 5, call.text(),
-              ": expected an input of 2 to 5 dims, got one of ", x.dim());
-  const char* shape = specs[x.dim() - 2];
+  const int64_t dims = x.defined() ? x.dim() : 2;
+  LATHE_CHECK(dims >= 2 && dims <= 5, call.text(),
+              ": expected an input of 2 to 5 dims, got one of ", dims);
+  const char* shape = specs[dims - 2];
   call.input(x, shape);
   return call.result(normalize(x), shape);
 }
@@ -101,7 +102,7 @@ Variable BatchNorm::normalize(const Variable& x, bool wide) const {
 
 Variable BatchNorm1d::operator()(const Variable& x, bool wide) const {
   ModuleCall call(*this, {{'C', weight.size(0)}});
-  const char* shape = x.dim() == 2 ? "B C" : "B C L";
+  const char* shape = !x.defined() || x.dim() == 2 ? "B C" : "B C L";
   call.input(x, shape);
   return call.result(normalize(x, wide), shape);
 }

@@ -50,7 +50,7 @@ Variable GatedFeedForward::operator()(const Variable& x, const Variable& residua
 
 namespace {
 
-int64_t hidden_of(const TransformerOptions& o) { return o.hidden > 0 ? o.hidden : 4 * o.channels; }
+int64_t inner_of(const TransformerOptions& o) { return o.n_inner > 0 ? o.n_inner : 4 * o.n_embd; }
 
 /// Returns the residual stream after a branch f: norm(x + f(x)), or x + f(norm(x)).
 template <class F>
@@ -62,8 +62,8 @@ Variable branch(const Variable& x, const LayerNorm& norm, bool norm_first, const
 }  // namespace
 
 TransformerFeedForward::TransformerFeedForward(const TransformerOptions& o)
-    : linear1(o.channels, hidden_of(o) * (o.activation == "swiglu" ? 2 : 1), o.bias),
-      linear2(hidden_of(o), o.channels, o.bias, Role::residual_weight),
+    : linear1(o.n_embd, inner_of(o) * (o.activation == "swiglu" ? 2 : 1), o.bias),
+      linear2(inner_of(o), o.n_embd, o.bias, Role::residual_weight),
       drop(o.dropout),
       activation(o.activation) {
   LATHE_CHECK(activation == "relu" || activation == "gelu" || activation == "swiglu",
@@ -82,10 +82,10 @@ Variable TransformerFeedForward::operator()(const Variable& x) const {
 }
 
 TransformerEncoderLayer::TransformerEncoderLayer(const TransformerOptions& o)
-    : self_attn(o.channels, o.heads, o.bias, o.dropout),
+    : self_attn(o.n_embd, o.n_head, o.bias, o.dropout),
       feed_forward(o),
-      norm1(o.channels, o.bias),
-      norm2(o.channels, o.bias),
+      norm1(o.n_embd, o.bias),
+      norm2(o.n_embd, o.bias),
       drop1(o.dropout),
       drop2(o.dropout),
       norm_first(o.norm_first) {}
@@ -107,12 +107,12 @@ Variable TransformerEncoderLayer::operator()(const Variable& x_BTC,
 }
 
 TransformerDecoderLayer::TransformerDecoderLayer(const TransformerOptions& o)
-    : self_attn(o.channels, o.heads, o.bias, o.dropout),
-      multihead_attn(o.channels, o.heads, o.bias, o.dropout),
+    : self_attn(o.n_embd, o.n_head, o.bias, o.dropout),
+      multihead_attn(o.n_embd, o.n_head, o.bias, o.dropout),
       feed_forward(o),
-      norm1(o.channels, o.bias),
-      norm2(o.channels, o.bias),
-      norm3(o.channels, o.bias),
+      norm1(o.n_embd, o.bias),
+      norm2(o.n_embd, o.bias),
+      norm3(o.n_embd, o.bias),
       drop1(o.dropout),
       drop2(o.dropout),
       drop3(o.dropout),
@@ -140,7 +140,7 @@ Variable TransformerDecoderLayer::operator()(const Variable& x_BTC, const Variab
 
 TransformerEncoder::TransformerEncoder(int64_t n_layer, const TransformerOptions& o) {
   for (int64_t i = 0; i < n_layer; ++i) layers.emplace_back(o);
-  if (o.norm_first) norm.emplace(o.channels, o.bias);
+  if (o.norm_first) norm.emplace(o.n_embd, o.bias);
 }
 
 Variable TransformerEncoder::operator()(const Variable& x_BTC, const AttentionMask& mask) const {
@@ -154,7 +154,7 @@ Variable TransformerEncoder::operator()(const Variable& x_BTC, const AttentionMa
 
 TransformerDecoder::TransformerDecoder(int64_t n_layer, const TransformerOptions& o) {
   for (int64_t i = 0; i < n_layer; ++i) layers.emplace_back(o);
-  if (o.norm_first) norm.emplace(o.channels, o.bias);
+  if (o.norm_first) norm.emplace(o.n_embd, o.bias);
 }
 
 Variable TransformerDecoder::operator()(const Variable& x_BTC, const Variable& memory_BSC,

@@ -58,10 +58,11 @@ struct GatedFeedForward {
   }
 };
 
-/// Options of encoder and decoder layers, as for torch.nn.TransformerEncoderLayer.
+/// Options of encoder and decoder layers, as for torch.nn.TransformerEncoderLayer, with the names
+/// of the keys of [model].
 struct TransformerOptions {
-  int64_t channels = 0, heads = 1;
-  int64_t hidden = 0;  ///< width of the feed-forward part; 0: 4 C
+  int64_t n_embd = 0, n_head = 1;  ///< C; n_head must divide it
+  int64_t n_inner = 0;             ///< hidden units of the feed-forward part; 0: 4 C
   double dropout =
       0;  ///< on branches, inside the feed-forward part and on attention's probabilities
   std::string activation =

@@ -156,11 +156,7 @@ class ModelOf final : public Model {
   explicit ModelOf(Module module) : module_(std::move(module)) { place(module_); }
   Variable operator()(const at::Tensor& inputs) const override {
     const ModuleCall call(module_);
-    if constexpr (std::invocable<const Module&, const at::Tensor&>) {
-      return module_(inputs);
-    } else {
-      return module_(Variable(inputs));
-    }
+    return module_(inputs);
   }
   bool has_head() const override { return headed; }
   Variable features(const at::Tensor& inputs) const override {
@@ -213,8 +209,7 @@ ModelKind model_kind(const char* name, const char* doc) {
 
   static_assert(sized || std::constructible_from<Module, const Config&>,
                 "a model is made from its config, or from its config and the data's sizes");
-  static_assert(std::invocable<const Module&, const at::Tensor&> ||
-                    std::invocable<const Module&, const Variable&>,
+  static_assert(std::invocable<const Module&, const at::Tensor&>,
                 "a model is called with a batch's inputs");
   static_assert(
       requires(Module& m, Visit& v) { m.visit(v); },

@@ -148,6 +148,29 @@ TEST_CASE("indexing is LibTorch's, with gradients", "[variable]") {
              ContainsSubstring("not the dims of 3 indices"));
 }
 
+TEST_CASE("a tensor is a constant where a Variable is expected, and tensors keep ATen's operators",
+          "[variable]") {
+  const at::Tensor t = torch::tensor({1.f, 2.f});
+  const Variable constant = t, x = tensor({3, 4}).requires_grad_();
+  CHECK(constant.data().is_same(t));
+  CHECK_FALSE(constant.requires_grad());
+  CHECK(mse_loss(t, x).item() == 4);
+  CHECK(lathe::sum(t).item() == 3);
+  static_assert(std::is_same_v<decltype(t * 2.0), at::Tensor>);
+  static_assert(std::is_same_v<decltype(2 - t), at::Tensor>);
+  static_assert(std::is_same_v<decltype(t + t), at::Tensor>);
+  static_assert(std::is_same_v<decltype(t + x), Variable>);
+  static_assert(std::is_same_v<decltype(1 / x), Variable>);
+  static_assert(!std::is_convertible_v<Variable, at::Tensor>);  // it would lose its graph
+  at::Tensor own = t * 2.0;
+  own += 1;
+  own *= t;
+  CHECK(own.equal(torch::tensor({3.f, 10.f})));
+
+  backward(sum(t * x));
+  CHECK(x.grad().equal(t));
+}
+
 TEST_CASE("comparisons give bool tensors", "[variable]") {
   const Variable x = tensor({1, 2, 3}).requires_grad_(), y = tensor({3, 2, 1});
   const auto is = [](const at::Tensor& t, bool a, bool b, bool c) {

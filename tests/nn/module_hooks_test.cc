@@ -55,7 +55,7 @@ TEST_CASE("dims of one call are bound by name, and a misfit names path, both sha
           "[module_hooks]") {
   const auto ones = [](std::vector<int64_t> sizes) { return Variable(torch::ones(sizes)); };
   TransformerOptions o;
-  o.channels = 8, o.heads = 2;
+  o.n_embd = 8, o.n_head = 2;
   const TransformerDecoder model(2, o);
   const auto told = [&](const Variable& x, const Variable& memory) {
     return error_of([&] { model(x, memory); });

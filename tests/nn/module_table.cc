@@ -335,7 +335,7 @@ void add_transformers(std::vector<ModuleCase>& t) {
     const auto parts = their_linear(w, "up", x[0]).chunk(2, -1);
     return their_linear(w, "down", torch::silu(parts[0]) * parts[1]);
   }));
-  TransformerOptions o{.channels = 6, .heads = 2, .hidden = 10};
+  TransformerOptions o{.n_embd = 6, .n_head = 2, .n_inner = 10};
   o.activation = "swiglu";
   t.push_back(module_row("TransformerFeedForward", "swiglu", TransformerFeedForward(o),
                          {randn({2, 4, 6})}, call1, [](W w, T x) {

@@ -5,11 +5,15 @@
 
 #include "amp/amp.h"
 #include "autograd/engine.h"
+#include "core/io/file.h"
 #include "nn/init.h"
+#include "nn/layers.h"
 #include "nn/models/gpt.h"
+#include "nn/state.h"
 #include "optim/optimizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/gpt.h"
+#include "tests/support/process.h"
 
 namespace {
 
@@ -194,6 +198,65 @@ TEST_CASE(
   const MetaInit shapes;
   CHECK_THAT(error_of([] { state_dict(Counting()); }),
              ContainsSubstring("in.weight has no values here"));
+}
+
+TEST_CASE("modules that take a Variable take a tensor", "[module]") {
+  const at::Tensor x = torch::arange(12, at::kFloat).view({2, 3, 2}) / 12;
+  const auto same = [&](auto&& module) {
+    initialize(module, Init::xavier_normal, 5);
+    const Variable y = module(x);
+    CHECK(y.data().equal(module(Variable(x)).data()));
+    CHECK(y.requires_grad());
+  };
+  same(Linear(2, 2, true));
+  same(TransformerEncoder(1, {.n_embd = 2}));
+  same(Sequential().add(LayerNorm(2, true)).add(Linear(2, 3, true)));
+  same(mlp({2, 4, 1}));
+}
+
+TEST_CASE("a state dict is saved to a file and read back, bit for bit", "[module]") {
+  const test::TempFolder folder;
+  const fs::path path = folder / "model.safetensors";
+  Counting from, to;
+  initialize(from, Init::gpt2, 3);
+  move_to(from, at::kCPU, at::kBFloat16);
+  from.seen.fill_(7);
+  save_state_dict(state_dict(from), path);
+  const StateDict read = read_state_dict(path);
+  CHECK(read.size() == 3);
+  for (const auto& [name, tensor] : state_dict(from)) {
+    INFO(name);
+    CHECK(read.at(name).scalar_type() == tensor.scalar_type());
+    CHECK(read.at(name).equal(tensor));
+  }
+  load_state_dict(to, read);
+  CHECK(to.out.weight.data().equal(from.in.weight.data().to(at::kFloat)));
+  CHECK(to.seen.item<int64_t>() == 7);
+
+  // A transposed tensor is written by its values; an empty one and one number are possible.
+  save_state_dict({{"t", torch::arange(6).view({2, 3}).t()},
+                   {"none", torch::zeros({0, 4})},
+                   {"one", torch::tensor(2.5)}},
+                  path);
+  const StateDict odd = read_state_dict(path);
+  CHECK(odd.at("t").equal(torch::tensor({{0, 3}, {1, 4}, {2, 5}}, at::kLong)));
+  CHECK(odd.at("none").sizes() == at::IntArrayRef({0, 4}));
+  CHECK(odd.at("one").item<double>() == 2.5);
+
+  // Nothing is left of a file that cannot be written, and a damaged one is refused.
+  const auto code_of = [](auto&& action) {
+    try {
+      action();
+    } catch (const Error& e) {
+      return e.code();
+    }
+    return Exit::done;
+  };
+  CHECK(code_of([&] { save_state_dict(odd, folder / "none/model.safetensors"); }) == Exit::io);
+  CHECK(code_of([&] { read_state_dict(folder / "none.safetensors"); }) == Exit::checkpoint);
+  fs::resize_file(path, fs::file_size(path) - 1);
+  CHECK(code_of([&] { read_state_dict(path); }) == Exit::checkpoint);
+  CHECK(list_folder(folder.path()).size() == 1);
 }
 
 TEST_CASE("loading is noticed by an old graph and by working copies", "[module]") {

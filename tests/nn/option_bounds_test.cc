@@ -128,12 +128,12 @@ std::vector<OptionsRow> options_rows() {
   }
   add_rows<TransformerOptions>(
       rows, "TransformerOptions",
-      {NUMBER(channels), NUMBER(heads), NUMBER(hidden), NUMBER(dropout)},
+      {NUMBER(n_embd), NUMBER(n_head), NUMBER(n_inner), NUMBER(dropout)},
       {[=](const auto& o) { run_back(TransformerEncoder(1, o)(ones({1, 3, 4}))); },
        [=](const auto& o) {
          run_back(TransformerDecoder(1, o)(ones({1, 3, 4}), ones({1, 3, 4})));
        }},
-      {.channels = 4, .heads = 2});
+      {.n_embd = 4, .n_head = 2});
   add_rows<GradcheckOptions>(rows, "GradcheckOptions", {NUMBER(step), NUMBER(tolerance)},
                              {[](const auto& o) {
                                gradcheck([](const Variable& v) { return v * v; },
@@ -183,7 +183,7 @@ std::vector<OptionsRow> options_rows() {
   add("", "Rotary", [](int64_t n) { (void)Rotary(n); });
   add("", "FeedForward", [](int64_t n) { (void)FeedForward(n, true); });
   add("", "SwiGLU", [](int64_t n) { (void)SwiGLU(4, n, true); });
-  add("", "TransformerEncoder", [](int64_t n) { (void)TransformerEncoder(n, {.channels = 4}); });
+  add("", "TransformerEncoder", [](int64_t n) { (void)TransformerEncoder(n, {.n_embd = 4}); });
   add("", "max_pool2d kernel", [=](int64_t n) { run_back(max_pool2d(image, n)); });
   add("", "max_pool2d stride", [=](int64_t n) { run_back(max_pool2d(image, 2, lathe::Pair(n))); });
   add("", "max_pool2d padding",

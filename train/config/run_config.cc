@@ -125,8 +125,11 @@ void check_is_file(const std::string& path) {
     case PathKind::folder:
       fail(Exit::usage, path, " is a folder, not a config file; ",
            shipped_file("configs/quickstart.toml"), " is one to begin with");
-    case PathKind::safetensors:
     case PathKind::gguf:
+      fail(Exit::usage, path,
+           " is a GGUF file, not a config file; to make a run of it: lathe import ", path,
+           " --out RUN");
+    case PathKind::safetensors:
       fail(Exit::usage, path, " holds tensors and is not a config file; ",
            shipped_file("configs/quickstart.toml"), " is one to begin with");
     case PathKind::file: break;

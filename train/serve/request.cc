@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/io/json.h"
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
@@ -44,7 +45,8 @@ const std::vector<Unsupported>& unsupported_fields() {
 }
 
 [[noreturn]] void refuse(const std::string& field, const std::string& what) {
-  throw ApiError(400, field + " " + what, "", field);
+  // A name that the client made up may have any characters.
+  throw ApiError(400, printable_line(field) + " " + what, "", field);
 }
 
 /// The fields of a request. A field that is null counts as absent.

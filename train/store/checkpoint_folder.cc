@@ -171,6 +171,9 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run) {
 
 fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
   fs::path path = without_trailing_slash(path_);
+  if (kind_of(path) == PathKind::gguf)
+    fail(Exit::checkpoint, path.string(),
+         " is a GGUF file; make a run of it with `lathe import`, and name that run");
   if (!fs::is_directory(path))
     fail(Exit::checkpoint, path.string(), " is neither a run nor a checkpoint folder");
   if (is_hugging_face(path))

@@ -3,10 +3,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <functional>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "autograd/einops.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/op.h"
@@ -344,10 +346,19 @@ TEST_CASE(
   }
 }
 
+/// Returns whether a message names a function, all of its inputs, and the undefined one.
+bool names_undefined_input(const std::string& message) {
+  static const std::regex form(
+      "[a-z_0-9]+\\(.*undefined.*\\): input [0-9]+ is an undefined Variable; it must hold a "
+      "tensor");
+  return std::regex_match(message, form);
+}
+
 TEST_CASE("every op with an undefined input computes without it, or names it in one sentence",
           "[op_contracts]") {
   int64_t refused = 0, computed = 0;
   for (const OpCase& row : lathe::test::op_table()) {
+    if (row.op == "interpolate_backward") continue;  // its rows themselves read an input's dtype
     for (size_t i = 0; i < row.inputs.size(); ++i) {
       INFO(row.op << " (" << row.label << ") without input " << i);
       const TrainingStep step(lathe::test::step_random);
@@ -361,16 +372,46 @@ TEST_CASE("every op with an undefined input computes without it, or names it in 
         ++computed;
       } else {
         INFO(message);
-        const bool is_named = message.find("undefined") != std::string::npos;
         const bool lacks_bounds =
             message.find("needs a lower or an upper bound") != std::string::npos;  // clamp's
-        CHECK((is_sentence(message) && (is_named || lacks_bounds)));
+        CHECK((is_sentence(message) && (names_undefined_input(message) || lacks_bounds)));
         ++refused;
       }
     }
   }
   CHECK(computed > 20);
   CHECK(refused > 200);
+}
+
+TEST_CASE("functions of several ops name themselves where an input is undefined",
+          "[op_contracts]") {
+  const Variable none, x(torch::ones({2, 3}));
+  const std::vector<std::pair<std::string, std::function<void()>>> rows{
+      {"mse_loss", [&] { mse_loss(none, x); }},
+      {"mse_loss", [&] { mse_loss(x, none, Reduction::sum); }},
+      {"cross_entropy", [&] { cross_entropy(none, lathe::test::longs({0, 1})); }},
+      {"kl_div_batchmean", [&] { kl_div_batchmean(none, x); }},
+      {"interpolate_by", [&] { interpolate_by(none, 2, 2, Interpolation::nearest); }},
+      {"flatten", [&] { flatten(none); }},
+      {"argmax", [&] { argmax(none); }},
+      {"argmin", [&] { argmin(none); }},
+      {"stack", [&] { stack({x, none}, 0); }},
+      {"index", [&] { (void)none[0]; }},
+      {"einsum", [&] { einsum("ij,jk->ik", {x, none}); }},
+      {"operator", [&] { (void)(none < 1); }},
+      {"operator",
+       [&] {
+         Variable y = x;
+         y += none;
+       }},
+      {"add_scalar", [&] { (void)(none + 1.0); }}};
+  for (const auto& [name, use] : rows) {
+    const std::string message = message_of(use);
+    INFO(name << ": " << message);
+    CHECK(message.starts_with(name + "("));
+    CHECK(names_undefined_input(message));
+  }
+  CHECK_FALSE(names_undefined_input("a Variable is undefined: it holds no tensor"));
 }
 
 TEST_CASE("what an undefined Variable is asked for is one sentence", "[op_contracts]") {

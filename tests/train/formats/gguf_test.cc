@@ -211,6 +211,47 @@ TEST_CASE("a run goes out as a GGUF file and comes in as from a Hugging Face fol
                                                          {"rope_attention_factor", 1.3}})));
 }
 
+TEST_CASE("a GGUF file in place of a run or a tokenizer is refused with what to do", "[gguf]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  write_file(f / "model.gguf", LlamaFile(gguf_oracles()[0]).file.bytes());
+  write_file(f / "tune.toml",
+             "[data]\ndir = \"data\"\n[train]\nsteps = 1\nbatch_size = 2\nout_dir = \"out\"\n");
+  struct Row {
+    std::vector<std::string> words;
+    Exit code;
+  };
+  const std::vector<Row> rows{
+      {{"train", "tune.toml", "--train.init_from=model.gguf"}, Exit::checkpoint},
+      {{"train", "tune.toml", "--train.init_from=model.gguf", "--adapters.rank=2"},
+       Exit::checkpoint},
+      {{"train", "tune.toml", "--train.task=distill", "--distill.teacher=model.gguf"},
+       Exit::checkpoint},
+      {{"train", "model.gguf"}, Exit::usage},
+      {{"prepare", "my.txt", "--out", "out", "--tokenizer", "model.gguf"}, Exit::data},
+      {{"import", "model.gguf", "--out", "out", "--tokenizer", "model.gguf"}, Exit::data}};
+  write_file(f / "my.txt", sample_text(2000));
+  for (const Row& row : rows) {
+    const Finished done = lathe_in(f, row.words);
+    INFO(row.words[0] << ": " << done.err);
+    CHECK(done.code == static_cast<int>(row.code));
+    CHECK_THAT(done.err, ContainsSubstring("model.gguf"));
+    CHECK_THAT(done.err, ContainsSubstring("lathe import"));
+    CHECK(!fs::exists(f / "out"));
+  }
+
+  // The control: the same keys accept the run that import makes of it.
+  REQUIRE(lathe_in(f, {"import", "model.gguf", "--out", "run"}).code == 0);
+  const Finished prepared =
+      lathe_in(f, {"prepare", "my.txt", "--out", "own", "--tokenizer", "run"});
+  INFO(prepared.err);
+  CHECK(prepared.code == 0);
+  const Finished trained =
+      lathe_in(f, {"train", "tune.toml", "--train.init_from=run", "--data.dir=own"});
+  INFO(trained.err);
+  CHECK(trained.code == 0);
+}
+
 TEST_CASE("llama3's scaling is found again in the divisors of rope_freqs.weight", "[gguf]") {
   const TempFolder f;
   const auto trip = [&](const std::string& name, int64_t width, int64_t context, double theta,

@@ -24,6 +24,17 @@ Json error_json(const std::string& body, bool is_chat = false) {
   return parse_json(error_of_body(body, is_chat).body(), "", Exit::internal)["error"];
 }
 
+TEST_CASE("an error names a field that nobody knows, whatever its characters", "[serve_request]") {
+  for (const auto& [name, shown] : std::vector<std::pair<std::string, std::string>>{
+           {R"(x)", "x is not a field"},
+           {R"(\u0000)", "\\x00 is not a field"},
+           {R"(a\u001b[2Jb\n)", "a\\x1b[2Jb\\x0a is not a field"}}) {
+    const Json error = error_json("{\"prompt\": \"a\", \"" + name + "\": 1}");
+    CHECK_THAT(error["message"].get<std::string>(), ContainsSubstring(shown));
+    CHECK(error["param"] == parse_json("\"" + name + "\"", "", Exit::internal));
+  }
+}
+
 TEST_CASE("the fields of a completion are read", "[serve_request]") {
   const GenerationRequest r = parse_completion_request(
       R"({"model": "m", "prompt": ["a", "b\u00e9"], "max_tokens": 0, "temperature": 0.5, "top_p": 0.9, "n": 3,

@@ -1,0 +1,19 @@
+// Saving a model's tensors to a file and reading them back. state_dict() and load_state_dict() are
+// in nn/module.h.
+#pragma once
+
+#include <filesystem>
+
+#include "nn/module.h"
+
+namespace lathe {
+
+/// Writes the tensors to a safetensors file, which other programs read too. The file is written
+/// under another name, synced and renamed, so readers see either the old file or the new one.
+/// Tensors on a GPU are copied to the CPU first. Throws Exit::io where the file cannot be written.
+void save_state_dict(const StateDict& state, const std::filesystem::path& path);
+/// Returns the tensors of a safetensors file on the CPU, in their stored dtypes. Throws
+/// Exit::checkpoint where the file is missing or damaged, or has a dtype that Lathe lacks.
+StateDict read_state_dict(const std::filesystem::path& path);
+
+}  // namespace lathe
