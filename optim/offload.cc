@@ -290,8 +290,8 @@ void StateOffload::end_step() {
   read_ahead();
 }
 
-/// Waits until the file has all changes, and forgets what is in memory.
 void StateOffload::settle() {
+  if (is_dry_run()) return;
   std::unique_lock lock(mutex_);
   retire();
   wait_until(lock, [&] { return !is_moving(); });

@@ -101,6 +101,10 @@ class StateOffload {
   /// Writes that part.
   void write(size_t slot, size_t tensor, const void* from);
 
+  /// Waits until the file has all changes, and drops what is in memory. Throws what went wrong in
+  /// the threads.
+  void settle();
+
   /// Returns what the transfer took so far. Thread-safe.
   Times times() const;
 
@@ -127,7 +131,6 @@ class StateOffload {
   bool is_moving() const;
   void evict(size_t unit);
   size_t make_room(std::unique_lock<std::mutex>& lock, size_t count);
-  void settle();
   template <class F>
   void each_part(size_t slot, size_t tensor, F&& f);
 

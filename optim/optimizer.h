@@ -138,8 +138,11 @@ class Optimizer {
   bool is_shared() const { return is_shared_; }
   /// Returns the state that is in a scratch file; null where it is in memory.
   const StateOffload* offload() const { return offload_.get(); }
-  /// Returns a tensor of a slot's state or of shared_state(): itself, or, where it is in a file, a
-  /// copy of the part that this process keeps. `part`: the one that belongs to it.
+  /// Waits until the scratch file, if there is one, has all of the state. Throws the error of a
+  /// read or write that failed since the last step.
+  void settle_offload() const;
+  /// Returns a tensor of a slot's state or of shared_state(). If it is in a file, that is a copy of
+  /// the part that this process keeps; `part` describes it.
   at::Tensor read_state(const at::Tensor& state, const StatePart& part) const;
   /// Calls `put` with the bytes of such a part of a tensor in a file, as StateOffload::read() does.
   void stream_state(const StatePart& part,

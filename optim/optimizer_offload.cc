@@ -84,6 +84,10 @@ void Optimizer::offload_state(const std::filesystem::path& folder,
   }
 }
 
+void Optimizer::settle_offload() const {
+  if (offload_) offload_->settle();
+}
+
 at::Tensor Optimizer::read_state(const at::Tensor& state, const StatePart& part) const {
   if (!state.is_meta()) return state;
   const MemoryScope memory(Memory::checkpoints);

@@ -1,12 +1,16 @@
 #include "core/io/scratch_file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <system_error>
 #include <utility>
+
+#include "core/io/log.h"
 
 namespace lathe {
 namespace {
@@ -63,6 +67,13 @@ fs::path nearest_folder(const fs::path& folder) {
 ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(nearest_folder(folder)) {
   fd_ = open_unnamed(folder_);
   if (fd_ < 0) fails("cannot open a scratch file");
+  struct statfs system{};
+  if (fstatfs(fd_, &system) == 0 &&
+      (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)) {
+    log_warn(folder_.string(),
+             " is a folder in memory, so a scratch file there frees no memory; set "
+             "memory.offload_dir to a folder on a disk");
+  }
   if (bytes == 0 || reserve(fd_, bytes)) return;
 
   // The destructor does not run, and closing must not change what is reported.

@@ -3,12 +3,15 @@
 // on; all of these come before the optimizer's state goes to the disk. Each candidate is a dry run.
 #include "train/analysis/fit.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <fstream>
 
 #include "core/error.h"
+#include "core/io/scratch_file.h"
 #include "core/io/text.h"
 #include "train/formats/source.h"
 #include "train/simulate/hardware.h"
@@ -113,6 +116,23 @@ int64_t free_memory() {
   return std::min(free, std::max<int64_t>(0, *limit - *used + cached));
 }
 
+namespace {
+
+bool on_one_disk(const fs::path& a, const fs::path& b) {
+  struct stat of_a{}, of_b{};
+  return ::stat(a.c_str(), &of_a) != 0 || ::stat(b.c_str(), &of_b) != 0 ||
+         of_a.st_dev == of_b.st_dev;
+}
+
+/// Returns the bytes that are free on a folder's disk; infinity where that is unknown.
+double free_bytes(const fs::path& folder) {
+  std::error_code error;
+  const fs::space_info space = fs::space(folder, error);
+  return error ? INFINITY : static_cast<double>(space.available);
+}
+
+}  // namespace
+
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const int64_t program = process_overhead_bytes();
   const DryStep d = dry_step(loaded, data);
@@ -124,20 +144,23 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
 
   // The scratch file's space is reserved at the start, so a lack of it ends the run there.
   const auto scratch = static_cast<double>(d.scratch_bytes);
-  const double beside = c.memory.offload_dir.empty() ? scratch : 0;
+  const fs::path run = nearest_folder(c.train.out_dir);
+  const fs::path other = c.memory.offload_dir.empty() ? run : nearest_folder(c.memory.offload_dir);
+  const bool is_one_disk = on_one_disk(run, other);
 
-  std::error_code error;
-  const auto free = static_cast<double>(free_memory()),
-             room =
-                 static_cast<double>(fs::space(nearest_folder(c.train.out_dir), error).available);
+  const auto free = static_cast<double>(free_memory());
+  const double room = free_bytes(run), other_room = free_bytes(other);
 
   ResourceNeeds needs;
-  needs.enough = memory <= free && (error || disk + beside <= room);
+  needs.enough = memory <= free && disk + (is_one_disk ? scratch : 0) <= room &&
+                 (is_one_disk || scratch <= other_room);
   needs.hopeless = memory > 1.5 * free;
   needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints",
                       memory / 1e9, free / 1e9, disk / 1e9);
+  if (!is_one_disk && std::isfinite(room)) needs.text += format(" (%.1f GB free)", room / 1e9);
   if (scratch > 0) needs.text += format(" and %.2f GB for the optimizer's state", scratch / 1e9);
-  if (!error) needs.text += format(" (%.1f GB free)", room / 1e9);
+  const double last = is_one_disk ? room : other_room;
+  if (std::isfinite(last)) needs.text += format(" (%.1f GB free)", last / 1e9);
   return needs;
 }
 

@@ -97,6 +97,8 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state,
                          const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          const Retention& keep, std::optional<at::ScalarType> dtype) {
   check_finite(parameters, state.step);
+  // An error of the scratch file is not one of the checkpoint's disk.
+  optimizer.settle_offload();
   return store_checkpoint(run, state, view_state(parameters, optimizer, dtype), keep);
 }
 
