@@ -298,9 +298,9 @@ TEST_CASE("a safetensors header whose parts have the wrong kind is refused", "[b
   };
   CHECK(problem(R"({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})") == "");
   CHECK_THAT(problem(R"({"a": {"dtype": "U8", "shape": 8, "data_offsets": [0, 8]}})"),
-             ContainsSubstring("no list"));
+             ContainsSubstring("not a list"));
   CHECK_THAT(problem(R"({"a": {"dtype": "U8", "shape": {"b": 8}, "data_offsets": [0, 8]}})"),
-             ContainsSubstring("no list"));
+             ContainsSubstring("not a list"));
   CHECK_THAT(
       problem(
           R"({"__metadata__": "m", "a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})"),
