@@ -28,7 +28,7 @@ struct DistConfig {
       "optimizer: the optimizer's state (ZeRO 1); gradients: the gradients too (ZeRO 2), "
       "which are then exchanged after every micro-batch where the number of processes is a power "
       "of two; parameters: those of the model's "
-      "blocks too (ZeRO 3), with memory.recompute = \"blocks\". Changes no bit",
+      "blocks too (ZeRO 3), with memory.recompute = \"blocks\" or \"selective\". Changes no bit",
       one_of({"none", "optimizer", "gradients", "parameters"}))
 };
 

@@ -42,8 +42,13 @@ struct Sub {
 
 struct Mul {
   static constexpr OpInfo info{.name = "mul", .each = {1, 2}};
+  Needs<2> needs{};
   Saved a = Saved::input(0), b = Saved::input(1);
-  at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) { return (a = a_).mul(b = b_); }
+  at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
+    if (needs[1]) a = a_;
+    if (needs[0]) b = b_;
+    return a_.mul(b_);
+  }
   // da = dy * b, db = dy * a
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
@@ -53,8 +58,12 @@ struct Mul {
 
 struct Div {
   static constexpr OpInfo info{.name = "div", .each = {1, 4}};
+  Needs<2> needs{};
   Saved a = Saved::input(0), b = Saved::input(1);
-  at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) { return (a = a_).div(b = b_); }
+  at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
+    if (needs[1]) a = a_;
+    return a_.div(b = b_);
+  }
   // da = dy / b, db = -dy * a / b^2
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {

@@ -111,7 +111,7 @@ struct Softmax {
 };
 
 struct LogSoftmax {
-  static constexpr OpInfo info{.name = "log_softmax", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "log_softmax", .amp = Amp::fp32, .exact = true};
   int64_t dim;
   Saved y = Saved::output();
 

@@ -39,7 +39,7 @@ struct Reduced {
 };
 
 struct Logsumexp : Reduced {
-  static constexpr OpInfo info{.name = "logsumexp", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "logsumexp", .amp = Amp::fp32, .exact = true};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) { return y = at::logsumexp(take(x_), dims, keepdim); }
   // dx = dy * e^(x - y)

@@ -217,8 +217,9 @@ void trains_the_same(const std::string& what, Make&& make, Loss&& loss,
       int64_t blocks = 0;
       const auto plain = three_steps<M>(make, loss, dtype, copies, RecomputePolicy::none, &blocks);
       CHECK(blocks == 0);
-      for (const auto policy : {RecomputePolicy(RecomputePolicy::blocks),
-                                RecomputePolicy(RecomputePolicy::sqrt), RecomputePolicy(1, 1)}) {
+      for (const auto policy :
+           {RecomputePolicy(RecomputePolicy::blocks), RecomputePolicy(RecomputePolicy::sqrt),
+            RecomputePolicy(RecomputePolicy::selective), RecomputePolicy(1, 1)}) {
         const auto again = three_steps<M>(make, loss, dtype, copies, policy, &blocks);
         CHECK(blocks > 0);
         REQUIRE(again.size() == plain.size());

@@ -110,18 +110,26 @@ struct MemoryConfig {
   LATHE_FIELD(
       std::string, recompute, "none",
       "what is kept of a model's blocks for backward: everything; blocks: the input of each; "
-      "blocks.0-7: of the first eight; sqrt: the input of each group of about the square "
+      "blocks.0-7: of the first eight; selective: the input of each, and the results of the "
+      "matrix products, convolutions and attentions with the most FLOPs per byte, in less than "
+      "half of the memory of everything; sqrt: the input of each group of about the square "
       "root of their number, which is then recomputed block by block. The remainder is "
-      "computed again, with the same bits: blocks takes 1.2 to 1.3 times as long, sqrt 1.5 "
-      "to 1.6 times",
-      one_of({"none", "blocks", "sqrt"}).or_form("blocks.FIRST-LAST", [](const std::string& s) {
-        return recompute_policy(s).has_value();
-      }))
+      "computed again, with the same bits: selective takes 1.1 to 1.2 times as long, blocks 1.2 "
+      "to 1.4 times, sqrt 1.6 to 1.8 times",
+      one_of({"none", "selective", "blocks", "sqrt"})
+          .or_form("blocks.FIRST-LAST",
+                   [](const std::string& s) { return recompute_policy(s).has_value(); }))
+  LATHE_FIELD(std::string, budget, "",
+              "resident memory of the run, as \"4GB\": recomputes as little as it takes to stay "
+              "within it; empty: memory.recompute decides. In one process on a CPU",
+              anything())
   LATHE_FIELD(
-      std::string, budget, "",
-      "resident memory of the run, as \"4GB\": recomputes as few blocks as it takes to stay "
-      "within it; empty: memory.recompute decides. In one process on a CPU",
-      anything())
+      std::string, saved, "none",
+      "dtype in which the activations that ops keep for backward are packed: their own; bf16; or "
+      "fp8, e4m3 with a scale for each row. Gradients are computed from the rounded values, the "
+      "loss is not. Not packed: parameters, data, statistics, the last layer's loss and the blocks "
+      "that memory.recompute concerns. On CPUs",
+      one_of({"none", "bf16", "fp8"}))
   LATHE_FIELD(
       bool, update_in_backward, false,
       "update each parameter as soon as its gradient is complete, and free the gradient, so "
