@@ -58,6 +58,16 @@ void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Va
   });
 }
 
+void Recomputation::release(const at::Tensor& result) {
+  for (Held& held : held_) {
+    const bool is_of_it = std::any_of(held.outputs.begin(), held.outputs.end(),
+                                      [&](const at::Tensor& t) { return t.is_same(result); });
+    if (!is_of_it) continue;
+    held.outputs.clear();
+    held.forward = {};
+  }
+}
+
 detail::KeptOp Recomputation::next_kept(const char* name) {
   if (next_ == entries_.size() || !entries_[next_].is_kept) return {};
   Entry& entry = entries_[next_];

@@ -50,6 +50,8 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   /// Appends a node that was created from `inputs` with this result, by so many FLOPs.
   void append(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
               std::span<const at::Tensor> outputs, const Flops& forward);
+  /// Gives up a result, which an op in place is going to change: the op that made it is not kept.
+  void release(const at::Tensor& result);
   /// Chooses the ops whose results are kept, and drops what the others keep. Call it when the part
   /// has run and returned, and nothing but its result is held from outside.
   void select(Selection& selection);
