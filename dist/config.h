@@ -24,11 +24,10 @@ struct DistConfig {
       one_of({"fp32", "bf16"}))
   LATHE_FIELD(
       std::string, shard, "none",
-      "several processes: what is shared out among them instead of kept by each; "
-      "optimizer: the optimizer's state (ZeRO 1); gradients: the gradients too (ZeRO 2), "
-      "which are then exchanged after every micro-batch where the number of processes is a power "
-      "of two; parameters: those of the model's "
-      "blocks too (ZeRO 3), with memory.recompute = \"blocks\" or \"selective\". Changes no bit",
+      "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "
+      "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "
+      "of processes is a power of two; parameters: also the parameters of the model's blocks (ZeRO "
+      "3), which needs memory.recompute = \"blocks\" or \"selective\". Changes no bit.",
       one_of({"none", "optimizer", "gradients", "parameters"}))
 };
 

@@ -109,26 +109,29 @@ struct TrainConfig {
 struct MemoryConfig {
   LATHE_FIELD(
       std::string, recompute, "none",
-      "what is kept of a model's blocks for backward: everything; blocks: the input of each; "
-      "blocks.0-7: of the first eight; selective: the input of each, and the results of the "
-      "matrix products, convolutions and attentions with the most FLOPs per byte, in less than "
-      "half of the memory of everything; sqrt: the input of each group of about the square "
-      "root of their number, which is then recomputed block by block. The remainder is "
-      "computed again, with the same bits: selective takes 1.1 to 1.2 times as long, blocks 1.2 "
-      "to 1.4 times, sqrt 1.6 to 1.8 times",
+      "What is kept of a model's blocks for the backward pass. none: everything. blocks: the "
+      "input of each block. blocks.0-7: everything, except of the first eight blocks, of which "
+      "the input. selective: the input of each block, and the results of the matrix products, "
+      "convolutions and attentions with the most FLOPs per byte, up to 40% of what the blocks "
+      "would keep. sqrt: the input of each group of about the square root of the number of "
+      "blocks; a group is recomputed block by block. The remainder is computed again, with the "
+      "same bits: selective takes 1.1 to 1.2 times as long, blocks 1.2 to 1.4 times, sqrt 1.6 to "
+      "1.8 times.",
       one_of({"none", "selective", "blocks", "sqrt"})
           .or_form("blocks.FIRST-LAST",
                    [](const std::string& s) { return recompute_policy(s).has_value(); }))
-  LATHE_FIELD(std::string, budget, "",
-              "resident memory of the run, as \"4GB\": recomputes as little as it takes to stay "
-              "within it; empty: memory.recompute decides. In one process on a CPU",
-              anything())
+  LATHE_FIELD(
+      std::string, budget, "",
+      "Limit of the run's resident memory, for example \"4GB\". The run recomputes as little as "
+      "it needs to stay within it. In one process on a CPU only. Empty: memory.recompute decides.",
+      anything())
   LATHE_FIELD(
       std::string, saved, "none",
-      "dtype in which the activations that ops keep for backward are packed: their own; bf16; or "
-      "fp8, e4m3 with a scale for each row. Gradients are computed from the rounded values, the "
-      "loss is not. Not packed: parameters, data, statistics, the last layer's loss and the blocks "
-      "that memory.recompute concerns. On CPUs",
+      "Dtype in which ops keep activations for the backward pass. none: their own dtype; bf16; "
+      "fp8: e4m3 with a scale for each row. Gradients are computed from the rounded values, the "
+      "loss is not. Not rounded: parameters, data, statistics, the tensors of losses and of ops "
+      "that divide by them or compare them, and the blocks that memory.recompute concerns. On "
+      "CPUs only.",
       one_of({"none", "bf16", "fp8"}))
   LATHE_FIELD(
       bool, update_in_backward, false,
