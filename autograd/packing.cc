@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
 #include "autograd/op.h"
 #include "core/dtype.h"
 #include "core/kernels/e4m3.h"
@@ -10,7 +12,8 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t least_elements = 256, least_row = 64;
+constexpr int64_t least_row = 64;
+constexpr size_t least_known = 1024;  // tensors that PackSaved remembers before it forgets any
 
 /// Returns whether `packing` makes a tensor of this dtype smaller.
 bool is_packed(at::ScalarType dtype, Packing packing) {
@@ -54,12 +57,15 @@ at::Tensor unpacked(const PackedTensor& packed) {
   return t;
 }
 
-PackSaved::PackSaved(Packing packing) : packing_(packing) { mode().packer = this; }
+PackSaved::PackSaved(Packing packing, int64_t least)
+    : packing_(packing), least_(least), scope_(Memory::activations), sweep_at_(least_known) {
+  install_allocator();
+  mode().packer = this;
+}
 
 std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
-  if (!t.defined() || !t.is_cpu() || !is_packed(t.scalar_type(), packing_) ||
-      t.numel() < least_elements || is_expanded(t) ||
-      category_of(t.storage().data_ptr()) != Memory::activations)
+  if (!t.defined() || !t.is_cpu() || !is_packed(t.scalar_type(), packing_) || t.numel() < least_ ||
+      is_expanded(t) || category_of(t.storage().data_ptr()) != Memory::activations)
     return nullptr;
 
   if (const auto found = known_.find(t.unsafeGetTensorImpl()); found != known_.end()) {
@@ -80,6 +86,7 @@ std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
               made.factors.mutable_data_ptr<float>(), rows, row);
   }
 
+  forget_expired();
   auto packed = std::make_shared<const PackedTensor>(std::move(made));
   known_.insert_or_assign(
       t.unsafeGetTensorImpl(),
@@ -87,10 +94,30 @@ std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
   return packed;
 }
 
+void PackSaved::forget_expired() {
+  if (known_.size() < sweep_at_) return;
+  std::erase_if(known_, [](const auto& entry) {
+    return entry.second.tensor.expired() || entry.second.packed.expired();
+  });
+  sweep_at_ = std::max(2 * known_.size(), least_known);
+}
+
+namespace {
+
+/// Returns whether a slot is for an input that is a parameter.
+bool is_parameter(const Node& node, const Saved& saved) {
+  if (saved.place() != Saved::Place::input) return false;
+  const auto& from = node.next[static_cast<size_t>(saved.index())].node;
+  return from != nullptr && from->as_leaf() != nullptr;
+}
+
+}  // namespace
+
 void detail::pack_saved(Node& node) {
   PackSaved& packer = *mode().packer;
   node.visit_saved([&](Saved& saved) {
     if (saved.place() == Saved::Place::inside) return;
+    if (is_parameter(node, saved)) return;
     if (auto packed = packer.pack(saved.kept())) {
       saved.pack(std::move(packed));
       node.packed = true;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "core/memory.h"
 #include "core/mode.h"
 
 namespace lathe {
@@ -32,15 +33,23 @@ at::Tensor unpacked(const PackedTensor& packed);
 
 /// While alive, the ops of this thread keep their activations packed: float32 tensors in bfloat16;
 /// or float32, bfloat16 and float16 tensors in fp8, with a scale for each row of the last dims with
-/// at least 64 elements. A row that is not finite becomes NaN. Parameters, data, integers,
-/// statistics such as a norm's, tensors of less than 256 elements and the tensors of losses stay as
-/// they are, and so does all that a Recomputation records or restores. An activation that several
-/// ops keep is packed once. For tensors on CPUs.
+/// at least 64 elements. A row that is not finite becomes NaN. An activation that several ops keep
+/// is packed once. For tensors on CPUs.
+///
+/// What the thread allocates while the guard is alive is counted as activations, except in a
+/// MemoryScope of another category. All else stays as it is: tensors that were made before, such as
+/// the model and the data, and those of other scopes. So do parameters, integers, statistics such
+/// as a norm's, tensors of less than `least` elements, what ops with OpInfo::exact and the losses
+/// of autograd/ops/losses.h keep, and all that a Recomputation records or restores.
 class PackSaved : public ModeGuard {
  public:
-  explicit PackSaved(Packing packing);
+  /// Installs Lathe's allocator, which knows the category of a tensor's memory.
+  explicit PackSaved(Packing packing, int64_t least = 256);
   /// Returns t packed; null if t stays as it is.
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t);
+  /// Returns the number of packed tensors that it remembers: at most twice as many as are alive, or
+  /// 1,024.
+  size_t remembered() const { return known_.size(); }
 
  private:
   /// A tensor that was packed. The weak reference keeps its address from being used again.
@@ -50,7 +59,12 @@ class PackSaved : public ModeGuard {
     std::weak_ptr<const PackedTensor> packed;
   };
 
+  void forget_expired();
+
   Packing packing_;
+  int64_t least_;
+  MemoryScope scope_;
+  size_t sweep_at_;  // so many entries of known_
   std::unordered_map<const c10::TensorImpl*, Known> known_;
 };
 

@@ -57,7 +57,7 @@ struct Mul {
 };
 
 struct Div {
-  static constexpr OpInfo info{.name = "div", .each = {1, 4}};
+  static constexpr OpInfo info{.name = "div", .each = {1, 4}, .exact = true};
   Needs<2> needs{};
   Saved a = Saved::input(0), b = Saved::input(1);
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
@@ -106,7 +106,7 @@ struct Exp {
 };
 
 struct Log {
-  static constexpr OpInfo info{.name = "log", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "log", .amp = Amp::fp32, .exact = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).log(); }
   // dx = dy / x
@@ -117,7 +117,7 @@ struct Log {
 };
 
 struct Sqrt {
-  static constexpr OpInfo info{.name = "sqrt", .each = {1, 2}};
+  static constexpr OpInfo info{.name = "sqrt", .each = {1, 2}, .exact = true};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.sqrt(); }
   // dx = dy / (2 y)
@@ -128,7 +128,7 @@ struct Sqrt {
 };
 
 struct Pow {
-  static constexpr OpInfo info{.name = "pow", .amp = Amp::fp32, .each = {1, 3}};
+  static constexpr OpInfo info{.name = "pow", .amp = Amp::fp32, .each = {1, 3}, .exact = true};
   double exponent;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).pow(exponent); }

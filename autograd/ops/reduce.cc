@@ -73,7 +73,7 @@ struct SumTo {
 };
 
 struct Amax {
-  static constexpr OpInfo info{.name = "amax"};
+  static constexpr OpInfo info{.name = "amax", .exact = true};
   int64_t dim;
   bool keepdim;
   Saved x = Saved::input(0);

@@ -10,6 +10,9 @@
 #include "autograd/fp8.h"
 #include "autograd/op.h"
 #include "autograd/ops.h"
+#include "autograd/ops/losses.h"
+#include "autograd/ops/math.h"
+#include "autograd/ops/reductions.h"
 #include "autograd/recompute.h"
 #include "core/kernels/e4m3.h"
 #include "core/memory.h"
@@ -17,6 +20,7 @@
 #include "nn/models/gpt.h"
 #include "nn/models/model.h"
 #include "tests/support/catch.h"
+#include "tests/support/op_case.h"
 
 namespace {
 
@@ -121,6 +125,103 @@ TEST_CASE("gradients are computed from the rounded activations, results are not"
   CHECK(packed_gradient(saturated, x, Packing::bf16).allclose(t * (1 - low * low), 1e-6, 1e-7));
 }
 
+TEST_CASE("ops that divide by or compare what they keep have exact gradients", "[packing]") {
+  torch::manual_seed(8);
+  const at::Tensor x = torch::rand({16, 64}) + 0.01, other = x.flip({1});
+  const Variable c(other);
+  using Function = std::function<Variable(const Variable&)>;
+  const std::vector<std::pair<std::string, Function>> functions{
+      {"div", [&](const Variable& v) { return c / v; }},
+      {"log", [](const Variable& v) { return log(v); }},
+      {"log1p", [](const Variable& v) { return log1p(v); }},
+      {"sqrt", [](const Variable& v) { return sqrt(v); }},
+      {"pow", [](const Variable& v) { return pow(v, -1.5); }},
+      {"xlogy", [](const Variable& v) { return xlogy(v, v); }},
+      {"norm, p = 2", [](const Variable& v) { return norm(v, 2, 1); }},
+      {"norm, p = 3", [](const Variable& v) { return norm(v, 3, 1); }},
+      {"norm, p = inf",
+       [](const Variable& v) { return norm(v, std::numeric_limits<double>::infinity(), 1); }},
+      {"amax", [](const Variable& v) { return amax(v, 1); }},
+      {"max", [](const Variable& v) { return max(v); }},
+      {"min", [](const Variable& v) { return min(v); }},
+      {"maximum", [&](const Variable& v) { return maximum(v, c); }},
+      {"minimum", [&](const Variable& v) { return minimum(v, c); }},
+      {"clamp", [](const Variable& v) { return clamp(v, 0.3, 0.6); }},
+      {"prod", [](const Variable& v) { return prod(v, 1); }},
+      {"cumprod", [](const Variable& v) { return cumprod(v, 1); }},
+      {"std", [](const Variable& v) { return lathe::std(v, at::IntArrayRef({1})); }},
+      // Losses, most of which are composed of other ops.
+      {"l1_loss", [&](const Variable& v) { return l1_loss(v, c, Reduction::mean); }},
+      {"smooth_l1_loss",
+       [&](const Variable& v) { return smooth_l1_loss(v, c, Reduction::mean, 1); }},
+      {"mse_loss", [&](const Variable& v) { return mse_loss(v, c, Reduction::mean); }},
+      {"binary_cross_entropy_with_logits",
+       [&](const Variable& v) { return binary_cross_entropy_with_logits(v, c); }},
+      {"kl_div", [&](const Variable& v) { return kl_div(v, c); }},
+      {"kl_div_batchmean", [&](const Variable& v) { return kl_div_batchmean(v, c); }},
+      {"cross_entropy, probabilities", [&](const Variable& v) { return cross_entropy(v, c); }},
+      {"cosine_similarity", [&](const Variable& v) { return cosine_similarity(v, c); }},
+      {"triplet_margin_loss",
+       [&](const Variable& v) { return triplet_margin_loss(v, c, Variable(x.flip({0}))); }},
+  };
+  for (const auto& [name, f] : functions) {
+    INFO(name);
+    const at::Tensor exact = packed_gradient(f, x, std::nullopt);
+    for (const auto packing : {Packing::bf16, Packing::fp8})
+      CHECK(packed_gradient(f, x, packing).equal(exact));
+  }
+}
+
+TEST_CASE("packed gradients are finite where the exact ones are", "[packing]") {
+  torch::manual_seed(9);
+  // Most probabilities of a row are 0 in fp8.
+  const auto likelihood = [](const Variable& v) { return log(softmax(v * 4.0, -1)); };
+  const at::Tensor x = torch::randn({16, 64});
+  CHECK(packed_gradient(likelihood, x, Packing::fp8).isfinite().all().item<bool>());
+
+  size_t packed = 0;
+  for (const test::OpCase& row : test::op_table()) {
+    const auto gradients = [&](std::optional<Packing> packing) {
+      const TrainingStep step(test::step_random);
+      std::vector<Variable> parameters, in;
+      for (const at::Tensor& value : test::inputs_of(row)) {
+        const bool is_trained = row.inputs[parameters.size()].grad;
+        const Variable p(value.to(at::kFloat));
+        parameters.push_back(is_trained ? Variable::parameter(p.data()) : p);
+      }
+      std::optional<PackSaved> guard;
+      if (packing) guard.emplace(*packing, /*least=*/1);
+      const ObserveOps observe({.on_result = [&](const OpResult& result) {
+        if (result.node != nullptr && result.node->packed) ++packed;
+      }});
+      // Fused layers know their weights as parameters.
+      const bool is_layer = row.op.starts_with("linear");
+      for (const Variable& p : parameters) {
+        const bool is_weight = is_layer && !in.empty();
+        in.push_back(p.requires_grad() && !is_weight ? p * 1.0 : p);
+      }
+      const Variable y = row.ours(in);
+      std::vector<at::Tensor> out;
+      if (!y.requires_grad()) return out;
+      for (const Variable& g : grad(y, parameters, Variable(torch::ones_like(y.data()))))
+        out.push_back(g.data());
+      return out;
+    };
+
+    INFO(row.op << " (" << row.label << ")");
+    const auto exact = gradients(std::nullopt);
+    for (const auto packing : {Packing::bf16, Packing::fp8}) {
+      const auto rounded = gradients(packing);
+      REQUIRE(rounded.size() == exact.size());
+      for (size_t i = 0; i < exact.size(); ++i) {
+        if (!exact[i].defined() || !exact[i].isfinite().all().item<bool>()) continue;
+        CHECK(rounded[i].isfinite().all().item<bool>());
+      }
+    }
+  }
+  CHECK(packed > 100);
+}
+
 /// The tensors that an op's node keeps, packed and not.
 struct PackedByOp {
   std::vector<std::string> packed, exact;
@@ -177,6 +278,38 @@ TEST_CASE("what is small, a parameter, a statistic, data or of a loss is not pac
   const PackSaved halves(Packing::bf16);
   CHECK(PackedByOp(tanh(low)).packed.empty());
   CHECK(PackedByOp(tanh(h)).packed == Names{"bfloat16[16,64]"});
+}
+
+TEST_CASE("a program that sets no memory scopes packs what is made under the guard", "[packing]") {
+  const Variable w = Variable::parameter(torch::randn({64, 64}));
+  const at::Tensor data = torch::randn({16, 64});
+  const PackSaved packing(Packing::fp8);
+  const Variable h = linear(Variable(data), w);
+  CHECK(PackedByOp(h).packed.empty());
+  CHECK(PackedByOp(tanh(h)).packed.size() == 1);
+  const PackedByOp layer(linear(h, w));
+  CHECK(layer.packed == std::vector<std::string>{"uint8[16,64]"});
+  CHECK(layer.exact == std::vector<std::string>{"float32[64,64]"});
+  // A parameter that is made under the guard stays as it is too.
+  CHECK(PackedByOp(sin(Variable::parameter(torch::randn({16, 64})))).packed.empty());
+}
+
+TEST_CASE("a guard that lives long forgets the tensors that are gone", "[packing]") {
+  const Variable x = Variable::parameter(torch::randn({16, 64}));
+  PackSaved packing(Packing::bf16);
+  for (int i = 0; i < 5000; ++i) sin(x * 1.0);
+  CHECK(packing.remembered() <= 2048);
+  // It still knows those that are alive.
+  const Variable h = x * 1.0, first = sin(h);
+  for (int i = 0; i < 5000; ++i) sin(x * 1.0);
+  const Variable second = cos(h);
+  const auto packed_of = [](const Variable& y) {
+    const PackedTensor* packed = nullptr;
+    y.node()->visit_saved([&](Saved& saved) { packed = saved.packed(); });
+    return packed;
+  };
+  CHECK(packed_of(first) != nullptr);
+  CHECK(packed_of(first) == packed_of(second));
 }
 
 TEST_CASE("packing frees the activations, and packs one that two ops keep once", "[packing]") {
