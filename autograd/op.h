@@ -6,7 +6,7 @@
 //
 // An op whose result is cheap to compute from tensors that it saves beside its inputs may define
 // `bool has_result() const`, whether that gives the same bits, and `at::Tensor result() const`.
-// Selective recomputation then keeps those tensors alone (recompute.h).
+// Selective recomputation then keeps those tensors alone (recompute.h). Ops must be copyable.
 //
 // An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns a
 // vector of tensors; its backward takes a list of gradients, which are undefined if none arrived.
@@ -65,8 +65,8 @@ struct OpInfo {
   Amp amp = Amp::promote;
   PerElement each = {};   ///< the cost of an op that does not define flops()
   uint32_t optional = 0;  ///< inputs that may be undefined: inputs_at({...})
-  /// Whether memory.saved leaves its tensors as they are: backward takes exponentials of them, or
-  /// they are gradients already.
+  /// Whether memory.saved leaves its tensors as they are: backward divides by them, compares them
+  /// or takes exponentials of them, or they are gradients already.
   bool exact = false;
 };
 

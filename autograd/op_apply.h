@@ -34,6 +34,11 @@ struct Registered {
 Variable autocast(Amp policy, const Variable& v);
 /// During a recomputation, returns the next op if it was kept when it ran first.
 KeptOp kept_op(const char* name);
+/// During a recomputation, returns whether this op, which has no input that needs a gradient now,
+/// was recorded when it ran first: its parameters may have been frozen since.
+bool was_recorded(const char* name, std::span<const Variable> inputs);
+/// During a recomputation, adds the inputs that needed a gradient when the op ran first.
+void add_needs(const char* name, std::span<bool> needs);
 /// During a recomputation, returns the node that was created when this op ran first, or null if
 /// that is gone.
 std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
@@ -271,7 +276,8 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   using Result = decltype(forward(op));
   constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
 
-  const bool record = recorded(inputs);
+  const bool record =
+      recorded(inputs) || (mode().replaying != nullptr && was_recorded(Op::info.name, inputs));
   const NamedRange range([] { return Op::info.name; });
   using Made = OpNode<Op, N, many_outputs>;
   Result y;
@@ -369,6 +375,8 @@ template <class Op, std::same_as<Variable>... V>
 auto apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(std::copyable<Op>,
+                "an op must be copyable: its node copies it to visit what it keeps");
   static_assert(!detail::KeepsRawTensor<Op>,
                 "an op must keep its tensors as `Saved`, which notices when they are changed "
                 "before backward");
@@ -400,8 +408,11 @@ auto apply(Op op, const V&... given) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
     // An op with a member `needs` knows in forward which inputs need a gradient, so that it can
     // skip work and save less.
-    if constexpr (requires { op.needs = Needs<N>{}; })
+    if constexpr (requires { op.needs = Needs<N>{}; }) {
       op.needs = {mode().grad && inputs[I].requires_grad()...};
+      if (mode().replaying != nullptr) [[unlikely]]
+        detail::add_needs(Op::info.name, op.needs);
+    }
     return detail::apply_to<N>(
         std::move(op), inputs, data, [&](Op& o) { return o.forward(*data[I]...); },
         [&](const Op& o, const at::Tensor& y) { return detail::flops_of(o, y, *data[I]...); });
@@ -413,6 +424,8 @@ auto apply(Op op, const V&... given) {
 template <class Op>
 auto apply(Op op, const std::vector<Variable>& given) {
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(std::copyable<Op>,
+                "an op must be copyable: its node copies it to visit what it keeps");
   static_assert(!detail::KeepsRawTensor<Op>,
                 "an op must keep its tensors as `Saved`, which notices when they are changed "
                 "before backward");

@@ -21,9 +21,10 @@ int64_t version_of(const Variable& v) { return v.defined() ? v.data()._version()
 
 }  // namespace
 
-Recomputation::Recomputation(std::function<void()> again, bool is_selective)
+Recomputation::Recomputation(std::function<void()> again, const Selection* selection)
     : again_(std::move(again)),
-      is_selective_(is_selective),
+      is_selective_(selection != nullptr),
+      products_only_(selection == nullptr || selection->products_only),
       draws_(DrawState::now()),
       compute_(mode().compute),
       fp8_(mode().fp8),
@@ -46,7 +47,7 @@ void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Va
   // Of an op that is kept, its inputs are not: the recomputation provides them again.
   Held& held =
       held_.emplace_back(Held{entries_.size() - 1, is_in_place ? Flops{} : forward, {}, {}, {}});
-  for (const at::Tensor& t : outputs) {
+  for (const at::Tensor& t : may_keep(held.forward) ? outputs : std::span<const at::Tensor>()) {
     held.outputs.push_back(t);
     held.versions.push_back(version_of(Variable(t)));
   }
@@ -68,11 +69,17 @@ void Recomputation::release(const at::Tensor& result) {
   }
 }
 
+std::shared_ptr<Node> Recomputation::peek(const char* name) const {
+  if (next_ == entries_.size()) return nullptr;
+  std::shared_ptr<Node> node = entries_[next_].node.lock();
+  return node && node->name() == name ? node : nullptr;
+}
+
 detail::KeptOp Recomputation::next_kept(const char* name) {
   if (next_ == entries_.size() || !entries_[next_].is_kept) return {};
   Entry& entry = entries_[next_];
-  std::shared_ptr<Node> node = entry.node.lock();
-  if (!node || node->name() != name) return {};
+  std::shared_ptr<Node> node = peek(name);
+  if (!node) return {};
   return {std::move(node), std::exchange(entry.outputs, {})};
 }
 
@@ -136,6 +143,21 @@ void Recomputation::run() {
 
 detail::KeptOp detail::kept_op(const char* name) { return mode().replaying->next_kept(name); }
 
+bool detail::was_recorded(const char* name, std::span<const Variable> inputs) {
+  const std::shared_ptr<Node> node = mode().grad ? mode().replaying->peek(name) : nullptr;
+  if (!node || node->next.size() != inputs.size()) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (node->next[i] && node->next[i].node == inputs[i].node()) return true;
+  }
+  return false;
+}
+
+void detail::add_needs(const char* name, std::span<bool> needs) {
+  const std::shared_ptr<Node> node = mode().replaying->peek(name);
+  if (!node || node->next.size() != needs.size()) return;
+  for (size_t i = 0; i < needs.size(); ++i) needs[i] = needs[i] || node->next[i];
+}
+
 std::shared_ptr<Node> detail::replayed_node(const char* name, std::span<const Variable> inputs) {
   return mode().replaying->next(name, inputs);
 }
@@ -158,8 +180,8 @@ void detail::recompute_node(Node& node) {
   recomputation->run();
 }
 
-detail::Recording::Recording(std::function<void()> again, bool is_selective)
-    : recomputation_(std::make_shared<Recomputation>(std::move(again), is_selective)) {
+detail::Recording::Recording(std::function<void()> again, const Selection* selection)
+    : recomputation_(std::make_shared<Recomputation>(std::move(again), selection)) {
   mode().recording = recomputation_.get();
 }
 detail::Recording::~Recording() = default;

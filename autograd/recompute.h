@@ -44,9 +44,9 @@ struct Selection {
 /// 2022).
 class Recomputation : public std::enable_shared_from_this<Recomputation> {
  public:
-  /// Remembers the thread's mode; `again` runs the part. `is_selective`: what its ops keep stays
+  /// Remembers the thread's mode; `again` runs the part. With a selection, what its ops keep stays
   /// until select() chooses.
-  Recomputation(std::function<void()> again, bool is_selective);
+  Recomputation(std::function<void()> again, const Selection* selection);
   /// Appends a node that was created from `inputs` with this result, by so many FLOPs.
   void append(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
               std::span<const at::Tensor> outputs, const Flops& forward);
@@ -57,6 +57,8 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   void select(Selection& selection);
   /// Returns the next op in order if it is called `name` and was kept, and hands over its results.
   detail::KeptOp next_kept(const char* name);
+  /// Returns the next node in order if it is that of an op called `name`, and else null.
+  std::shared_ptr<Node> peek(const char* name) const;
   /// Returns the next node in order, or null if it is gone. Throws if op `name` or its inputs
   /// differ from the first run.
   std::shared_ptr<Node> next(const char* name, std::span<const Variable> inputs);
@@ -79,7 +81,12 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
     bool is_kept = false;                   // the op does not run again
     std::vector<at::Tensor> outputs{};      // its result, if it does not rebuild that
   };
-  /// What an op keeps while the part runs for the first time, by entry.
+  /// Returns whether select() may keep an op that does so many operations.
+  bool may_keep(const Flops& forward) const {
+    return forward.matmul > 0 || (!products_only_ && forward.other > 0);
+  }
+  /// What an op keeps while the part runs for the first time, by entry. Its outputs are held if it
+  /// may be kept.
   struct Held {
     size_t entry;
     Flops forward;
@@ -87,7 +94,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
     std::vector<int64_t> versions{};  // of the outputs
   };
   std::function<void()> again_;
-  bool is_selective_;
+  bool is_selective_, products_only_;
   std::vector<Entry> entries_;
   std::vector<Held> held_;
   std::vector<int64_t> attributes_;  // versions of the attributes
@@ -104,7 +111,8 @@ namespace detail {
 /// While alive, the ops of this thread belong to one Recomputation.
 class Recording : public ModeGuard {
  public:
-  explicit Recording(std::function<void()> again, bool is_selective = false);
+  /// `selection`: that of a selective recording, which ends with select().
+  explicit Recording(std::function<void()> again, const Selection* selection = nullptr);
   ~Recording();
   /// Ends a selective recording.
   void select(Selection& selection) { recomputation_->select(selection); }
@@ -137,8 +145,7 @@ template <class F, class... In>
 auto recompute_selectively(Selection& selection, const F& fn, const In&... inputs) {
   if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
   detail::Recording recording(
-      [fn, kept = std::tuple<In...>(inputs...)]() mutable { std::apply(fn, kept); },
-      /*is_selective=*/true);
+      [fn, kept = std::tuple<In...>(inputs...)]() mutable { std::apply(fn, kept); }, &selection);
   auto result = fn(inputs...);
   recording.select(selection);
   return result;

@@ -107,8 +107,7 @@ void Recomputation::select(Selection& selection) {
   for (Held& held : held_) {
     const auto node = entries_[held.entry].node.lock();
     const double flops = held.forward.matmul + held.forward.other;
-    const bool counts = selection.products_only ? held.forward.matmul > 0 : flops > 0;
-    if (!counts || !node || is_changed(held)) continue;
+    if (!may_keep(held.forward) || !node || is_changed(held)) continue;
     if (node->rebuilds_result()) held.outputs.clear();
     const double bytes = blocks.cost(held.inside, held.outputs, /*keep=*/false);
     candidates.push_back({&held, flops / std::max(bytes, 1.0)});
