@@ -20,6 +20,9 @@
 namespace lathe {
 
 class Recomputation;
+class Saved;
+/// A function that inspects or changes a tensor that an op keeps (op.h).
+using SavedVisit = std::function<void(Saved&)>;
 
 /// One gradient per input (or output); undefined where none flows.
 template <class T>
@@ -83,6 +86,10 @@ struct Node : std::enable_shared_from_this<Node> {
   virtual void release() {}
   /// Frees the op; `recomputed` can restore it.
   virtual void drop_saved() {}
+  /// Returns whether the op can compute its result from what it keeps beside its inputs.
+  virtual bool rebuilds_result() const { return false; }
+  /// Calls `visit` with each tensor that the op keeps, which it may change.
+  virtual void visit_saved(const SavedVisit&) {}
   virtual Leaf* as_leaf() { return nullptr; }
   const Leaf* as_leaf() const { return const_cast<Node*>(this)->as_leaf(); }
 
@@ -97,6 +104,7 @@ struct Node : std::enable_shared_from_this<Node> {
   c10::SmallVector<Edge, 4>
       next;                 ///< where each input's gradient goes; an edge without a node drops it
   bool frozen = false;      ///< a leaf that currently takes no gradient
+  bool packed = false;      ///< the op keeps packed tensors (autograd/packing.h)
   const uint64_t sequence;  ///< order of creation: consumers come after producers
   Flops backward_flops;     ///< if every input that requires a gradient gets one
   std::shared_ptr<Recomputation>
@@ -131,6 +139,16 @@ struct Leaf final : Node {
  private:
   std::mutex mutex_;  // guards `grad` against other passes
 };
+
+namespace detail {
+
+/// An op that a recomputation kept, and that does not run again.
+struct KeptOp {
+  std::shared_ptr<Node> node;       ///< null: the op was not kept
+  std::vector<at::Tensor> outputs;  ///< of the first run; empty: the op rebuilds its result
+};
+
+}  // namespace detail
 
 /// Returns the precision state of a parameter; null for a Variable that is not a parameter.
 inline const Precision* precision_of(const Variable& v) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "autograd/ops.h"
+#include "autograd/packing.h"
 #include "autograd/recompute.h"
 #include "core/dtype.h"
 #include "core/memory.h"
@@ -38,6 +39,48 @@ Saved::Saved(at::Tensor attribute) : tensor_(std::move(attribute)) {
     mode().replaying->check_attribute(tensor_);
   if (mode().recording != nullptr) [[unlikely]]
     mode().recording->append_attribute(tensor_);
+}
+
+namespace {
+thread_local const SavedVisit* saved_visit = nullptr;
+}
+
+VisitSaved::VisitSaved(const SavedVisit& visit) : outer_(std::exchange(saved_visit, &visit)) {}
+VisitSaved::~VisitSaved() { saved_visit = outer_; }
+
+Saved::Saved(const Saved& other)
+    : tensor_(other.tensor_),
+      packed_(other.packed_),
+      version_(other.version_),
+      place_(other.place_),
+      given_(other.given_),
+      index_(other.index_) {
+  if (saved_visit != nullptr) (*saved_visit)(*this);
+}
+
+at::Tensor Saved::give_input(std::span<const Variable> inputs) {
+  const auto i = static_cast<size_t>(index_);
+  if (place_ != Place::input || i >= inputs.size() || !tensor_.is_same(inputs[i].data())) return {};
+  if (!tensor_.defined() || tensor_._version() != version_) return {};
+  given_ = true;
+  return std::exchange(tensor_, {});
+}
+
+void Saved::take_input(std::span<const Variable> inputs) {
+  if (!std::exchange(given_, false)) return;
+  tensor_ = inputs[static_cast<size_t>(index_)].data();
+  version_ = tensor_._version();
+}
+
+void Saved::pack(std::shared_ptr<const PackedTensor> packed) {
+  packed_ = std::move(packed);
+  tensor_.reset();
+}
+
+void Saved::unpack() {
+  if (!packed_) return;
+  tensor_ = unpacked(*std::exchange(packed_, nullptr));
+  version_ = tensor_._version();
 }
 
 const at::Tensor& Saved::operator=(const at::Tensor& t) {

@@ -4,6 +4,10 @@
 // declaration in ops.h, and a row in a table tests/autograd/ops/op_table_*.cc. Backward formulas
 // call the ops of ops.h by their plain names, which exist for tensors too: see ops/formula.h.
 //
+// An op whose result is cheap to compute from tensors that it saves beside its inputs may define
+// `bool has_result() const`, whether that gives the same bits, and `at::Tensor result() const`.
+// Selective recomputation then keeps those tensors alone (recompute.h). Ops must be copyable.
+//
 // An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns a
 // vector of tensors; its backward takes a list of gradients, which are undefined if none arrived.
 #pragma once
@@ -16,6 +20,7 @@
 #include <array>
 #include <concepts>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -32,6 +37,8 @@
 #include "core/named_range.h"
 
 namespace lathe {
+
+struct PackedTensor;
 
 /// What autocast does to an op's floating-point inputs (float64 is never touched).
 enum class Amp {
@@ -58,6 +65,9 @@ struct OpInfo {
   Amp amp = Amp::promote;
   PerElement each = {};   ///< the cost of an op that does not define flops()
   uint32_t optional = 0;  ///< inputs that may be undefined: inputs_at({...})
+  /// Whether memory.saved leaves its tensors as they are: backward divides by them, compares them
+  /// or takes exponentials of them, or they are gradients already.
+  bool exact = false;
 };
 
 /// Returns what autocast does to input i of an op: `policies[i]` if the op has that member, else
@@ -86,13 +96,24 @@ using Needs = std::array<bool, N>;
 /// which nothing is differentiated.
 class Saved {
  public:
+  /// The role of the tensor. An `activation` is an intermediate that is as large as the result and
+  /// may be rounded by memory.saved; `inside` has statistics and attributes, which may not.
+  enum class Place : uint8_t { inside, activation, input, output };
+
   Saved() = default;
   /// Keeps an attribute that the op is constructed with.
   Saved(at::Tensor attribute);
+  /// Copies it, and shows the copy to the thread's VisitSaved.
+  Saved(const Saved& other);
+  Saved(Saved&&) noexcept = default;
+  Saved& operator=(const Saved&) = default;
+  Saved& operator=(Saved&&) noexcept = default;
   /// Returns a slot for input i of the op, through which second derivatives flow.
   static Saved input(int i) { return Saved(Place::input, i); }
   /// Returns a slot for output i.
   static Saved output(int i = 0) { return Saved(Place::output, i); }
+  /// Returns a slot for an intermediate of the size of the result.
+  static Saved activation() { return Saved(Place::activation, 0); }
 
   const at::Tensor& operator=(const at::Tensor& t);
   /// Returns the tensor; for T = Variable, connected to its position in the graph.
@@ -101,15 +122,44 @@ class Saved {
   /// Returns the tensor, with the checks of as().
   const at::Tensor& data() const;
   bool defined() const { return tensor_.defined(); }
+  Place place() const { return place_; }
+  /// Returns i of an input or output.
+  int index() const { return index_; }
+
+  /// Returns the tensor without the checks of data().
+  const at::Tensor& kept() const { return tensor_; }
+  /// Hands over the tensor if it is the input of the op that this slot is for, so that
+  /// take_input() can restore it; else returns an undefined tensor.
+  at::Tensor give_input(std::span<const Variable> inputs);
+  /// Restores from the same inputs of a later run what give_input() handed over.
+  void take_input(std::span<const Variable> inputs);
+  /// Replaces the tensor by a packed one, or a packed one by its tensor.
+  void pack(std::shared_ptr<const PackedTensor> packed);
+  void unpack();
+  const PackedTensor* packed() const { return packed_.get(); }
 
  private:
-  enum class Place : uint8_t { inside, input, output };
   Saved(Place place, int index) : place_(place), index_(index) {}
 
   at::Tensor tensor_;
+  std::shared_ptr<const PackedTensor> packed_;
   int64_t version_ = 0;
   Place place_ = Place::inside;
+  bool given_ = false;  // its tensor is an input that take_input() restores
   int index_ = 0;
+};
+
+/// While alive, calls a function with each Saved that is copied on this thread. C++ cannot list the
+/// members of an op, but a copy of the op copies them all, also those in arrays and vectors.
+class VisitSaved {
+ public:
+  explicit VisitSaved(const SavedVisit& visit);
+  ~VisitSaved();
+  VisitSaved(const VisitSaved&) = delete;
+  VisitSaved& operator=(const VisitSaved&) = delete;
+
+ private:
+  const SavedVisit* outer_;
 };
 
 /// Returns a tensor as a T that nothing is differentiated through.

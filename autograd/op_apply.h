@@ -32,12 +32,22 @@ struct Registered {
 /// Returns v as the op receives it under the thread's autocast: itself, its working copy, or a
 /// cast.
 Variable autocast(Amp policy, const Variable& v);
+/// During a recomputation, returns the next op if it was kept when it ran first.
+KeptOp kept_op(const char* name);
+/// During a recomputation, returns whether this op, which has no input that needs a gradient now,
+/// was recorded when it ran first: its parameters may have been frozen since.
+bool was_recorded(const char* name, std::span<const Variable> inputs);
+/// During a recomputation, adds the inputs that needed a gradient when the op ran first.
+void add_needs(const char* name, std::span<bool> needs);
 /// During a recomputation, returns the node that was created when this op ran first, or null if
 /// that is gone.
 std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
-/// While a Recomputation records, hands it the node, which then keeps no tensors until it is
-/// recomputed.
-void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs);
+/// While a Recomputation records, hands it the node, which then keeps no tensors of its own until
+/// it is recomputed.
+void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
+                 std::span<const at::Tensor> outputs, const Flops& forward);
+/// Packs the tensors that the op of the node keeps, as PackSaved describes.
+void pack_saved(Node& node);
 /// Throws: the op of the recomputation is not that of the node.
 [[noreturn]] void replay_mismatch(const char* name, const Node& node);
 /// Restores the op of a node by recomputation.
@@ -134,6 +144,7 @@ template <class Op, size_t N, bool many_outputs>
 struct OpNode final : Node {
   template <class T>
   using Dy = std::conditional_t<many_outputs, GradList<T>, T>;
+  static constexpr const char* op_name = Op::info.name;
 
   OpNode(Op op, std::span<const at::Tensor> outputs_, bool saves)
       : Node(outputs_), op_(std::move(op)), saves_(saves) {}
@@ -157,6 +168,20 @@ struct OpNode final : Node {
     recomputed.reset();
   }
   void drop_saved() override { op_.reset(); }
+  bool rebuilds_result() const override {
+    if constexpr (requires(const Op& op) { op.result(); }) return op_ && op_->has_result();
+    return false;
+  }
+  void visit_saved(const SavedVisit& visit) override {
+    if (op_) op_.emplace(visited_copy(visit));
+  }
+  /// Hands over the op that a recomputation kept without the tensors of its inputs, with those of
+  /// `inputs`.
+  Op take_kept(std::span<const Variable> inputs) {
+    Op op = visited_copy([&](Saved& saved) { saved.take_input(inputs); });
+    op_.reset();
+    return op;
+  }
   /// Restores the op from a recomputation with the same inputs.
   void restore_saved(Op op) {
     op_.emplace(std::move(op));
@@ -169,14 +194,28 @@ struct OpNode final : Node {
                   [[maybe_unused]] GradSlots* slots) {
     // Recompute again if the recomputed part contained a nested recomputation, which dropped the op
     // once more.
-    for (std::shared_ptr<Recomputation> last; !op_ && recomputed && recomputed != last;) {
+    for (std::shared_ptr<Recomputation> last; recomputed && recomputed != last;) {
       last = recomputed;
       recompute_node(*this);
     }
 
-    if (!op_) [[unlikely]]
+    if (!op_ || recomputed) [[unlikely]]
       saved_is_freed(Op::info.name);
 
+    if (packed) [[unlikely]]
+      return run_op(visited_copy([](Saved& saved) { saved.unpack(); }), dys, list, slots);
+    return run_op(*op_, dys, list, slots);
+  }
+
+  /// Returns a copy of the op whose tensors `visit` has seen.
+  Op visited_copy(const SavedVisit& visit) const {
+    const VisitSaved visiting(visit);
+    return Op(*op_);
+  }
+
+  template <class T>
+  GradList<T> run_op(const Op& op, const GradList<T>& dys, const NeedsList& list,
+                     [[maybe_unused]] GradSlots* slots) {
     const Running running(this);
     const auto& dy = [&]() -> const Dy<T>& {
       if constexpr (many_outputs)
@@ -194,10 +233,10 @@ struct OpNode final : Node {
 
     try {
       const auto grads = [&] {
-        if constexpr (requires(GradSlots& s) { op_->backward(dy, needs, s); })
-          return op_->backward(dy, needs, *slots);
+        if constexpr (requires(GradSlots& s) { op.backward(dy, needs, s); })
+          return op.backward(dy, needs, *slots);
         else
-          return op_->backward(dy, needs);
+          return op.backward(dy, needs);
       }();
       return GradList<T>(std::make_move_iterator(grads.begin()),
                          std::make_move_iterator(grads.end()));
@@ -209,6 +248,14 @@ struct OpNode final : Node {
   std::optional<Op> op_;
   bool saves_;
 };
+
+/// Returns the node of a replayed op as that of the op `Made` is the node of.
+template <class Made>
+Made& made_by(Node& node) {
+  auto* made = dynamic_cast<Made*>(&node);
+  if (made == nullptr) replay_mismatch(Made::op_name, node);
+  return *made;
+}
 
 /// Returns the cost of an op with these inputs and this result.
 template <class Op, class... In>
@@ -229,17 +276,35 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   using Result = decltype(forward(op));
   constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
 
-  const bool record = recorded(inputs);
+  const bool record =
+      recorded(inputs) || (mode().replaying != nullptr && was_recorded(Op::info.name, inputs));
   const NamedRange range([] { return Op::info.name; });
+  using Made = OpNode<Op, N, many_outputs>;
   Result y;
+
+  KeptOp kept;
+  if (record && mode().replaying != nullptr) [[unlikely]]
+    kept = kept_op(Op::info.name);
 
   // Every Saved that forward assigns sets this flag. The node of an op that saved nothing stays
   // usable after release(), so that several graphs can share it.
   saved_something() = false;
-  try {
-    y = forward(op);
-  } catch (...) {
-    rethrow(Op::info.name, data);
+  if (kept.node) [[unlikely]] {
+    op = made_by<Made>(*kept.node).take_kept(inputs);
+    if constexpr (many_outputs) {
+      y = std::move(kept.outputs);
+    } else {
+      if (!kept.outputs.empty()) y = std::move(kept.outputs[0]);
+      if constexpr (requires { op.result(); }) {
+        if (!y.defined()) y = op.result();
+      }
+    }
+  } else {
+    try {
+      y = forward(op);
+    } catch (...) {
+      rethrow(Op::info.name, data);
+    }
   }
   const bool saves = saved_something();
 
@@ -251,22 +316,20 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   }();
 
   OpFlops flops;
-  if (mode().flops != nullptr && !outputs.empty()) {
+  if ((mode().flops != nullptr || mode().recording != nullptr) && !outputs.empty()) {
     flops = count_flops(op, outputs[0]);
-    mode().flops->forward += flops.forward;
+    if (mode().flops != nullptr) mode().flops->forward += flops.forward;
   }
 
   std::shared_ptr<Node> node;
   if (record) {
-    using Made = OpNode<Op, N, many_outputs>;
     // A recomputed op restores its node of the first run, which the remaining graph refers to. If
     // that node is gone, the op gets a new one.
     if (mode().replaying != nullptr) [[unlikely]]
       node = replayed_node(Op::info.name, inputs);
     if (node) {
-      auto* made = dynamic_cast<Made*>(node.get());
-      if (made == nullptr || !made->fits(outputs)) replay_mismatch(Op::info.name, *node);
-      made->restore_saved(std::move(op));
+      if (!node->fits(outputs)) replay_mismatch(Op::info.name, *node);
+      made_by<Made>(*node).restore_saved(std::move(op));
     } else {
       node = std::make_shared<Made>(std::move(op), outputs, saves);
       link(*node, inputs);
@@ -280,7 +343,10 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
     }
 
     if (mode().recording != nullptr) [[unlikely]]
-      record_node(node, inputs);
+      record_node(node, inputs, outputs, flops.forward);
+    else if (mode().packer != nullptr && mode().replaying == nullptr && !Op::info.exact)
+        [[unlikely]]
+      pack_saved(*node);
   }
 
   if (mode().observers != nullptr) [[unlikely]]
@@ -309,6 +375,8 @@ template <class Op, std::same_as<Variable>... V>
 auto apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(std::copyable<Op>,
+                "an op must be copyable: its node copies it to visit what it keeps");
   static_assert(!detail::KeepsRawTensor<Op>,
                 "an op must keep its tensors as `Saved`, which notices when they are changed "
                 "before backward");
@@ -340,8 +408,11 @@ auto apply(Op op, const V&... given) {
     const std::array<const at::Tensor*, N> data{&inputs[I].data()...};
     // An op with a member `needs` knows in forward which inputs need a gradient, so that it can
     // skip work and save less.
-    if constexpr (requires { op.needs = Needs<N>{}; })
+    if constexpr (requires { op.needs = Needs<N>{}; }) {
       op.needs = {mode().grad && inputs[I].requires_grad()...};
+      if (mode().replaying != nullptr) [[unlikely]]
+        detail::add_needs(Op::info.name, op.needs);
+    }
     return detail::apply_to<N>(
         std::move(op), inputs, data, [&](Op& o) { return o.forward(*data[I]...); },
         [&](const Op& o, const at::Tensor& y) { return detail::flops_of(o, y, *data[I]...); });
@@ -353,6 +424,8 @@ auto apply(Op op, const V&... given) {
 template <class Op>
 auto apply(Op op, const std::vector<Variable>& given) {
   static_assert(detail::HasInfo<Op>, "an op needs `static constexpr OpInfo info{.name = \"...\"}`");
+  static_assert(std::copyable<Op>,
+                "an op must be copyable: its node copies it to visit what it keeps");
   static_assert(!detail::KeepsRawTensor<Op>,
                 "an op must keep its tensors as `Saved`, which notices when they are changed "
                 "before backward");

@@ -1,5 +1,6 @@
 #include "autograd/recompute.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -20,17 +21,66 @@ int64_t version_of(const Variable& v) { return v.defined() ? v.data()._version()
 
 }  // namespace
 
-Recomputation::Recomputation(std::function<void()> again)
+Recomputation::Recomputation(std::function<void()> again, const Selection* selection)
     : again_(std::move(again)),
+      is_selective_(selection != nullptr),
+      products_only_(selection == nullptr || selection->products_only),
       draws_(DrawState::now()),
       compute_(mode().compute),
       fp8_(mode().fp8),
       cache_casts_(mode().cache_casts),
       keys_(c10::impl::tls_local_dispatch_key_set()) {}
 
-void Recomputation::append(std::weak_ptr<Node> node, std::span<const Variable> inputs) {
-  Entry& entry = entries_.emplace_back(Entry{std::move(node), {}});
+void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
+                           std::span<const at::Tensor> outputs, const Flops& forward) {
+  Entry& entry = entries_.emplace_back(Entry{node, {}});
   for (const Variable& v : inputs) entry.versions.push_back(version_of(v));
+
+  if (!is_selective_) {
+    node->drop_saved();
+    return;
+  }
+  // An op in place must change its input again.
+  const bool is_in_place = std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) {
+    return !outputs.empty() && v.data().is_same(outputs[0]);
+  });
+  // Of an op that is kept, its inputs are not: the recomputation provides them again.
+  Held& held =
+      held_.emplace_back(Held{entries_.size() - 1, is_in_place ? Flops{} : forward, {}, {}, {}});
+  for (const at::Tensor& t : may_keep(held.forward) ? outputs : std::span<const at::Tensor>()) {
+    held.outputs.push_back(t);
+    held.versions.push_back(version_of(Variable(t)));
+  }
+  node->visit_saved([&](Saved& saved) {
+    if (at::Tensor input = saved.give_input(inputs); input.defined())
+      held.inputs.push_back(std::move(input));
+    else if (saved.defined())
+      held.inside.push_back(saved.kept());
+  });
+}
+
+void Recomputation::release(const at::Tensor& result) {
+  for (Held& held : held_) {
+    const bool is_of_it = std::any_of(held.outputs.begin(), held.outputs.end(),
+                                      [&](const at::Tensor& t) { return t.is_same(result); });
+    if (!is_of_it) continue;
+    held.outputs.clear();
+    held.forward = {};
+  }
+}
+
+std::shared_ptr<Node> Recomputation::peek(const char* name) const {
+  if (next_ == entries_.size()) return nullptr;
+  std::shared_ptr<Node> node = entries_[next_].node.lock();
+  return node && node->name() == name ? node : nullptr;
+}
+
+detail::KeptOp Recomputation::next_kept(const char* name) {
+  if (next_ == entries_.size() || !entries_[next_].is_kept) return {};
+  Entry& entry = entries_[next_];
+  std::shared_ptr<Node> node = peek(name);
+  if (!node) return {};
+  return {std::move(node), std::exchange(entry.outputs, {})};
 }
 
 std::shared_ptr<Node> Recomputation::next(const char* name, std::span<const Variable> inputs) {
@@ -91,14 +141,31 @@ void Recomputation::run() {
   hooks_.clear();
 }
 
+detail::KeptOp detail::kept_op(const char* name) { return mode().replaying->next_kept(name); }
+
+bool detail::was_recorded(const char* name, std::span<const Variable> inputs) {
+  const std::shared_ptr<Node> node = mode().grad ? mode().replaying->peek(name) : nullptr;
+  if (!node || node->next.size() != inputs.size()) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (node->next[i] && node->next[i].node == inputs[i].node()) return true;
+  }
+  return false;
+}
+
+void detail::add_needs(const char* name, std::span<bool> needs) {
+  const std::shared_ptr<Node> node = mode().replaying->peek(name);
+  if (!node || node->next.size() != needs.size()) return;
+  for (size_t i = 0; i < needs.size(); ++i) needs[i] = needs[i] || node->next[i];
+}
+
 std::shared_ptr<Node> detail::replayed_node(const char* name, std::span<const Variable> inputs) {
   return mode().replaying->next(name, inputs);
 }
 
-void detail::record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs) {
+void detail::record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
+                         std::span<const at::Tensor> outputs, const Flops& forward) {
   Recomputation* recomputation = mode().recording;
-  recomputation->append(node, inputs);
-  node->drop_saved();
+  recomputation->append(node, inputs, outputs, forward);
   node->recomputed = recomputation->shared_from_this();
 }
 
@@ -113,8 +180,8 @@ void detail::recompute_node(Node& node) {
   recomputation->run();
 }
 
-detail::Recording::Recording(std::function<void()> again)
-    : recomputation_(std::make_shared<Recomputation>(std::move(again))) {
+detail::Recording::Recording(std::function<void()> again, const Selection* selection)
+    : recomputation_(std::make_shared<Recomputation>(std::move(again), selection)) {
   mode().recording = recomputation_.get();
 }
 detail::Recording::~Recording() = default;
@@ -122,6 +189,7 @@ detail::Recording::~Recording() = default;
 std::optional<RecomputePolicy> recompute_policy(std::string_view name) {
   if (name == "none") return RecomputePolicy::none;
   if (name == "blocks") return RecomputePolicy::blocks;
+  if (name == "selective") return RecomputePolicy::selective;
   if (name == "sqrt") return RecomputePolicy::sqrt;
 
   constexpr std::string_view prefix = "blocks.";

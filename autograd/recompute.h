@@ -27,16 +27,38 @@
 
 namespace lathe {
 
+/// How much of a part recompute_selectively() keeps. Of the matrix products, convolutions and
+/// attentions of the part, it keeps the results of those with the most FLOPs per byte, as long as
+/// they take at most `share` of what the part's ops would keep without recomputation. What one part
+/// leaves of that, the next may take. Korthikanti et al. 2022, "Reducing activation recomputation
+/// in large transformer models", keep all but attention's inner results in this way.
+struct Selection {
+  double share = 0.4;
+  double spare = 0;           ///< bytes that the parts so far have left
+  bool products_only = true;  ///< false: any op with FLOPs may be kept
+};
+
 /// The nodes of one part of a graph, and how to run it again under the same conditions: random
 /// numbers, autocast and training mode. Running statistics (of batch norm and fp8) are not updated
 /// a second time, and FLOPs are not counted, which is the convention of MFU (Chowdhery et al.
 /// 2022).
 class Recomputation : public std::enable_shared_from_this<Recomputation> {
  public:
-  /// Remembers the thread's mode; `again` runs the part.
-  explicit Recomputation(std::function<void()> again);
-  /// Appends a node that was created from `inputs`.
-  void append(std::weak_ptr<Node> node, std::span<const Variable> inputs);
+  /// Remembers the thread's mode; `again` runs the part. With a selection, what its ops keep stays
+  /// until select() chooses.
+  Recomputation(std::function<void()> again, const Selection* selection);
+  /// Appends a node that was created from `inputs` with this result, by so many FLOPs.
+  void append(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
+              std::span<const at::Tensor> outputs, const Flops& forward);
+  /// Gives up a result, which an op in place is going to change: the op that made it is not kept.
+  void release(const at::Tensor& result);
+  /// Chooses the ops whose results are kept, and drops what the others keep. Call it when the part
+  /// has run and returned, and nothing but its result is held from outside.
+  void select(Selection& selection);
+  /// Returns the next op in order if it is called `name` and was kept, and hands over its results.
+  detail::KeptOp next_kept(const char* name);
+  /// Returns the next node in order if it is that of an op called `name`, and else null.
+  std::shared_ptr<Node> peek(const char* name) const;
   /// Returns the next node in order, or null if it is gone. Throws if op `name` or its inputs
   /// differ from the first run.
   std::shared_ptr<Node> next(const char* name, std::span<const Variable> inputs);
@@ -56,9 +78,25 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   struct Entry {
     std::weak_ptr<Node> node;
     c10::SmallVector<int64_t, 4> versions;  // versions of the inputs
+    bool is_kept = false;                   // the op does not run again
+    std::vector<at::Tensor> outputs{};      // its result, if it does not rebuild that
+  };
+  /// Returns whether select() may keep an op that does so many operations.
+  bool may_keep(const Flops& forward) const {
+    return forward.matmul > 0 || (!products_only_ && forward.other > 0);
+  }
+  /// What an op keeps while the part runs for the first time, by entry. Its outputs are held if it
+  /// may be kept.
+  struct Held {
+    size_t entry;
+    Flops forward;
+    std::vector<at::Tensor> inputs, inside, outputs;
+    std::vector<int64_t> versions{};  // of the outputs
   };
   std::function<void()> again_;
+  bool is_selective_, products_only_;
   std::vector<Entry> entries_;
+  std::vector<Held> held_;
   std::vector<int64_t> attributes_;  // versions of the attributes
   std::vector<HookHandle> hooks_;
   size_t next_ = 0, next_attribute_ = 0, next_hook_ = 0;
@@ -73,8 +111,11 @@ namespace detail {
 /// While alive, the ops of this thread belong to one Recomputation.
 class Recording : public ModeGuard {
  public:
-  explicit Recording(std::function<void()> again);
+  /// `selection`: that of a selective recording, which ends with select().
+  explicit Recording(std::function<void()> again, const Selection* selection = nullptr);
   ~Recording();
+  /// Ends a selective recording.
+  void select(Selection& selection) { recomputation_->select(selection); }
 
  private:
   std::shared_ptr<Recomputation> recomputation_;
@@ -98,6 +139,18 @@ auto recompute(const F& fn, const In&... inputs) {
   return fn(inputs...);
 }
 
+/// Does the same, but keeps the results of some ops, so that less has to be computed again (see
+/// Selection). It costs less time than recompute() and saves less memory. `fn` must return a value.
+template <class F, class... In>
+auto recompute_selectively(Selection& selection, const F& fn, const In&... inputs) {
+  if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
+  detail::Recording recording(
+      [fn, kept = std::tuple<In...>(inputs...)]() mutable { std::apply(fn, kept); }, &selection);
+  auto result = fn(inputs...);
+  recording.select(selection);
+  return result;
+}
+
 /// While alive, run_blocks() follows a policy. `blocks_run`, if given, counts the blocks that ran
 /// under it.
 struct RecomputeBlocks : ModeGuard {
@@ -107,8 +160,8 @@ struct RecomputeBlocks : ModeGuard {
   }
 };
 
-/// Returns the policy called "none", "blocks", "blocks.FIRST-LAST" or "sqrt"; nullopt for another
-/// name.
+/// Returns the policy called "none", "blocks", "blocks.FIRST-LAST", "selective" or "sqrt"; nullopt
+/// for another name.
 std::optional<RecomputePolicy> recompute_policy(std::string_view name);
 
 /// Returns the number of blocks in one recomputation: 1, or ceil(sqrt(n)) for `sqrt`. The last
@@ -151,25 +204,28 @@ template <class X, class F>
 X run_blocks(size_t n, X x, const F& f) {
   const RecomputePolicy policy = mode().recompute;
   const bool keeps_all = policy.kind == RecomputePolicy::none || !mode().grad;
-  const auto run = [f, keeps_all, policy](size_t i, X y) {
+  const auto run = [f, keeps_all, policy](size_t i, X y, Selection* selection) {
     if (keeps_all || i < policy.first || i > policy.last)
       return detail::run_block(f, i, std::move(y));
     if (mode().blocks_run != nullptr) ++*mode().blocks_run;
-    return recompute([f, i](X z) { return detail::run_block(f, i, std::move(z)); }, y);
+    const auto block = [f, i](X z) { return detail::run_block(f, i, std::move(z)); };
+    return selection != nullptr ? recompute_selectively(*selection, block, y) : recompute(block, y);
   };
 
   // A group that is recomputed runs block by block, so that it holds the activations of one block
   // and the inputs of the others.
   const size_t group = blocks_of_group(policy, n);
   if (keeps_all || group == 1) {
-    for (size_t i = 0; i < n; ++i) x = run(i, std::move(x));
+    Selection selection;
+    const bool is_selective = policy.kind == RecomputePolicy::selective;
+    for (size_t i = 0; i < n; ++i) x = run(i, std::move(x), is_selective ? &selection : nullptr);
     return x;
   }
   for (size_t begin = 0; begin < n; begin += group) {
     const size_t end = std::min(begin + group, n);
     x = recompute(
         [run, begin, end](X y) {
-          for (size_t i = begin; i < end; ++i) y = run(i, std::move(y));
+          for (size_t i = begin; i < end; ++i) y = run(i, std::move(y), nullptr);
           return y;
         },
         x);

@@ -152,6 +152,14 @@ class CachingAllocator final : public c10::Allocator {
     self.add(category, static_cast<int64_t>(header->used));
   }
 
+  static Memory category_of(const c10::DataPtr& data) {
+    if (data.get() == nullptr || data.get_deleter() != &release) return Memory::other;
+    const char* const block = static_cast<const char*>(data.get_context());
+    auto* header = reinterpret_cast<const Header*>(block - header_bytes);
+    std::lock_guard lock(header->allocator->mutex_);
+    return header->category;
+  }
+
   // Never destroyed: tensors with static storage may be freed after it.
   static CachingAllocator& real() {
     static auto* allocator = new CachingAllocator(/*phantom=*/false);
@@ -334,6 +342,7 @@ MemoryStats memory_stats() { return CachingAllocator::instance().stats(); }
 void recategorize(const c10::DataPtr& data, Memory category) {
   CachingAllocator::recategorize(data, category);
 }
+Memory category_of(const c10::DataPtr& data) { return CachingAllocator::category_of(data); }
 int64_t peak_rss_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

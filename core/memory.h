@@ -48,6 +48,9 @@ void reset_memory_peaks();
 /// Moves a tensor's storage to another category. Does nothing if it is not from this allocator.
 void recategorize(const c10::DataPtr& data, Memory category);
 
+/// Returns the category of a tensor's storage; Memory::other if it is not from this allocator.
+Memory category_of(const c10::DataPtr& data);
+
 /// While alive, CPU tensors get reserved addresses without memory behind them until somebody writes
 /// there. They come from a separate allocator, which behaves as the normal one would in a new
 /// process; memory_stats() are that allocator's. One at a time.

@@ -24,6 +24,7 @@ class ObserveOps;
 class Recomputation;
 class ForwardHook;
 class KeyValueCache;
+class PackSaved;
 struct RunningStatistic;
 
 /// The source of a training step's random numbers: see core/rng.h.
@@ -50,12 +51,13 @@ class BlockHooks {
 };
 
 /// Which activations of a model's repeated blocks are kept for backward: all; the blocks' inputs,
-/// and all of the blocks outside of `first` to `last`; or the inputs of groups of about sqrt(n)
-/// blocks. Other activations are recomputed. Chen et al. 2016, "Training deep nets with sublinear
-/// memory cost".
+/// and all of the blocks outside of `first` to `last`; the inputs of groups of about sqrt(n)
+/// blocks; or (`selective`) the blocks' inputs and the results of ops that take long to compute
+/// for their size. Other activations are recomputed. Chen et al. 2016, "Training deep nets with
+/// sublinear memory cost".
 struct RecomputePolicy {
   /// What is kept, as described above.
-  enum Kind : uint8_t { none, blocks, sqrt };
+  enum Kind : uint8_t { none, blocks, sqrt, selective };
   Kind kind = none;
   size_t first = 0, last = SIZE_MAX;
 
@@ -88,6 +90,7 @@ struct Mode {
   /// Ops that run belong to it and keep nothing: see autograd/recompute.h.
   Recomputation* recording = nullptr;
   Recomputation* replaying = nullptr;  ///< ops that run are run again for it
+  PackSaved* packer = nullptr;         ///< packs what ops keep, or null: see autograd/packing.h
   RecomputePolicy recompute{};
   /// Where run_blocks() counts the blocks that `recompute` concerns, or null.
   int64_t* blocks_run = nullptr;

@@ -88,7 +88,7 @@ struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
   Saved starts{};  // [B, T] or undefined
-  Saved qkv = Saved::input(0), out{}, lse{}, seed{},
+  Saved qkv = Saved::input(0), out = Saved::activation(), lse{}, seed{},
         offset{};  // in the composed form lse holds the probabilities
 
   enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };

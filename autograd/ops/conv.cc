@@ -99,6 +99,8 @@ struct Conv2d {
   static constexpr OpInfo info{.name = "conv2d", .amp = Amp::low, .optional = inputs_at({2})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
   Conv2dOptions options;
+  ImageSizes sizes{};
+  Needs<3> needs{};
   Saved x = Saved::input(0), weight = Saved::input(1);
 
   // y[b, o, i, j] = bias[o] + sum over c, p, q of weight[o, c, p, q] x[b, c, stride i + dilation p
@@ -108,14 +110,16 @@ struct Conv2d {
     LATHE_CHECK(x_.scalar_type() == weight_.scalar_type(), "x and weight must have one dtype");
     LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight_.size(0)),
                 "bias must have shape [", weight_.size(0), "]");
-    return convolve(x = x_, weight = weight_, bias, options).to(x_.scalar_type());
+    sizes = image_sizes(x_.sizes());
+    if (needs[1]) x = x_;
+    return convolve(x_, weight = weight_, bias, options).to(x_.scalar_type());
   }
   // dx, dweight: the adjoints; dbias = sum of dy over all dims but 1
   template <class T>
   Grads<3, T> backward(const T& dy_, Needs<3> needs) const {
-    const T dy = cast(dy_, x.data().scalar_type());
+    const T dy = cast(dy_, weight.data().scalar_type());
     const at::ScalarType wide = dy_.dtype() == at::kDouble ? at::kDouble : at::kFloat;
-    return {needs[0] ? conv2d_input_grad(dy, weight.as<T>(), x.data().sizes(), options) : T(),
+    return {needs[0] ? conv2d_input_grad(dy, weight.as<T>(), sizes, options) : T(),
             needs[1] ? conv2d_weight_grad(dy, x.as<T>(), weight.data().sizes(), options) : T(),
             needs[2] ? sum(cast(dy_, wide), {0, 2, 3}) : T()};
   }

@@ -42,8 +42,13 @@ struct Sub {
 
 struct Mul {
   static constexpr OpInfo info{.name = "mul", .each = {1, 2}};
+  Needs<2> needs{};
   Saved a = Saved::input(0), b = Saved::input(1);
-  at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) { return (a = a_).mul(b = b_); }
+  at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
+    if (needs[1]) a = a_;
+    if (needs[0]) b = b_;
+    return a_.mul(b_);
+  }
   // da = dy * b, db = dy * a
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
@@ -52,9 +57,13 @@ struct Mul {
 };
 
 struct Div {
-  static constexpr OpInfo info{.name = "div", .each = {1, 4}};
+  static constexpr OpInfo info{.name = "div", .each = {1, 4}, .exact = true};
+  Needs<2> needs{};
   Saved a = Saved::input(0), b = Saved::input(1);
-  at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) { return (a = a_).div(b = b_); }
+  at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
+    if (needs[1]) a = a_;
+    return a_.div(b = b_);
+  }
   // da = dy / b, db = -dy * a / b^2
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
@@ -97,7 +106,7 @@ struct Exp {
 };
 
 struct Log {
-  static constexpr OpInfo info{.name = "log", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "log", .amp = Amp::fp32, .exact = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).log(); }
   // dx = dy / x
@@ -108,7 +117,7 @@ struct Log {
 };
 
 struct Sqrt {
-  static constexpr OpInfo info{.name = "sqrt", .each = {1, 2}};
+  static constexpr OpInfo info{.name = "sqrt", .each = {1, 2}, .exact = true};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.sqrt(); }
   // dx = dy / (2 y)
@@ -119,7 +128,7 @@ struct Sqrt {
 };
 
 struct Pow {
-  static constexpr OpInfo info{.name = "pow", .amp = Amp::fp32, .each = {1, 3}};
+  static constexpr OpInfo info{.name = "pow", .amp = Amp::fp32, .each = {1, 3}, .exact = true};
   double exponent;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).pow(exponent); }

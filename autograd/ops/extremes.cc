@@ -14,7 +14,7 @@ at::Tensor same(const at::Tensor& x, const at::Tensor& y) {
 
 template <bool largest>
 struct Extreme {
-  static constexpr OpInfo info{.name = largest ? "max" : "min"};
+  static constexpr OpInfo info{.name = largest ? "max" : "min", .exact = true};
   Saved x{}, y{};
   at::Tensor forward(const at::Tensor& x_) {
     LATHE_CHECK(x_.numel() > 0, "of no elements");
@@ -33,7 +33,7 @@ struct Extreme {
 /// Returns values and positions; x has at least one dim.
 template <bool largest>
 struct ExtremeAlong {
-  static constexpr OpInfo info{.name = largest ? "max" : "min"};
+  static constexpr OpInfo info{.name = largest ? "max" : "min", .exact = true};
   int64_t dim;
   bool keepdim;
   Saved index{};

@@ -8,6 +8,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/math.h"
+#include "autograd/recompute.h"
 #include "core/dtype.h"
 
 namespace lathe {
@@ -115,6 +116,7 @@ Variable& in_place(Op op, Variable& x, const Others&... others) {
                 x.node() ? x.node()->name() : "",
                 " would lose what it was; change its values under NoGrad, or give the result a "
                 "name of its own");
+    if (mode().recording != nullptr) mode().recording->release(t);
     LATHE_CHECK(t.use_count() == 1 && t.storage().use_count() == 1, Op::info.name, "(", describe(t),
                 "): its memory is also held by another handle, a view, or an op that saved it for "
                 "backward; the form "

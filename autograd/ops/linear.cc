@@ -28,7 +28,8 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
 }
 
 /// Returns the number of rows of x's last dim. A -1 in a shape would fail if that dim is empty.
-int64_t rows_of(const at::Tensor& x) {
+template <class T>
+int64_t rows_of(const T& x) {
   return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1));
 }
 
@@ -78,11 +79,15 @@ struct Layer {
 
 /// Computes dx = the sum of dy W over the layers, if it is needed, and for each layer dW = dy^T x,
 /// added to the gradient that the weight has already, and db = sum of dy over the rows. Products
-/// with a common factor read it once.
+/// with a common factor read it once. x may be undefined if no weight needs a gradient.
 at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool need_x,
                           GradSlots& slots) {
-  const at::Tensor x = x_.contiguous();
-  const int64_t in = x.size(-1), rows = x.numel() / in;
+  const at::Tensor x = x_.defined() ? x_.contiguous() : x_;
+  const at::Tensor& some_dy =
+      std::ranges::find_if(layers, [](const Layer& layer) { return layer.dy.defined(); })->dy;
+  const int64_t in = layers[0].weight.size(1), rows = rows_of(some_dy);
+  const at::TensorOptions options = layers[0].weight.options();
+  const auto sizes = with_last(some_dy.sizes(), in);
 
   c10::SmallVector<Product, 3> to_x;
   c10::SmallVector<LeftFactor, 3> to_weights;
@@ -93,7 +98,7 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
     if (!layer.dy.defined()) continue;
 
     const int64_t out = layer.weight.size(0);
-    layer.dy = layer.dy.to(x.scalar_type()).contiguous();
+    layer.dy = layer.dy.to(layer.weight.scalar_type()).contiguous();
 
     if (need_x) {
       read.push_back(layer.weight.contiguous());
@@ -108,13 +113,13 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
       continue;
     }
 
-    if (layer.need_bias) layer.db = at::empty({out}, x.options().dtype(at::kFloat));
+    if (layer.need_bias) layer.db = at::empty({out}, options.dtype(at::kFloat));
 
     // Add to the weight's gradient in the product itself, where this pass owns one in the right
     // dtype.
     layer.dw = slots.take(layer.slot, layer.weight_grad);
     const bool add = layer.dw.defined();
-    if (!add) layer.dw = at::empty({out, in}, x.options().dtype(layer.weight_grad));
+    if (!add) layer.dw = at::empty({out, in}, options.dtype(layer.weight_grad));
     Epilogue e{.out = matrix_of(layer.dw)};
     if (add) e.residual = e.out;
     to_weights.push_back({matrix_of(layer.dy), out, e,
@@ -123,7 +128,7 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
 
   at::Tensor dx;
   if (!to_x.empty()) {
-    dx = at::empty_like(x);
+    dx = at::empty(sizes, options);
     gemm(to_x, rows, in, {.out = matrix_of(dx)});
     bump_version(dx);
   }
@@ -139,18 +144,21 @@ struct LinearOp {
   static constexpr OpInfo info{.name = "linear", .amp = Amp::low, .optional = inputs_at({2, 3})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote, Amp::promote};
   at::ScalarType weight_grad = at::kFloat;  // dtype of dW if a kernel writes it
+  Needs<4> needs{};
+  bool is_fused = false;
   Saved x = Saved::input(0), weight = Saved::input(1);
 
   // y = x W^T + b + residual, in the residual's dtype if there is one
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias,
                      const at::Tensor& residual) {
     check_linear(x_, weight_, bias);
-    x = x_;
+    if (needs[1]) x = x_;
     weight = weight_;
+    is_fused = fused(x_, weight_);
     const auto sizes = with_last(x_.sizes(), weight_.size(0));
     LATHE_CHECK(!residual.defined() || residual.sizes() == at::IntArrayRef(sizes),
                 "the residual must be ", describe(at::IntArrayRef(sizes)));
-    if (fused(x_, weight_) && (!residual.defined() || kernel_dtype(residual.scalar_type())))
+    if (is_fused && (!residual.defined() || kernel_dtype(residual.scalar_type())))
       return fused_forward(x_, weight_, bias, residual, Activation::none, nullptr);
     const at::ScalarType dtype = widened(x_) ? at::kFloat : x_.scalar_type();
     const at::Tensor rows = x_.reshape({rows_of(x_), x_.size(-1)}).to(dtype), w = weight_.to(dtype);
@@ -162,7 +170,7 @@ struct LinearOp {
   }
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
   Grads<4> backward(const at::Tensor& dy, Needs<4> needs, GradSlots& slots) const {
-    if (!fused(x.data(), weight.data())) return composed(dy, needs);
+    if (!is_fused) return composed(dy, needs);
     Layer layer{dy, weight.data(), weight_grad, 1, needs[1], needs[2]};
     const at::Tensor dx = fused_backward(x.data(), {&layer, 1}, needs[0], slots);
     return {dx, layer.dw, layer.db, needs[3] ? dy : at::Tensor()};
@@ -172,11 +180,12 @@ struct LinearOp {
   }
   template <class T>
   Grads<4, T> composed(const T& dy, Needs<4> needs) const {
-    const T w = weight.as<T>(), in = x.as<T>();
-    const int64_t n = rows_of(x.data());
-    const T dy_rows = reshape(cast(dy, x.data().scalar_type()), {n, w.size(0)});
-    return {needs[0] ? reshape(product(dy_rows, w), in.sizes()) : T(),
-            needs[1] ? product(transpose(dy_rows, 0, 1), reshape(in, {n, w.size(1)})) : T(),
+    const T w = weight.as<T>();
+    const int64_t n = rows_of(dy);
+    const auto sizes = with_last(dy.sizes(), w.size(1));
+    const T dy_rows = reshape(cast(dy, weight.data().scalar_type()), {n, w.size(0)});
+    return {needs[0] ? reshape(product(dy_rows, w), sizes) : T(),
+            needs[1] ? product(transpose(dy_rows, 0, 1), reshape(x.as<T>(), {n, w.size(1)})) : T(),
             needs[2] ? sum(dy_rows, 0) : T(), needs[3] ? dy : T()};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor& bias,
@@ -195,7 +204,8 @@ struct LinearGelu {
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote};
   at::ScalarType weight_grad = at::kFloat;
   Needs<3> needs{};
-  Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2), before{};
+  Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2),
+        before = Saved::activation();
 
   // y = gelu(u), u = x W^T + b
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias_) {
@@ -207,6 +217,15 @@ struct LinearGelu {
     at::Tensor y = fused_forward(x_, weight_, bias_, {}, Activation::gelu,
                                  needs[0] || needs[1] || needs[2] ? &u : nullptr);
     before = u;
+    return y;
+  }
+  // In a low precision `before` is rounded and y is not computed from it.
+  bool has_result() const { return before.defined() && before.data().scalar_type() == at::kFloat; }
+  at::Tensor result() const {
+    const at::Tensor& u = before.data();
+    at::Tensor y = at::empty_like(u);
+    gelu_forward(u.const_data_ptr(), y.mutable_data_ptr(), Element::f32, u.numel());
+    bump_version(y);
     return y;
   }
   // du = dy gelu'(u), then as for a linear layer
@@ -240,7 +259,8 @@ struct LinearSwiglu {
   static constexpr OpInfo info{.name = "linear_swiglu", .amp = Amp::low};
   at::ScalarType gate_grad = at::kFloat, up_grad = at::kFloat;
   Needs<3> needs{};
-  Saved x = Saved::input(0), gate = Saved::input(1), up = Saved::input(2), a{}, b{};
+  Saved x = Saved::input(0), gate = Saved::input(1), up = Saved::input(2), a = Saved::activation(),
+        b = Saved::activation();
 
   // y = silu(a) b, a = x G^T, b = x U^T
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& gate_, const at::Tensor& up_) {
@@ -255,6 +275,14 @@ struct LinearSwiglu {
     gemm_nt(matrix_of(in), matrix_of(w), in.numel() / w.size(1), w.size(0), w.size(1), e);
     bump_version(y);
     a = left, b = right;
+    return y;
+  }
+  bool has_result() const { return b.defined() && b.data().scalar_type() == at::kFloat; }
+  at::Tensor result() const {
+    at::Tensor y = at::empty_like(a.data());
+    swiglu_product(a.data().const_data_ptr(), b.data().const_data_ptr(), y.mutable_data_ptr(),
+                   Element::f32, y.numel());
+    bump_version(y);
     return y;
   }
   // s = sigmoid(a): da = dy b (s + a s (1 - s)), db = dy a s; dx = da G + db U, dG = da^T x, dU =

@@ -31,7 +31,7 @@ at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dt
 
 // Shapes: N rows, V classes.
 struct CrossEntropy {
-  static constexpr OpInfo info{.name = "cross_entropy", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "cross_entropy", .amp = Amp::fp32, .exact = true};
   Saved targets;
   double divisor;
   int64_t ignore_index;
@@ -72,7 +72,7 @@ struct CrossEntropy {
 
 // The last layer and its loss. Rows are processed in pieces.
 struct LinearCrossEntropy {
-  static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low};
+  static constexpr OpInfo info{.name = "linear_cross_entropy", .amp = Amp::low, .exact = true};
   Saved targets_given;
   double divisor;
   int64_t ignore_index;

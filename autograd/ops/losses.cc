@@ -20,6 +20,12 @@ namespace {
     composed({"l1_loss", "mse_loss", "binary_cross_entropy_with_logits", "nll_loss", "kl_div",
               "cosine_similarity", "pairwise_distance", "triplet_margin_loss"});
 
+/// While alive, memory.saved leaves what ops keep as it is. The gradients of a loss are part of all
+/// others, and its tensors are small.
+struct ExactTensors : ModeGuard {
+  ExactTensors() { mode().packer = nullptr; }
+};
+
 /// Returns x in float32 or wider.
 Variable wide(const Variable& x) {
   return x.dtype() == at::kHalf || x.dtype() == at::kBFloat16 ? cast(x, at::kFloat) : x;
@@ -37,7 +43,8 @@ Variable reduced(const Variable& losses, Reduction reduction) {
 }
 
 struct SmoothL1 {
-  static constexpr OpInfo info{.name = "smooth_l1_loss", .amp = Amp::fp32, .each = {4, 4}};
+  static constexpr OpInfo info{
+      .name = "smooth_l1_loss", .amp = Amp::fp32, .each = {4, 4}, .exact = true};
   double beta;
   Saved a = Saved::input(0), b = Saved::input(1);
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
@@ -109,17 +116,20 @@ struct Chosen {
 
 Variable l1_loss(const Variable& input, const Variable& target, Reduction reduction) {
   require_defined("l1_loss", {&input, &target});
+  const ExactTensors exact;
   return reduced(abs(wide(input) - wide(target)), reduction);
 }
 Variable smooth_l1_loss(const Variable& input, const Variable& target, Reduction reduction,
                         double beta) {
   require_defined("smooth_l1_loss", {&input, &target});
+  const ExactTensors exact;
   LATHE_CHECK(beta >= 0, "smooth_l1_loss: a beta of ", beta, " is below 0");
   if (beta == 0) return l1_loss(input, target, reduction);
   return reduced(apply(SmoothL1{.beta = beta}, wide(input), wide(target)), reduction);
 }
 Variable mse_loss(const Variable& input, const Variable& target, Reduction reduction) {
   require_defined("mse_loss", {&input, &target});
+  const ExactTensors exact;
   const Variable d = wide(input) - wide(target);
   return reduced(d * d, reduction);
 }
@@ -127,6 +137,7 @@ Variable binary_cross_entropy_with_logits(const Variable& input, const Variable&
                                           const at::Tensor& weight, Reduction reduction,
                                           const at::Tensor& pos_weight) {
   require_defined("binary_cross_entropy_with_logits", {&input, &target});
+  const ExactTensors exact;
   LATHE_CHECK(input.sizes() == target.sizes(), "binary_cross_entropy_with_logits: targets ",
               describe(target.data()), " for ", describe(input.data()));
   const Variable x = wide(input), t = wide(target), rest = 1.0 - t;
@@ -140,6 +151,7 @@ Variable binary_cross_entropy_with_logits(const Variable& input, const Variable&
 Variable nll_loss(const Variable& input, const at::Tensor& target, const at::Tensor& weight,
                   int64_t ignore_index, Reduction reduction) {
   require_defined("nll_loss", {&input});
+  const ExactTensors exact;
   const Variable log_p = wide(input);
   const int64_t dim = class_dim(log_p);
   const Chosen chosen("nll_loss", log_p, target, weight, ignore_index);
@@ -148,6 +160,7 @@ Variable nll_loss(const Variable& input, const at::Tensor& target, const at::Ten
 Variable cross_entropy(const Variable& input, const at::Tensor& target,
                        const CrossEntropyOptions& o) {
   require_defined("cross_entropy", {&input});
+  const ExactTensors exact;
   LATHE_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ",
               o.label_smoothing, " is outside [0, 1]");
   const int64_t dim = class_dim(input);
@@ -169,6 +182,7 @@ Variable cross_entropy(const Variable& input, const at::Tensor& target,
 Variable cross_entropy(const Variable& input, const Variable& target,
                        const CrossEntropyOptions& o) {
   require_defined("cross_entropy", {&input, &target});
+  const ExactTensors exact;
   LATHE_CHECK(input.sizes() == target.sizes() && target.data().is_floating_point(),
               "cross_entropy: probabilities ", describe(target.data()), " for ",
               describe(input.data()));
@@ -191,16 +205,19 @@ Variable cross_entropy(const Variable& input, const Variable& target,
 Variable kl_div(const Variable& input, const Variable& target, Reduction reduction,
                 bool log_target) {
   require_defined("kl_div", {&input, &target});
+  const ExactTensors exact;
   const Variable x = wide(input), t = wide(target);
   return reduced(log_target ? exp(t) * (t - x) : xlogy(t, t) - t * x, reduction);
 }
 Variable kl_div_batchmean(const Variable& input, const Variable& target, bool log_target) {
   require_defined("kl_div_batchmean", {&input, &target});
+  const ExactTensors exact;
   LATHE_CHECK(input.dim() > 0, "kl_div_batchmean: a tensor of no dims");
   return kl_div(input, target, Reduction::sum, log_target) / static_cast<double>(input.size(0));
 }
 Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, double eps) {
   require_defined("cosine_similarity", {&x1, &x2});
+  const ExactTensors exact;
   const Variable a = wide(x1), b = wide(x2);
   const auto direction = [&](const Variable& v, int64_t d) {
     return v / clamp(norm(v, 2, d, /*keepdim=*/true), eps);
@@ -225,12 +242,14 @@ Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, 
 Variable pairwise_distance(const Variable& x1, const Variable& x2, double p, double eps,
                            bool keepdim) {
   require_defined("pairwise_distance", {&x1, &x2});
+  const ExactTensors exact;
   return norm(wide(x1) - wide(x2) + eps, p, -1, keepdim);
 }
 Variable triplet_margin_loss(const Variable& anchor, const Variable& positive,
                              const Variable& negative, const TripletOptions& o,
                              Reduction reduction) {
   require_defined("triplet_margin_loss", {&anchor, &positive, &negative});
+  const ExactTensors exact;
   LATHE_CHECK(o.margin > 0, "triplet_margin_loss: a margin of ", o.margin, " must be above 0");
   const Variable near = pairwise_distance(anchor, positive, o.p, o.eps);
   Variable far = pairwise_distance(anchor, negative, o.p, o.eps);

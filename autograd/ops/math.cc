@@ -68,7 +68,7 @@ struct Cos {
 };
 
 struct Log1p {
-  static constexpr OpInfo info{.name = "log1p", .amp = Amp::fp32, .each = {2, 2}};
+  static constexpr OpInfo info{.name = "log1p", .amp = Amp::fp32, .each = {2, 2}, .exact = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).log1p(); }
   // dx = dy / (1 + x)
@@ -112,7 +112,7 @@ struct Reciprocal {
 };
 
 struct Xlogy {
-  static constexpr OpInfo info{.name = "xlogy", .amp = Amp::fp32, .each = {2, 4}};
+  static constexpr OpInfo info{.name = "xlogy", .amp = Amp::fp32, .each = {2, 4}, .exact = true};
   Saved x = Saved::input(0), y = Saved::input(1);
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& y_) {
     return at::xlogy(x = x_, y = y_);
@@ -132,7 +132,7 @@ std::optional<at::Scalar> scalar(std::optional<double> value) {
 }
 
 struct Clamp {
-  static constexpr OpInfo info{.name = "clamp", .each = {2, 2}};
+  static constexpr OpInfo info{.name = "clamp", .each = {2, 2}, .exact = true};
   std::optional<double> min, max;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
@@ -180,7 +180,8 @@ struct ClampTo {
 
 template <bool largest>
 struct Pairwise {
-  static constexpr OpInfo info{.name = largest ? "maximum" : "minimum", .each = {1, 2}};
+  static constexpr OpInfo info{
+      .name = largest ? "maximum" : "minimum", .each = {1, 2}, .exact = true};
   Saved a = Saved::input(0), b = Saved::input(1);
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     a = a_;

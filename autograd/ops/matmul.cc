@@ -6,13 +6,16 @@ namespace {
 
 struct Matmul {
   static constexpr OpInfo info{.name = "matmul", .amp = Amp::low};
+  Needs<2> needs{};
   Saved a = Saved::input(0), b = Saved::input(1);
 
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     LATHE_CHECK(a_.dim() >= 2 && b_.dim() >= 2, "both need at least 2 dims");
     LATHE_CHECK(a_.size(-1) == b_.size(-2), "the inner sizes ", a_.size(-1), " and ", b_.size(-2),
                 " differ");
-    return product(a = a_, b = b_);
+    if (needs[1]) a = a_;
+    if (needs[0]) b = b_;
+    return product(a_, b_);
   }
   // da = dy b^T, db = a^T dy; the engine sums broadcast batch dims
   template <class T>

@@ -27,7 +27,7 @@ void check_cell(const at::Tensor& gates, int64_t number, const at::Tensor& state
 
 struct LstmCell {
   static constexpr OpInfo info{.name = "lstm_cell"};
-  Saved gates = Saved::input(0), c = Saved::input(1), c_out{};
+  Saved gates = Saved::input(0), c = Saved::input(1), c_out = Saved::activation();
 
   // [i f g o] = gates:  c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c')
   std::vector<at::Tensor> forward(const at::Tensor& gates_, const at::Tensor& c_) {

@@ -73,7 +73,7 @@ struct SumTo {
 };
 
 struct Amax {
-  static constexpr OpInfo info{.name = "amax"};
+  static constexpr OpInfo info{.name = "amax", .exact = true};
   int64_t dim;
   bool keepdim;
   Saved x = Saved::input(0);
@@ -111,7 +111,7 @@ struct Softmax {
 };
 
 struct LogSoftmax {
-  static constexpr OpInfo info{.name = "log_softmax", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "log_softmax", .amp = Amp::fp32, .exact = true};
   int64_t dim;
   Saved y = Saved::output();
 

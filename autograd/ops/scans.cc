@@ -57,7 +57,7 @@ struct Cumsum {
 
 /// x has one dim at least.
 struct Cumprod {
-  static constexpr OpInfo info{.name = "cumprod", .amp = Amp::fp32, .each = {1, 4}};
+  static constexpr OpInfo info{.name = "cumprod", .amp = Amp::fp32, .each = {1, 4}, .exact = true};
   int64_t dim;
   Saved x = Saved::input(0), y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) {
@@ -99,7 +99,7 @@ struct Cumprod {
 
 /// x has one dim at least.
 struct Prod {
-  static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "prod", .amp = Amp::fp32, .exact = true};
   int64_t dim;
   bool keepdim;
   bool of_all = false;  ///< x is a flattened tensor: with two zeros the gradient is 0, even if

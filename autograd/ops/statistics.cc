@@ -39,7 +39,7 @@ struct Reduced {
 };
 
 struct Logsumexp : Reduced {
-  static constexpr OpInfo info{.name = "logsumexp", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "logsumexp", .amp = Amp::fp32, .exact = true};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) { return y = at::logsumexp(take(x_), dims, keepdim); }
   // dx = dy * e^(x - y)
@@ -81,7 +81,7 @@ struct Var : Reduced {
 };
 
 struct Std : Reduced {
-  static constexpr OpInfo info{.name = "std", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "std", .amp = Amp::fp32, .exact = true};
   double correction = 1;
   bool of_all = false;
   Saved y = Saved::output();
@@ -98,7 +98,7 @@ struct Std : Reduced {
 };
 
 struct PNorm : Reduced {
-  static constexpr OpInfo info{.name = "norm", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "norm", .amp = Amp::fp32, .exact = true};
   double p = 2;
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x_) {

@@ -12,6 +12,29 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
+void gelu_range(const void* x, void* y, Element type, int64_t begin, int64_t end) {
+  with_element(type, [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const T* in = static_cast<const T*>(x) + begin;
+    T* out = static_cast<T*>(y) + begin;
+    for_vectors(end - begin,
+                [&](int64_t i, auto part) HWY_ATTR { part(gelu_of(part(in + i)), out + i); });
+  });
+}
+
+void swiglu_product_range(const void* a_, const void* b_, void* y, Element type, int64_t begin,
+                          int64_t end) {
+  with_element(type, [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const T* a = static_cast<const T*>(a_) + begin;
+    const T* b = static_cast<const T*>(b_) + begin;
+    T* out = static_cast<T*>(y) + begin;
+    for_vectors(end - begin, [&](int64_t i, auto part) HWY_ATTR {
+      part(hn::Mul(silu_of(part(a + i)), part(b + i)), out + i);
+    });
+  });
+}
+
 template <class T>
 void gelu_slope_as(const void* x_, const void* dy_, void* dx_, int64_t begin, int64_t end) {
   const T* x = static_cast<const T*>(x_) + begin;
@@ -68,6 +91,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace lathe {
 
+HWY_EXPORT(gelu_range);
+HWY_EXPORT(swiglu_product_range);
 HWY_EXPORT(gelu_slope_range);
 HWY_EXPORT(swiglu_rows);
 HWY_EXPORT(swiglu_slope_rows);
@@ -76,6 +101,16 @@ namespace {
 constexpr int64_t grain = 1 << 13;  // elements that are worth a thread
 }
 
+void gelu_forward(const void* x, void* y, Element type, int64_t n) {
+  parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(gelu_range)(x, y, type, begin, end);
+  });
+}
+void swiglu_product(const void* a, const void* b, void* y, Element type, int64_t n) {
+  parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(swiglu_product_range)(a, b, y, type, begin, end);
+  });
+}
 void gelu_backward(const void* x, const void* dy, void* dx, Element type, int64_t n) {
   parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(gelu_slope_range)(x, dy, dx, type, begin, end);

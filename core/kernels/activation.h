@@ -8,11 +8,15 @@
 
 namespace lathe {
 
+/// Computes y = gelu(x), the tanh form, with the bits of a matrix product's epilogue.
+void gelu_forward(const void* x, void* y, Element type, int64_t n);
 /// Computes dx = dy gelu'(x), the tanh form (Hendrycks and Gimpel 2016); dx may be dy.
 void gelu_backward(const void* x, const void* dy, void* dx, Element type, int64_t n);
 /// Computes SwiGLU (Shazeer 2020): y [rows, h] = silu(a) b, where x [rows, 2 h] has a in the first
 /// half of each row and b in the second.
 void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t h);
+/// Computes y = silu(a) b of n elements, with the bits of a matrix product's epilogue.
+void swiglu_product(const void* a, const void* b, void* y, Element type, int64_t n);
 /// Computes da = dy b silu'(a), db = dy silu(a). Rows of a, b, da and db are `stride` apart, those
 /// of dy h.
 void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type,

@@ -217,8 +217,9 @@ void trains_the_same(const std::string& what, Make&& make, Loss&& loss,
       int64_t blocks = 0;
       const auto plain = three_steps<M>(make, loss, dtype, copies, RecomputePolicy::none, &blocks);
       CHECK(blocks == 0);
-      for (const auto policy : {RecomputePolicy(RecomputePolicy::blocks),
-                                RecomputePolicy(RecomputePolicy::sqrt), RecomputePolicy(1, 1)}) {
+      for (const auto policy :
+           {RecomputePolicy(RecomputePolicy::blocks), RecomputePolicy(RecomputePolicy::sqrt),
+            RecomputePolicy(RecomputePolicy::selective), RecomputePolicy(1, 1)}) {
         const auto again = three_steps<M>(make, loss, dtype, copies, policy, &blocks);
         CHECK(blocks > 0);
         REQUIRE(again.size() == plain.size());
@@ -283,6 +284,47 @@ TEST_CASE("a recomputed part may make its masks itself", "[recompute]") {
   x.leaf().grad.reset();
   backward(sum(recompute(part, x)));
   CHECK(x.grad().equal(wanted));
+}
+
+TEST_CASE("parameters may be frozen between the forward pass and the recomputation",
+          "[recompute]") {
+  torch::manual_seed(3);
+  using Part = std::function<Variable(const Variable&, const Variable&)>;
+  const std::vector<std::pair<std::string, Part>> parts{
+      {"mul", [](const Variable& v, const Variable& w) { return tanh(v) * w; }},
+      {"div", [](const Variable& v, const Variable& w) { return w / (v * v + 1.0); }},
+      {"matmul", [](const Variable& v, const Variable& w) { return matmul(tanh(v), w); }},
+      {"linear", [](const Variable& v, const Variable& w) { return linear(tanh(v), w); }},
+      {"linear_gelu", [](const Variable& v, const Variable& w) { return linear_gelu(v, w); }},
+      {"conv2d",
+       [](const Variable& v, const Variable& w) {
+         const Variable image = reshape(tanh(v), {1, 1, 8, 8}), kernel = reshape(w, {1, 1, 8, 8});
+         return conv2d(image, kernel, {}, {});
+       }},
+  };
+  for (const auto& [name, part] : parts) {
+    for (const std::string kind : {"plain", "blocks", "selective"}) {
+      for (const bool is_data : {false, true}) {
+        INFO(name << ", " << kind << (is_data ? ", of data" : ""));
+        const at::Tensor values = torch::ones({8, 8}) * 0.5;
+        const Variable x = is_data ? Variable(values) : Variable::parameter(values),
+                       other = Variable::parameter(values.clone());
+        Variable w = Variable::parameter(values.clone());
+        const auto run = [part = part, w, other](const Variable& v) {
+          return part(v, w) * sum(other);
+        };
+        Selection selection{.share = 0};
+        const Variable y = kind == "plain"    ? run(x)
+                           : kind == "blocks" ? recompute(run, x)
+                                              : recompute_selectively(selection, run, x);
+        w.requires_grad_(false);
+        backward(sum(y));
+        CHECK(!w.grad().defined());
+        CHECK(other.grad().equal(torch::full({8, 8}, sum(part(x, w)).data().item<float>())));
+        if (!is_data) CHECK(x.grad().defined());
+      }
+    }
+  }
 }
 
 TEST_CASE("groups of blocks: one, and ceil of the square root", "[recompute]") {

@@ -280,7 +280,7 @@ TEST_CASE("a cast that autocast keeps does not lead to a parameter that was froz
   clear_cast_cache();
 }
 
-struct Pair {
+struct LinearPair {
   Linear a{2, 2, true}, b{2, 2, true};
   void visit(Visit& v) {
     v("a", a);
@@ -289,7 +289,7 @@ struct Pair {
 };
 
 TEST_CASE("parameters are frozen by pattern", "[variable]") {
-  Pair model;
+  LinearPair model;
   CHECK(freeze(model, "a.*") == 2);
   CHECK(trained_parameters(model).size() == 2);
   CHECK(parameters(model).size() == 4);

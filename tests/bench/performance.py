@@ -152,7 +152,7 @@ class Bench:
 
 
     def recompute(self):
-        depths, policies = (4, 16, 64), ("none", "blocks", "sqrt")
+        depths, policies = (4, 16, 64), ("none", "selective", "blocks", "sqrt")
         rows = ["| blocks | policy | activations, MB | of none | ms a step | of none |", "|---" * 6 + "|"]
         held = {p: [] for p in policies}
         for depth in depths:

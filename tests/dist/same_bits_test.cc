@@ -36,13 +36,13 @@ struct Cell {
 std::vector<Cell> cells() {
   const auto& kinds = lathe::test::kinds;
   return {
-      {small_gpt, {"--optim.grad_clip=0.5", "--dist.bucket_mb=0.002"}},
+      {small_gpt, {"--optim.grad_clip=0.5", "--dist.bucket_mb=0.002", "--memory.saved=fp8"}},
       {deep_gpt, {"--amp.dtype=fp8", "--amp.fp8_scaling=delayed", "--optim.kind=adafactor"}},
       {kinds[0], {"--amp.dtype=bf16", "--amp.grad=low", "--optim.kind=adam8bit"}},
       {kinds[1], {"--optim.kind=sgd", "--train.spike_sigma=0.5"}},
       {kinds[2], {"--amp.dtype=fp16", "--amp.scaler=dynamic", "--amp.loss_scale=16777216"}},
-      {kinds[3], {"--amp.dtype=bf16", "--optim.kind=muon", "--memory.recompute=blocks"}},
-      {kinds[4], {"--amp.dtype=fp16", "--optim.ema_decay=0.9"}},
+      {kinds[3], {"--amp.dtype=bf16", "--optim.kind=muon", "--memory.recompute=selective"}},
+      {kinds[4], {"--amp.dtype=fp16", "--optim.ema_decay=0.9", "--memory.saved=bf16"}},
   };
 }
 

@@ -73,8 +73,11 @@ std::vector<Overrides> changes_to_try(const RunConfig& c) {
   else
     add({{{"amp.working_copies", "false"}, {"amp.cache", "false"}}, {{"amp.dtype", "fp32"}}});
 
-  std::vector<Overrides> policies{{{"memory.recompute", "blocks"}}, {{"memory.recompute", "sqrt"}}};
-  std::erase(policies, Overrides{{"memory.recompute", c.memory.recompute}});
+  // The cheapest in time first.
+  std::vector<Overrides> policies;
+  for (const char* policy : {"selective", "blocks", "sqrt"}) {
+    if (policy != c.memory.recompute) policies.push_back({{"memory.recompute", policy}});
+  }
   add(policies);
 
   if (c.optim.kind == "adam" || c.optim.kind == "adamw")

@@ -8,11 +8,11 @@
 namespace lathe {
 
 /// Replaces memory.budget by the cheapest value of memory.recompute that keeps the resident
-/// memory of a run within it, by dry runs: no blocks, then the first 1, 2, ... of them, then all,
-/// then groups
-/// ("sqrt"). Changes no bit of the run. Returns a line about the choice; "" where the config has no
-/// budget. Throws Exit::memory where nothing is enough, and Exit::usage for a budget that is no
-/// amount of memory, on a GPU and with several processes. Call it before the run takes its memory.
+/// memory of a run within it, by dry runs: no blocks, then the first 1, 2, ... of them up to a
+/// third, then "selective", then more of them, then all, then groups ("sqrt"). Changes no bit of
+/// the run. Returns a line about the choice; "" where the config has no budget. Throws Exit::memory
+/// where nothing is enough, and Exit::usage for a budget that is not an amount of memory, on a GPU
+/// and with several processes. Call it before the run takes its memory.
 std::string apply_memory_budget(LoadedConfig& loaded);
 
 }  // namespace lathe

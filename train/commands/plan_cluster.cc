@@ -146,9 +146,10 @@ std::string lathe_text(const ParallelLayout& l, const StepWorkload& step) {
   const std::string fault = lathe_fault(l);
   if (!fault.empty()) return "does not have this layout: " + fault;
   const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
+  const char* const policies[]{"none", "selective", "blocks"};
   return str("has this layout, with --train.batch_size=", l.micro_batch,
              " --train.grad_accum=", step.global_batch / l.micro_batch,
-             " --memory.recompute=", l.recompute == Recompute::full ? "blocks" : "none",
+             " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
              " --dist.shard=", shards[l.shard],
              l.data > 1 ? "; several processes train on CPUs so far" : "");
 }

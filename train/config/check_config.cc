@@ -180,10 +180,12 @@ void check_run(const LoadedConfig& loaded) {
     fail(Exit::usage, at("data.folds"),
          ": data.folds = 1 leaves nothing to train on; 0 takes the split as prepared");
 
-  if (c.dist.shard == "parameters" && c.memory.recompute != "blocks") {
+  if (c.dist.shard == "parameters" && c.memory.recompute != "blocks" &&
+      c.memory.recompute != "selective") {
     fail(Exit::usage, at("dist.shard"),
          ": dist.shard = \"parameters\" frees a block's parameters between its forward and its "
-         "backward pass, which needs memory.recompute = \"blocks\"; set that, or dist.shard = "
+         "backward pass, which needs memory.recompute = \"blocks\" or \"selective\"; set one of "
+         "them, or dist.shard = "
          "\"gradients\"");
   }
 }
@@ -194,6 +196,24 @@ void check_budget(const LoadedConfig& loaded) {
   if (memory.budget.empty() || memory.recompute == "none") return;
   fail(Exit::usage, last_origin(loaded, {"memory.budget", "memory.recompute"}),
        ": memory.budget chooses memory.recompute itself; leave one of them out");
+}
+
+/// Checks memory.saved, which packs what blocks keep.
+void check_saved(const LoadedConfig& loaded) {
+  const MemoryConfig& memory = loaded.config.memory;
+  if (memory.saved == "none") return;
+  const std::string& policy = memory.recompute;
+  if (policy == "blocks" || policy == "selective" || policy == "sqrt") {
+    fail(Exit::usage, last_origin(loaded, {"memory.saved", "memory.recompute"}),
+         ": memory.saved packs what the ops of blocks keep, and memory.recompute = \"", policy,
+         "\" recomputes all blocks; leave one of them out, or recompute a range of the blocks, as "
+         "\"blocks.0-3\"");
+  }
+  if (!memory.budget.empty()) {
+    fail(Exit::usage, last_origin(loaded, {"memory.saved", "memory.budget"}),
+         ": memory.budget recomputes blocks, whose activations memory.saved would pack; leave one "
+         "of them out");
+  }
 }
 
 /// Checks memory.update_in_backward, which excludes what needs all gradients at the same time.
@@ -298,6 +318,7 @@ void check_config(const LoadedConfig& loaded) {
   check_optim(loaded);
   check_run(loaded);
   check_budget(loaded);
+  check_saved(loaded);
   check_update_in_backward(loaded);
   check_offload(loaded);
   check_files(loaded);

@@ -112,30 +112,42 @@ struct TrainConfig {
 struct MemoryConfig {
   LATHE_FIELD(
       std::string, recompute, "none",
-      "what is kept of a model's blocks for backward: everything; blocks: the input of each; "
-      "blocks.0-7: of the first eight; sqrt: the input of each group of about the square "
-      "root of their number, which is then recomputed block by block. The remainder is "
-      "computed again, with the same bits: blocks takes 1.2 to 1.3 times as long, sqrt 1.5 "
-      "to 1.6 times",
-      one_of({"none", "blocks", "sqrt"}).or_form("blocks.FIRST-LAST", [](const std::string& s) {
-        return recompute_policy(s).has_value();
-      }))
-  LATHE_FIELD(std::string, budget, "",
-              "Limit of the run's resident memory, for example \"4GB\". The run recomputes as few "
-              "blocks as it needs to stay within it. In one process on a CPU only. Empty: "
-              "memory.recompute decides.",
-              anything())
+      "What is kept of a model's blocks for the backward pass. none: everything. blocks: the "
+      "input of each block. blocks.0-7: everything, except of the first eight blocks, of which "
+      "the input. selective: the input of each block, and the results of the matrix products, "
+      "convolutions and attentions with the most FLOPs per byte, up to 40% of what the blocks "
+      "would keep. sqrt: the input of each group of about the square root of the number of "
+      "blocks; a group is recomputed block by block. The remainder is computed again, with the "
+      "same bits: selective takes 1.1 to 1.2 times as long, blocks 1.2 to 1.4 times, sqrt 1.6 to "
+      "1.8 times.",
+      one_of({"none", "selective", "blocks", "sqrt"})
+          .or_form("blocks.FIRST-LAST",
+                   [](const std::string& s) { return recompute_policy(s).has_value(); }))
+  LATHE_FIELD(
+      std::string, budget, "",
+      "Limit of the run's resident memory, for example \"4GB\". The run recomputes as little as "
+      "it needs to stay within it. In one process on a CPU only. Empty: memory.recompute decides.",
+      anything())
+  LATHE_FIELD(
+      std::string, saved, "none",
+      "Dtype in which ops keep activations for the backward pass. none: their own dtype; bf16; "
+      "fp8: e4m3 with a scale for each row. Gradients are computed from the rounded values, the "
+      "loss is not. Not rounded: parameters, data, statistics, the tensors of losses and of ops "
+      "that divide by them or compare them, and the blocks that memory.recompute concerns. On "
+      "CPUs only.",
+      one_of({"none", "bf16", "fp8"}))
   LATHE_FIELD(bool, update_in_backward, false,
               "Update each parameter during the backward pass as soon as its gradient is complete, "
               "and free the gradient. Changes no bit. With optim.grad_clip_by = \"norm\", each "
               "step runs forward and backward twice, first to compute the norm. On CPUs, in one "
               "process, with train.grad_accum = 1 and without a loss scale.",
               anything())
-  LATHE_FIELD(std::string, offload, "none",
-              "What is kept in a scratch file on disk instead of in memory. optimizer: the optimizer "
-              "state, which is read ahead and written behind while parameters are updated. Changes "
-              "no bit. On CPUs only.",
-              one_of({"none", "optimizer"}))
+  LATHE_FIELD(
+      std::string, offload, "none",
+      "What is kept in a scratch file on disk instead of in memory. optimizer: the optimizer "
+      "state, which is read ahead and written behind while parameters are updated. Changes "
+      "no bit. On CPUs only.",
+      one_of({"none", "optimizer"}))
   LATHE_FIELD(std::string, offload_dir, "",
               "Folder of the scratch file. The file has no name and is gone when the process ends. "
               "Empty: the run folder's disk.",

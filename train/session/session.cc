@@ -3,6 +3,7 @@
 #include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
+#include "autograd/packing.h"
 #include "autograd/recompute.h"
 #include "core/device.h"
 #include "core/dtype.h"
@@ -46,6 +47,10 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   if (!offload_dir.empty() && !fs::is_directory(offload_dir)) {
     fail(Exit::usage, origin_of(loaded, "memory.offload_dir"), ": there is no folder ", offload_dir,
          ", which memory.offload_dir names; create it, or leave the key out");
+  }
+  if (loaded.config.memory.saved != "none" && device == "cuda") {
+    fail(Exit::usage, origin_of(loaded, "memory.saved"),
+         ": memory.saved is for CPUs so far; leave it out, or set train.device = \"cpu\"");
   }
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),
@@ -211,6 +216,8 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
   int64_t blocks = 0;
   const RecomputeBlocks recompute(*recompute_policy(policy), &blocks);
   mode().block_hooks = s.shards.get();
+  std::optional<PackSaved> packing;
+  if (const auto dtype = packing_of(s.config.memory.saved)) packing.emplace(*dtype);
   std::optional<DetectAnomaly> anomalies;
   if (s.config.train.detect_anomaly)
     anomalies.emplace(

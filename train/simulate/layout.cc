@@ -151,9 +151,8 @@ std::string lathe_fault(const ParallelLayout& l) {
   if (l.tensor > 1) return "it has no tensor parallelism";
   if (l.context > 1) return "it has no context parallelism";
   if (l.pipeline > 1) return "it has no pipeline parallelism";
-  if (l.recompute == Recompute::selective) return "it recomputes whole blocks only";
-  if (l.shard == 3 && l.recompute != Recompute::full)
-    return "dist.shard = \"parameters\" needs memory.recompute = \"blocks\"";
+  if (l.shard == 3 && l.recompute == Recompute::none)
+    return "dist.shard = \"parameters\" needs memory.recompute = \"blocks\" or \"selective\"";
   return "";
 }
 

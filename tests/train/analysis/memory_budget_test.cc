@@ -56,8 +56,14 @@ TEST_CASE("a budget recomputes as few blocks as it takes", "[memory_budget][proc
   const int64_t all = runs.needed("none"), least = runs.needed("blocks");
   CHECK(all - least > 20e6);
 
-  // In the middle: some blocks, and not one fewer.
-  const int64_t budget = (all + least) / 2;
+  // In the middle, recomputation of parts of all blocks takes the least time.
+  LoadedConfig half = runs.load({"--memory.budget=" + std::to_string((all + least) / 2)});
+  CHECK_THAT(apply_memory_budget(half), ContainsSubstring("blocks are recomputed in part"));
+  CHECK(half.config.memory.recompute == "selective");
+  CHECK(runs.needed("selective") <= (all + least) / 2 + 4'000'000);
+
+  // Above: some blocks, and not one fewer.
+  const int64_t budget = all - (all - least) / 4;
   LoadedConfig loaded = runs.load({"--memory.budget=" + std::to_string(budget)});
   CHECK_THAT(apply_memory_budget(loaded), ContainsSubstring("of 8 blocks are recomputed"));
   const std::string chosen = loaded.config.memory.recompute;

@@ -108,6 +108,12 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
       f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4,recompute=full"});
   CHECK_THAT(own.out, ContainsSubstring("--train.batch_size=4 --train.grad_accum=64"));
   CHECK_THAT(own.out, ContainsSubstring("--memory.recompute=blocks --dist.shard=parameters"));
+  const Finished some =
+      f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4,recompute=selective"});
+  CHECK_THAT(some.out, ContainsSubstring("--memory.recompute=selective --dist.shard=parameters"));
+  const Finished all =
+      f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4,recompute=none"});
+  CHECK_THAT(all.out, ContainsSubstring("needs memory.recompute = \"blocks\" or \"selective\""));
 }
 
 TEST_CASE("without a layout a cluster plan searches", "[cluster_plan]") {

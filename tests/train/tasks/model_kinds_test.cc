@@ -82,6 +82,7 @@ TEST_CASE(
     };
     REQUIRE(train("whole", {}) == 0);
     REQUIRE(train("again", {"--memory.recompute=blocks", "--train.max_time=0.01"}) == 75);
+    REQUIRE(train("again", {"--memory.recompute=selective", "--train.max_time=0.01"}) == 75);
     REQUIRE(train("again", {"--memory.recompute=sqrt"}) == 0);
     CHECK(difference(f / "whole", f / "again") == "");
     CHECK(lathe_in(f, {"plan", "kind.toml", "--memory.recompute=blocks"}).code == 0);

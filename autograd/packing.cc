@@ -1,0 +1,128 @@
+#include "autograd/packing.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "autograd/op.h"
+#include "core/dtype.h"
+#include "core/kernels/e4m3.h"
+#include "core/memory.h"
+
+namespace lathe {
+namespace {
+
+constexpr int64_t least_row = 64;
+constexpr size_t least_known = 1024;  // tensors that PackSaved remembers before it forgets any
+
+/// Returns whether `packing` makes a tensor of this dtype smaller.
+bool is_packed(at::ScalarType dtype, Packing packing) {
+  if (dtype == at::kFloat) return true;
+  return packing == Packing::fp8 && (dtype == at::kBFloat16 || dtype == at::kHalf);
+}
+
+/// Returns whether elements of t share memory, as those of an expanded tensor do: a copy would be
+/// larger.
+bool is_expanded(const at::Tensor& t) {
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (t.size(d) > 1 && t.stride(d) == 0) return true;
+  }
+  return false;
+}
+
+/// Returns the length of a row: the product of the last dims, as few as have least_row elements.
+int64_t row_of(const at::Tensor& t) {
+  int64_t n = 1;
+  for (int64_t d = t.dim() - 1; d >= 0 && n < least_row; --d) n *= t.size(d);
+  return n;
+}
+
+}  // namespace
+
+std::optional<Packing> packing_of(std::string_view name) {
+  if (name == "bf16") return Packing::bf16;
+  if (name == "fp8") return Packing::fp8;
+  return std::nullopt;
+}
+
+at::Tensor unpacked(const PackedTensor& packed) {
+  const at::Tensor& data = packed.data;
+  if (!packed.factors.defined()) return data.to(packed.dtype);
+
+  at::Tensor t = at::empty(data.sizes(), data.options().dtype(packed.dtype));
+  const int64_t rows = packed.factors.numel();
+  unpack_e4m3(data.const_data_ptr<uint8_t>(), packed.factors.const_data_ptr<float>(),
+              t.mutable_data_ptr(), element_of(packed.dtype), rows, t.numel() / rows);
+  bump_version(t);
+  return t;
+}
+
+PackSaved::PackSaved(Packing packing, int64_t least)
+    : packing_(packing), least_(least), scope_(Memory::activations), sweep_at_(least_known) {
+  install_allocator();
+  mode().packer = this;
+}
+
+std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
+  if (!t.defined() || !t.is_cpu() || !is_packed(t.scalar_type(), packing_) || t.numel() < least_ ||
+      is_expanded(t) || category_of(t.storage().data_ptr()) != Memory::activations)
+    return nullptr;
+
+  if (const auto found = known_.find(t.unsafeGetTensorImpl()); found != known_.end()) {
+    const auto packed = found->second.packed.lock();
+    if (packed && !found->second.tensor.expired() && found->second.version == t._version())
+      return packed;
+  }
+
+  PackedTensor made{.data = {}, .factors = {}, .dtype = t.scalar_type()};
+  const at::Tensor whole = t.contiguous();
+  if (packing_ == Packing::bf16) {
+    made.data = whole.to(at::kBFloat16);
+  } else {
+    const int64_t row = row_of(whole), rows = whole.numel() / row;
+    made.data = at::empty(whole.sizes(), whole.options().dtype(at::kByte));
+    made.factors = at::empty({rows}, whole.options().dtype(at::kFloat));
+    pack_e4m3(whole.const_data_ptr(), element_of(made.dtype), made.data.mutable_data_ptr<uint8_t>(),
+              made.factors.mutable_data_ptr<float>(), rows, row);
+  }
+
+  forget_expired();
+  auto packed = std::make_shared<const PackedTensor>(std::move(made));
+  known_.insert_or_assign(
+      t.unsafeGetTensorImpl(),
+      Known{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), t._version(), packed});
+  return packed;
+}
+
+void PackSaved::forget_expired() {
+  if (known_.size() < sweep_at_) return;
+  std::erase_if(known_, [](const auto& entry) {
+    return entry.second.tensor.expired() || entry.second.packed.expired();
+  });
+  sweep_at_ = std::max(2 * known_.size(), least_known);
+}
+
+namespace {
+
+/// Returns whether a slot is for an input that is a parameter.
+bool is_parameter(const Node& node, const Saved& saved) {
+  if (saved.place() != Saved::Place::input) return false;
+  const auto& from = node.next[static_cast<size_t>(saved.index())].node;
+  return from != nullptr && from->as_leaf() != nullptr;
+}
+
+}  // namespace
+
+void detail::pack_saved(Node& node) {
+  PackSaved& packer = *mode().packer;
+  node.visit_saved([&](Saved& saved) {
+    if (saved.place() == Saved::Place::inside) return;
+    if (is_parameter(node, saved)) return;
+    if (auto packed = packer.pack(saved.kept())) {
+      saved.pack(std::move(packed));
+      node.packed = true;
+    }
+  });
+}
+
+}  // namespace lathe

@@ -1,0 +1,71 @@
+// Packing of what ops keep for backward (memory.saved): activations are rounded to bfloat16 or fp8
+// once forward has used them, and widened again when backward reads them. Jain et al. 2018, "Gist:
+// efficient data encoding for deep neural network training"; Chen et al. 2021, "ActNN".
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+#include "core/memory.h"
+#include "core/mode.h"
+
+namespace lathe {
+
+/// The dtype in which activations are kept.
+enum class Packing : uint8_t { bf16, fp8 };
+
+/// Returns the packing called "bf16" or "fp8"; nullopt for "none".
+std::optional<Packing> packing_of(std::string_view name);
+
+/// An activation in fewer bytes.
+struct PackedTensor {
+  at::Tensor data;       ///< bfloat16, or uint8 with the bits of e4m3 (Micikevicius et al. 2022)
+  at::Tensor factors;    ///< of each row of `data`, float32; undefined for bfloat16
+  at::ScalarType dtype;  ///< of the activation
+};
+
+/// Returns the activation, contiguous, in its own dtype.
+at::Tensor unpacked(const PackedTensor& packed);
+
+/// While alive, the ops of this thread keep their activations packed: float32 tensors in bfloat16;
+/// or float32, bfloat16 and float16 tensors in fp8, with a scale for each row of the last dims with
+/// at least 64 elements. A row that is not finite becomes NaN. An activation that several ops keep
+/// is packed once. For tensors on CPUs.
+///
+/// What the thread allocates while the guard is alive is counted as activations, except in a
+/// MemoryScope of another category. All else stays as it is: tensors that were made before, such as
+/// the model and the data, and those of other scopes. So do parameters, integers, statistics such
+/// as a norm's, tensors of less than `least` elements, what ops with OpInfo::exact and the losses
+/// of autograd/ops/losses.h keep, and all that a Recomputation records or restores.
+class PackSaved : public ModeGuard {
+ public:
+  /// Installs Lathe's allocator, which knows the category of a tensor's memory.
+  explicit PackSaved(Packing packing, int64_t least = 256);
+  /// Returns t packed; null if t stays as it is.
+  std::shared_ptr<const PackedTensor> pack(const at::Tensor& t);
+  /// Returns the number of packed tensors that it remembers: at most twice as many as are alive, or
+  /// 1,024.
+  size_t remembered() const { return known_.size(); }
+
+ private:
+  /// A tensor that was packed. The weak reference keeps its address from being used again.
+  struct Known {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    int64_t version;
+    std::weak_ptr<const PackedTensor> packed;
+  };
+
+  void forget_expired();
+
+  Packing packing_;
+  int64_t least_;
+  MemoryScope scope_;
+  size_t sweep_at_;  // so many entries of known_
+  std::unordered_map<const c10::TensorImpl*, Known> known_;
+};
+
+}  // namespace lathe

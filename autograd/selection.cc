@@ -1,0 +1,137 @@
+// The choice of recompute_selectively().
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "autograd/recompute.h"
+
+namespace lathe {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// The memory that tensors of one part share.
+struct SharedMemory {
+  double bytes = 0;
+  std::map<const c10::TensorImpl*, size_t> handles;  // that the part holds, by tensor
+  bool is_held = false;   // from outside of the part too, so that keeping it costs nothing
+  bool is_saved = false;  // by an op, so that it would stay without recomputation
+  bool is_kept = false;
+};
+
+/// The memory of a part, by storage.
+class PartMemory {
+ public:
+  /// Counts tensors of which the part has `handles` references each.
+  void add(const Tensors& tensors, size_t handles, bool is_saved) {
+    for (const at::Tensor& t : tensors) {
+      if (!t.defined() || !t.has_storage()) continue;
+      SharedMemory& block = blocks_[t.storage().unsafeGetStorageImpl()];
+      block.bytes = static_cast<double>(t.storage().nbytes());
+      block.handles[t.unsafeGetTensorImpl()] += handles;
+      block.is_saved |= is_saved;
+    }
+  }
+
+  /// Finds what is held from outside: tensors with more references than the part's, and memory with
+  /// more tensors.
+  void find_held(const Tensors& tensors) {
+    for (const at::Tensor& t : tensors) {
+      if (!t.defined() || !t.has_storage()) continue;
+      SharedMemory& block = blocks_.at(t.storage().unsafeGetStorageImpl());
+      block.is_held |= t.use_count() > block.handles.at(t.unsafeGetTensorImpl()) ||
+                       t.storage().use_count() > block.handles.size();
+    }
+  }
+
+  /// Returns the bytes that the part's ops would keep without recomputation.
+  double saved_bytes() const {
+    double bytes = 0;
+    for (const auto& [storage, block] : blocks_)
+      bytes += block.is_saved && !block.is_held ? block.bytes : 0;
+    return bytes;
+  }
+
+  /// Returns the additional bytes of keeping these tensors, and counts them as kept if `keep` is
+  /// set.
+  double cost(const Tensors& inside, const Tensors& outputs, bool keep) {
+    std::set<SharedMemory*> needed;
+    for (const Tensors* tensors : {&inside, &outputs}) {
+      for (const at::Tensor& t : *tensors) {
+        if (!t.defined() || !t.has_storage()) continue;
+        SharedMemory& block = blocks_.at(t.storage().unsafeGetStorageImpl());
+        if (!block.is_held && !block.is_kept) needed.insert(&block);
+      }
+    }
+
+    double bytes = 0;
+    for (SharedMemory* block : needed) {
+      bytes += block->bytes;
+      block->is_kept |= keep;
+    }
+    return bytes;
+  }
+
+ private:
+  std::map<const c10::StorageImpl*, SharedMemory> blocks_;
+};
+
+}  // namespace
+
+void Recomputation::select(Selection& selection) {
+  // An op holds its inner tensors as well as held_ does.
+  PartMemory blocks;
+  for (const Held& held : held_) {
+    blocks.add(held.inputs, 1, true);
+    blocks.add(held.inside, 2, true);
+    blocks.add(held.outputs, 1, false);
+  }
+  for (const Held& held : held_) {
+    for (const Tensors* tensors : {&held.inputs, &held.inside, &held.outputs})
+      blocks.find_held(*tensors);
+  }
+
+  struct Candidate {
+    Held* held;
+    double flops_per_byte;
+  };
+  // A result that a later op changed in place is not what the recomputation needs.
+  const auto is_changed = [](const Held& held) {
+    for (size_t i = 0; i < held.outputs.size(); ++i) {
+      const at::Tensor& t = held.outputs[i];
+      if (t.defined() && t._version() != held.versions[i]) return true;
+    }
+    return false;
+  };
+  std::vector<Candidate> candidates;
+  for (Held& held : held_) {
+    const auto node = entries_[held.entry].node.lock();
+    const double flops = held.forward.matmul + held.forward.other;
+    if (!may_keep(held.forward) || !node || is_changed(held)) continue;
+    if (node->rebuilds_result()) held.outputs.clear();
+    const double bytes = blocks.cost(held.inside, held.outputs, /*keep=*/false);
+    candidates.push_back({&held, flops / std::max(bytes, 1.0)});
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+    return a.flops_per_byte > b.flops_per_byte;
+  });
+
+  double left = selection.share * blocks.saved_bytes() + selection.spare;
+  for (const Candidate& candidate : candidates) {
+    Held& held = *candidate.held;
+    if (blocks.cost(held.inside, held.outputs, /*keep=*/false) > left) continue;
+    left -= blocks.cost(held.inside, held.outputs, /*keep=*/true);
+    Entry& entry = entries_[held.entry];
+    entry.is_kept = true;
+    entry.outputs = std::move(held.outputs);
+  }
+  selection.spare = left;
+
+  for (const Entry& entry : entries_) {
+    const auto node = entry.node.lock();
+    if (node && !entry.is_kept) node->drop_saved();
+  }
+  held_.clear();
+}
+
+}  // namespace lathe

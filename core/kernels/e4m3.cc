@@ -1,0 +1,135 @@
+#include "core/kernels/e4m3.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "core/parallel.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/kernels/e4m3.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+
+// The loops are plain, and the compiler makes vectors of them for each instruction set.
+
+/// Returns the code of a number of at most 448. float32 has a bias of 127 and 23 bits of fraction,
+/// e4m3 of 7 and 3.
+inline uint8_t e4m3_code(float v) {
+  const auto bits = std::bit_cast<uint32_t>(v), size = bits & 0x7fffffffu;
+  const uint32_t normal = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - (120u << 3);
+  // Below 2^-6 numbers are multiples of 2^-9, which is the spacing of float32 from 2^14 on.
+  const float shifted = std::bit_cast<float>(size) + 0x1p14f;
+  const uint32_t below = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0x1p14f);
+  const uint32_t code = size >= std::bit_cast<uint32_t>(0x1p-6f) ? normal : below;
+  return static_cast<uint8_t>(code | (bits >> 24 & 0x80u));
+}
+
+inline float e4m3_value(uint8_t code) {
+  const uint32_t size = code & 0x7fu;
+  const float normal = std::bit_cast<float>((size << 20) + (120u << 23)),
+              below = static_cast<float>(size) * 0x1p-9f;
+  const float v = size < 8 ? below : normal;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(v) | static_cast<uint32_t>(code & 0x80u)
+                                                               << 24);
+}
+
+template <class T>
+void pack_rows_as(const T* x, uint8_t* y, float* factors, int64_t begin, int64_t end, int64_t n) {
+  constexpr float limit = 448;
+  for (int64_t r = begin; r < end; ++r) {
+    const T* in = x + r * n;
+    uint8_t* out = y + r * n;
+
+    // The bits of absolute values are ordered as the values, and those of NaN and infinity are the
+    // largest.
+    uint32_t bits = 0;
+    for (int64_t i = 0; i < n; ++i)
+      bits = std::max(bits, std::bit_cast<uint32_t>(static_cast<float>(in[i])) & 0x7fffffffu);
+    const auto largest = std::bit_cast<float>(bits);
+    const bool is_finite = bits < 0x7f800000u, is_usable = is_finite && largest > 1e-30f;
+
+    const float scale = is_usable ? limit / largest : 1;
+    factors[r] = !is_finite  ? std::numeric_limits<float>::quiet_NaN()
+                 : is_usable ? largest / limit
+                             : 1;
+    if (!is_finite) {
+      std::fill(out, out + n, uint8_t{0});
+      continue;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const float v = static_cast<float>(in[i]) * scale;
+      out[i] = e4m3_code(std::min(std::max(v, -limit), limit));
+    }
+  }
+}
+
+template <class T>
+void unpack_rows_as(const uint8_t* x, const float* factors, T* y, int64_t begin, int64_t end,
+                    int64_t n) {
+  for (int64_t r = begin; r < end; ++r) {
+    const float factor = factors[r];
+    for (int64_t i = r * n; i < (r + 1) * n; ++i) y[i] = static_cast<T>(e4m3_value(x[i]) * factor);
+  }
+}
+
+void pack_rows(const void* x, Element type, uint8_t* y, float* factors, int64_t begin, int64_t end,
+               int64_t n) {
+  const auto run = [&]<class T>(const T* in)
+                       HWY_ATTR { pack_rows_as(in, y, factors, begin, end, n); };
+  switch (type) {
+    case Element::f32: return run(static_cast<const float*>(x));
+    case Element::f64: return run(static_cast<const double*>(x));
+    case Element::bf16: return run(static_cast<const c10::BFloat16*>(x));
+    case Element::f16: return run(static_cast<const c10::Half*>(x));
+  }
+}
+
+void unpack_rows(const uint8_t* x, const float* factors, void* y, Element type, int64_t begin,
+                 int64_t end, int64_t n) {
+  const auto run = [&]<class T>(T* out)
+                       HWY_ATTR { unpack_rows_as(x, factors, out, begin, end, n); };
+  switch (type) {
+    case Element::f32: return run(static_cast<float*>(y));
+    case Element::f64: return run(static_cast<double*>(y));
+    case Element::bf16: return run(static_cast<c10::BFloat16*>(y));
+    case Element::f16: return run(static_cast<c10::Half*>(y));
+  }
+}
+
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lathe {
+
+HWY_EXPORT(pack_rows);
+HWY_EXPORT(unpack_rows);
+
+namespace {
+/// Returns how many rows of n elements are worth a thread.
+int64_t rows_of_thread(int64_t n) { return std::max<int64_t>(1, (1 << 14) / n); }
+}  // namespace
+
+void pack_e4m3(const void* x, Element type, uint8_t* y, float* factors, int64_t rows, int64_t n) {
+  parallel_for(0, rows, rows_of_thread(n), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(pack_rows)(x, type, y, factors, begin, end, n);
+  });
+}
+
+void unpack_e4m3(const uint8_t* x, const float* factors, void* y, Element type, int64_t rows,
+                 int64_t n) {
+  parallel_for(0, rows, rows_of_thread(n), [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(unpack_rows)(x, factors, y, type, begin, end, n);
+  });
+}
+
+}  // namespace lathe
+#endif
