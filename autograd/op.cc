@@ -62,6 +62,8 @@ const at::Tensor& Saved::data() const {
   LATHE_CHECK(!tensor_.defined() || tensor_._version() == version_,
               running_node() ? running_node()->name() : "op", ": a tensor saved for backward (",
               describe(tensor_), ") was changed in place since");
+  if (mode().observers != nullptr) [[unlikely]]
+    ObserveOps::notify(&OpObserver::on_saved, tensor_);
   return tensor_;
 }
 
