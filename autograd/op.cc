@@ -30,6 +30,8 @@ std::string first_line(std::string text) {
 }  // namespace
 
 Saved::Saved(at::Tensor attribute) : tensor_(std::move(attribute)) {
+  // What stands for a mask while fused() records has no values that could change.
+  if (mode().chain != nullptr && tensor_.defined() && tensor_.is_meta()) return;
   if (!tensor_.defined()) return;
   version_ = tensor_._version();
   if (mode().observers != nullptr) [[unlikely]]
