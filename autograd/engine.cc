@@ -101,6 +101,12 @@ class Pass final : public GradSlots {
     return {};
   }
 
+  bool is_first(size_t i, at::ScalarType dtype) override {
+    const Edge& edge = running_->next[i];
+    return edge && wanted_dtype(edge) == dtype &&
+           !tensor_of(pending_[edge.node.get()].slot(edge.output).grad).defined();
+  }
+
  private:
   /// Counts the gradients that each reachable node will get and, with `captured`, finds the nodes
   /// that have to run.

@@ -58,6 +58,9 @@ class GradSlots {
   /// passes left in a parameter, and the bits must be those of an addition afterwards, so that a
   /// step's bits do not depend on which micro-batches a process computes (core/tree_sum.h).
   virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
+  /// Returns whether input i takes gradients of this dtype as they are and has none so far in this
+  /// pass: an op that has several for it may then return their sum, added in the same order.
+  virtual bool is_first(size_t i, at::ScalarType dtype) = 0;
 };
 
 /// A step of a recorded forward pass: the op that made the outputs, and where the gradients of its

@@ -36,6 +36,9 @@ struct OpObserver {
   /// Called with each tensor, such as an index or a mask, that an op is given and keeps for
   /// backward.
   std::function<void(const at::Tensor&)> on_attribute{};
+  /// Called with each tensor that an op kept, when the op reads it: in backward, or a mask or an
+  /// index in forward.
+  std::function<void(const at::Tensor&)> on_saved{};
   /// Called with each node's complete gradient in a backward pass, which is undefined if none
   /// reached the node. The pass then adds no gradient in place.
   std::function<void(const Node&, const at::Tensor&)> on_gradient{};

@@ -31,6 +31,8 @@ std::string first_line(std::string text) {
 }  // namespace
 
 Saved::Saved(at::Tensor attribute) : tensor_(std::move(attribute)) {
+  // What stands for a mask while fused() records has no values that could change.
+  if (mode().chain != nullptr && tensor_.defined() && tensor_.is_meta()) return;
   if (!tensor_.defined()) return;
   version_ = tensor_._version();
   if (mode().observers != nullptr) [[unlikely]]
@@ -105,6 +107,9 @@ const at::Tensor& Saved::data() const {
   LATHE_CHECK(!tensor_.defined() || tensor_._version() == version_,
               running_node() ? running_node()->name() : "op", ": a tensor saved for backward (",
               describe(tensor_), ") was changed in place since");
+  const bool has_values = mode().chain == nullptr || !tensor_.defined() || !tensor_.is_meta();
+  if (mode().observers != nullptr && has_values) [[unlikely]]
+    ObserveOps::notify(&OpObserver::on_saved, tensor_);
   return tensor_;
 }
 

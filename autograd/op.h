@@ -33,6 +33,7 @@
 #include "autograd/observer.h"
 #include "autograd/variable.h"
 #include "core/error.h"
+#include "core/kernels/chain.h"
 #include "core/mode.h"
 #include "core/named_range.h"
 
@@ -81,6 +82,15 @@ constexpr Amp policy_of(size_t i) {
     return Op::info.amp;
   }
 }
+
+/// What an elementwise op is in a chain: its member `chain()` returns it, and fused() can then
+/// record the op.
+struct ChainForm {
+  ChainOp op = ChainOp::copy;
+  double number = 0;                      ///< the op's number, if it has one
+  at::Tensor mask{};                      ///< the mask, if it has one
+  std::optional<at::ScalarType> dtype{};  ///< the result's; without it, what ATen promotes to
+};
 
 /// Gradients of an op's N inputs.
 template <size_t N, class T = at::Tensor>

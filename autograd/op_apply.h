@@ -70,6 +70,13 @@ bool recorded(std::span<const Variable> inputs);
 /// Connects a new node to the nodes of its inputs.
 void link(Node& node, std::span<const Variable> inputs);
 
+/// Records an op of fused() and returns its result; undefined if none of its inputs was made there,
+/// so that it runs. Throws to leave the chain if a chain can't have the op.
+Variable record_in_chain(const ChainForm& form, const OpInfo& info,
+                         std::span<const Variable> inputs);
+/// Leaves the chain that fused() records if one of these inputs of another op was made there.
+void leave_chain_with(std::span<const Variable> inputs);
+
 /// Sets running_node() for its lifetime.
 class Running {
  public:
@@ -401,6 +408,14 @@ auto apply(Op op, const V&... given) {
 
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
+  if (mode().chain != nullptr) [[unlikely]] {
+    if constexpr (requires { op.chain(); }) {
+      if (Variable y = detail::record_in_chain(op.chain(), Op::info, inputs); y.defined()) return y;
+    } else {
+      detail::leave_chain_with(inputs);
+    }
+  }
+
   const at::AutoDispatchBelowAutograd
       plain;  // ATen's own autograd is not used; version counters stay alive
 
@@ -437,6 +452,8 @@ auto apply(Op op, const std::vector<Variable>& given) {
     detail::check_defined(Op::info, std::array{&v});
     inputs.push_back(detail::autocast(Op::info.amp, v));
   }
+  if (mode().chain != nullptr) [[unlikely]]
+    detail::leave_chain_with(inputs);
   const at::AutoDispatchBelowAutograd plain;
   std::vector<at::Tensor> tensors;
   std::vector<const at::Tensor*> data;

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "autograd/chain_trace.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/op.h"
@@ -67,6 +68,8 @@ namespace {
 template <class Hook>
 HookHandle add_hook(const std::shared_ptr<Node>& node, std::vector<std::shared_ptr<Hook>>& hooks,
                     Hook hook) {
+  if (mode().chain != nullptr) [[unlikely]]
+    detail::leave_chain();  // the nodes within a chain have no hooks
   const bool is_replayed = mode().replaying != nullptr;
   HookHandle handle;
   if (is_replayed) {
@@ -212,6 +215,8 @@ void check_operand(const Variable& v) { require_defined("operator", {&v}); }
 void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
   const bool is_number = !b.variable.defined();
   if (!mode().grad || !(a.requires_grad() || b.variable.requires_grad())) {
+    if (mode().chain != nullptr) [[unlikely]]
+      leave_chain_with(std::array{a, b.variable});
     told("in-place arithmetic", a, b, [&] {
       if (is_number)
         in_place(op, a.data(), at::Scalar(b.number));
@@ -232,6 +237,9 @@ void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
 }
 
 at::Tensor compare(Comparison op, const Operand& a, const Operand& b) {
+  if (mode().chain != nullptr) [[unlikely]] {
+    if (at::Tensor mask = compare_in_chain(op, a, b); mask.defined()) return mask;
+  }
   return told("comparison", a, b, [&] {
     if (!b.variable.defined()) return compare_to(op, a.variable.data(), at::Scalar(b.number));
     if (!a.variable.defined())

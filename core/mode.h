@@ -21,6 +21,7 @@ class Tensor;
 namespace lathe {
 
 class ObserveOps;
+class ChainTrace;
 class Recomputation;
 class ForwardHook;
 class KeyValueCache;
@@ -84,6 +85,7 @@ struct Mode {
   StreamUses* uses = nullptr;             ///< set together with `random`
   FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
   const ObserveOps* observers = nullptr;  ///< the innermost that is alive: see autograd/observer.h
+  ChainTrace* chain = nullptr;  ///< what records the ops of fused(), or null: see autograd/fused.h
   bool ranges = false;  ///< steps, modules and ops report their names to ATen's observers: see
                         ///< core/named_range.h
   const ForwardHook* forward_hooks = nullptr;  ///< the innermost that is alive: see nn/hooks.h

@@ -22,6 +22,7 @@ namespace {
 
 struct Add {
   static constexpr OpInfo info{.name = "add", .each = {1, 0}};
+  ChainForm chain() const { return {ChainOp::add}; }
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) { return a.add(b); }
   // da = dy, db = dy
   template <class T>
@@ -32,6 +33,7 @@ struct Add {
 
 struct Sub {
   static constexpr OpInfo info{.name = "sub"};
+  ChainForm chain() const { return {ChainOp::sub}; }
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) { return a.sub(b); }
   // da = dy, db = -dy
   template <class T>
@@ -44,6 +46,7 @@ struct Mul {
   static constexpr OpInfo info{.name = "mul", .each = {1, 2}};
   Needs<2> needs{};
   Saved a = Saved::input(0), b = Saved::input(1);
+  ChainForm chain() const { return {ChainOp::mul}; }
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     if (needs[1]) a = a_;
     if (needs[0]) b = b_;
@@ -60,6 +63,7 @@ struct Div {
   static constexpr OpInfo info{.name = "div", .each = {1, 4}, .exact = true};
   Needs<2> needs{};
   Saved a = Saved::input(0), b = Saved::input(1);
+  ChainForm chain() const { return {ChainOp::div}; }
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     if (needs[1]) a = a_;
     return a_.div(b = b_);
@@ -75,6 +79,7 @@ struct Div {
 struct AddScalar {
   static constexpr OpInfo info{.name = "add_scalar", .each = {1, 0}};
   double c;
+  ChainForm chain() const { return {ChainOp::add, c}; }
   at::Tensor forward(const at::Tensor& x) { return x.add(c); }
   // dx = dy
   template <class T>
@@ -86,6 +91,7 @@ struct AddScalar {
 struct MulScalar {
   static constexpr OpInfo info{.name = "mul_scalar"};
   double c;
+  ChainForm chain() const { return {ChainOp::mul, c}; }
   at::Tensor forward(const at::Tensor& x) { return x.mul(c); }
   // dx = c * dy
   template <class T>
@@ -97,6 +103,7 @@ struct MulScalar {
 struct Exp {
   static constexpr OpInfo info{.name = "exp", .amp = Amp::fp32};
   Saved y = Saved::output();
+  ChainForm chain() const { return {ChainOp::exp}; }
   at::Tensor forward(const at::Tensor& x) { return y = x.exp(); }
   // dx = dy * y
   template <class T>
@@ -108,6 +115,7 @@ struct Exp {
 struct Log {
   static constexpr OpInfo info{.name = "log", .amp = Amp::fp32, .exact = true};
   Saved x = Saved::input(0);
+  ChainForm chain() const { return {ChainOp::log}; }
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).log(); }
   // dx = dy / x
   template <class T>
@@ -119,6 +127,7 @@ struct Log {
 struct Sqrt {
   static constexpr OpInfo info{.name = "sqrt", .each = {1, 2}, .exact = true};
   Saved y = Saved::output();
+  ChainForm chain() const { return {ChainOp::sqrt}; }
   at::Tensor forward(const at::Tensor& x) { return y = x.sqrt(); }
   // dx = dy / (2 y)
   template <class T>
@@ -131,6 +140,7 @@ struct Pow {
   static constexpr OpInfo info{.name = "pow", .amp = Amp::fp32, .each = {1, 3}, .exact = true};
   double exponent;
   Saved x = Saved::input(0);
+  ChainForm chain() const { return {ChainOp::pow, exponent}; }
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).pow(exponent); }
   // dx = dy * e * x^(e-1); zero for e = 0, also at x = 0
   template <class T>
@@ -143,6 +153,7 @@ struct Pow {
 struct Tanh {
   static constexpr OpInfo info{.name = "tanh", .each = {1, 3}};
   Saved y = Saved::output();
+  ChainForm chain() const { return {ChainOp::tanh}; }
   at::Tensor forward(const at::Tensor& x) { return y = x.tanh(); }
   // dx = dy * (1 - y^2)
   template <class T>
@@ -155,6 +166,7 @@ struct Tanh {
 struct Erf {
   static constexpr OpInfo info{.name = "erf", .each = {1, 5}};
   Saved x = Saved::input(0);
+  ChainForm chain() const { return {ChainOp::erf}; }
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).erf(); }
   // dx = dy * 2/sqrt(pi) * exp(-x^2)
   template <class T>
@@ -166,6 +178,7 @@ struct Erf {
 struct Sigmoid {
   static constexpr OpInfo info{.name = "sigmoid", .each = {4, 3}};
   Saved y = Saved::output();
+  ChainForm chain() const { return {ChainOp::sigmoid}; }
   at::Tensor forward(const at::Tensor& x) { return y = x.sigmoid(); }
   // dx = dy * y * (1 - y)
   template <class T>
@@ -179,6 +192,7 @@ struct Sigmoid {
 struct Relu {
   static constexpr OpInfo info{.name = "relu"};
   Saved y = Saved::output();
+  ChainForm chain() const { return {ChainOp::relu}; }
   at::Tensor forward(const at::Tensor& x) { return y = x.relu(); }
   // dx = dy, 0 where y <= 0. It is masked and not multiplied by 0, which would turn an infinite dy
   // into NaN.
@@ -192,6 +206,7 @@ struct Relu {
 struct Silu {
   static constexpr OpInfo info{.name = "silu", .each = {5, 6}};
   Saved x = Saved::input(0);
+  ChainForm chain() const { return {ChainOp::silu}; }
   at::Tensor forward(const at::Tensor& x_) { return at::silu(x = x_); }
   // s = sigmoid(x):  dx = dy * s * (1 + x * (1 - s))
   template <class T>
@@ -206,6 +221,7 @@ struct MaskedFill {
   static constexpr OpInfo info{.name = "masked_fill", .each = {0, 0}};
   Saved mask;
   double value;
+  ChainForm chain() const { return {ChainOp::fill, value, mask.data()}; }
   at::Tensor forward(const at::Tensor& x) { return x.masked_fill(mask.data(), value); }
   // dx = dy, zero under the mask
   template <class T>
@@ -220,6 +236,7 @@ struct GeluOp {
   Saved x = Saved::input(0);
   const char* approximate() const { return form == Gelu::tanh ? "tanh" : "none"; }
 
+  ChainForm chain() const { return {form == Gelu::tanh ? ChainOp::gelu : ChainOp::gelu_exact}; }
   at::Tensor forward(const at::Tensor& x_) { return at::gelu(x = x_, approximate()); }
   // tanh:  y = x/2 (1 + t), t = tanh(k (x + c x^3))
   //   dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 + 3 c x^2))
@@ -259,6 +276,7 @@ struct GeluOp {
 struct Cast {
   static constexpr OpInfo info{.name = "cast", .each = {0, 0}};
   at::ScalarType to, from = to;
+  ChainForm chain() const { return {.op = ChainOp::copy, .dtype = to}; }
   at::Tensor forward(const at::Tensor& x) {
     from = x.scalar_type();
     return x.to(to);

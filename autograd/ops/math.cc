@@ -92,6 +92,7 @@ struct Expm1 {
 struct Rsqrt {
   static constexpr OpInfo info{.name = "rsqrt", .amp = Amp::fp32, .each = {2, 4}};
   Saved y = Saved::output();
+  ChainForm chain() const { return {ChainOp::rsqrt}; }
   at::Tensor forward(const at::Tensor& x) { return y = x.rsqrt(); }
   // dx = -dy * y^3 / 2
   template <class T>
@@ -103,6 +104,7 @@ struct Rsqrt {
 struct Reciprocal {
   static constexpr OpInfo info{.name = "reciprocal", .amp = Amp::fp32, .each = {1, 3}};
   Saved y = Saved::output();
+  ChainForm chain() const { return {ChainOp::reciprocal}; }
   at::Tensor forward(const at::Tensor& x) { return y = x.reciprocal(); }
   // dx = -dy * y^2
   template <class T>
@@ -201,6 +203,7 @@ struct Pairwise {
 struct Where {
   static constexpr OpInfo info{.name = "where", .each = {0, 0}};
   Saved condition;
+  ChainForm chain() const { return {.op = ChainOp::select, .mask = condition.data()}; }
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
     const at::Tensor& c = condition.data();
     LATHE_CHECK(c.defined() && c.scalar_type() == at::kBool, "the condition must be bool, not ",
@@ -217,7 +220,9 @@ struct Where {
 
 Variable like(const Variable& x, double value) {
   LATHE_CHECK(x.defined(), "where: an input is an undefined Variable; it must hold a tensor");
-  return Variable(at::full({}, value, x.data().options()));
+  // What fused() records has no device of its own.
+  const at::Device device = mode().chain != nullptr ? at::Device(at::kCPU) : x.data().device();
+  return Variable(at::full({}, value, x.data().options().device(device)));
 }
 
 }  // namespace

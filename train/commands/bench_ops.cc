@@ -14,6 +14,7 @@
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/native_layer_norm_backward.h>
 #include <ATen/ops/nll_loss_backward.h>
@@ -22,6 +23,8 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/zeros.h>
@@ -33,6 +36,7 @@
 #include <iostream>
 
 #include "autograd/engine.h"
+#include "autograd/fused.h"
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -215,6 +219,37 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                    [=] {
                      const at::Tensor mask = (at::rand({n, c}, wide) >= 0.1).to(dtype).div_(0.9),
                                       y = x * mask, dx = dy * mask;
+                   }});
+  }
+
+  // Six elementwise ops on 16 MB, as one op of fused() and one by one.
+  {
+    const at::Tensor x = at::randn({2048, 2048}, wide), w = at::randn({2048}, wide),
+                     b = at::randn({2048}, wide), dy = at::randn({2048, 2048}, wide);
+    const Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
+    const auto chain = [](const Variable& v, const Variable& scale, const Variable& shift) {
+      const Variable h = v * scale + shift;
+      return h * sigmoid(h * 1.702) + v;
+    };
+    const auto aten = [=] {
+      const at::Tensor h = at::add(at::mul(x, w), b), s = at::sigmoid(at::mul(h, 1.702)),
+                       y = at::add(at::mul(h, s), x);
+      at::Tensor dh = at::mul(dy, s);
+      dh.add_(at::mul(at::sigmoid_backward(at::mul(dy, h), s), 1.702));
+      const at::Tensor dx = at::add(dy, at::mul(dh, w)), dw = at::mul(dh, x).sum(0), db = dh.sum(0);
+    };
+    ops.push_back({"six ops of 16 MB, fused", 0,
+                   pass({px, pw, pb}, dy, [=] { return fused(chain, px, pw, pb); }), aten});
+    ops.push_back({"six ops of 16 MB, one by one", 0,
+                   pass({px, pw, pb}, dy, [=] { return chain(px, pw, pb); }), aten});
+    ops.push_back({"six ops of 16 MB, forward", 0,
+                   [=] {
+                     const NoGrad no_grad;
+                     const Variable y = fused(chain, px, pw, pb);
+                   },
+                   [=] {
+                     const at::Tensor h = at::add(at::mul(x, w), b),
+                                      y = at::add(at::mul(h, at::sigmoid(at::mul(h, 1.702))), x);
                    }});
   }
 

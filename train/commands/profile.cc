@@ -1,3 +1,4 @@
+#include "train/analysis/op_list.h"
 #include "train/analysis/open.h"
 #include "train/analysis/trace.h"
 
@@ -29,6 +30,14 @@ std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
 
 Exit run_profile(const Arguments& a) {
   const auto [first, count] = parse_steps(a.get("steps", "3:8"));
+  const bool lists_ops = a.is_true("ops");
+  for (const char* other : {"trace", "kineto", "nvtx"}) {
+    if (lists_ops && a.flags.contains(other))
+      fail(Exit::usage,
+           "command line: --ops lists the ops of one step and measures nothing; leave ", "--",
+           other, " out");
+  }
+
   // Check the output files first, since profiling takes a while.
   if (a.flags.contains("trace")) check_output(a, a.get("trace", ""), trace_mark);
   if (a.flags.contains("kineto")) check_output(a, a.get("kineto", ""), kineto_mark);
@@ -52,6 +61,11 @@ Exit run_profile(const Arguments& a) {
   const RunData data = open_for_benchmark(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   if (of_run) session.load(checkpoint, read_state(checkpoint));
+
+  if (lists_ops) {
+    std::cout << op_list_text(list_step_ops(session, *data.data, first), first) << std::flush;
+    return Exit::done;
+  }
 
   const bool nvtx = a.is_true("nvtx");
   if (nvtx && !session.device.is_cuda())
@@ -105,13 +119,16 @@ Command profile_command() {
            {"kineto",
             "Write Kineto's trace of as many further steps to this file, with ATen's ops and a "
             "GPU's kernels."},
+           {"ops",
+            "List the ops of the first of these steps instead, forward and backward: tensors, "
+            "bytes, FLOPs, and the share of elementwise ops."},
            {"nvtx", "Run as many further steps with NVTX ranges for Nsight Systems, on a GPU."},
            force_flag},
           true,
           1,
           1,
           run_profile,
-          {"force", "nvtx"}};
+          {"force", "nvtx", "ops"}};
 }
 
 }  // namespace lathe

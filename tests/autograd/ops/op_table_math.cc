@@ -1,6 +1,7 @@
 // The table's rows of elementwise functions, activations, forms in place, and reductions.
 #include <limits>
 
+#include "autograd/fused.h"
 #include "autograd/ops.h"
 #include "autograd/ops/math.h"
 #include "autograd/ops/reductions.h"
@@ -98,6 +99,20 @@ void add_functions(std::vector<OpCase>& t) {
                    [u](T x) { return u.oracle(x[0]); }});
     }
   }
+  t.push_back({"fused",
+               "",
+               {{{3, 5}}, {{5}}, {{3, 1}}},
+               [](V v) {
+                 const auto f = [](const Variable& x, const Variable& w, const Variable& b) {
+                   const Variable h = x * w + b;
+                   return h * sigmoid(h * 1.702) + where(h > 0, tanh(x), x * 0.5);
+                 };
+                 return fused(f, v[0], v[1], v[2]);
+               },
+               [](T x) {
+                 const at::Tensor h = x[0] * x[1] + x[2];
+                 return h * (h * 1.702).sigmoid() + torch::where(h > 0, x[0].tanh(), x[0] * 0.5);
+               }});
 }
 
 void add_pairs(std::vector<OpCase>& t) {

@@ -1,0 +1,290 @@
+#include "autograd/chain_formula.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/sigmoid_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/where.h>
+#include <c10/util/BFloat16.h>
+
+#include <numbers>
+
+#include "core/error.h"
+
+namespace lathe {
+namespace {
+
+bool is_comparison(ChainOp op) { return op >= ChainOp::less && op <= ChainOp::not_equal; }
+
+ChainType chain_type(at::ScalarType dtype) {
+  if (dtype == at::kBool) return ChainType::mask;
+  return dtype == at::kBFloat16 ? ChainType::bf16 : ChainType::f32;
+}
+
+/// Returns the number as ATen uses it: of a sum, a comparison or a filling in the dtype of the
+/// tensor, of a product in float32.
+double number_for(ChainOp op, double number, at::ScalarType dtype) {
+  if (dtype != at::kBFloat16 || op == ChainOp::mul || op == ChainOp::clamp || op == ChainOp::pow)
+    return number;
+  return static_cast<double>(c10::BFloat16(static_cast<float>(number)));
+}
+
+/// Returns the result of a value's op for its operands.
+at::Tensor result_by_aten(const ChainValue& v, const at::Tensor& a, const at::Tensor& b,
+                          const at::Tensor& c) {
+  const at::Scalar s = v.number;
+  const bool has_b = b.defined();
+  switch (v.op) {
+    case ChainOp::copy: return a.to(v.dtype);
+    case ChainOp::neg: return a.neg();
+    case ChainOp::reciprocal: return a.reciprocal();
+    case ChainOp::relu: return a.relu();
+    case ChainOp::clamp: return a.clamp(-s, s);
+    case ChainOp::add: return has_b ? a.add(b) : a.add(s);
+    case ChainOp::sub: return has_b ? a.sub(b) : a.sub(s);
+    case ChainOp::mul: return has_b ? a.mul(b) : a.mul(s);
+    case ChainOp::div: return has_b ? a.div(b) : a.div(s);
+    case ChainOp::relu_slope: return at::threshold_backward(a, b, 0);
+    case ChainOp::less: return has_b ? a.lt(b) : a.lt(s);
+    case ChainOp::less_equal: return has_b ? a.le(b) : a.le(s);
+    case ChainOp::greater: return has_b ? a.gt(b) : a.gt(s);
+    case ChainOp::greater_equal: return has_b ? a.ge(b) : a.ge(s);
+    case ChainOp::equal: return has_b ? a.eq(b) : a.eq(s);
+    case ChainOp::not_equal: return has_b ? a.ne(b) : a.ne(s);
+    case ChainOp::select: return at::where(a, b, c);
+    case ChainOp::fill: return b.masked_fill(a, s);
+    case ChainOp::keep: return b.masked_fill(a.logical_not(), s);
+    case ChainOp::sqrt: return a.sqrt();
+    case ChainOp::rsqrt: return a.rsqrt();
+    case ChainOp::exp: return a.exp();
+    case ChainOp::log: return a.log();
+    case ChainOp::tanh: return a.tanh();
+    case ChainOp::erf: return a.erf();
+    case ChainOp::sigmoid: return a.sigmoid();
+    case ChainOp::silu: return at::silu(a);
+    case ChainOp::gelu: return at::gelu(a, "tanh");
+    case ChainOp::gelu_exact: return at::gelu(a);
+    case ChainOp::pow: return a.pow(s);
+    case ChainOp::tanh_slope: return at::tanh_backward(a, b);
+    case ChainOp::sigmoid_slope: return at::sigmoid_backward(a, b);
+    case ChainOp::silu_slope: return at::silu_backward(a, b);
+    case ChainOp::gelu_slope: return at::gelu_backward(a, b, "tanh");
+    case ChainOp::gelu_exact_slope: return at::gelu_backward(a, b);
+    default: fail(Exit::internal, "a formula with an op of Chain's own");
+  }
+}
+
+}  // namespace
+
+int ChainFormula::push(const ChainValue& value) {
+  values_.push_back(value);
+  return static_cast<int>(values_.size()) - 1;
+}
+
+int ChainFormula::add_input(at::ScalarType dtype, bool needs) {
+  return push({.dtype = dtype, .needs = needs, .input = inputs_++});
+}
+
+int ChainFormula::add(ChainOp op, int a, int b, double number) {
+  const auto& self = *this;
+  const bool of_mask = self[a].dtype == at::kBool;  // the operand b has the dtype then
+  ChainValue made{.op = op, .from = {a, b, -1}, .dtype = of_mask ? self[b].dtype : self[a].dtype};
+  if (!of_mask && b >= 0 && self[b].dtype != made.dtype) made.dtype = at::kFloat;
+  made.number = number_for(op, number, made.dtype);
+  made.needs = self[a].needs || (b >= 0 && self[b].needs);
+  if (is_comparison(op)) {
+    made.dtype = at::kBool;
+    made.needs = false;
+  }
+  return push(made);
+}
+
+int ChainFormula::add_select(int mask, int b, int c) {
+  return push({.op = ChainOp::select,
+               .from = {mask, b, c},
+               .dtype = (*this)[b].dtype,
+               .needs = (*this)[b].needs || (*this)[c].needs});
+}
+
+int ChainFormula::add_cast(int a, at::ScalarType dtype) {
+  if ((*this)[a].dtype == dtype) return a;
+  return push(
+      {.op = ChainOp::copy, .from = {a, -1, -1}, .dtype = dtype, .needs = (*this)[a].needs});
+}
+
+/// Returns the gradients of the operands of a value y for its gradient dy, by the formulas of
+/// ops/elementwise.cc and ops/math.cc.
+std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {
+  const auto [a, b, c] = v.from;
+  const auto needs = [&](int value) { return value >= 0 && (*this)[value].needs; };
+  switch (v.op) {
+    case ChainOp::copy: return {add_cast(dy, (*this)[a].dtype), -1, -1};
+    case ChainOp::add: return {dy, dy, -1};
+    case ChainOp::sub: return {dy, needs(b) ? add(ChainOp::neg, dy) : -1, -1};
+    case ChainOp::mul:
+      if (b < 0) return {add(ChainOp::mul, dy, -1, v.number), -1, -1};
+      return {needs(a) ? add(ChainOp::mul, dy, b) : -1, needs(b) ? add(ChainOp::mul, dy, a) : -1,
+              -1};
+    case ChainOp::div: {
+      const int da = add(ChainOp::div, dy, b);
+      if (!needs(b)) return {da, -1, -1};
+      return {da, add(ChainOp::div, add(ChainOp::mul, add(ChainOp::neg, da), a), b), -1};
+    }
+    case ChainOp::relu: return {add(ChainOp::relu_slope, dy, y), -1, -1};
+    case ChainOp::reciprocal:
+      return {add(ChainOp::neg, add(ChainOp::mul, dy, add(ChainOp::mul, y, y))), -1, -1};
+    case ChainOp::sqrt: return {add(ChainOp::div, dy, add(ChainOp::mul, y, -1, 2)), -1, -1};
+    case ChainOp::rsqrt:
+      return {add(ChainOp::mul, add(ChainOp::mul, dy, add(ChainOp::pow, y, -1, 3)), -1, -0.5), -1,
+              -1};
+    case ChainOp::exp: return {add(ChainOp::mul, dy, y), -1, -1};
+    case ChainOp::log: return {add(ChainOp::div, dy, a), -1, -1};
+    case ChainOp::pow:
+      return {add(ChainOp::mul, add(ChainOp::mul, dy, add(ChainOp::pow, a, -1, v.number - 1)), -1,
+                  v.number),
+              -1, -1};
+    case ChainOp::erf: {
+      const int density = add(ChainOp::exp, add(ChainOp::neg, add(ChainOp::mul, a, a)));
+      return {add(ChainOp::mul, add(ChainOp::mul, dy, density), -1, 2 * std::numbers::inv_sqrtpi),
+              -1, -1};
+    }
+    case ChainOp::tanh: return {add(ChainOp::tanh_slope, dy, y), -1, -1};
+    case ChainOp::sigmoid: return {add(ChainOp::sigmoid_slope, dy, y), -1, -1};
+    case ChainOp::silu: return {add(ChainOp::silu_slope, dy, a), -1, -1};
+    case ChainOp::gelu:
+      return {add(ChainOp::gelu_slope, dy, add(ChainOp::clamp, a, -1, 30)), -1, -1};
+    case ChainOp::gelu_exact:
+      return {add(ChainOp::gelu_exact_slope, dy, add(ChainOp::clamp, a, -1, 30)), -1, -1};
+    case ChainOp::fill: return {-1, add(ChainOp::fill, a, dy), -1};
+    default:  // select
+      return {-1, needs(b) ? add(ChainOp::keep, a, dy) : -1,
+              needs(c) ? add(ChainOp::fill, a, dy) : -1};
+  }
+}
+
+std::vector<ChainUse> ChainFormula::add_backward(int result, int dy) {
+  std::vector<int> gradient(static_cast<size_t>(result) + 1, -1);
+  gradient[static_cast<size_t>(result)] = dy;
+
+  std::vector<ChainUse> uses;
+  for (int y = result; y >= 0; --y) {
+    const ChainValue value = (*this)[y];
+    const int g = gradient[static_cast<size_t>(y)];
+    // The result does not depend on a value without a gradient.
+    if (value.op == ChainOp::input || !value.needs || g < 0) continue;
+    const std::array<int, 3> found = gradients_of(value, y, g);
+    for (int k = 0; k < 3; ++k) {
+      const int operand = value.from[static_cast<size_t>(k)], gives = found[static_cast<size_t>(k)];
+      if (operand < 0 || !(*this)[operand].needs) continue;
+      if ((*this)[operand].op == ChainOp::input) {
+        uses.push_back(
+            {.input = (*this)[operand].input, .value = y, .operand = k, .gradient = gives});
+      } else {
+        int& sum = gradient[static_cast<size_t>(operand)];
+        const int term = add_cast(gives, (*this)[operand].dtype);
+        sum = sum < 0 ? term : add(ChainOp::add, sum, term);
+      }
+    }
+  }
+  return uses;
+}
+
+std::vector<bool> ChainFormula::inputs_of(const std::vector<int>& wanted) const {
+  const std::vector<bool> used = used_by(wanted);
+  std::vector<bool> read(static_cast<size_t>(inputs_), false);
+  for (size_t i = 0; i < values_.size(); ++i) {
+    if (used[i] && values_[i].op == ChainOp::input)
+      read[static_cast<size_t>(values_[i].input)] = true;
+  }
+  return read;
+}
+
+/// Returns which values the wanted ones depend on.
+std::vector<bool> ChainFormula::used_by(const std::vector<int>& wanted) const {
+  std::vector<bool> used(values_.size(), false);
+  for (const int value : wanted) used[static_cast<size_t>(value)] = true;
+  for (size_t i = values_.size(); i-- > 0;) {
+    if (!used[i]) continue;
+    for (const int value : values_[i].from) {
+      if (value >= 0) used[static_cast<size_t>(value)] = true;
+    }
+  }
+  return used;
+}
+
+bool ChainFormula::give(int value, const std::vector<int>& wanted) {
+  if (!used_by(wanted)[static_cast<size_t>(value)]) return false;
+  ChainValue& given = values_[static_cast<size_t>(value)];
+  given = {.dtype = given.dtype, .needs = given.needs, .input = inputs_++};
+  return true;
+}
+
+std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
+                                          const std::vector<Chain::Input>& layouts,
+                                          std::span<const at::Tensor> tensors,
+                                          at::IntArrayRef sizes) const {
+  const std::vector<bool> used = used_by(wanted);
+  Chain chain;
+  std::vector<int> place(values_.size(), -1);
+  std::vector<const void*> inputs;
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const ChainValue& v = values_[i];
+    if (!used[i] || v.op != ChainOp::input) continue;
+    Chain::Input layout = layouts[static_cast<size_t>(v.input)];
+    layout.type = chain_type(v.dtype);
+    place[i] = chain.add_input(layout);
+    inputs.push_back(tensors[static_cast<size_t>(v.input)].const_data_ptr());
+  }
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const ChainValue& v = values_[i];
+    if (!used[i] || v.op == ChainOp::input) continue;
+    Chain::Step step{.op = v.op, .number = v.number, .low = v.dtype == at::kBFloat16};
+    for (size_t k = 0; k < step.from.size(); ++k)
+      step.from[k] = v.from[k] < 0 ? -1 : place[static_cast<size_t>(v.from[k])];
+    // As ATen does, whose other powers are functions.
+    if (v.op == ChainOp::pow && v.number == 1) step.op = ChainOp::copy;
+    if (v.op == ChainOp::pow && v.number == 2) {
+      step.op = ChainOp::mul;
+      step.from[1] = step.from[0];
+    }
+    place[i] = chain.add_step(step);
+  }
+
+  std::vector<at::Tensor> results;
+  std::vector<void*> outputs;
+  for (const int value : wanted) {
+    const at::ScalarType dtype = (*this)[value].dtype;
+    results.push_back(at::empty(sizes, at::TensorOptions(dtype)));
+    outputs.push_back(results.back().mutable_data_ptr());
+    chain.add_output(place[static_cast<size_t>(value)], chain_type(dtype));
+  }
+  if (!wanted.empty()) chain.run(inputs, outputs, results[0].numel());
+  return results;
+}
+
+std::vector<at::Tensor> ChainFormula::run_by_aten(const std::vector<int>& wanted,
+                                                  std::span<const at::Tensor> tensors) const {
+  const at::AutoDispatchBelowAutograd plain;
+  const std::vector<bool> used = used_by(wanted);
+  std::vector<at::Tensor> made(values_.size());
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const ChainValue& v = values_[i];
+    if (!used[i]) continue;
+    const auto from = [&](size_t k) {
+      return v.from[k] < 0 ? at::Tensor() : made[static_cast<size_t>(v.from[k])];
+    };
+    made[i] = v.op == ChainOp::input ? tensors[static_cast<size_t>(v.input)]
+                                     : result_by_aten(v, from(0), from(1), from(2));
+  }
+
+  std::vector<at::Tensor> results;
+  for (const int value : wanted) results.push_back(made[static_cast<size_t>(value)]);
+  return results;
+}
+
+}  // namespace lathe

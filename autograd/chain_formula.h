@@ -1,0 +1,78 @@
+// Formulas of elementwise ops, from which fused() makes chains (core/kernels/chain.h): the forward
+// pass that it has recorded, and the backward pass that follows from it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "core/kernels/chain.h"
+
+namespace lathe {
+
+/// A value of a formula: an input, or the result of an op of earlier values.
+struct ChainValue {
+  ChainOp op = ChainOp::input;
+  std::array<int, 3> from{-1, -1, -1};
+  double number = 0;
+  at::ScalarType dtype = at::kFloat;  ///< float32, bfloat16 or, of a mask, bool
+  bool needs = false;                 ///< a gradient flows to it
+  int input = -1;                     ///< of an input: its index
+};
+
+/// The gradient that operand k of a value gives to an input of the formula.
+struct ChainUse {
+  int input = 0;
+  int value = 0, operand = 0;
+  int gradient = -1;  ///< a value; -1: none is asked for
+};
+
+/// Values in the order in which they are computed.
+class ChainFormula {
+ public:
+  /// Adds an input and returns its number.
+  int add_input(at::ScalarType dtype, bool needs);
+  /// Adds the result of an op, of the dtype that ATen gives it, and returns its number.
+  int add(ChainOp op, int a, int b = -1, double number = 0);
+  /// Adds b or c, of the same dtype: b where the mask holds.
+  int add_select(int mask, int b, int c);
+  /// Adds a in another dtype; a itself if it has that dtype.
+  int add_cast(int a, at::ScalarType dtype);
+
+  /// Adds the backward pass of all values so far, in the operations and the order of the engine,
+  /// from the gradient `dy` of `result`. Returns what each use of an input that needs a gradient
+  /// adds to it, in the order in which the engine would add it: the newest use first. Gradients
+  /// have the shape of the result, and any dtype.
+  std::vector<ChainUse> add_backward(int result, int dy);
+
+  /// Makes an input of the result of an op, which is then given and not computed. Returns whether a
+  /// wanted value depends on it; if none does, it stays what it is.
+  bool give(int value, const std::vector<int>& wanted);
+
+  /// Returns for each input whether the wanted values depend on it.
+  std::vector<bool> inputs_of(const std::vector<int>& wanted) const;
+
+  const std::vector<ChainValue>& values() const { return values_; }
+  const ChainValue& operator[](int value) const { return values_[static_cast<size_t>(value)]; }
+
+  /// Computes values that are no inputs, each once, on CPUs. `layouts` and `tensors` are those of
+  /// the inputs; `sizes` is the shape of the results, which are contiguous.
+  std::vector<at::Tensor> run(const std::vector<int>& wanted,
+                              const std::vector<Chain::Input>& layouts,
+                              std::span<const at::Tensor> tensors, at::IntArrayRef sizes) const;
+  /// Computes the same values by ATen's ops one by one, for inputs of any layout.
+  std::vector<at::Tensor> run_by_aten(const std::vector<int>& wanted,
+                                      std::span<const at::Tensor> tensors) const;
+
+ private:
+  int push(const ChainValue& value);
+  std::vector<bool> used_by(const std::vector<int>& wanted) const;
+  std::array<int, 3> gradients_of(const ChainValue& value, int y, int dy);
+
+  std::vector<ChainValue> values_;
+  int inputs_ = 0;
+};
+
+}  // namespace lathe

@@ -1,0 +1,241 @@
+#include "autograd/chain_trace.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "autograd/node.h"
+#include "core/kernels/chain_plan.h"
+#include "core/mode.h"
+
+namespace lathe {
+namespace {
+
+/// The node of values that stand for those of a chain. No gradient ever reaches it.
+struct StandIn final : Node {
+  StandIn() : Node({}) {}
+  std::string name() const override { return "fused"; }
+  GradList<at::Tensor> backward(const GradList<at::Tensor>&, const NeedsList&,
+                                GradSlots&) override {
+    return {};
+  }
+  GradList<Variable> backward(const GradList<Variable>&, const NeedsList&) override { return {}; }
+};
+
+bool is_chain_dtype(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kBFloat16; }
+
+bool is_same_edge(const Edge& a, const Edge& b) { return a.node == b.node && a.output == b.output; }
+
+/// Returns whether ATen fills a tensor of the dtype with the number, and reports no error.
+bool can_fill(double number, at::ScalarType dtype) {
+  const double largest = dtype == at::kBFloat16
+                             ? static_cast<double>(std::numeric_limits<c10::BFloat16>::max())
+                             : static_cast<double>(std::numeric_limits<float>::max());
+  return !std::isfinite(number) || std::abs(number) <= largest;
+}
+
+/// Returns how elements of the shape `to` find theirs in a contiguous tensor of the shape `from`;
+/// nullopt if the dims that they share are not next to each other.
+std::optional<Chain::Input> layout_of(at::IntArrayRef from, at::IntArrayRef to) {
+  if (from.size() > to.size()) return std::nullopt;
+  const size_t offset = to.size() - from.size();
+  const auto size_at = [&](size_t d) { return d < offset ? 1 : from[d - offset]; };
+
+  Chain::Input layout{.inner = 1, .size = 1};
+  bool ended = false, all = true;
+  for (size_t d = to.size(); d-- > 0;) {
+    if (to[d] == 1 && size_at(d) == 1) continue;
+    if (size_at(d) == to[d]) {
+      if (ended) return std::nullopt;
+      layout.size *= to[d];
+    } else if (size_at(d) == 1) {
+      all = false;
+      if (layout.size > 1)
+        ended = true;
+      else
+        layout.inner *= to[d];
+    } else {
+      return std::nullopt;
+    }
+  }
+
+  if (all) return Chain::Input{};
+  if (layout.size == 1) layout.inner = 1;
+  return layout;
+}
+
+ChainOp chain_op(detail::Comparison op) {
+  switch (op) {
+    case detail::Comparison::less: return ChainOp::less;
+    case detail::Comparison::less_equal: return ChainOp::less_equal;
+    case detail::Comparison::greater: return ChainOp::greater;
+    case detail::Comparison::greater_equal: return ChainOp::greater_equal;
+    case detail::Comparison::equal: return ChainOp::equal;
+    default: return ChainOp::not_equal;
+  }
+}
+
+}  // namespace
+
+void detail::leave_chain() { throw LeftChain(); }
+
+void detail::leave_chain_with(std::span<const Variable> inputs) {
+  for (const Variable& v : inputs) {
+    if (v.defined() && mode().chain->has(v)) leave_chain();
+  }
+}
+
+Variable detail::record_in_chain(const ChainForm& form, const OpInfo& info,
+                                 std::span<const Variable> inputs) {
+  return mode().chain->record(form, info, inputs);
+}
+
+at::Tensor detail::compare_in_chain(Comparison op, const Operand& a, const Operand& b) {
+  return mode().chain->compare(chain_op(op), a, b);
+}
+
+ChainTrace::ChainTrace(std::span<const Variable> inputs)
+    : grad_(mode().grad),
+      differentiable_(std::make_shared<StandIn>()),
+      constant_(std::make_shared<StandIn>()) {
+  constant_->frozen = true;
+
+  for (const Variable& v : inputs) {
+    if (!v.defined()) detail::leave_chain();
+    if (at::is_expandable_to(v.sizes(), sizes_)) continue;
+    if (!at::is_expandable_to(sizes_, v.sizes())) detail::leave_chain();
+    sizes_ = v.sizes().vec();
+  }
+  if (sizes_.empty() || c10::multiply_integers(sizes_) == 0) detail::leave_chain();
+
+  for (const Variable& v : inputs) {
+    const bool is_full = v.sizes() == at::IntArrayRef(sizes_) && v.data().is_floating_point();
+    arguments_.push_back(is_full ? made(add_input(v)) : v);
+  }
+}
+
+std::optional<int> ChainTrace::value_of(const at::Tensor& t) const {
+  for (size_t i = stand_ins_.size(); i-- > 0;) {
+    if (stand_ins_[i].first.is_same(t)) return stand_ins_[i].second;
+  }
+  return std::nullopt;
+}
+
+int ChainTrace::add_input(const Variable& v) {
+  const at::Tensor& t = v.data();
+  const auto layout = layout_of(t.sizes(), sizes_);
+  const bool fits = is_chain_dtype(t.scalar_type()) || t.scalar_type() == at::kBool;
+  if (!layout || !fits || !t.is_cpu() || !t.is_contiguous() || t.numel() == 0)
+    detail::leave_chain();
+
+  for (const Input& input : inputs_) {
+    const bool same_edge = is_same_edge(input.variable.edge(), v.edge());
+    if (input.variable.data().is_same(t) && same_edge) {
+      if (t._version() != input.version) detail::leave_chain();
+      return input.value;
+    }
+    // Two tensors of one parameter, such as its copy in low precision: their gradients are one sum.
+    if (v.edge() && same_edge) detail::leave_chain();
+  }
+  const int value = formula_.add_input(t.scalar_type(), grad_ && v.requires_grad());
+  inputs_.push_back({v, *layout, value, t._version()});
+  return value;
+}
+
+int ChainTrace::operand(const Variable& v) {
+  if (const auto value = value_of(v.data())) {
+    // Without its node, the function has cut it off from the graph.
+    if (v.node() != differentiable_ && v.node() != constant_) detail::leave_chain();
+    return *value;
+  }
+  if (!is_chain_dtype(v.dtype())) detail::leave_chain();
+  return add_input(v);
+}
+
+int ChainTrace::mask(const at::Tensor& t) {
+  if (const auto value = value_of(t)) return *value;
+  if (t.scalar_type() != at::kBool) detail::leave_chain();
+  return add_input(Variable(t));
+}
+
+at::Tensor ChainTrace::stand_in(int value) {
+  // Not by at::empty, which a dry run replaces.
+  at::Tensor t(at::detail::empty_meta(sizes_, formula_[value].dtype));
+  stand_ins_.emplace_back(t, value);
+  return t;
+}
+
+Variable ChainTrace::made(int value) {
+  return Variable(stand_in(value), Edge(formula_[value].needs ? differentiable_ : constant_));
+}
+
+Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
+                            std::span<const Variable> inputs) {
+  const bool mine =
+      (form.mask.defined() && value_of(form.mask)) ||
+      std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) { return has(v); });
+  if (!mine) {
+    // An op of smaller tensors runs by itself. Its gradient must not come between those that the
+    // chain gives to the same input.
+    for (const Variable& v : inputs) {
+      for (const Input& input : inputs_) {
+        if (v.edge() && is_same_edge(v.edge(), input.variable.edge())) detail::leave_chain();
+      }
+    }
+    return {};
+  }
+  if (mode().grad != grad_) detail::leave_chain();
+
+  // The result must have the dtype that ATen promotes to, where a tensor without dims counts less.
+  for (const Variable& v : inputs) {
+    if (v.dtype() != inputs[0].dtype() && (v.dim() == 0 || form.op == ChainOp::select))
+      detail::leave_chain();
+  }
+  if (inputs[0].dim() == 0 && inputs.back().dtype() != inputs[0].dtype()) detail::leave_chain();
+  if (form.op == ChainOp::pow && form.number == 0) detail::leave_chain();
+  if (form.op == ChainOp::fill && !can_fill(form.number, inputs[0].dtype())) detail::leave_chain();
+  if (form.dtype && !is_chain_dtype(*form.dtype)) detail::leave_chain();
+  const bool is_gelu = form.op == ChainOp::gelu || form.op == ChainOp::gelu_exact;
+  if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::leave_chain();
+
+  cost_.forward += info.each.forward;
+  cost_.backward += info.each.backward;
+  const int a = operand(inputs[0]), b = inputs.size() > 1 ? operand(inputs[1]) : -1;
+  if (form.op == ChainOp::select) return made(formula_.add_select(mask(form.mask), a, b));
+  if (form.op == ChainOp::fill) return made(formula_.add(form.op, mask(form.mask), a, form.number));
+  if (form.dtype) return made(formula_.add_cast(a, *form.dtype));
+  return made(formula_.add(form.op, a, b, form.number));
+}
+
+at::Tensor ChainTrace::compare(ChainOp op, const detail::Operand& a, const detail::Operand& b) {
+  const auto is_mine = [&](const detail::Operand& o) {
+    return o.variable.defined() && has(o.variable);
+  };
+  if (!is_mine(a) && !is_mine(b)) return {};
+  // A number on the left or a tensor without dims: rare, and not worth a form of its own.
+  if (!a.variable.defined() || a.variable.dim() == 0) detail::leave_chain();
+  if (!b.variable.defined()) return stand_in(formula_.add(op, operand(a.variable), -1, b.number));
+  if (b.variable.dim() == 0) detail::leave_chain();
+  const int left = operand(a.variable), right = operand(b.variable);
+  return stand_in(formula_.add(op, left, right));
+}
+
+int ChainTrace::result(const Variable& y) const {
+  const auto value = y.defined() ? value_of(y.data()) : std::nullopt;
+  if (!value || formula_[*value].op == ChainOp::input || formula_[*value].dtype == at::kBool)
+    detail::leave_chain();
+  if (y.node() != differentiable_ && y.node() != constant_) detail::leave_chain();
+  for (const auto& [tensor, of] : stand_ins_) {
+    if (tensor._version() != 0) detail::leave_chain();
+  }
+  for (const Input& input : inputs_) {
+    if (input.variable.data()._version() != input.version) detail::leave_chain();
+  }
+  return *value;
+}
+
+}  // namespace lathe

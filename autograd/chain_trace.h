@@ -1,0 +1,85 @@
+// What fused() records: the ops of a function, without running them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "autograd/chain_formula.h"
+#include "autograd/op.h"
+#include "autograd/variable.h"
+
+namespace lathe {
+
+/// The reason that a function runs op by op. It is not a std::exception, so that the function does
+/// not catch it by mistake.
+struct LeftChain {};
+
+namespace detail {
+
+/// Throws LeftChain.
+[[noreturn]] void leave_chain();
+/// Records a comparison of fused() and returns its mask; undefined if neither operand was made
+/// there.
+at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
+
+}  // namespace detail
+
+/// The ops that a function runs on given inputs, as a formula. While it records (Mode::chain), ops
+/// return tensors without memory that stand for the values. What the chain can't have throws
+/// LeftChain: ops that are not elementwise, results of another shape than the inputs' common one,
+/// dtypes other than float32 and bfloat16, inputs that are not contiguous, changes in place.
+class ChainTrace {
+ public:
+  /// An input of the formula: an argument of the function, or what it captured.
+  struct Input {
+    Variable variable;
+    Chain::Input layout;
+    int value = 0;
+    int64_t version = 0;  ///< of its tensor when it was added
+  };
+
+  /// Prepares to record a function of these inputs. Throws LeftChain.
+  explicit ChainTrace(std::span<const Variable> inputs);
+
+  /// Returns what the function is to be called with: values of the chain for inputs of the common
+  /// shape, the others as they are.
+  const std::vector<Variable>& arguments() const { return arguments_; }
+  /// Records an op; see detail::record_in_chain.
+  Variable record(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
+  /// Records a comparison; see detail::compare_in_chain.
+  at::Tensor compare(ChainOp op, const detail::Operand& a, const detail::Operand& b);
+  /// Returns whether it stands for a value of this chain.
+  bool has(const Variable& v) const { return value_of(v.data()).has_value(); }
+  /// Returns the number of what the function returned. Throws LeftChain if it is none, or if a
+  /// value or an input was changed in place.
+  int result(const Variable& y) const;
+
+  const ChainFormula& formula() const { return formula_; }
+  const std::vector<Input>& inputs() const { return inputs_; }
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  PerElement cost() const { return cost_; }
+
+ private:
+  std::optional<int> value_of(const at::Tensor& t) const;
+  int operand(const Variable& v);
+  int mask(const at::Tensor& t);
+  int add_input(const Variable& v);
+  at::Tensor stand_in(int value);
+  Variable made(int value);
+
+  std::vector<int64_t> sizes_;
+  bool grad_;                                        // of the mode
+  std::shared_ptr<Node> differentiable_, constant_;  // the nodes of stand-ins
+  ChainFormula formula_;
+  std::vector<Input> inputs_;
+  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // and their values
+  std::vector<Variable> arguments_;
+  PerElement cost_{0, 0};
+};
+
+}  // namespace lathe

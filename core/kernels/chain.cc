@@ -1,0 +1,399 @@
+#include "core/kernels/chain.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/erf.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sigmoid_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/sqrt.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tanh_backward.h>
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/kernels/chain_plan.h"
+#include "core/kernels/scratch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/kernels/chain.cc"
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"
+// After foreach_target.
+#include "core/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lathe::HWY_NAMESPACE {
+
+/// Returns the nearest bfloat16 as float32, ties to even; NaN stays NaN. The instruction for it
+/// would treat the smallest numbers as zero, which ATen does not.
+HWY_INLINE V rounded(V v) {
+  const DU du;
+  const auto bits = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto near =
+      hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))), hn::Set(du, 0xffff0000u));
+  // NaN keeps a bit in the half that remains.
+  const auto nan = hn::Or(bits, hn::Set(du, 0x00400000u));
+  return hn::IfThenElse(hn::Eq(v, v), hn::BitCast(D(), near), hn::BitCast(D(), nan));
+}
+
+HWY_INLINE hn::Mask<D> holds(V mask) { return hn::Ne(mask, hn::Zero(D())); }
+
+// How many vectors an instruction works on: enough to hide the choice of the next one, and half of
+// the registers.
+constexpr int at_once = HWY_TARGET == HWY_AVX3 ? 16 : 8;
+
+// The processor's own prefetching waits for a loop that reads on without many instructions in
+// between.
+constexpr int64_t ahead = 2048;  // elements
+HWY_INLINE void fetch(const float* p) {
+  for (int k = 0; k < at_once; ++k) hwy::Prefetch(p + k * lanes());
+}
+
+/// Runs instructions on the vectors that begin at element `at` of a tile. What one instruction
+/// hands to the next stays in vectors.
+template <int K, class P>
+class Machine {
+ public:
+  Machine(float* const* places, int64_t at, P part) : places_(places), at_(at), part_(part) {}
+
+  HWY_INLINE void run(const ChainInstruction* code, size_t count) {
+    V v[K];
+    for (int k = 0; k < K; ++k) v[k] = hn::Zero(D());
+    for (const ChainInstruction* i = code; i < code + count; ++i) {
+      if (i->a >= 0) each(v, [&](V, int k) HWY_ATTR { return read(i->a, k); });
+      apply(*i, v);
+      if (i->low) each(v, [&](V x, int) HWY_ATTR { return rounded(x); });
+      if (i->to >= 0) {
+        float* const to = places_[i->to] + at_;
+        for (int k = 0; k < K; ++k) part_(v[k], to + k * lanes());
+      }
+    }
+  }
+
+ private:
+  HWY_INLINE V read(int place, int k) const { return part_(places_[place] + at_ + k * lanes()); }
+  template <class F>
+  HWY_INLINE void each(V* v, F&& f) const {
+    HWY_UNROLL(16) for (int k = 0; k < K; ++k) v[k] = f(v[k], k);
+  }
+  /// Calls f(a, b), where b may be the number.
+  template <class F>
+  HWY_INLINE void binary(const ChainInstruction& i, V* v, F&& f) const {
+    if (i.b >= 0) {
+      const float* const b = places_[i.b] + at_;
+      each(v, [&](V a, int k) HWY_ATTR { return f(a, part_(b + k * lanes())); });
+    } else {
+      const V value = set(static_cast<float>(i.number));
+      each(v, [&](V a, int) HWY_ATTR { return f(a, value); });
+    }
+  }
+  template <class F>
+  HWY_INLINE void compare(const ChainInstruction& i, V* v, F&& f) const {
+    binary(i, v, [&](V a, V b) HWY_ATTR { return hn::IfThenElseZero(f(a, b), set(1)); });
+  }
+
+  HWY_INLINE void apply(const ChainInstruction& i, V* v) const {
+    const auto number = static_cast<float>(i.number);
+    switch (i.op) {
+      case ChainOp::neg: return each(v, [](V a, int) HWY_ATTR { return hn::Neg(a); });
+      case ChainOp::reciprocal:
+        return each(v, [](V a, int) HWY_ATTR { return hn::Div(set(1), a); });
+      case ChainOp::relu: return each(v, [](V a, int) HWY_ATTR { return at_least(0, a); });
+      case ChainOp::clamp:
+        return each(v, [&](V a, int) HWY_ATTR { return at_most(number, at_least(-number, a)); });
+      case ChainOp::square: return each(v, [](V a, int) HWY_ATTR { return hn::Mul(a, a); });
+      case ChainOp::add: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Add(a, b); });
+      case ChainOp::sub: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Sub(a, b); });
+      case ChainOp::sub_from: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Sub(b, a); });
+      case ChainOp::mul: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Mul(a, b); });
+      case ChainOp::div: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Div(a, b); });
+      case ChainOp::div_into: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Div(b, a); });
+      case ChainOp::relu_slope:
+        return binary(i, v, [](V a, V b) HWY_ATTR {
+          return hn::IfThenZeroElse(hn::Le(b, hn::Zero(D())), a);
+        });
+      case ChainOp::less: return compare(i, v, [](V a, V b) HWY_ATTR { return hn::Lt(a, b); });
+      case ChainOp::less_equal:
+        return compare(i, v, [](V a, V b) HWY_ATTR { return hn::Le(a, b); });
+      case ChainOp::greater: return compare(i, v, [](V a, V b) HWY_ATTR { return hn::Gt(a, b); });
+      case ChainOp::greater_equal:
+        return compare(i, v, [](V a, V b) HWY_ATTR { return hn::Ge(a, b); });
+      case ChainOp::equal: return compare(i, v, [](V a, V b) HWY_ATTR { return hn::Eq(a, b); });
+      case ChainOp::not_equal:
+        return compare(i, v, [](V a, V b) HWY_ATTR { return hn::Not(hn::Eq(a, b)); });
+      case ChainOp::select:
+        return each(v, [&](V a, int k) HWY_ATTR {
+          return hn::IfThenElse(holds(a), read(i.b, k), read(i.c, k));
+        });
+      case ChainOp::fill:
+        return each(v, [&](V a, int k) HWY_ATTR {
+          return hn::IfThenElse(holds(a), set(number), read(i.b, k));
+        });
+      case ChainOp::keep:
+        return each(v, [&](V a, int k) HWY_ATTR {
+          return hn::IfThenElse(holds(a), read(i.b, k), set(number));
+        });
+      default: return;  // copy
+    }
+  }
+
+  float* const* places_;
+  int64_t at_;
+  P part_;
+};
+
+HWY_INLINE float float_of(float x) { return x; }
+HWY_INLINE float float_of(c10::BFloat16 x) { return static_cast<float>(x); }
+HWY_INLINE float float_of(bool x) { return x ? 1.0f : 0.0f; }
+
+/// Loads elements [begin, begin + n) of the chain.
+template <class T>
+void load_as(const Chain::Input& input, const T* from, int64_t begin, int64_t n, float* to) {
+  const auto convert = [&](const T* source, int64_t at, int64_t count) HWY_ATTR {
+    if constexpr (std::is_same_v<T, float>) {
+      std::copy_n(source, count, to + at);
+    } else if constexpr (std::is_same_v<T, bool>) {
+      for (int64_t k = 0; k < count; ++k) to[at + k] = float_of(source[k]);
+    } else {
+      for_vectors(count,
+                  [&](int64_t k, auto part) HWY_ATTR { part(part(source + k), to + at + k); });
+    }
+  };
+  if (input.size == 0) return convert(from + begin, 0, n);
+
+  for (int64_t i = 0; i < n;) {
+    const int64_t element = begin + i, of = element / input.inner % input.size;
+    if (input.inner == 1 && input.size > 1) {
+      const int64_t count = std::min(n - i, input.size - of);
+      convert(from + of, i, count);
+      i += count;
+    } else {
+      const int64_t count =
+          input.size == 1 ? n : std::min(n - i, input.inner - element % input.inner);
+      std::fill_n(to + i, count, float_of(from[of]));
+      i += count;
+    }
+  }
+}
+void load_input(const Chain::Input& input, const void* from, int64_t begin, int64_t n, float* to) {
+  switch (input.type) {
+    case ChainType::f32: return load_as(input, static_cast<const float*>(from), begin, n, to);
+    case ChainType::bf16:
+      return load_as(input, static_cast<const c10::BFloat16*>(from), begin, n, to);
+    case ChainType::mask: return load_as(input, static_cast<const bool*>(from), begin, n, to);
+  }
+}
+
+/// Writes a value that has been rounded to bfloat16 already, or is float32.
+void store_output(ChainType type, const float* from, int64_t n, void* to, int64_t begin) {
+  if (type == ChainType::f32) {
+    std::copy_n(from, n, static_cast<float*>(to) + begin);
+    return;
+  }
+  uint16_t* out = static_cast<uint16_t*>(to) + begin;
+  const hn::Rebind<uint16_t, D> half;
+  for_vectors(n, [&](int64_t i, auto part) HWY_ATTR {
+    const auto bits = hn::ShiftRight<16>(hn::BitCast(DU(), part(from + i)));
+    uint16_t lane[HWY_MAX_BYTES / sizeof(float)];
+    hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<D>(), bits)), half, lane);
+    std::memcpy(out + i, lane, sizeof(uint16_t) * static_cast<size_t>(std::min(lanes(), n - i)));
+  });
+}
+
+/// Runs instructions, none of which is ATen's, on elements [first, first + n) of a tile, which
+/// begins at element `tile` of the chain.
+void chain_block(const ChainInstruction* code, size_t count, const ChainFrame& frame, int64_t tile,
+                 int64_t first, int64_t n) {
+  const auto of_memory = [](const ChainInstruction& i) {
+    return i.op == ChainOp::load || i.op == ChainOp::store;
+  };
+  const auto* const end = code + count;
+  for (const ChainInstruction* i = code; i < end;) {
+    if (i->op == ChainOp::load) {
+      load_input(frame.inputs[i->a], frame.sources[i->a], tile + first, n,
+                 frame.places[i->to] + first);
+      ++i;
+    } else if (i->op == ChainOp::store) {
+      store_output(frame.types[i->to], frame.places[i->a] + first, n, frame.results[i->to],
+                   tile + first);
+      ++i;
+    } else {
+      const auto* const next = std::find_if(i, end, of_memory);
+      const auto length = static_cast<size_t>(next - i);
+      const int64_t step = lanes();
+      int64_t at = 0;
+      for (; at + at_once * step <= n; at += at_once * step) {
+        for (int s = 0; s < frame.direct; ++s) {
+          if (frame.places[s] != nullptr) fetch(frame.places[s] + first + at + ahead);
+        }
+        Machine<at_once, Whole>(frame.places, first + at, Whole()).run(i, length);
+      }
+      for (; at + step <= n; at += step)
+        Machine<1, Whole>(frame.places, first + at, Whole()).run(i, length);
+      if (at < n) Machine<1, Part>(frame.places, first + at, Part{n - at}).run(i, length);
+      i = next;
+    }
+  }
+}
+
+}  // namespace lathe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lathe {
+
+HWY_EXPORT(chain_block);
+
+namespace {
+
+constexpr int64_t block = 1024;  // elements of a register in the first cache
+constexpr int64_t tile_of_calls =
+    8192;  // those that one of ATen's functions gets: a multiple of its vectors
+// The last tile takes this many more, since gelu() of one element has other bits than within a
+// vector's rest.
+constexpr int64_t slack = 64;
+
+/// Calls ATen's function of an instruction.
+void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
+  switch (i.op) {
+    case ChainOp::sqrt: at::sqrt_out(y, a); break;
+    case ChainOp::rsqrt: at::rsqrt_out(y, a); break;
+    case ChainOp::exp: at::exp_out(y, a); break;
+    case ChainOp::log: at::log_out(y, a); break;
+    case ChainOp::tanh: at::tanh_out(y, a); break;
+    case ChainOp::erf: at::erf_out(y, a); break;
+    case ChainOp::sigmoid: at::sigmoid_out(y, a); break;
+    case ChainOp::silu: at::silu_out(y, a); break;
+    case ChainOp::gelu: at::gelu_out(y, a, "tanh"); break;
+    case ChainOp::gelu_exact: at::gelu_out(y, a, "none"); break;
+    case ChainOp::pow: at::pow_out(y, a, i.number); break;
+    case ChainOp::tanh_slope: at::tanh_backward_out(y, a, b); break;
+    case ChainOp::sigmoid_slope: at::sigmoid_backward_out(y, a, b); break;
+    case ChainOp::silu_slope: at::silu_backward_out(y, a, b); break;
+    case ChainOp::gelu_slope: at::gelu_backward_out(y, a, b, "tanh"); break;
+    default: at::gelu_backward_out(y, a, b, "none");
+  }
+}
+
+/// The tensors of one of ATen's functions, on the first n elements of registers. A function of
+/// bfloat16 works on copies in that type, which are in `copies`: three tiles.
+class Call {
+ public:
+  Call(const ChainInstruction& instruction, float* const* places, c10::BFloat16* copies, int64_t n)
+      : instruction_(instruction) {
+    const int of[]{instruction.to, instruction.a, instruction.b};
+    for (size_t k = 0; k < 3; ++k) {
+      if (of[k] < 0) continue;
+      wide_[k] = at::from_blob(places[of[k]], {n}, at::TensorOptions(at::kFloat));
+      used_[k] = instruction.low
+                     ? at::from_blob(copies + static_cast<int64_t>(k) * (tile_of_calls + slack),
+                                     {n}, at::TensorOptions(at::kBFloat16))
+                     : wide_[k];
+    }
+  }
+
+  void run() {
+    auto& [y, a, b] = used_;
+    if (instruction_.low) {
+      a.copy_(wide_[1]);
+      if (b.defined()) b.copy_(wide_[2]);
+    }
+    call_aten(instruction_, y, a, b);
+    if (instruction_.low) wide_[0].copy_(y);
+  }
+
+ private:
+  const ChainInstruction& instruction_;
+  std::array<at::Tensor, 3> wide_, used_;  // the result and the operands
+};
+
+/// Returns the calls of a plan, in their order.
+std::vector<Call> calls_of(const ChainPlan& plan, float* const* places, c10::BFloat16* copies,
+                           int64_t n) {
+  std::vector<Call> calls;
+  for (const ChainInstruction& i : plan.code) {
+    if (calls_aten(i.op)) calls.emplace_back(i, places, copies, n);
+  }
+  return calls;
+}
+
+}  // namespace
+
+void Chain::run(std::span<const void* const> inputs, std::span<void* const> outputs,
+                int64_t n) const {
+  const ChainPlan plan(*this);
+  const int64_t tile = plan.calls ? tile_of_calls : block;
+  const int direct = static_cast<int>(inputs_.size() + outputs_.size());
+  // Registers begin in different sets of the caches.
+  const int64_t stride = tile + 13 * 16;  // which is more than slack
+  const bool copies =
+      std::any_of(plan.code.begin(), plan.code.end(),
+                  [](const ChainInstruction& i) { return i.low && calls_aten(i.op); });
+  const auto carve = [&](char* base) {
+    Carver carver(base);
+    float* const registers = carver.take<float>(std::max(1, plan.registers) * stride);
+    auto* const low = carver.take<c10::BFloat16>(copies ? 3 * (tile_of_calls + slack) : 0);
+    return std::tuple(registers, low, carver.used());
+  };
+  const Scratch scratch(std::get<int64_t>(carve(nullptr)));
+  std::vector<ChainType> types;
+  for (const Output& output : outputs_) types.push_back(output.type);
+
+  parallel_for(0, n, chain_grain, [&](int64_t begin, int64_t end) {
+    const at::AutoDispatchBelowAutograd plain;
+    std::vector<float*> places(static_cast<size_t>(direct + plan.registers));
+    float* const registers = std::get<float*>(carve(scratch.mine()));
+    c10::BFloat16* const low = std::get<c10::BFloat16*>(carve(scratch.mine()));
+    for (int r = 0; r < plan.registers; ++r)
+      places[static_cast<size_t>(direct + r)] = registers + r * stride;
+    const ChainFrame frame{places.data(),  inputs_.data(), inputs.data(),
+                           outputs.data(), types.data(),   direct};
+
+    std::vector<Call> calls;
+    int64_t size_of_calls = 0;
+    for (int64_t first = begin, count = 0; first < end; first += count) {
+      count = end - first > tile + slack ? tile : end - first;
+      if (count != std::exchange(size_of_calls, count))
+        calls = calls_of(plan, places.data(), low, count);
+      for (size_t i = 0; i < inputs_.size(); ++i) {
+        if (inputs_[i].type == ChainType::f32 && inputs_[i].size == 0)
+          places[i] = const_cast<float*>(static_cast<const float*>(inputs[i])) + first;
+      }
+      for (size_t o = 0; o < outputs_.size(); ++o) {
+        if (outputs_[o].type == ChainType::f32)
+          places[inputs_.size() + o] = static_cast<float*>(outputs[o]) + first;
+      }
+
+      auto call = calls.begin();
+      for (size_t i = 0; i < plan.code.size();) {
+        if (calls_aten(plan.code[i].op)) {
+          (call++)->run();
+          ++i;
+          continue;
+        }
+        size_t next = i;
+        while (next < plan.code.size() && !calls_aten(plan.code[next].op)) ++next;
+        for (int64_t at = 0; at < count; at += block)
+          HWY_DYNAMIC_DISPATCH(chain_block)(plan.code.data() + i, next - i, frame, first, at,
+                                            std::min(block, count - at));
+        i = next;
+      }
+    }
+  });
+}
+
+}  // namespace lathe
+#endif

@@ -1,0 +1,110 @@
+// Chains: programs of elementwise ops that run block by block, so that each input is read from
+// memory once and each output written once. The blocks stay in the first cache.
+//
+// A chain has the bits of its ops run one by one by ATen, on any number of threads: arithmetic is
+// that of IEEE 754, a value of bfloat16 is rounded after each op, and functions such as exp() are
+// ATen's own, called on tiles that begin where ATen's vectors would. NaNs may differ in their
+// payload.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace lathe {
+
+/// The type of an input or output of a chain. Values in between are float32, which those of
+/// bfloat16 are rounded to fit; those of masks are 0 or 1.
+enum class ChainType : uint8_t { f32, bf16, mask };
+
+/// An op of a chain. Operands are a, b and c; s is the op's number.
+enum class ChainOp : uint8_t {
+  input,          ///< no op: a value that the chain is given
+  copy,           ///< a
+  neg,            ///< -a
+  reciprocal,     ///< 1 / a
+  relu,           ///< max(a, 0)
+  clamp,          ///< a within [-s, s]
+  add,            ///< a + b; here and below, s takes the place of a missing b
+  sub,            ///< a - b
+  mul,            ///< a b
+  div,            ///< a / b
+  relu_slope,     ///< a where b > 0 or b is NaN, else 0
+  less,           ///< a < b, a mask
+  less_equal,     ///< a <= b, a mask
+  greater,        ///< a > b, a mask
+  greater_equal,  ///< a >= b, a mask
+  equal,          ///< a == b, a mask
+  not_equal,      ///< a != b, a mask
+  select,         ///< b where the mask a holds, else c
+  fill,           ///< s where the mask a holds, else b
+  keep,           ///< b where the mask a holds, else s
+  // Made by Chain.
+  sub_from,  ///< b - a
+  div_into,  ///< b / a
+  square,    ///< a a
+  load,      ///< an input, converted into a register
+  store,     ///< a register, converted into an output
+  // Those from here on are ATen's functions. Its square root is not always the nearest number.
+  sqrt,
+  rsqrt,
+  exp,
+  log,
+  tanh,
+  erf,
+  sigmoid,
+  silu,
+  gelu,  ///< the tanh form
+  gelu_exact,
+  pow,               ///< a to the power of s
+  tanh_slope,        ///< the gradient for that of the result, a, and the result, b
+  sigmoid_slope,     ///< the same
+  silu_slope,        ///< the gradient for that of the result, a, and the input, b
+  gelu_slope,        ///< the same
+  gelu_exact_slope,  ///< the same
+};
+
+/// Returns whether the op is one of ATen's functions.
+constexpr bool calls_aten(ChainOp op) { return op >= ChainOp::sqrt; }
+
+/// A program of elementwise ops. Values are numbered: first the inputs, then the results of steps.
+class Chain {
+ public:
+  struct Input {
+    ChainType type = ChainType::f32;
+    int64_t inner = 1;
+    int64_t size = 0;
+  };
+  struct Step {
+    ChainOp op = ChainOp::copy;
+    std::array<int, 3> from{-1, -1, -1};
+    double number = 0;
+    bool low = false;
+  };
+
+  /// Adds an input, before any step, and returns its value. `size` 0: it has one element for each
+  /// of the chain. Otherwise element i of the chain takes element (i / inner) % size: a row has
+  /// inner 1, a column that of its dim's stride, a number size 1.
+  int add_input(const Input& input);
+  /// Adds an op of values and returns its result. `low`: the result is rounded to bfloat16.
+  int add_step(const Step& step);
+  /// Makes the result of a step an output of this type, which must hold its values.
+  void add_output(int value, ChainType type);
+
+  /// Computes n elements. Inputs and outputs are contiguous, in the order in which they were added,
+  /// at any alignment; they must not overlap.
+  void run(std::span<const void* const> inputs, std::span<void* const> outputs, int64_t n) const;
+
+ private:
+  friend class ChainPlan;
+  struct Output {
+    int value = 0;
+    ChainType type = ChainType::f32;
+  };
+  std::vector<Input> inputs_;
+  std::vector<Step> steps_;
+  std::vector<Output> outputs_;
+};
+
+}  // namespace lathe

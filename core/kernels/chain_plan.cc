@@ -1,0 +1,183 @@
+#include "core/kernels/chain_plan.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/kernels/scratch.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the op that takes its operands in the other order, if there is one.
+std::optional<ChainOp> mirrored(ChainOp op) {
+  switch (op) {
+    case ChainOp::add:
+    case ChainOp::mul:
+    case ChainOp::equal:
+    case ChainOp::not_equal: return op;
+    case ChainOp::sub: return ChainOp::sub_from;
+    case ChainOp::div: return ChainOp::div_into;
+    case ChainOp::less: return ChainOp::greater;
+    case ChainOp::less_equal: return ChainOp::greater_equal;
+    case ChainOp::greater: return ChainOp::less;
+    case ChainOp::greater_equal: return ChainOp::less_equal;
+    default: return std::nullopt;
+  }
+}
+
+/// Returns the step with `value`, the result of the step before, as operand a and nowhere else; no
+/// step if it has no such form. Operand a of the result is -1.
+std::optional<Chain::Step> continued(Chain::Step step, int value) {
+  auto& [a, b, c] = step.from;
+  if (calls_aten(step.op) || std::count(step.from.begin(), step.from.end(), value) == 0)
+    return std::nullopt;
+  if (a == value && b == value && step.op == ChainOp::mul) {
+    step.op = ChainOp::square;
+    b = -1;
+  } else if (b == value && a != value) {
+    const auto other = mirrored(step.op);
+    if (!other) return std::nullopt;
+    step.op = *other;
+    std::swap(a, b);
+  }
+
+  if (a != value || b == value || c == value) return std::nullopt;
+  a = -1;
+  return step;
+}
+
+}  // namespace
+
+int Chain::add_input(const Input& input) {
+  inputs_.push_back(input);
+  return static_cast<int>(inputs_.size()) - 1;
+}
+
+int Chain::add_step(const Step& step) {
+  steps_.push_back(step);
+  return static_cast<int>(inputs_.size() + steps_.size()) - 1;
+}
+
+void Chain::add_output(int value, ChainType type) { outputs_.push_back({value, type}); }
+
+bool gelu_splits_alike(int64_t n) {
+  constexpr int64_t one_share = 16384;  // which gelu() does not split
+  constexpr int64_t vectors = 64;       // elements of two vectors, of the widest and in bfloat16
+  const int64_t threads = at::get_num_threads(),
+                of_chain = std::min(threads, divide_up(n, chain_grain));
+  if (n <= one_share || threads == of_chain) return true;
+  return divide_up(n, threads) % vectors == 0 && divide_up(n, of_chain) % vectors == 0;
+}
+
+ChainPlan::ChainPlan(const Chain& chain)
+    : chain_(chain), first_register_(chain.inputs_.size() + chain.outputs_.size()) {
+  read_uses();
+  load_inputs();
+  for (size_t i = 0; i < chain.steps_.size(); ++i) add_step(i);
+}
+
+void ChainPlan::read_uses() {
+  const size_t inputs = chain_.inputs_.size(), values = inputs + chain_.steps_.size();
+  place_.assign(values, -1);
+  last_use_.assign(values, 0);
+  uses_.assign(values, 0);
+  by_call_.assign(values, false);
+  output_.assign(values, -1);
+
+  for (size_t o = 0; o < chain_.outputs_.size(); ++o)
+    output_[static_cast<size_t>(chain_.outputs_[o].value)] = static_cast<int>(o);
+
+  for (size_t i = 0; i < chain_.steps_.size(); ++i) {
+    const Chain::Step& step = chain_.steps_[i];
+    const bool call = calls_aten(step.op);
+    calls = calls || call;
+    last_use_[inputs + i] = i;
+    by_call_[inputs + i] = call;
+    for (size_t k = 0; k < step.from.size(); ++k) {
+      if (step.from[k] < 0) continue;
+      const auto value = static_cast<size_t>(step.from[k]);
+      last_use_[value] = i;
+      by_call_[value] = by_call_[value] || call;
+      if (std::find(step.from.begin(), step.from.begin() + k, step.from[k]) ==
+          step.from.begin() + k)
+        ++uses_[value];
+    }
+  }
+}
+
+int ChainPlan::new_register() {
+  if (free_.empty()) return static_cast<int>(first_register_) + registers++;
+  const int place = free_.back();
+  free_.pop_back();
+  return place;
+}
+
+/// Gives each input a place. Those that have to be converted are loaded first of all.
+void ChainPlan::load_inputs() {
+  for (size_t i = 0; i < chain_.inputs_.size(); ++i) {
+    const Chain::Input& input = chain_.inputs_[i];
+    if (uses_[i] == 0) continue;
+    place_[i] = static_cast<int>(i);
+    if (input.type == ChainType::f32 && input.size == 0 && !by_call_[i]) continue;
+    place_[i] = new_register();
+    code.push_back({.op = ChainOp::load, .to = place_[i], .a = static_cast<int>(i)});
+  }
+}
+
+/// Returns whether the result of a step is written to memory: unless the next step alone reads it.
+bool ChainPlan::has_place(size_t i) const {
+  const size_t value = chain_.inputs_.size() + i;
+  return by_call_[value] || output_[value] >= 0 || uses_[value] != 1 ||
+         i + 1 == chain_.steps_.size() || !continued(chain_.steps_[i + 1], static_cast<int>(value));
+}
+
+void ChainPlan::add_step(size_t i) {
+  const Chain::Step& given = chain_.steps_[i];
+  const size_t value = chain_.inputs_.size() + i;
+  Chain::Step step = given;
+  // A store between two instructions keeps the vectors of the first from the second.
+  const bool follows =
+      i > 0 && !code.empty() && code.back().op != ChainOp::store && !calls_aten(code.back().op);
+  if (follows) step = continued(given, static_cast<int>(value) - 1).value_or(given);
+
+  const auto place = [&](int v) { return v < 0 ? -1 : place_[static_cast<size_t>(v)]; };
+  ChainInstruction made{.op = step.op,
+                        .low = step.low,
+                        .a = place(step.from[0]),
+                        .b = place(step.from[1]),
+                        .c = place(step.from[2]),
+                        .number = step.number};
+
+  const auto release_operands = [&] {
+    for (size_t k = 0; k < given.from.size(); ++k) {
+      const int v = given.from[k];
+      const auto* const end = given.from.begin() + k;
+      if (v < 0 || last_use_[static_cast<size_t>(v)] != i ||
+          std::find(given.from.begin(), end, v) != end)
+        continue;
+      if (place(v) >= static_cast<int>(first_register_)) free_.push_back(place(v));
+    }
+  };
+
+  const int output = output_[value];
+  const bool stores =
+      output >= 0 &&
+      (by_call_[value] || chain_.outputs_[static_cast<size_t>(output)].type != ChainType::f32);
+  const bool direct = output >= 0 && !stores;
+
+  // The result of an instruction may replace an operand; that of ATen's functions does not.
+  if (!calls_aten(step.op)) release_operands();
+  if (direct)
+    place_[value] = static_cast<int>(chain_.inputs_.size()) + output;
+  else if (has_place(i))
+    place_[value] = new_register();
+  if (calls_aten(step.op)) release_operands();
+  made.to = place_[value];
+  code.push_back(made);
+
+  if (stores) code.push_back({.op = ChainOp::store, .to = output, .a = made.to});
+  if (!direct && made.to >= 0 && last_use_[value] == i) free_.push_back(made.to);
+}
+
+}  // namespace lathe

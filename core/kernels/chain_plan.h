@@ -1,0 +1,68 @@
+// What Chain::run() makes of a chain: instructions on registers, which are blocks of float32.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/kernels/chain.h"
+
+namespace lathe {
+
+/// An instruction. Operands and the result are places: those of the inputs, of the outputs, and
+/// then registers. An operand a of -1 is the result of the instruction before, which is still in
+/// vectors; without a place `to` the result stays there only. Of a load, a is the input; of a
+/// store, the result is the output.
+struct ChainInstruction {
+  ChainOp op = ChainOp::copy;
+  bool low = false;
+  int to = -1, a = -1, b = -1, c = -1;
+  double number = 0;
+};
+
+/// The instructions of a chain, with as few registers as the lifetimes of values permit. A float32
+/// input or output is used where it is, without a register, except by ATen's functions.
+class ChainPlan {
+ public:
+  explicit ChainPlan(const Chain& chain);
+
+  std::vector<ChainInstruction> code;
+  int registers = 0;
+  bool calls = false;  ///< some instruction is ATen's
+
+ private:
+  void read_uses();
+  void load_inputs();
+  void add_step(size_t step);
+  bool has_place(size_t step) const;
+  int new_register();
+
+  const Chain& chain_;
+  size_t first_register_;
+  std::vector<int> place_;        // of each value; -1 if it has none
+  std::vector<size_t> last_use_;  // the last step that reads each value, or that makes it
+  std::vector<int> uses_;         // how many steps read each value
+  std::vector<bool> by_call_;     // whether ATen's functions read or make the value
+  std::vector<int> output_;       // of each value; -1: it is none
+  std::vector<int> free_;
+};
+
+/// A thread's share of the elements is that which ATen would give it, in which its vectors begin:
+/// the elements that fill none are computed by other functions.
+constexpr int64_t chain_grain = 32768;
+
+/// Returns whether a chain of n elements splits them among ATen's threads as ATen's gelu() does,
+/// which has shares of its own. Otherwise gelu() has other bits in a chain where a share ends
+/// within a vector. Other functions are split alike always.
+bool gelu_splits_alike(int64_t n);
+
+/// The memory of a tile that a thread works on.
+struct ChainFrame {
+  float* const* places;        ///< at the begin of the tile
+  const Chain::Input* inputs;  ///< how each input is read
+  const void* const* sources;  ///< the inputs, from their begin
+  void* const* results;        ///< the outputs, from their begin
+  const ChainType* types;      ///< of the outputs
+  int direct;                  ///< how many places belong to inputs and outputs
+};
+
+}  // namespace lathe

@@ -1,0 +1,59 @@
+// The ops of a training step in the order in which they run, with their tensors and their cost.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/observer.h"
+#include "core/flops.h"
+#include "train/analysis/profile.h"
+#include "train/session/session.h"
+
+namespace lathe {
+
+/// An op's forward pass, or the backward pass of its node.
+struct StepOp {
+  Span::Phase phase = Span::Phase::forward;
+  std::string op{};
+  std::string module{};                ///< the path of the module that it ran in; "" outside of all
+  std::vector<std::string> inputs{};   ///< "float32[2,3]"; of a backward, the gradients it is given
+  std::vector<std::string> saved{};    ///< of a backward, the saved tensors that it read
+  std::vector<std::string> outputs{};  ///< of a backward, the gradients that it computed
+  /// Bytes of the tensors that it reads and writes, each counted once. A view reads and writes
+  /// nothing.
+  int64_t read = 0, written = 0;
+  Flops flops{};
+  bool allocates = false;  ///< some output is not in the memory of an input
+  bool elementwise = false;
+};
+
+/// While alive, lists the ops and backward passes of this thread.
+class OpList {
+ public:
+  OpList();
+  const std::vector<StepOp>& ops() const { return ops_; }
+
+ private:
+  void add_result(const OpResult& result);
+  void add_backward(const BackwardResult& result);
+
+  std::vector<StepOp> ops_;
+  FlopCount flops_{};  // of the op that runs
+  std::vector<at::Tensor> saved_;
+  std::unordered_map<const Node*, std::string> modules_;
+  const ObserveOps observe_;
+};
+
+/// Runs steps from 0 up to `step` unobserved, and returns the ops of that step. The session changes
+/// as in training.
+std::vector<StepOp> list_step_ops(Session& session, const Data& data, int64_t step);
+
+/// Returns a line for each op, and a summary: counts and bytes by op, and the share of elementwise
+/// ops in all bytes.
+std::string op_list_text(const std::vector<StepOp>& ops, int64_t step);
+
+}  // namespace lathe
