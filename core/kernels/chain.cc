@@ -338,7 +338,7 @@ void Chain::run(std::span<const void* const> inputs, std::span<void* const> outp
   const int64_t tile = plan.calls ? tile_of_calls : block;
   const int direct = static_cast<int>(inputs_.size() + outputs_.size());
   // Registers begin in different sets of the caches.
-  const int64_t stride = tile + 13 * 16;  // which is more than slack
+  const int64_t stride = tile + 208;  // which is more than slack
   const bool copies =
       std::any_of(plan.code.begin(), plan.code.end(),
                   [](const ChainInstruction& i) { return i.low && calls_aten(i.op); });
@@ -355,8 +355,7 @@ void Chain::run(std::span<const void* const> inputs, std::span<void* const> outp
   parallel_for(0, n, chain_grain, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowAutograd plain;
     std::vector<float*> places(static_cast<size_t>(direct + plan.registers));
-    float* const registers = std::get<float*>(carve(scratch.mine()));
-    c10::BFloat16* const low = std::get<c10::BFloat16*>(carve(scratch.mine()));
+    const auto [registers, low, bytes] = carve(scratch.mine());
     for (int r = 0; r < plan.registers; ++r)
       places[static_cast<size_t>(direct + r)] = registers + r * stride;
     const ChainFrame frame{places.data(),  inputs_.data(), inputs.data(),
