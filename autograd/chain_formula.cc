@@ -1,9 +1,20 @@
 #include "autograd/chain_formula.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/sigmoid_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/where.h>
 #include <c10/util/BFloat16.h>
 
 #include <numbers>
+
+#include "core/error.h"
 
 namespace lathe {
 namespace {
@@ -21,6 +32,51 @@ double number_for(ChainOp op, double number, at::ScalarType dtype) {
   if (dtype != at::kBFloat16 || op == ChainOp::mul || op == ChainOp::clamp || op == ChainOp::pow)
     return number;
   return static_cast<double>(c10::BFloat16(static_cast<float>(number)));
+}
+
+/// Returns the result of a value's op for its operands.
+at::Tensor result_by_aten(const ChainValue& v, const at::Tensor& a, const at::Tensor& b,
+                          const at::Tensor& c) {
+  const at::Scalar s = v.number;
+  const bool has_b = b.defined();
+  switch (v.op) {
+    case ChainOp::copy: return a.to(v.dtype);
+    case ChainOp::neg: return a.neg();
+    case ChainOp::reciprocal: return a.reciprocal();
+    case ChainOp::relu: return a.relu();
+    case ChainOp::clamp: return a.clamp(-s, s);
+    case ChainOp::add: return has_b ? a.add(b) : a.add(s);
+    case ChainOp::sub: return has_b ? a.sub(b) : a.sub(s);
+    case ChainOp::mul: return has_b ? a.mul(b) : a.mul(s);
+    case ChainOp::div: return has_b ? a.div(b) : a.div(s);
+    case ChainOp::relu_slope: return at::threshold_backward(a, b, 0);
+    case ChainOp::less: return has_b ? a.lt(b) : a.lt(s);
+    case ChainOp::less_equal: return has_b ? a.le(b) : a.le(s);
+    case ChainOp::greater: return has_b ? a.gt(b) : a.gt(s);
+    case ChainOp::greater_equal: return has_b ? a.ge(b) : a.ge(s);
+    case ChainOp::equal: return has_b ? a.eq(b) : a.eq(s);
+    case ChainOp::not_equal: return has_b ? a.ne(b) : a.ne(s);
+    case ChainOp::select: return at::where(a, b, c);
+    case ChainOp::fill: return b.masked_fill(a, s);
+    case ChainOp::keep: return b.masked_fill(a.logical_not(), s);
+    case ChainOp::sqrt: return a.sqrt();
+    case ChainOp::rsqrt: return a.rsqrt();
+    case ChainOp::exp: return a.exp();
+    case ChainOp::log: return a.log();
+    case ChainOp::tanh: return a.tanh();
+    case ChainOp::erf: return a.erf();
+    case ChainOp::sigmoid: return a.sigmoid();
+    case ChainOp::silu: return at::silu(a);
+    case ChainOp::gelu: return at::gelu(a, "tanh");
+    case ChainOp::gelu_exact: return at::gelu(a);
+    case ChainOp::pow: return a.pow(s);
+    case ChainOp::tanh_slope: return at::tanh_backward(a, b);
+    case ChainOp::sigmoid_slope: return at::sigmoid_backward(a, b);
+    case ChainOp::silu_slope: return at::silu_backward(a, b);
+    case ChainOp::gelu_slope: return at::gelu_backward(a, b, "tanh");
+    case ChainOp::gelu_exact_slope: return at::gelu_backward(a, b);
+    default: fail(Exit::internal, "a formula with an op of Chain's own");
+  }
 }
 
 }  // namespace
@@ -138,6 +194,16 @@ std::vector<ChainUse> ChainFormula::add_backward(int result, int dy) {
   return uses;
 }
 
+std::vector<bool> ChainFormula::inputs_of(const std::vector<int>& wanted) const {
+  const std::vector<bool> used = used_by(wanted);
+  std::vector<bool> read(static_cast<size_t>(inputs_), false);
+  for (size_t i = 0; i < values_.size(); ++i) {
+    if (used[i] && values_[i].op == ChainOp::input)
+      read[static_cast<size_t>(values_[i].input)] = true;
+  }
+  return read;
+}
+
 /// Returns which values the wanted ones depend on.
 std::vector<bool> ChainFormula::used_by(const std::vector<int>& wanted) const {
   std::vector<bool> used(values_.size(), false);
@@ -198,6 +264,26 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
     chain.add_output(place[static_cast<size_t>(value)], chain_type(dtype));
   }
   if (!wanted.empty()) chain.run(inputs, outputs, results[0].numel());
+  return results;
+}
+
+std::vector<at::Tensor> ChainFormula::run_by_aten(const std::vector<int>& wanted,
+                                                  std::span<const at::Tensor> tensors) const {
+  const at::AutoDispatchBelowAutograd plain;
+  const std::vector<bool> used = used_by(wanted);
+  std::vector<at::Tensor> made(values_.size());
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const ChainValue& v = values_[i];
+    if (!used[i]) continue;
+    const auto from = [&](size_t k) {
+      return v.from[k] < 0 ? at::Tensor() : made[static_cast<size_t>(v.from[k])];
+    };
+    made[i] = v.op == ChainOp::input ? tensors[static_cast<size_t>(v.input)]
+                                     : result_by_aten(v, from(0), from(1), from(2));
+  }
+
+  std::vector<at::Tensor> results;
+  for (const int value : wanted) results.push_back(made[static_cast<size_t>(value)]);
   return results;
 }
 

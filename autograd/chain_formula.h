@@ -51,6 +51,9 @@ class ChainFormula {
   /// wanted value depends on it; if none does, it stays what it is.
   bool give(int value, const std::vector<int>& wanted);
 
+  /// Returns for each input whether the wanted values depend on it.
+  std::vector<bool> inputs_of(const std::vector<int>& wanted) const;
+
   const std::vector<ChainValue>& values() const { return values_; }
   const ChainValue& operator[](int value) const { return values_[static_cast<size_t>(value)]; }
 
@@ -59,6 +62,9 @@ class ChainFormula {
   std::vector<at::Tensor> run(const std::vector<int>& wanted,
                               const std::vector<Chain::Input>& layouts,
                               std::span<const at::Tensor> tensors, at::IntArrayRef sizes) const;
+  /// Computes the same values by ATen's ops one by one, for inputs of any layout.
+  std::vector<at::Tensor> run_by_aten(const std::vector<int>& wanted,
+                                      std::span<const at::Tensor> tensors) const;
 
  private:
   int push(const ChainValue& value);

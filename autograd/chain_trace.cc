@@ -2,10 +2,14 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <c10/util/BFloat16.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "autograd/node.h"
+#include "core/kernels/chain_plan.h"
 #include "core/mode.h"
 
 namespace lathe {
@@ -23,6 +27,16 @@ struct StandIn final : Node {
 };
 
 bool is_chain_dtype(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kBFloat16; }
+
+bool is_same_edge(const Edge& a, const Edge& b) { return a.node == b.node && a.output == b.output; }
+
+/// Returns whether ATen fills a tensor of the dtype with the number, and reports no error.
+bool can_fill(double number, at::ScalarType dtype) {
+  const double largest = dtype == at::kBFloat16
+                             ? static_cast<double>(std::numeric_limits<c10::BFloat16>::max())
+                             : static_cast<double>(std::numeric_limits<float>::max());
+  return !std::isfinite(number) || std::abs(number) <= largest;
+}
 
 /// Returns how elements of the shape `to` find theirs in a contiguous tensor of the shape `from`;
 /// nullopt if the dims that they share are not next to each other.
@@ -119,13 +133,16 @@ int ChainTrace::add_input(const Variable& v) {
     detail::leave_chain();
 
   for (const Input& input : inputs_) {
-    const bool same_node = input.variable.edge().node == v.edge().node;
-    if (input.variable.data().is_same(t) && same_node) return input.value;
+    const bool same_edge = is_same_edge(input.variable.edge(), v.edge());
+    if (input.variable.data().is_same(t) && same_edge) {
+      if (t._version() != input.version) detail::leave_chain();
+      return input.value;
+    }
     // Two tensors of one parameter, such as its copy in low precision: their gradients are one sum.
-    if (v.edge() && same_node) detail::leave_chain();
+    if (v.edge() && same_edge) detail::leave_chain();
   }
   const int value = formula_.add_input(t.scalar_type(), grad_ && v.requires_grad());
-  inputs_.push_back({v, *layout, value});
+  inputs_.push_back({v, *layout, value, t._version()});
   return value;
 }
 
@@ -166,7 +183,7 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
     // chain gives to the same input.
     for (const Variable& v : inputs) {
       for (const Input& input : inputs_) {
-        if (v.edge() && v.edge().node == input.variable.edge().node) detail::leave_chain();
+        if (v.edge() && is_same_edge(v.edge(), input.variable.edge())) detail::leave_chain();
       }
     }
     return {};
@@ -180,7 +197,10 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
   }
   if (inputs[0].dim() == 0 && inputs.back().dtype() != inputs[0].dtype()) detail::leave_chain();
   if (form.op == ChainOp::pow && form.number == 0) detail::leave_chain();
+  if (form.op == ChainOp::fill && !can_fill(form.number, inputs[0].dtype())) detail::leave_chain();
   if (form.dtype && !is_chain_dtype(*form.dtype)) detail::leave_chain();
+  const bool is_gelu = form.op == ChainOp::gelu || form.op == ChainOp::gelu_exact;
+  if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::leave_chain();
 
   cost_.forward += info.each.forward;
   cost_.backward += info.each.backward;
@@ -211,6 +231,9 @@ int ChainTrace::result(const Variable& y) const {
   if (y.node() != differentiable_ && y.node() != constant_) detail::leave_chain();
   for (const auto& [tensor, of] : stand_ins_) {
     if (tensor._version() != 0) detail::leave_chain();
+  }
+  for (const Input& input : inputs_) {
+    if (input.variable.data()._version() != input.version) detail::leave_chain();
   }
   return *value;
 }

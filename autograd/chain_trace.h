@@ -40,6 +40,7 @@ class ChainTrace {
     Variable variable;
     Chain::Input layout;
     int value = 0;
+    int64_t version = 0;  ///< of its tensor when it was added
   };
 
   /// Prepares to record a function of these inputs. Throws LeftChain.
@@ -55,7 +56,7 @@ class ChainTrace {
   /// Returns whether it stands for a value of this chain.
   bool has(const Variable& v) const { return value_of(v.data()).has_value(); }
   /// Returns the number of what the function returned. Throws LeftChain if it is none, or if a
-  /// value was changed in place.
+  /// value or an input was changed in place.
   int result(const Variable& y) const;
 
   const ChainFormula& formula() const { return formula_; }

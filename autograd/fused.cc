@@ -1,5 +1,7 @@
 #include "autograd/fused.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <array>
 #include <exception>
@@ -9,7 +11,6 @@
 
 #include "autograd/chain_formula.h"
 #include "autograd/chain_trace.h"
-#include "autograd/engine.h"
 #include "autograd/op.h"
 #include "autograd/ops.h"
 #include "autograd/ops/plain.h"
@@ -28,6 +29,11 @@ struct Recorded {
   std::vector<int> kept;       // the values that backward is given besides the inputs and dy
   std::vector<size_t> place;   // of each input of the formula, its first among the op's
   std::vector<Chain::Input> layouts;
+  // Of each input of the formula:
+  std::vector<std::vector<int64_t>> shapes;
+  std::vector<at::ScalarType> dtypes;
+  std::vector<bool> reads;        // backward reads its values
+  std::vector<bool> reads_twice;  // second derivatives do
   std::vector<int64_t> sizes;
   PerElement cost;
 };
@@ -115,16 +121,17 @@ Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
 struct Fused {
   static constexpr OpInfo info{.name = "fused"};
   std::shared_ptr<const Recorded> recorded;
-  std::vector<Saved> kept{};    // the inputs of the formula
+  std::vector<Saved> kept{};    // the inputs of the formula; undefined where nothing reads them
   std::vector<Saved> values{};  // those of Recorded::kept
 
   at::Tensor forward(at::TensorList x) {
     std::vector<at::Tensor> tensors;
-    for (const size_t place : recorded->place) {
-      kept.push_back(Saved::input(static_cast<int>(place)));
-      tensors.push_back(kept.back() = x[place]);
-    }
     const Recorded& r = *recorded;
+    for (size_t i = 0; i < r.place.size(); ++i) {
+      tensors.push_back(x[r.place[i]]);
+      kept.push_back(Saved::input(static_cast<int>(r.place[i])));
+      if (r.reads[i] || r.reads_twice[i]) kept.back() = tensors.back();
+    }
     std::vector<int> wanted{r.result};
     for (const int value : r.kept) {
       if (value != r.result) wanted.push_back(value);
@@ -145,16 +152,14 @@ struct Fused {
 
   GradList<at::Tensor> backward(const at::Tensor& dy, const NeedsList& needs,
                                 GradSlots& slots) const {
-    const auto layout = gradient_layout(dy);
-    if (!layout) return backward_plainly(dy, needs);
-
     const Recorded& r = *recorded;
+    const auto layout = gradient_layout(dy);
     ChainFormula formula = r.backward;
     std::vector<ChainUse> uses = r.uses;
     for (size_t i = 0; i < uses.size(); ++i) {
       if (!needs[i]) uses[i].gradient = -1;
     }
-    add_up(formula, uses, slots);
+    if (layout) add_up(formula, uses, slots);
 
     std::vector<int> wanted;
     for (const ChainUse& use : uses) {
@@ -163,16 +168,19 @@ struct Fused {
         wanted.push_back(use.gradient);
     }
 
-    std::vector<Chain::Input> layouts = r.layouts;
-    layouts.push_back(*layout);
     std::vector<at::Tensor> tensors;
-    for (const Saved& saved : kept) tensors.push_back(saved.data());
+    for (size_t i = 0; i < kept.size(); ++i)
+      tensors.push_back(r.reads[i] ? kept[i].data() : at::Tensor());
     tensors.push_back(dy);
-    for (const Saved& saved : values) {
-      layouts.emplace_back();
-      tensors.push_back(saved.data());
-    }
-    const auto results = formula.run(wanted, layouts, tensors, r.sizes);
+    for (const Saved& saved : values) tensors.push_back(saved.data());
+
+    const auto results = [&] {
+      if (!layout) return formula.run_by_aten(wanted, tensors);
+      std::vector<Chain::Input> layouts = r.layouts;
+      layouts.push_back(*layout);
+      layouts.resize(tensors.size());
+      return formula.run(wanted, layouts, tensors, r.sizes);
+    }();
 
     GradList<at::Tensor> grads(needs.size());
     for (size_t i = 0; i < uses.size(); ++i) {
@@ -199,7 +207,7 @@ struct Fused {
   void add_up(ChainFormula& formula, std::vector<ChainUse>& uses, GradSlots& slots) const {
     for (size_t first = 0; first < uses.size(); ++first) {
       ChainUse& use = uses[first];
-      const at::ScalarType dtype = kept[static_cast<size_t>(use.input)].data().scalar_type();
+      const at::ScalarType dtype = recorded->dtypes[static_cast<size_t>(use.input)];
       const bool is_full = recorded->layouts[static_cast<size_t>(use.input)].size == 0;
       if (use.gradient < 0 || !is_full || !slots.is_first(first, dtype)) continue;
       for (size_t i = first + 1; i < uses.size(); ++i) {
@@ -211,36 +219,19 @@ struct Fused {
     }
   }
 
-  /// Returns the op's inputs.
+  /// Returns the op's inputs. Zeros take the place of those that no gradient depends on.
   std::vector<Variable> constants(size_t count) const {
     const Recorded& r = *recorded;
-    std::vector<Variable> inputs(count);
-    for (size_t i = 0; i < kept.size(); ++i) inputs[r.place[i]] = Variable(kept[i].data());
+    std::vector<Variable> inputs(count), of_formula;
+    for (size_t i = 0; i < kept.size(); ++i) {
+      of_formula.emplace_back(
+          kept[i].defined() ? kept[i].data()
+                            : at::zeros({}, at::TensorOptions(r.dtypes[i])).expand(r.shapes[i]));
+      inputs[r.place[i]] = of_formula.back();
+    }
     for (size_t i = 0; i < r.uses.size(); ++i)
-      inputs[i] = Variable(kept[static_cast<size_t>(r.uses[i].input)].data());
+      inputs[i] = of_formula[static_cast<size_t>(r.uses[i].input)];
     return inputs;
-  }
-
-  /// Runs the ops again one by one, and their backward.
-  GradList<at::Tensor> backward_plainly(const at::Tensor& dy, const NeedsList& needs) const {
-    const ModeGuard guard;
-    mode().grad = true;
-    mode().flops = nullptr;
-    mode().recording = nullptr;
-    mode().replaying = nullptr;
-
-    std::vector<Variable> inputs = constants(needs.size()), asked;
-    for (size_t i = 0; i < recorded->uses.size(); ++i) {
-      if (needs[i]) asked.push_back(inputs[i] = Variable::parameter(inputs[i].data()));
-    }
-    const auto found = grad(run_plainly(*recorded, inputs), asked, Variable(dy));
-
-    GradList<at::Tensor> grads(needs.size());
-    size_t next = 0;
-    for (size_t i = 0; i < recorded->uses.size(); ++i) {
-      if (needs[i]) grads[i] = found[next++].data();
-    }
-    return grads;
   }
 };
 
@@ -258,10 +249,12 @@ std::pair<std::shared_ptr<Recorded>, std::vector<Variable>> finish(const ChainTr
   // ATen's functions cost more than to keep what they return.
   std::vector<int> wanted;
   for (const ChainUse& use : r->uses) wanted.push_back(use.gradient);
+  r->reads_twice = r->backward.inputs_of(wanted);
   for (int value = result; value >= 0; --value) {
     if (calls_aten(r->formula[value].op) && r->backward.give(value, wanted))
       r->kept.push_back(value);
   }
+  r->reads = r->backward.inputs_of(wanted);
 
   const auto& from = trace.inputs();
   std::vector<Variable> inputs;
@@ -273,11 +266,44 @@ std::pair<std::shared_ptr<Recorded>, std::vector<Variable>> finish(const ChainTr
   }
   for (size_t i = 0; i < from.size(); ++i) {
     r->layouts.push_back(from[i].layout);
+    r->shapes.push_back(from[i].variable.sizes().vec());
+    r->dtypes.push_back(from[i].variable.dtype());
     if (r->place[i] != SIZE_MAX) continue;
     r->place[i] = inputs.size();
     inputs.push_back(from[i].variable.detach());
   }
   return {r, inputs};
+}
+
+using Finished = std::optional<std::pair<std::shared_ptr<Recorded>, std::vector<Variable>>>;
+
+/// Records a function; nullopt if it is to run op by op. With `silent`, no observer and no
+/// recomputation learns of the ops of smaller tensors, which run.
+Finished traced(std::span<const Variable> inputs, const detail::FusedFunction& fn, bool silent) {
+  const auto uses = mode().uses != nullptr ? std::optional(*mode().uses) : std::nullopt;
+  const auto flops = mode().flops != nullptr ? std::optional(*mode().flops) : std::nullopt;
+  Finished found;
+  try {
+    ChainTrace trace(inputs);
+    const ModeGuard guard;
+    mode().chain = &trace;
+    if (silent) {
+      mode().observers = nullptr;
+      mode().recording = nullptr;
+      mode().replaying = nullptr;
+    }
+    found = finish(trace, trace.result(fn(trace.arguments())));
+  } catch (const LeftChain&) {
+    // It runs op by op.
+  } catch (const std::exception&) {
+    // Such as by reading a value, which it does not have: a real error is thrown again below.
+  }
+
+  if (!found || silent) {
+    if (uses) *mode().uses = *uses;
+    if (flops) *mode().flops = *flops;
+  }
+  return found;
 }
 
 }  // namespace
@@ -286,23 +312,13 @@ Variable detail::run_fused(std::span<const Variable> inputs, const FusedFunction
   // Within another fused() the ops belong to its chain.
   if (mode().chain != nullptr) return fn(inputs);
 
-  std::optional<std::pair<std::shared_ptr<Recorded>, std::vector<Variable>>> found;
-  const auto uses = mode().uses != nullptr ? std::optional(*mode().uses) : std::nullopt;
-  const auto flops = mode().flops != nullptr ? std::optional(*mode().flops) : std::nullopt;
-  try {
-    ChainTrace trace(inputs);
-    const ModeGuard guard;
-    mode().chain = &trace;
-    found = finish(trace, trace.result(fn(trace.arguments())));
-  } catch (const LeftChain&) {
-    // It runs op by op.
-  } catch (const std::exception&) {
-    // Such as by reading a value, which it does not have: a real error is thrown again below.
-  }
-  if (found) return lathe::apply(Fused{.recorded = std::move(found->first)}, found->second);
-
-  if (uses) *mode().uses = *uses;
-  if (flops) *mode().flops = *flops;
+  // What observes or records ops must not meet those of a trace that is given up.
+  const Mode& m = mode();
+  const bool is_watched =
+      m.observers != nullptr || m.recording != nullptr || m.replaying != nullptr;
+  if (is_watched && !traced(inputs, fn, /*silent=*/true)) return fn(inputs);
+  if (auto found = traced(inputs, fn, /*silent=*/false))
+    return lathe::apply(Fused{.recorded = std::move(found->first)}, found->second);
   return fn(inputs);
 }
 

@@ -64,7 +64,8 @@ const at::Tensor& Saved::data() const {
   LATHE_CHECK(!tensor_.defined() || tensor_._version() == version_,
               running_node() ? running_node()->name() : "op", ": a tensor saved for backward (",
               describe(tensor_), ") was changed in place since");
-  if (mode().observers != nullptr) [[unlikely]]
+  const bool has_values = mode().chain == nullptr || !tensor_.defined() || !tensor_.is_meta();
+  if (mode().observers != nullptr && has_values) [[unlikely]]
     ObserveOps::notify(&OpObserver::on_saved, tensor_);
   return tensor_;
 }

@@ -1,7 +1,6 @@
 #include "core/kernels/chain.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/erf.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/from_blob.h>
@@ -20,6 +19,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -44,7 +44,9 @@ HWY_INLINE V rounded(V v) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto near =
       hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))), hn::Set(du, 0xffff0000u));
-  return hn::IfThenElse(hn::Eq(v, v), hn::BitCast(D(), near), v);
+  // NaN keeps a bit in the half that remains.
+  const auto nan = hn::Or(bits, hn::Set(du, 0x00400000u));
+  return hn::IfThenElse(hn::Eq(v, v), hn::BitCast(D(), near), hn::BitCast(D(), nan));
 }
 
 HWY_INLINE hn::Mask<D> holds(V mask) { return hn::Ne(mask, hn::Zero(D())); }
@@ -257,12 +259,12 @@ HWY_EXPORT(chain_block);
 
 namespace {
 
-// A thread's share is that which ATen would give it, in which its vectors begin: the elements that
-// fill none are computed by other functions.
-constexpr int64_t grain = 32768;
 constexpr int64_t block = 1024;  // elements of a register in the first cache
 constexpr int64_t tile_of_calls =
     8192;  // those that one of ATen's functions gets: a multiple of its vectors
+// The last tile takes this many more, since gelu() of one element has other bits than within a
+// vector's rest.
+constexpr int64_t slack = 64;
 
 /// Calls ATen's function of an instruction.
 void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
@@ -287,16 +289,19 @@ void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, co
 }
 
 /// The tensors of one of ATen's functions, on the first n elements of registers. A function of
-/// bfloat16 works on copies in that type.
+/// bfloat16 works on copies in that type, which are in `copies`: three tiles.
 class Call {
  public:
-  Call(const ChainInstruction& instruction, float* const* places, int64_t n)
+  Call(const ChainInstruction& instruction, float* const* places, c10::BFloat16* copies, int64_t n)
       : instruction_(instruction) {
     const int of[]{instruction.to, instruction.a, instruction.b};
     for (size_t k = 0; k < 3; ++k) {
       if (of[k] < 0) continue;
       wide_[k] = at::from_blob(places[of[k]], {n}, at::TensorOptions(at::kFloat));
-      used_[k] = instruction.low ? at::empty({n}, at::TensorOptions(at::kBFloat16)) : wide_[k];
+      used_[k] = instruction.low
+                     ? at::from_blob(copies + static_cast<int64_t>(k) * (tile_of_calls + slack),
+                                     {n}, at::TensorOptions(at::kBFloat16))
+                     : wide_[k];
     }
   }
 
@@ -316,10 +321,11 @@ class Call {
 };
 
 /// Returns the calls of a plan, in their order.
-std::vector<Call> calls_of(const ChainPlan& plan, float* const* places, int64_t n) {
+std::vector<Call> calls_of(const ChainPlan& plan, float* const* places, c10::BFloat16* copies,
+                           int64_t n) {
   std::vector<Call> calls;
   for (const ChainInstruction& i : plan.code) {
-    if (calls_aten(i.op)) calls.emplace_back(i, places, n);
+    if (calls_aten(i.op)) calls.emplace_back(i, places, copies, n);
   }
   return calls;
 }
@@ -332,26 +338,35 @@ void Chain::run(std::span<const void* const> inputs, std::span<void* const> outp
   const int64_t tile = plan.calls ? tile_of_calls : block;
   const int direct = static_cast<int>(inputs_.size() + outputs_.size());
   // Registers begin in different sets of the caches.
-  const int64_t stride = tile + 13 * 16;
-  const Scratch scratch(std::max(1, plan.registers) * stride * static_cast<int64_t>(sizeof(float)));
+  const int64_t stride = tile + 208;  // which is more than slack
+  const bool copies =
+      std::any_of(plan.code.begin(), plan.code.end(),
+                  [](const ChainInstruction& i) { return i.low && calls_aten(i.op); });
+  const auto carve = [&](char* base) {
+    Carver carver(base);
+    float* const registers = carver.take<float>(std::max(1, plan.registers) * stride);
+    auto* const low = carver.take<c10::BFloat16>(copies ? 3 * (tile_of_calls + slack) : 0);
+    return std::tuple(registers, low, carver.used());
+  };
+  const Scratch scratch(std::get<int64_t>(carve(nullptr)));
   std::vector<ChainType> types;
   for (const Output& output : outputs_) types.push_back(output.type);
 
-  parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, n, chain_grain, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowAutograd plain;
     std::vector<float*> places(static_cast<size_t>(direct + plan.registers));
+    const auto [registers, low, bytes] = carve(scratch.mine());
     for (int r = 0; r < plan.registers; ++r)
-      places[static_cast<size_t>(direct + r)] =
-          reinterpret_cast<float*>(scratch.mine()) + r * stride;
+      places[static_cast<size_t>(direct + r)] = registers + r * stride;
     const ChainFrame frame{places.data(),  inputs_.data(), inputs.data(),
                            outputs.data(), types.data(),   direct};
 
     std::vector<Call> calls;
     int64_t size_of_calls = 0;
-    for (int64_t first = begin; first < end; first += tile) {
-      const int64_t count = std::min(tile, end - first);
+    for (int64_t first = begin, count = 0; first < end; first += count) {
+      count = end - first > tile + slack ? tile : end - first;
       if (count != std::exchange(size_of_calls, count))
-        calls = calls_of(plan, places.data(), count);
+        calls = calls_of(plan, places.data(), low, count);
       for (size_t i = 0; i < inputs_.size(); ++i) {
         if (inputs_[i].type == ChainType::f32 && inputs_[i].size == 0)
           places[i] = const_cast<float*>(static_cast<const float*>(inputs[i])) + first;

@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/kernels/scratch.h"
+
 namespace lathe {
 namespace {
 
@@ -58,6 +60,15 @@ int Chain::add_step(const Step& step) {
 }
 
 void Chain::add_output(int value, ChainType type) { outputs_.push_back({value, type}); }
+
+bool gelu_splits_alike(int64_t n) {
+  constexpr int64_t one_share = 16384;  // which gelu() does not split
+  constexpr int64_t vectors = 64;       // elements of two vectors, of the widest and in bfloat16
+  const int64_t threads = at::get_num_threads(),
+                of_chain = std::min(threads, divide_up(n, chain_grain));
+  if (n <= one_share || threads == of_chain) return true;
+  return divide_up(n, threads) % vectors == 0 && divide_up(n, of_chain) % vectors == 0;
+}
 
 ChainPlan::ChainPlan(const Chain& chain)
     : chain_(chain), first_register_(chain.inputs_.size() + chain.outputs_.size()) {

@@ -46,6 +46,15 @@ class ChainPlan {
   std::vector<int> free_;
 };
 
+/// A thread's share of the elements is that which ATen would give it, in which its vectors begin:
+/// the elements that fill none are computed by other functions.
+constexpr int64_t chain_grain = 32768;
+
+/// Returns whether a chain of n elements splits them among ATen's threads as ATen's gelu() does,
+/// which has shares of its own. Otherwise gelu() has other bits in a chain where a share ends
+/// within a vector. Other functions are split alike always.
+bool gelu_splits_alike(int64_t n);
+
 /// The memory of a tile that a thread works on.
 struct ChainFrame {
   float* const* places;        ///< at the begin of the tile

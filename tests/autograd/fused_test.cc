@@ -2,6 +2,8 @@
 // op; and what can't be fused runs as without it.
 #include "autograd/fused.h"
 
+#include <ATen/Parallel.h>
+
 #include <cstdlib>
 #include <random>
 
@@ -195,20 +197,38 @@ TEST_CASE("a dry run allocates for a fused op what a real one does", "[fused]") 
     f();
     return memory_stats().total_peak - before;
   };
-  const auto pass = [] {
-    const Variable x = Variable::parameter(torch::ones({64, 32})),
-                   w = Variable::parameter(torch::ones({32}));
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto pass = [&] {
+      const Variable x = Variable::parameter(torch::ones({640, 32}, dtype)),
+                     w = Variable::parameter(torch::ones({32}, dtype));
+      const NamesOfOps ops;
+      const Variable y = fused(six_ops, x, w, w);
+      CHECK(ops.names == std::vector<std::string>{"fused"});
+      y.backward(torch::ones({640, 32}, dtype));
+    };
+    install_allocator();
+    pass();
+    const int64_t real = used(pass);
+    const DryRun dry;
+    pass();
+    CHECK(used(pass) == real);
+  }
+}
+
+TEST_CASE("a dry run fuses what a real run does", "[fused]") {
+  const auto names = [] {
+    const Variable x = Variable::parameter(torch::ones({6, 4})), other(torch::ones({6, 4}));
     const NamesOfOps ops;
-    const Variable y = fused(six_ops, x, w, w);
-    CHECK(ops.names == std::vector<std::string>{"fused"});
-    y.backward(torch::ones({64, 32}));
+    fused([](const Variable& v) { return v * (v * 2.0).data().mean().item<double>(); }, x);
+    fused([](const Variable& v) { return v * Variable(v.data().abs()); }, x);
+    fused([&](const Variable& v) { return v * Variable(v.data() * other.data()); }, x);
+    fused([](const Variable& v) { return v * 2.0 + v; }, x);
+    return ops.names;
   };
-  install_allocator();
-  pass();
-  const int64_t real = used(pass);
+  const std::vector<std::string> real = names();
+  CHECK(real == std::vector<std::string>{"mul_scalar", "mul_scalar", "mul", "mul", "fused"});
   const DryRun dry;
-  pass();
-  CHECK(used(pass) == real);
+  CHECK(names() == real);
 }
 
 TEST_CASE("second derivatives go through a fused op", "[fused]") {
@@ -227,6 +247,144 @@ TEST_CASE("second derivatives go through a fused op", "[fused]") {
     CHECK(torch::allclose(results[i], results[i + 3], /*rtol=*/1e-5, /*atol=*/1e-6));
 }
 
+TEST_CASE("second derivatives agree in mixed precision and through masks", "[fused]") {
+  torch::manual_seed(9);
+  const at::Tensor data = torch::randn({5, 7}), factor = torch::randn({7}).to(at::kBFloat16);
+  const auto f = [](const Variable& x, const Variable& w) {
+    const Variable h = where(x > 0.1, x * x, x * 0.5);
+    const Variable low = cast(masked_fill(h, x < -1.0, 0.25), at::kBFloat16) * w;
+    return cast(low, at::kFloat) * x;
+  };
+  std::vector<at::Tensor> results;
+  for (const bool is_fused : {true, false}) {
+    const Variable x = Variable::parameter(data), w = Variable::parameter(factor);
+    const Variable y = is_fused ? fused(f, x, w) : f(x, w);
+    CHECK((y.node()->name() == "fused") == is_fused);
+    const auto first = grad(sum(tanh(y)), {x, w}, {}, /*create_graph=*/true);
+    backward(sum(first[0] * first[0]) + sum(cast(first[1], at::kFloat)));
+    for (const Variable& v : {x, w}) results.push_back(v.grad().to(at::kFloat));
+  }
+  for (size_t i = 0; i < 2; ++i)
+    CHECK(torch::allclose(results[i], results[i + 2], /*rtol=*/4e-2, /*atol=*/4e-2));
+}
+
+TEST_CASE("a fused op keeps only the inputs that its backward reads", "[fused]") {
+  torch::manual_seed(10);
+  const at::Tensor dy = torch::randn({4, 6});
+  const auto half_sum = [](const Variable& v, const Variable& u) { return (v + u) * 0.5; };
+  for (const bool transposed : {false, true}) {
+    INFO("transposed " << transposed);
+    const Variable x = Variable::parameter(torch::randn({6, 4}));
+    Variable r(torch::randn({6, 4}));
+    const auto handles = r.data().use_count();
+    const Variable y = fused(half_sum, x, r);
+    CHECK(y.node()->name() == "fused");
+    CHECK(r.data().use_count() == handles);
+    {
+      const NoGrad no_grad;
+      r += 1.0;
+    }
+    if (transposed)
+      backward(transpose(y, 0, 1), dy);
+    else
+      backward(y, dy.t().contiguous());
+    CHECK(x.grad().equal(dy.t() * 0.5));
+  }
+
+  // Backward reads the result of a function, and not what it was given.
+  for (const bool transposed : {false, true}) {
+    INFO("transposed " << transposed);
+    at::Tensor results[2];
+    for (const int k : {0, 1}) {
+      const Variable x = Variable::parameter(torch::ones({6, 4}) * 0.3);
+      Variable h = x * 2.0;
+      const auto f = [](const Variable& v) { return tanh(v) * 3.0; };
+      const Variable y = k == 0 ? fused(f, h) : f(h);
+      {
+        const NoGrad no_grad;
+        h += 1.0;
+      }
+      // A second derivative does.
+      if (k == 0) CHECK_THROWS_AS(grad(sum(y * y), {x}, {}, /*create_graph=*/true), Error);
+      backward(transposed ? transpose(y, 0, 1) : y, transposed ? dy : dy.t().contiguous());
+      results[k] = x.grad();
+    }
+    CHECK(has_bits_of(results[0], results[1]));
+  }
+
+  // A second derivative does not read what no gradient depends on.
+  const Variable x = Variable::parameter(torch::randn({6, 4}));
+  Variable r(torch::randn({6, 4}));
+  const Variable y = fused([](const Variable& v, const Variable& u) { return v * v + u; }, x, r);
+  {
+    const NoGrad no_grad;
+    r += 1.0;
+  }
+  backward(sum(grad(sum(y), {x}, {}, /*create_graph=*/true)[0] * 3.0));
+  CHECK(torch::allclose(x.grad(), torch::full({6, 4}, 6.0f)));
+}
+
+TEST_CASE("gradients of any layout have the dtype that a parameter asks for", "[fused]") {
+  torch::manual_seed(11);
+  const at::Tensor data = torch::randn({6, 4}).to(at::kBFloat16), dy = torch::randn({4, 6});
+  const Variable w(torch::randn({6, 4}));
+  const auto f = [&](const Variable& v) { return v * w * 0.7; };
+  at::Tensor results[2];
+  for (const int k : {0, 1}) {
+    const Variable x = Variable::parameter(data.clone());
+    x.leaf().precision.grad_dtype = at::kFloat;
+    const NamesOfOps ops;
+    backward(transpose(k == 0 ? fused(f, x) : f(x), 0, 1), dy);
+    // Backward runs no ops that observers see.
+    if (k == 0) CHECK(ops.names == std::vector<std::string>{"fused", "transpose"});
+    results[k] = x.grad();
+  }
+  CHECK(results[0].scalar_type() == at::kFloat);
+  CHECK(has_bits_of(results[0], results[1]));
+}
+
+TEST_CASE("several outputs of one op are fused", "[fused]") {
+  torch::manual_seed(12);
+  const at::Tensor data = torch::randn({6, 4});
+  const auto f = [](const Variable& a, const Variable& b) { return a * b + tanh(a) * b; };
+  at::Tensor results[2];
+  for (const int k : {0, 1}) {
+    const Variable x = Variable::parameter(data);
+    const std::vector<Variable> parts = split(x * 2.0, {3, 3});
+    const Variable y = k == 0 ? fused(f, parts[0], parts[1]) : f(parts[0], parts[1]);
+    CHECK((y.node()->name() == "fused") == (k == 0));
+    backward(y, torch::ones({3, 4}));
+    results[k] = x.grad();
+  }
+  CHECK(has_bits_of(results[0], results[1]));
+}
+
+TEST_CASE("gelu has ATen's bits on any number of threads", "[fused]") {
+  torch::manual_seed(13);
+  const NoGrad no_grad;
+  const int before = at::get_num_threads();
+  for (const Gelu form : {Gelu::tanh, Gelu::exact}) {
+    const auto f = [&](const Variable& v) { return gelu(v * 1.5, form) * 2.0; };
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const int64_t n : {15001, 16385, 20002, 32769, 40001, 70003, 100003}) {
+        const Variable x((torch::randn({n}) * 2).to(dtype));
+        for (const int threads : {1, 2, 3, 4}) {
+          INFO(n << " on " << threads << " threads");
+          at::set_num_threads(threads);
+          CHECK(has_bits_of(fused(f, x).data(), f(x).data()));
+        }
+      }
+    }
+    // Whole vectors in each thread's share are the same anyway.
+    const Variable x(torch::randn({32768}));
+    at::set_num_threads(2);
+    const NamesOfOps ops;
+    fused(f, x);
+    CHECK(ops.names == std::vector<std::string>{"fused"});
+  }
+  at::set_num_threads(before);
+}
+
 TEST_CASE("what can't be fused runs as without fused()", "[fused]") {
   torch::manual_seed(5);
   const Variable x = Variable::parameter(torch::randn({6, 4})),
@@ -237,9 +395,12 @@ TEST_CASE("what can't be fused runs as without fused()", "[fused]") {
     return ops.names;
   };
   using Function = std::function<Variable(const Variable&)>;
+  const Variable row = Variable::parameter(torch::randn({4}));
   const at::Tensor noise = torch::randn({6, 4}), wide = torch::randn({3, 6, 4});
   const std::vector<std::pair<const char*, Function>> functions{
       {"a product", [&](const Variable& v) { return matmul(v * 2.0, w) + 1.0; }},
+      {"a product after an op of smaller tensors",
+       [&](const Variable& v) { return matmul(v * (1.0 + row), w); }},
       {"a reduction", [](const Variable& v) { return exp(v - amax(v, -1, true)); }},
       {"a value that is read",
        [](const Variable& v) { return v * (v * 2.0).data().mean().item<double>(); }},
@@ -284,6 +445,37 @@ TEST_CASE("what can't be fused runs as without fused()", "[fused]") {
   }
   // An error is the function's own.
   CHECK_THROWS_AS(fused([&](const Variable& v) { return matmul(v, v) + 1.0; }, x), Error);
+  const Variable low(noise.to(at::kBFloat16)), high(noise);
+  for (const double number : {3.39e38, 3.4e38, -1e39}) {
+    const auto fill = [&](const Variable& v) { return masked_fill(v * 2.0, v > 0.0, number); };
+    CHECK_THROWS(fill(low));
+    CHECK_THROWS(fused(fill, low));
+    if (number == -1e39) CHECK_THROWS(fused(fill, high));
+  }
+  const auto fill = [](const Variable& v) { return masked_fill(v * 2.0, v > 0.0, -INFINITY); };
+  CHECK(has_bits_of(fused(fill, low).data(), fill(low).data()));
+}
+
+TEST_CASE("a tensor that changes in place within a function is read as it was", "[fused]") {
+  torch::manual_seed(8);
+  const Variable x(torch::randn({6, 4})), scale(torch::randn({4}));
+  for (const int use : {0, 1}) {
+    INFO("use " << use);
+    const auto f = [&](const Variable& v) {
+      Variable s = scale.detach() * 2.0;
+      const Variable h = v * s;
+      s += 1.0;
+      return use == 0 ? h * s : h * 3.0;
+    };
+    CHECK(fused(f, x).data().equal(f(x).data()));
+  }
+  const auto masked = [&](const Variable& v) {
+    const at::Tensor mask = scale.data() > 0.0;
+    const Variable h = masked_fill(v * 2.0, mask, 0.5);
+    mask.logical_not_();
+    return masked_fill(h, mask, 0.25) + v;
+  };
+  CHECK(fused(masked, x).data().equal(masked(x).data()));
 }
 
 TEST_CASE("a function that changes its values in place runs as without fused()", "[fused]") {
@@ -340,6 +532,34 @@ TEST_CASE("fused ops work under autocast and in what is recomputed", "[fused]") 
   for (size_t i = 0; i < 3; ++i) {
     CHECK(has_bits_of(results[1][i], results[0][i]));
     CHECK(has_bits_of(results[2][i], results[0][i]));
+  }
+}
+
+TEST_CASE("what is observed in forward only may be recomputed in backward", "[fused]") {
+  torch::manual_seed(14);
+  const at::Tensor data = torch::randn({9, 8});
+  const Variable w = Variable::parameter(torch::randn({8})),
+                 m = Variable::parameter(torch::randn({8, 8}));
+  const at::Tensor mask = torch::randn({8}) > 0;
+  for (const bool left : {false, true}) {
+    INFO("left " << left);
+    const auto f = [&](const Variable& v) {
+      const Variable y = v * masked_fill(1.0 + w, mask, 0.5);
+      return left ? matmul(y, m) : tanh(y);
+    };
+    at::Tensor results[2];
+    for (const int k : {0, 1}) {
+      const Variable x = Variable::parameter(data);
+      w.leaf().grad.reset();
+      Variable y;
+      {
+        const NamesOfOps ops;
+        y = k == 0 ? recompute([&](const Variable& v) { return fused(f, v); }, x) : f(x);
+      }
+      backward(y, torch::ones({9, 8}));
+      results[k] = torch::cat({x.grad(), w.grad().unsqueeze(0)});
+    }
+    CHECK(has_bits_of(results[0], results[1]));
   }
 }
 

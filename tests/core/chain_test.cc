@@ -27,9 +27,13 @@ bool has_chain_bits(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor chain_numbers(at::IntArrayRef sizes, at::ScalarType dtype) {
   const at::Tensor t = torch::randn(sizes) * 3;
   const float inf = std::numeric_limits<float>::infinity();
-  const at::Tensor special = torch::tensor({0.0f, -0.0f, inf, -inf, NAN, 1e-40f, 3e38f, -1.0f});
+  const at::Tensor special =
+      torch::tensor({0.0f, -0.0f, inf, -inf, NAN, 1e-40f, 3e38f, -1.0f, NAN, NAN});
+  // NaNs without a bit in the half that bfloat16 keeps.
+  special.view(at::kInt)[8] = 0x7f800001;
+  special.view(at::kInt)[9] = static_cast<int32_t>(0xff80ffffu);
   const at::Tensor flat = t.view(-1);
-  for (int64_t i = 0; i < flat.numel(); i += 13) flat[i] = special[i / 13 % 8];
+  for (int64_t i = 0; i < flat.numel(); i += 13) flat[i] = special[i / 13 % special.numel()];
   return t.to(dtype);
 }
 
@@ -106,7 +110,7 @@ TEST_CASE("each op of a chain has ATen's bits, at every size and number of threa
   const int threads = at::get_num_threads();
   for (const ChainCase& c : chain_cases()) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      for (const int64_t n : {1, 7, 65, 1000, 8200, 40001, 70003}) {
+      for (const int64_t n : {1, 7, 65, 1000, 8193, 8200, 8257, 16385, 70003}) {
         const at::Tensor a = chain_numbers({n}, dtype), b = chain_numbers({n}, dtype);
         Chain chain;
         const int x = chain.add_input({.type = type_of(dtype)}),
@@ -169,6 +173,19 @@ TEST_CASE("a chain hands values on, keeps those needed later, and chooses by mas
     CHECK(has_chain_bits(out[1], D));
     CHECK(has_chain_bits(out[2], K));
     CHECK(has_chain_bits(out[3], K.to(at::kBFloat16)));
+  });
+}
+
+TEST_CASE("a chain rounds float32 to bfloat16 as ATen does, NaNs too", "[chain]") {
+  torch::manual_seed(4);
+  const at::Tensor x = chain_numbers({4001}, at::kFloat);
+  Chain chain;
+  const int value = chain.add_input({});
+  chain.add_output(chain.add_step({.op = ChainOp::copy, .from = {value, -1, -1}, .low = true}),
+                   ChainType::bf16);
+  on_every_set([&](const std::string& set) {
+    INFO(set);
+    CHECK(has_chain_bits(run_chain(chain, {x}, at::kBFloat16), x.to(at::kBFloat16)));
   });
 }
 

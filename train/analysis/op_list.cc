@@ -87,10 +87,12 @@ std::string joined(const std::vector<std::string>& parts) {
 std::string line_of(const StepOp& op, size_t number) {
   std::string tensors = joined(op.inputs);
   if (!op.saved.empty()) tensors += "; saved " + joined(op.saved);
-  return format("%5zu  %-10s%-24s%-28s%11.4f%11.4f%11.3f  %-6s", number, phase_name(op.phase),
+  // FLOPs of a recomputation are not counted: see Recomputation.
+  const std::string flops =
+      op.phase == Phase::recompute ? "-" : format("%.3f", (op.flops.matmul + op.flops.other) / 1e6);
+  return format("%5zu  %-10s%-24s%-28s%11.4f%11.4f%11s  %-6s", number, phase_name(op.phase),
                 op.op.c_str(), op.module.c_str(), static_cast<double>(op.read) / 1e6,
-                static_cast<double>(op.written) / 1e6, (op.flops.matmul + op.flops.other) / 1e6,
-                op.allocates ? "new" : "") +
+                static_cast<double>(op.written) / 1e6, flops.c_str(), op.allocates ? "new" : "") +
          tensors + " -> " + joined(op.outputs) + "\n";
 }
 

@@ -2,6 +2,7 @@
 #include "train/analysis/op_list.h"
 
 #include "autograd/engine.h"
+#include "autograd/fused.h"
 #include "autograd/ops.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
@@ -77,6 +78,27 @@ TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]
   std::snprintf(share, sizeof(share), "%.1f%%",
                 100 * static_cast<double>(elementwise) / static_cast<double>(all));
   CHECK_THAT(text, ContainsSubstring(share));
+}
+
+TEST_CASE("a fused op reads its inputs, and no mask that was made on the way", "[op_list]") {
+  const Variable x = Variable::parameter(torch::randn({6, 10}));
+  const OpList list;
+  fused([](const Variable& v) { return where(v > 0, v, masked_fill(v * 0.5, v < -1, 0)); }, x);
+  const std::vector<StepOp>& ops = list.ops();
+  REQUIRE(ops.size() == 1);
+  CHECK(ops[0].op == "fused");
+  CHECK(ops[0].read == 4 * 60);
+  CHECK(ops[0].written == 4 * 60);
+}
+
+TEST_CASE("a recomputed op has no FLOPs of its own in the list", "[op_list]") {
+  const auto line = [](Span::Phase phase, double flops) {
+    const StepOp op{.phase = phase, .op = "tanh", .flops = {.other = flops}};
+    return op_list_text({op}, 0);
+  };
+  CHECK_THAT(line(Span::Phase::recompute, 0), !ContainsSubstring("    0.000  "));
+  CHECK_THAT(line(Span::Phase::recompute, 0), ContainsSubstring("          -  "));
+  CHECK_THAT(line(Span::Phase::forward, 0), ContainsSubstring("    0.000  "));
 }
 
 TEST_CASE("a step's list has its order, its modules and the FLOPs of a dry run", "[op_list]") {
