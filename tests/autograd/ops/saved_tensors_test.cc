@@ -151,6 +151,8 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"rotate", {0, 0, 1}},
       {"scatter_add", {0, 0, 1}},
       {"where", {0, 0, 1}},
+      // The inputs that a chain's gradients depend on, and results of functions such as exp.
+      {"fused", {3, 0, 2}},
       // The row statistics, a few numbers for a row.
       {"batch_norm", {3, 0, 2}},
       {"group_norm", {2, 0, 2}},
