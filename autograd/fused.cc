@@ -119,7 +119,7 @@ Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
 }
 
 struct Fused {
-  static constexpr OpInfo info{.name = "fused"};
+  static constexpr OpInfo info{.name = "fused", .exact = true};
   std::shared_ptr<const Recorded> recorded;
   std::vector<Saved> kept{};    // the inputs of the formula; undefined where nothing reads them
   std::vector<Saved> values{};  // those of Recorded::kept
