@@ -80,13 +80,13 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[random_and
   CHECK_THAT(problem(framed(good, 7)), ContainsSubstring("outside the file"));
   CHECK_THAT(problem(framed(good, 9)), ContainsSubstring("behind the last tensor"));
   CHECK_THAT(problem(framed("{", 0)), ContainsSubstring("parse error"));
-  CHECK_THAT(problem(framed("[]", 0)), ContainsSubstring("no JSON object"));
+  CHECK_THAT(problem(framed("[]", 0)), ContainsSubstring("not a JSON object"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8)),
              ContainsSubstring("unknown dtype"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8)),
              ContainsSubstring("needs 12 bytes"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8)),
-             ContainsSubstring("no whole number"));
+             ContainsSubstring("not a whole number"));
   CHECK_THAT(
       problem(framed(
           R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8)),
