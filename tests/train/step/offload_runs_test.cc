@@ -180,7 +180,12 @@ TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its che
     INFO(failed.out << failed.err);
     CHECK(failed.code == 6);
     CHECK_THAT(failed.err, ContainsSubstring(says) && ContainsSubstring("scratch file"));
-    CHECK(std::count(failed.err.begin(), failed.err.end(), '\n') == 1);
+    // The folder of the tests may be in memory, which is a warning.
+    const size_t error = failed.err.find("error: ");
+    REQUIRE(error != std::string::npos);
+    CHECK((error == 0 || failed.err.starts_with("warning: ")));
+    CHECK(std::count(failed.err.begin() + static_cast<ptrdiff_t>(error), failed.err.end(), '\n') ==
+          1);
     if (fault.starts_with("fallocate")) {
       CHECK(!fs::exists(f / "run"));
       continue;
