@@ -27,10 +27,13 @@ Variable reduce_scatter(const Variable& x, int64_t dim = 0);
 /// the size of `dim`.
 Variable all_to_all(const Variable& x, int64_t dim = 0);
 
-/// The same for tensors, without a graph.
+/// Does what all_reduce() of a Variable does, without a graph.
 at::Tensor all_reduce(const at::Tensor& x);
+/// Does what all_gather() of a Variable does, without a graph.
 at::Tensor all_gather(const at::Tensor& x, int64_t dim = 0);
+/// Does what reduce_scatter() of a Variable does, without a graph.
 at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim = 0);
+/// Does what all_to_all() of a Variable does, without a graph.
 at::Tensor all_to_all(const at::Tensor& x, int64_t dim = 0);
 
 }  // namespace lathe
