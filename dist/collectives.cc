@@ -44,7 +44,7 @@ at::Tensor joined(const at::Tensor& parts, int64_t dim) {
 }
 
 /// Sends part r of [ranks, ...] to rank r, and returns what was received from each rank.
-at::Tensor exchanged(at::Tensor parts) {
+at::Tensor exchanged(const at::Tensor& parts) {
   if (world().size() == 1) return parts.clone();
   at::Tensor in = parts.view({-1});
   at::Tensor out = at::empty_like(in);

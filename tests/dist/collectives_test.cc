@@ -158,16 +158,16 @@ TEST_CASE("collectives have the values, gradients and second derivatives of LibT
       std::vector<std::jthread> threads;
       for (int r = 0; r < ranks; ++r) {
         threads.emplace_back([&, r] {
-          done[static_cast<size_t>(r)] =
-              run({.binary = (lathe::test::binary_folder() / "tests/lathe_tests").string(),
-                   .args = {"[.rank_of_collectives]"},
-                   .folder = f.path(),
-                   .environment = {{"RANK", std::to_string(r)},
-                                   {"WORLD_SIZE", std::to_string(ranks)},
-                                   {"MASTER_ADDR", "127.0.0.1"},
-                                   {"MASTER_PORT", port},
-                                   {"OMP_NUM_THREADS", "1"}},
-                   .apart = true});
+          done[static_cast<size_t>(r)] = lathe::test::run(
+              {.binary = (lathe::test::binary_folder() / "tests/lathe_tests").string(),
+               .args = {"[.rank_of_collectives]"},
+               .folder = f.path(),
+               .environment = {{"RANK", std::to_string(r)},
+                               {"WORLD_SIZE", std::to_string(ranks)},
+                               {"MASTER_ADDR", "127.0.0.1"},
+                               {"MASTER_PORT", port},
+                               {"OMP_NUM_THREADS", "1"}},
+               .apart = true});
         });
       }
     }

@@ -2,6 +2,7 @@
 
 #include "train/analysis/memory_budget.h"
 #include "train/formats/source.h"
+#include "train/transforms/adapters.h"
 
 namespace lathe {
 
