@@ -285,7 +285,8 @@ ScaledConfig scale_down(const LoadedConfig& given) {
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
                         const DryStep& small) {
   const double flops = dry.micro_batch.total() / small.micro_batch.total();
-  const double work = flops * static_cast<double>(config.train.grad_accum / dry.ranks);
+  const int64_t micro_batches = config.train.grad_accum / dry.ranks;
+  const double work = flops * static_cast<double>(micro_batches);
   double update = small.update_flops > 0
                       ? dry.update_flops / small.update_flops
                       : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
