@@ -49,16 +49,6 @@ namespace {
   throw FileError(code, str(path.string(), " is not a regular file"), 0);
 }
 
-/// Repeats a call that a signal interrupted.
-template <class Call>
-auto uninterrupted(Call&& call) {
-  decltype(call()) result;
-  do {
-    result = call();
-  } while (result < 0 && errno == EINTR);
-  return result;
-}
-
 /// Closes a descriptor. It is closed even if a signal interrupts the call, so there is no second
 /// try.
 bool closes(int fd) { return file_calls.close(fd) == 0 || errno == EINTR; }
@@ -70,7 +60,7 @@ struct Readable {
   size_t size = 0;
 
   Readable(const fs::path& path, Exit code) {
-    fd = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
+    fd = retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
     if (fd < 0 && errno == ENXIO)
       not_regular(path, code);  // a socket, or a device that is not there
     if (fd < 0) io_error("read", path, code);
@@ -88,7 +78,7 @@ struct Readable {
 
 /// Opens a regular file for writing without blocking, or throws the reason.
 int open_to_write(const fs::path& path, int flags) {
-  const int fd = uninterrupted(
+  const int fd = retry_interrupted(
       [&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
   const auto refuse = [&] {
     throw FileError(
@@ -192,7 +182,7 @@ OutputFile::~OutputFile() {
 void OutputFile::write(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t n = uninterrupted([&] { return file_calls.write(fd_, at, bytes); });
+    const ssize_t n = retry_interrupted([&] { return file_calls.write(fd_, at, bytes); });
     if (n == 0) errno = EIO;
     if (n <= 0) io_error("write", path_);
     at += n;
@@ -201,7 +191,7 @@ void OutputFile::write(const void* data, size_t bytes) {
 }
 
 void OutputFile::sync() {
-  if (uninterrupted([&] { return file_calls.fsync(fd_); }) != 0) io_error("sync", path_);
+  if (retry_interrupted([&] { return file_calls.fsync(fd_); }) != 0) io_error("sync", path_);
 }
 
 void OutputFile::close() {
@@ -216,10 +206,10 @@ uint64_t OutputFile::size() const {
 
 void sync_folder(const fs::path& folder) {
   const fs::path path = folder.empty() ? fs::path(".") : folder;
-  const int fd = uninterrupted(
+  const int fd = retry_interrupted(
       [&] { return file_calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, mode_t{0}); });
   if (fd < 0) io_error("open", path);
-  const bool synced = uninterrupted([&] { return file_calls.fsync(fd); }) == 0;
+  const bool synced = retry_interrupted([&] { return file_calls.fsync(fd); }) == 0;
   const int number = errno;
   const bool closed = closes(fd);
   if (!synced) errno = number;
@@ -249,7 +239,7 @@ std::string read_file(const fs::path& path, Exit code, uint64_t limit) {
   size_t got = 0;
   while (got < text.size()) {
     const ssize_t n =
-        uninterrupted([&] { return ::read(file.fd, text.data() + got, text.size() - got); });
+        retry_interrupted([&] { return ::read(file.fd, text.data() + got, text.size() - got); });
     if (n < 0) io_error("read", path, code);
     if (n == 0) break;
     got += static_cast<size_t>(n);
@@ -263,10 +253,10 @@ bool make_folders(const fs::path& folder_) {
   std::error_code error;
   if (fs::is_directory(folder, error)) return false;
   const auto make = [&] { return file_calls.mkdir(folder.c_str(), mode_t{0777}); };
-  int status = uninterrupted(make);
+  int status = retry_interrupted(make);
   if (status != 0 && errno == ENOENT && folder.has_parent_path()) {
     make_folders(folder.parent_path());
-    status = uninterrupted(make);
+    status = retry_interrupted(make);
   }
   if (status != 0 && errno == EEXIST && fs::is_directory(folder, error))
     return false;  // another process was faster
@@ -288,16 +278,24 @@ std::vector<fs::path> list_folder(const fs::path& folder) {
   return found;
 }
 
+fs::path nearest_folder(const fs::path& folder) {
+  fs::path nearest = fs::absolute(folder);
+  std::error_code error;
+  while (!fs::is_directory(nearest, error) && nearest.has_relative_path())
+    nearest = nearest.parent_path();
+  return nearest;
+}
+
 void rename_file(const fs::path& from, const fs::path& to) {
-  if (uninterrupted([&] { return file_calls.rename(from.c_str(), to.c_str()); }) != 0)
+  if (retry_interrupted([&] { return file_calls.rename(from.c_str(), to.c_str()); }) != 0)
     io_error(str("rename ", from.string(), " to"), to);
 }
 
 void cut_file(const fs::path& path, uint64_t length) {
   const int fd = open_to_write(path, O_WRONLY);
-  const bool cut =
-      uninterrupted([&] { return file_calls.ftruncate(fd, static_cast<off_t>(length)); }) == 0 &&
-      uninterrupted([&] { return file_calls.fsync(fd); }) == 0;
+  const bool cut = retry_interrupted(
+                       [&] { return file_calls.ftruncate(fd, static_cast<off_t>(length)); }) == 0 &&
+                   retry_interrupted([&] { return file_calls.fsync(fd); }) == 0;
   const int number = errno;
   const bool closed = closes(fd);
   if (!cut) errno = number;
@@ -311,7 +309,7 @@ void remove_tree(const fs::path& path) {
     for (const auto& inside : list_folder(path)) remove_tree(inside);
   }
   const auto remove = folder ? file_calls.rmdir : file_calls.unlink;
-  if (uninterrupted([&] { return remove(path.c_str()); }) != 0 && errno != ENOENT)
+  if (retry_interrupted([&] { return remove(path.c_str()); }) != 0 && errno != ENOENT)
     io_error("remove", path);
 }
 
@@ -349,7 +347,7 @@ void MappedFile::release(std::span<const std::byte> part) const {
 FolderLock::FolderLock(const fs::path& folder, const std::string& file)
     : folder_(folder), file_(folder / file) {
   fd_ = open_to_write(file_, O_RDWR | O_CREAT);
-  if (uninterrupted([&] { return file_calls.flock(fd_, LOCK_EX | LOCK_NB); }) != 0) {
+  if (retry_interrupted([&] { return file_calls.flock(fd_, LOCK_EX | LOCK_NB); }) != 0) {
     const int error = errno;
     closes(fd_);
     if (error != EWOULDBLOCK) {

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -38,6 +39,16 @@ struct FileCalls {
   int (*fallocate)(int fd, int mode, off_t offset, off_t length);
 };
 extern FileCalls file_calls;
+
+/// Calls `call`, again as long as a signal interrupts it, and returns its result.
+template <class Call>
+auto retry_interrupted(Call&& call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
 
 /// An error that the system reported for a file, and what to do about it.
 class FileError : public Error {
@@ -99,6 +110,9 @@ std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t
 bool make_folders(const fs::path& folder);
 /// Returns the entries of a folder in no order; none if there is no folder.
 std::vector<fs::path> list_folder(const fs::path& folder);
+/// Returns `folder`, or its nearest parent that exists: what is made in `folder` later is on the
+/// same disk.
+fs::path nearest_folder(const fs::path& folder);
 /// Replaces `to` atomically, as rename(2) does. Throws FileError with Exit::io.
 void rename_file(const fs::path& from, const fs::path& to);
 /// Truncates a file to `length` bytes and syncs it.

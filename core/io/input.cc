@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/io/file.h"
+
 namespace lathe {
 
 struct InputStream::State {
@@ -43,9 +45,7 @@ struct InputStream::State {
     at = 0;
     const size_t had = packed.size();
     packed.resize(had + room);
-    ssize_t n = 0;
-    do n = ::read(fd, packed.data() + had, room);
-    while (n < 0 && errno == EINTR);
+    const ssize_t n = retry_interrupted([&] { return ::read(fd, packed.data() + had, room); });
     packed.resize(had + static_cast<size_t>(n > 0 ? n : 0));
     if (n < 0) fail(Exit::data, path, " can't be read: ", std::strerror(errno));
     at_end = n == 0;

@@ -15,20 +15,10 @@
 namespace lathe {
 namespace {
 
-/// Repeats a call that a signal interrupted.
-template <class Call>
-auto repeated(Call&& call) {
-  decltype(call()) result;
-  do {
-    result = call();
-  } while (result < 0 && errno == EINTR);
-  return result;
-}
-
 /// Opens a file that has no name in the folder; -1 where it can't.
 int open_unnamed(const fs::path& folder) {
   constexpr mode_t own = 0600;
-  const int fd = repeated(
+  const int fd = retry_interrupted(
       [&] { return file_calls.open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, own); });
   const bool is_unknown = fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL);
   if (!is_unknown) return fd;
@@ -38,7 +28,7 @@ int open_unnamed(const fs::path& folder) {
   int named = -1;
   for (int i = 0; i < 1000; ++i) {
     const fs::path path = folder / str(".lathe-scratch-", ::getpid(), "-", i);
-    named = repeated(
+    named = retry_interrupted(
         [&] { return file_calls.open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, own); });
     if (named >= 0) file_calls.unlink(path.c_str());
     if (named >= 0 || errno != EEXIST) break;
@@ -49,20 +39,12 @@ int open_unnamed(const fs::path& folder) {
 /// Gives a file its size, with space for all of it where the file system can reserve that.
 bool reserve(int fd, uint64_t bytes) {
   const auto length = static_cast<off_t>(bytes);
-  if (repeated([&] { return file_calls.fallocate(fd, 0, 0, length); }) == 0) return true;
+  if (retry_interrupted([&] { return file_calls.fallocate(fd, 0, 0, length); }) == 0) return true;
   if (errno != EOPNOTSUPP && errno != ENOSYS) return false;
-  return repeated([&] { return file_calls.ftruncate(fd, length); }) == 0;
+  return retry_interrupted([&] { return file_calls.ftruncate(fd, length); }) == 0;
 }
 
 }  // namespace
-
-fs::path nearest_folder(const fs::path& folder) {
-  fs::path nearest = fs::absolute(folder);
-  std::error_code error;
-  while (!fs::is_directory(nearest, error) && nearest.has_relative_path())
-    nearest = nearest.parent_path();
-  return nearest;
-}
 
 ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(nearest_folder(folder)) {
   fd_ = open_unnamed(folder_);
@@ -99,8 +81,8 @@ void ScratchFile::fails(const std::string& what) const {
 void ScratchFile::read(uint64_t offset, void* to, size_t bytes) const {
   auto* at = static_cast<char*>(to);
   while (bytes > 0) {
-    const ssize_t n =
-        repeated([&] { return file_calls.pread(fd_, at, bytes, static_cast<off_t>(offset)); });
+    const ssize_t n = retry_interrupted(
+        [&] { return file_calls.pread(fd_, at, bytes, static_cast<off_t>(offset)); });
     if (n == 0) errno = EIO;  // the file has its size, so there is no end before
     if (n <= 0) fails("cannot read the scratch file");
     at += n;
@@ -112,8 +94,8 @@ void ScratchFile::read(uint64_t offset, void* to, size_t bytes) const {
 void ScratchFile::write(uint64_t offset, const void* from, size_t bytes) const {
   const auto* at = static_cast<const char*>(from);
   while (bytes > 0) {
-    const ssize_t n =
-        repeated([&] { return file_calls.pwrite(fd_, at, bytes, static_cast<off_t>(offset)); });
+    const ssize_t n = retry_interrupted(
+        [&] { return file_calls.pwrite(fd_, at, bytes, static_cast<off_t>(offset)); });
     if (n == 0) errno = EIO;
     if (n <= 0) fails("cannot write the scratch file");
     at += n;

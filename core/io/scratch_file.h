@@ -18,10 +18,6 @@
 
 namespace lathe {
 
-/// Returns `folder`, or its nearest parent that exists: what is made in `folder` later is on the
-/// same disk.
-fs::path nearest_folder(const fs::path& folder);
-
 /// A file of a fixed size that begins as zeros. Its functions throw FileError with Exit::io, and
 /// may be called by several threads for parts that do not overlap.
 class ScratchFile {

@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/io/scratch_file.h"
+#include "core/io/file.h"
 #include "core/io/text.h"
 #include "train/formats/source.h"
 #include "train/simulate/hardware.h"
@@ -96,6 +96,20 @@ std::vector<Overrides> changes_to_try(const RunConfig& c) {
   return keys;
 }
 
+/// Returns whether two folders are on one disk, also where that is unknown.
+bool on_one_disk(const fs::path& a, const fs::path& b) {
+  struct stat of_a{}, of_b{};
+  return ::stat(a.c_str(), &of_a) != 0 || ::stat(b.c_str(), &of_b) != 0 ||
+         of_a.st_dev == of_b.st_dev;
+}
+
+/// Returns the bytes that are free on a folder's disk; infinity where that is unknown.
+double free_bytes(const fs::path& folder) {
+  std::error_code error;
+  const fs::space_info space = fs::space(folder, error);
+  return error ? INFINITY : static_cast<double>(space.available);
+}
+
 }  // namespace
 
 int64_t free_memory() {
@@ -118,23 +132,6 @@ int64_t free_memory() {
   }
   return std::min(free, std::max<int64_t>(0, *limit - *used + cached));
 }
-
-namespace {
-
-bool on_one_disk(const fs::path& a, const fs::path& b) {
-  struct stat of_a{}, of_b{};
-  return ::stat(a.c_str(), &of_a) != 0 || ::stat(b.c_str(), &of_b) != 0 ||
-         of_a.st_dev == of_b.st_dev;
-}
-
-/// Returns the bytes that are free on a folder's disk; infinity where that is unknown.
-double free_bytes(const fs::path& folder) {
-  std::error_code error;
-  const fs::space_info space = fs::space(folder, error);
-  return error ? INFINITY : static_cast<double>(space.available);
-}
-
-}  // namespace
 
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const int64_t program = process_overhead_bytes();
