@@ -26,6 +26,7 @@ void check_on_cpu(const at::Tensor& x) {
 
 /// Returns `x` as [ranks, ...], of which part r is the r-th along `dim`, contiguous.
 at::Tensor parts_of(const at::Tensor& x, int64_t dim) {
+  check_on_cpu(x);
   const int64_t ranks = world().size();
   LATHE_CHECK(x.size(dim) % ranks == 0, "dim ", dim, " has ", x.size(dim), " elements, which ",
               ranks, " ranks do not divide");
@@ -55,6 +56,7 @@ at::Tensor exchanged(const at::Tensor& parts) {
 
 /// Returns [ranks, ...]: `x` of each rank.
 at::Tensor gathered(const at::Tensor& x) {
+  check_on_cpu(x);
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.insert(sizes.begin(), world().size());
   at::Tensor all = at::empty(sizes, x.options());
@@ -67,20 +69,13 @@ at::Tensor gathered(const at::Tensor& x) {
 
 /// Returns the sum of parts [ranks, ...] over the ranks; overwrites them.
 at::Tensor summed(const at::Tensor& parts) {
-  const bool is_low = c10::isReducedFloatingType(parts.scalar_type());
-  const at::Tensor wide = is_low ? parts.to(at::kFloat) : parts;
-  TreeSum<at::Tensor> sum;
-  const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add_(b); };
-  for (int64_t r = 0; r < parts.size(0); ++r) sum.add(wide.select(0, r), plus);
-  return sum.finish(plus).to(parts.scalar_type());
+  const at::ScalarType dtype = parts.scalar_type();
+  return add_up_ranks(c10::isReducedFloatingType(dtype) ? parts.to(at::kFloat) : parts).to(dtype);
 }
 
 struct AllReduce {
   static constexpr OpInfo info{.name = "all_reduce"};
-  at::Tensor forward(const at::Tensor& x) {
-    check_on_cpu(x);
-    return all_reduce(x);
-  }
+  at::Tensor forward(const at::Tensor& x) { return all_reduce(x); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {all_reduce(dy)};
@@ -90,10 +85,7 @@ struct AllReduce {
 struct AllGather {
   static constexpr OpInfo info{.name = "all_gather", .each = {0, 1}};
   int64_t dim;
-  at::Tensor forward(const at::Tensor& x) {
-    check_on_cpu(x);
-    return all_gather(x, dim);
-  }
+  at::Tensor forward(const at::Tensor& x) { return all_gather(x, dim); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {reduce_scatter(dy, dim)};
@@ -103,10 +95,7 @@ struct AllGather {
 struct ReduceScatter {
   static constexpr OpInfo info{.name = "reduce_scatter", .each = {1, 0}};
   int64_t dim;
-  at::Tensor forward(const at::Tensor& x) {
-    check_on_cpu(x);
-    return reduce_scatter(x, dim);
-  }
+  at::Tensor forward(const at::Tensor& x) { return reduce_scatter(x, dim); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {all_gather(dy, dim)};
@@ -116,10 +105,7 @@ struct ReduceScatter {
 struct AllToAll {
   static constexpr OpInfo info{.name = "all_to_all", .each = {0, 0}};
   int64_t dim;
-  at::Tensor forward(const at::Tensor& x) {
-    check_on_cpu(x);
-    return all_to_all(x, dim);
-  }
+  at::Tensor forward(const at::Tensor& x) { return all_to_all(x, dim); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     return {all_to_all(dy, dim)};
@@ -127,6 +113,13 @@ struct AllToAll {
 };
 
 }  // namespace
+
+at::Tensor add_up_ranks(const at::Tensor& parts) {
+  TreeSum<at::Tensor> sum;
+  const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add_(b); };
+  for (int64_t r = 0; r < parts.size(0); ++r) sum.add(parts.select(0, r), plus);
+  return sum.finish(plus);
+}
 
 at::Tensor all_gather(const at::Tensor& x, int64_t dim) {
   return joined(gathered(x), wrap_dim(dim, x.dim()));

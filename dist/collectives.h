@@ -36,4 +36,8 @@ at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim = 0);
 /// Does what all_to_all() of a Variable does, without a graph.
 at::Tensor all_to_all(const at::Tensor& x, int64_t dim = 0);
 
+/// Returns the sum of `parts` [ranks, ...] over the ranks in the order of core/tree_sum.h, in their
+/// dtype. Overwrites them, and the result shares their memory.
+at::Tensor add_up_ranks(const at::Tensor& parts);
+
 }  // namespace lathe

@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/mode.h"
-#include "core/tree_sum.h"
+#include "dist/collectives.h"
 #include "dist/group.h"
 
 // OpenMP's, for the calling thread alone; clang-tidy has no omp.h.
@@ -179,10 +179,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
   group.all_to_all(received, sent, bucket.cuts);
   received = received.to(bucket.dtype);
 
-  TreeSum<at::Tensor> sum;
-  const auto plus = [](const at::Tensor& a, const at::Tensor& b) { return a.add_(b); };
-  for (int64_t r = 0; r < world_.size(); ++r) sum.add(received.narrow(0, r * share, share), plus);
-  const at::Tensor mine = sum.finish(plus);
+  const at::Tensor mine = add_up_ranks(received.view({world_.size(), share}));
 
   if (result_ == Result::all) {
     sent.narrow(0, begin, share).copy_(mine);

@@ -146,12 +146,6 @@ class GlooGroup final : public Group {
     std::vector<at::Tensor> tensors{flat};
     group_->allreduce(tensors)->wait();
   }
-  void all_gather_of_c10d(at::Tensor& flat) override {
-    check(flat);
-    const int64_t n = flat.numel() / static_cast<int64_t>(size_);
-    at::Tensor mine = flat.narrow(0, static_cast<int64_t>(rank_) * n, n).clone();
-    group_->_allgather_base(flat, mine)->wait();
-  }
 
   at::Tensor gather(const at::Tensor& mine) override {
     check(mine);
@@ -204,7 +198,6 @@ class DryGroup final : public Group {
   }
   void collect(at::Tensor&, std::span<const int64_t>) override {}
   void all_reduce_of_c10d(at::Tensor&) override {}
-  void all_gather_of_c10d(at::Tensor&) override {}
   at::Tensor gather(const at::Tensor& mine) override {
     std::vector<int64_t> sizes{ranks_};
     sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());

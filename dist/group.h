@@ -50,8 +50,6 @@ class Group {
   /// Replaces `flat` by its sum over all ranks, in the order of c10d's own all-reduce, which
   /// depends on the number of elements. For `lathe bench collectives` alone.
   virtual void all_reduce_of_c10d(at::Tensor& flat) = 0;
-  /// Does what all_gather() does with equal shares, by c10d's own collective. For the same command.
-  virtual void all_gather_of_c10d(at::Tensor& flat) = 0;
 
   /// Returns the bytes that this rank sent in all_to_all() and all_gather().
   int64_t bytes_sent() const { return bytes_sent_; }

@@ -54,8 +54,7 @@ std::vector<CollectiveBench> make_collectives(int64_t elements) {
   return {{"sum (ordered)", [=] { all_reduce(whole); },
            [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
           {"reduce-scatter (ordered)", [=] { reduce_scatter(whole); }, nullptr},
-          {"all-gather", [=] { all_gather(part); },
-           [=, &group]() mutable { group.all_gather_of_c10d(library); }},
+          {"all-gather", [=] { all_gather(part); }, [=, &group] { group.gather(part); }},
           {"all-to-all", [=] { all_to_all(whole); }, nullptr}};
 }
 
