@@ -124,15 +124,19 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
   return result;
 }
 
+TensorEntry make_entry(const std::string& name, const at::Tensor& t) {
+  return {.name = name,
+          .dtype = safetensors_dtype(t.scalar_type()),
+          .shape = t.sizes().vec(),
+          .bytes = {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}};
+}
+
 void save_state_dict(const StateDict& state, const fs::path& path) {
   std::vector<at::Tensor> held;  // until the bytes are written
   std::vector<TensorEntry> entries;
   for (const auto& [name, tensor] : state) {
     const at::Tensor& t = held.emplace_back(tensor.detach().cpu().contiguous());
-    entries.push_back({.name = name,
-                       .dtype = safetensors_dtype(t.scalar_type()),
-                       .shape = t.sizes().vec(),
-                       .bytes = {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}});
+    entries.push_back(make_entry(name, t));
   }
 
   const fs::path temporary = path.string() + ".unfinished";

@@ -4,9 +4,13 @@
 
 #include <filesystem>
 
+#include "core/io/safetensors.h"
 #include "nn/module.h"
 
 namespace lathe {
+
+/// Returns an entry that shares the memory of `t`, which is contiguous and on the CPU.
+TensorEntry make_entry(const std::string& name, const at::Tensor& t);
 
 /// Writes the tensors to a safetensors file, which other programs read too. The file is written
 /// under another name, synced and renamed, so readers see either the old file or the new one.

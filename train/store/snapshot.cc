@@ -213,11 +213,4 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
   return bytes;
 }
 
-TensorEntry make_entry(const std::string& name, const at::Tensor& t) {
-  return {name,
-          safetensors_dtype(t.scalar_type()),
-          t.sizes().vec(),
-          {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}};
-}
-
 }  // namespace lathe

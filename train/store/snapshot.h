@@ -15,6 +15,7 @@
 #include "autograd/node.h"
 #include "core/io/safetensors.h"
 #include "nn/module.h"
+#include "nn/state.h"
 #include "optim/optimizer.h"
 
 namespace lathe {
@@ -70,8 +71,5 @@ void each_state(const Optimizer& optimizer, F&& f) {
   }
   for (const auto& [name, tensor] : optimizer.shared_state()) complete(name, tensor);
 }
-
-/// An entry that shares the memory of `t`, which is contiguous and on the CPU.
-TensorEntry make_entry(const std::string& name, const at::Tensor& t);
 
 }  // namespace lathe
