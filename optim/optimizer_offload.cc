@@ -19,10 +19,7 @@ namespace {
 template <class T>
 T* element_at(T* data, Element type, int64_t i) {
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  int64_t size = 2;
-  if (type == Element::f64) size = 8;
-  if (type == Element::f32) size = 4;
-  return data == nullptr ? nullptr : static_cast<Byte*>(data) + i * size;
+  return data == nullptr ? nullptr : static_cast<Byte*>(data) + i * bytes_of(type);
 }
 
 /// Returns how the state of a slot lies in the file.

@@ -10,9 +10,6 @@
 
 namespace lathe {
 
-/// Returns the bytes of float32, bfloat16 or float16.
-inline int64_t bytes_of(Element type) { return type == Element::f32 ? 4 : 2; }
-
 /// A row-major matrix in memory. `stride` elements lie between the starts of two rows.
 struct Matrix {
   const void* data = nullptr;
