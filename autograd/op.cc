@@ -28,12 +28,16 @@ std::string first_line(std::string text) {
   return text;
 }
 
+/// Returns whether a tensor stands for a mask while fused() records: it has no values that could
+/// be read or change.
+bool is_stand_in(const at::Tensor& t) {
+  return mode().chain != nullptr && t.defined() && t.is_meta();
+}
+
 }  // namespace
 
 Saved::Saved(at::Tensor attribute) : tensor_(std::move(attribute)) {
-  // What stands for a mask while fused() records has no values that could change.
-  if (mode().chain != nullptr && tensor_.defined() && tensor_.is_meta()) return;
-  if (!tensor_.defined()) return;
+  if (!tensor_.defined() || is_stand_in(tensor_)) return;
   version_ = tensor_._version();
   if (mode().observers != nullptr) [[unlikely]]
     ObserveOps::notify(&OpObserver::on_attribute, tensor_);
@@ -107,8 +111,7 @@ const at::Tensor& Saved::data() const {
   LATHE_CHECK(!tensor_.defined() || tensor_._version() == version_,
               running_node() ? running_node()->name() : "op", ": a tensor saved for backward (",
               describe(tensor_), ") was changed in place since");
-  const bool has_values = mode().chain == nullptr || !tensor_.defined() || !tensor_.is_meta();
-  if (mode().observers != nullptr && has_values) [[unlikely]]
+  if (mode().observers != nullptr && !is_stand_in(tensor_)) [[unlikely]]
     ObserveOps::notify(&OpObserver::on_saved, tensor_);
   return tensor_;
 }
