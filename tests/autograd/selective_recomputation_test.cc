@@ -133,12 +133,7 @@ TEST_CASE("any op can be kept: gradients have the bits of those without recomput
       INFO(row.op << " (" << row.label << ") in " << c10::toString(dtype));
       const auto gradients = [&](std::optional<double> share) {
         const TrainingStep step(test::step_random);
-        std::vector<Variable> in;
-        const std::vector<at::Tensor> values = test::inputs_of(row);
-        for (size_t i = 0; i < values.size(); ++i) {
-          const at::Tensor t = values[i].to(dtype);
-          in.push_back(row.inputs[i].grad ? Variable::parameter(t) : Variable(t));
-        }
+        const std::vector<Variable> in = test::variables_of(row, dtype);
 
         Selection selection{.share = share.value_or(0), .products_only = false};
         const auto part = [ours = row.ours](const std::vector<Variable>& v) { return ours(v); };

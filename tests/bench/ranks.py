@@ -6,12 +6,12 @@ in turn, and the medians of the rounds are printed: ms of a step, and the peak r
 """
 import argparse
 import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from peak import resident
 
 HERE = Path(__file__).resolve().parent
 LAYERS, HEADS, DIM, CONTEXT, BATCH, ACCUM, VOCABULARY, STEPS = 6, 6, 384, 256, 4, 4, 256, 8
@@ -34,17 +34,6 @@ interval = 0
 [amp]
 dtype = "bf16"
 """
-
-
-def resident(command, folder, environment=None):
-    """Runs a command; returns its output and the largest peak of a process in MB."""
-    script = "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode; " \
-        "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, file=sys.stderr); sys.exit(code)"
-    done = subprocess.run([sys.executable, "-c", script, *command], cwd=folder, capture_output=True, text=True,
-                          env={**os.environ, **(environment or {})})
-    if done.returncode != 0:
-        sys.exit(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout, float(done.stderr.rpartition("peak ")[2].split()[0])
 
 
 def lathe_step(lathe, folder, ranks, shard):

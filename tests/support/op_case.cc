@@ -254,6 +254,15 @@ std::vector<at::Tensor> inputs_of(const OpCase& row) {
     x.push_back(values(in.shape, in.low, in.high, row.op + row.label + std::to_string(x.size())));
   return x;
 }
+std::vector<Variable> variables_of(const OpCase& row, at::ScalarType dtype) {
+  const Tensors x = inputs_of(row);
+  std::vector<Variable> in;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const at::Tensor t = x[i].to(dtype);
+    in.push_back(row.inputs[i].grad ? Variable::parameter(t) : Variable(t));
+  }
+  return in;
+}
 std::vector<std::string> check_op(const OpCase& row) { return Checker(row).run(); }
 
 }  // namespace lathe::test

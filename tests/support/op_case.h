@@ -58,6 +58,8 @@ constexpr StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
 
 /// Float64 inputs of a row, the same ones each time.
 std::vector<at::Tensor> inputs_of(const OpCase& row);
+/// The same inputs in a dtype, as parameters where a gradient flows to them and else as constants.
+std::vector<Variable> variables_of(const OpCase& row, at::ScalarType dtype);
 /// Runs all checks of a row; returns what failed, one sentence each.
 std::vector<std::string> check_op(const OpCase& row);
 

@@ -25,18 +25,9 @@ using namespace lathe;
 using lathe::test::is_sentence;
 using lathe::test::message_of;
 using lathe::test::OpCase;
+using lathe::test::variables_of;
 using Tensors = std::vector<at::Tensor>;
 using Variables = std::vector<Variable>;
-
-Variables variables_of(const OpCase& row, at::ScalarType dtype) {
-  const Tensors x = lathe::test::inputs_of(row);
-  Variables in;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const at::Tensor t = x[i].to(dtype);
-    in.push_back(row.inputs[i].grad ? Variable::parameter(t) : Variable(t));
-  }
-  return in;
-}
 
 /// Gradients of sum(y^2) / 2 in the inputs that have one; zeros where none flows.
 Tensors gradients_of(const Variable& y, const at::Tensor& dy, const Variables& in) {

@@ -101,13 +101,7 @@ std::map<std::string, KeptByOp> kept_by_ops() {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       is_low = dtype == at::kBFloat16;
       const TrainingStep step(test::step_random);
-      std::vector<Variable> in;
-      const std::vector<at::Tensor> values = test::inputs_of(row);
-      for (size_t i = 0; i < values.size(); ++i) {
-        const at::Tensor t = values[i].to(dtype);
-        in.push_back(row.inputs[i].grad ? Variable::parameter(t) : Variable(t));
-      }
-      row.ours(in);
+      row.ours(test::variables_of(row, dtype));
     }
   }
   return ops;
