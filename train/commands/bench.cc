@@ -1,5 +1,4 @@
 #include "train/commands/bench.h"
-#include "train/analysis/open.h"
 
 #include <algorithm>
 #include <iostream>
@@ -15,6 +14,7 @@
 #include "core/memory.h"
 #include "core/timing.h"
 #include "train/analysis/machine.h"
+#include "train/analysis/open.h"
 #include "train/commands/commands.h"
 #include "train/commands/precision.h"
 #include "train/formats/source.h"

@@ -1,10 +1,9 @@
-#include "train/analysis/op_list.h"
-#include "train/analysis/open.h"
-#include "train/analysis/trace.h"
-
 #include <iostream>
 
 #include "core/io/file.h"
+#include "train/analysis/op_list.h"
+#include "train/analysis/open.h"
+#include "train/analysis/trace.h"
 #include "train/commands/commands.h"
 #include "train/config/path_kind.h"
 #include "train/transforms/adapters.h"
