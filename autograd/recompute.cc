@@ -177,6 +177,12 @@ void detail::replay_mismatch(const char* name, const Node& node) {
 
 void detail::recompute_node(Node& node) {
   const std::shared_ptr<Recomputation> recomputation = node.recomputed;
+  if (mode().recording == recomputation.get() || mode().replaying == recomputation.get()) {
+    fail(Exit::internal, "recompute: the function computes a gradient through its own ",
+         node.name(),
+         "; call backward() and grad() outside of the function that is recomputed, or don't "
+         "recompute it");
+  }
   recomputation->run();
 }
 

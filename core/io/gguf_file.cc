@@ -122,10 +122,11 @@ std::pair<TensorEntry, uint64_t> read_info(HeaderReader& in) {
   uint64_t elements = 1;
   for (uint32_t i = 0; i < dimensions; ++i) {
     const auto size = in.number<uint64_t>();
-    // Eight bytes for each element leave no product that overflows.
+    // Eight bytes for each element leave no product that overflows. Sizes of 0 are left out, so
+    // that no product of the others overflows either.
     if (size > most_bytes / 8 || (size != 0 && elements > most_bytes / 8 / size))
       fail(Exit::checkpoint, where, ": a shape too large");
-    elements *= size;
+    elements *= std::max<uint64_t>(size, 1);
     entry.shape.insert(entry.shape.begin(), static_cast<int64_t>(size));  // innermost first
   }
 

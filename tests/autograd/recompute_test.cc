@@ -271,6 +271,24 @@ TEST_CASE(
   trains_the_same<ConvNet>("convnet", [&] { return ConvNet(c, {{2, 8, 8}, 3}); }, classes, dtypes);
 }
 
+TEST_CASE("a recomputed function can't differentiate through its own ops", "[recompute]") {
+  const Variable x = Variable::parameter(torch::randn({5}));
+  const auto gradient = [](const Variable& v) { return grad(sum(v * v), {v})[0] * v; };
+  const std::string refused = "recompute: the function computes a gradient through its own";
+  CHECK_THAT(error_of([&] { recompute(gradient, x); }), ContainsSubstring(refused));
+  Selection selection;
+  CHECK_THAT(error_of([&] { recompute_selectively(selection, gradient, x); }),
+             ContainsSubstring(refused));
+
+  // The controls: a graph from outside may be differentiated, and so may this without
+  // recomputation.
+  const Variable y = sum(x * x);
+  const auto outside = [&](const Variable& v) { return v * grad(y, {x}, {}, false, true)[0]; };
+  const Variable z = recompute(outside, x);
+  CHECK(torch::equal(z.data(), 2 * x.data() * x.data()));
+  CHECK(torch::equal(gradient(x).data(), z.data()));
+}
+
 TEST_CASE("a recomputed part may make its masks itself", "[recompute]") {
   torch::manual_seed(2);
   const Variable x = Variable::parameter(torch::randn({3, 4}));

@@ -1,9 +1,11 @@
 // The command that applies a model for tables or arrays to new examples.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/softmax.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <iostream>
@@ -119,7 +121,9 @@ std::string PredictionFormat::json_line(int64_t row, const std::string& id,
 class PredictionOut {
  public:
   explicit PredictionOut(const std::optional<fs::path>& path) : path_(path) {
-    if (path_) file_ = OutputFile(unfinished(), OutputFile::Open::create);
+    if (!path_) return;
+    remove_abandoned();
+    file_ = OutputFile(unfinished(), OutputFile::Open::create);
   }
   ~PredictionOut() {
     std::error_code error;
@@ -146,7 +150,25 @@ class PredictionOut {
 
  private:
   // Another process may write predictions to the same file.
-  fs::path unfinished() const { return str(path_->string(), ".unfinished-", getpid()); }
+  std::string prefix() const { return path_->string() + ".unfinished-"; }
+  fs::path unfinished() const { return str(prefix(), getpid()); }
+  /// Removes the files of this name that killed processes have left.
+  void remove_abandoned() const {
+    const fs::path parent = path_->parent_path();
+    const std::string begin = fs::path(prefix()).filename().string();
+    for (const fs::path& file : list_folder(parent.empty() ? "." : parent)) {
+      const std::string name = file.filename().string();
+      if (!name.starts_with(begin)) continue;
+
+      pid_t pid = 0;
+      const char* const end = name.data() + name.size();
+      const auto [stop, bad] = std::from_chars(name.data() + begin.size(), end, pid);
+      if (bad != std::errc() || stop != end || pid <= 0) continue;
+
+      std::error_code error;
+      if (::kill(pid, 0) != 0 && errno == ESRCH) fs::remove(file, error);
+    }
+  }
 
   std::optional<fs::path> path_;
   OutputFile file_;

@@ -1,4 +1,7 @@
 // A folder of images from end to end: prepare, train, evaluate and predict.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "core/io/json.h"
 #include "data/examples/npy.h"
 #include "tests/data/prepare/image_files.h"
@@ -66,7 +69,17 @@ TEST_CASE("a convnet predicts the classes of image files by name", "[predict_ima
   CHECK(r.make({"predict", "runs/run", "new/a,1.png", "new/b.jpg", "new/more"}) == whole);
   CHECK_THAT(r.make({"eval", "runs/run"}), ContainsSubstring("class \\ predicted  sea"));
 
+  // What a killed process left is removed; what is not one's name stays.
+  const pid_t gone = fork();
+  if (gone == 0) _exit(0);
+  waitpid(gone, nullptr, 0);
+  const std::string left = str("p.jsonl.unfinished-", gone), kept = "p.jsonl.unfinished-notes",
+                    running = str("p.jsonl.unfinished-", getpid());
+  for (const std::string& name : {left, kept, running}) write_file(r.f / name, "x");
   r.make({"predict", "runs/run", "new/b.jpg", "--out", "p.jsonl"});
+  CHECK(!fs::exists(r.f / left));
+  CHECK(fs::exists(r.f / kept));
+  CHECK(fs::exists(r.f / running));
   const Json line = parse_json(slurp(r.f / "p.jsonl"), "", Exit::internal);
   CHECK(line["id"] == "new/b.jpg");
   CHECK(line["class"] == "sea");

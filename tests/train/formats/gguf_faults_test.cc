@@ -102,6 +102,9 @@ TEST_CASE("a GGUF file whose header lies is refused by all commands", "[gguf_fau
     g.tensor("output.weight").sizes = {uint64_t{1} << 33, uint64_t{1} << 33};
   });
   refused("a shape too large", [](File& g) { g.tensor("output.weight").sizes = {~uint64_t{0}}; });
+  refused("a shape too large", [](File& g) {
+    g.tensor("output.weight").sizes = {0, uint64_t{1} << 40, uint64_t{1} << 40};
+  });
   refused("rows of 259", [](File& g) {
     g.tensor("output.weight").sizes = {259, 256};
     g.tensor("output.weight").type = 8;
