@@ -85,7 +85,7 @@ void Saved::pack(std::shared_ptr<const PackedTensor> packed) {
 
 void Saved::unpack() {
   if (!packed_) return;
-  tensor_ = unpacked(*std::exchange(packed_, nullptr));
+  tensor_ = std::exchange(packed_, nullptr)->unpacked();
   version_ = tensor_._version();
 }
 

@@ -39,7 +39,7 @@
 
 namespace lathe {
 
-struct PackedTensor;
+class PackedTensor;
 
 /// What autocast does to an op's floating-point inputs (float64 is never touched).
 enum class Amp {

@@ -46,8 +46,8 @@ std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> 
 /// it is recomputed.
 void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
                  std::span<const at::Tensor> outputs, const Flops& forward);
-/// Packs the tensors that the op of the node keeps, as PackSaved describes.
-void pack_saved(Node& node);
+/// Packs the tensors that the op of the node keeps, by the thread's SavedPacker.
+void pack_saved(Node& node, const OpInfo& info);
 /// Throws: the op of the recomputation is not that of the node.
 [[noreturn]] void replay_mismatch(const char* name, const Node& node);
 /// Restores the op of a node by recomputation.
@@ -351,9 +351,8 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
 
     if (mode().recording != nullptr) [[unlikely]]
       record_node(node, inputs, outputs, flops.forward);
-    else if (mode().packer != nullptr && mode().replaying == nullptr && !Op::info.exact)
-        [[unlikely]]
-      pack_saved(*node);
+    else if (mode().packer != nullptr && mode().replaying == nullptr) [[unlikely]]
+      pack_saved(*node, Op::info);
   }
 
   if (mode().observers != nullptr) [[unlikely]]

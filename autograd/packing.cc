@@ -45,14 +45,13 @@ std::optional<Packing> packing_of(std::string_view name) {
   return std::nullopt;
 }
 
-at::Tensor unpacked(const PackedTensor& packed) {
-  const at::Tensor& data = packed.data;
-  if (!packed.factors.defined()) return data.to(packed.dtype);
+at::Tensor RoundedTensor::unpacked() const {
+  if (!factors.defined()) return data.to(dtype);
 
-  at::Tensor t = at::empty(data.sizes(), data.options().dtype(packed.dtype));
-  const int64_t rows = packed.factors.numel();
-  unpack_e4m3(data.const_data_ptr<uint8_t>(), packed.factors.const_data_ptr<float>(),
-              t.mutable_data_ptr(), element_of(packed.dtype), rows, t.numel() / rows);
+  at::Tensor t = at::empty(data.sizes(), data.options().dtype(dtype));
+  const int64_t rows = factors.numel();
+  unpack_e4m3(data.const_data_ptr<uint8_t>(), factors.const_data_ptr<float>(), t.mutable_data_ptr(),
+              element_of(dtype), rows, t.numel() / rows);
   bump_version(t);
   return t;
 }
@@ -69,12 +68,13 @@ std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
     return nullptr;
 
   if (const auto found = known_.find(t.unsafeGetTensorImpl()); found != known_.end()) {
-    const auto packed = found->second.packed.lock();
-    if (packed && !found->second.tensor.expired() && found->second.version == t._version())
-      return packed;
+    auto known = found->second.packed.lock();
+    if (known && !found->second.tensor.expired() && found->second.version == t._version())
+      return known;
   }
 
-  PackedTensor made{.data = {}, .factors = {}, .dtype = t.scalar_type()};
+  auto packed = std::make_shared<RoundedTensor>(t.scalar_type());
+  RoundedTensor& made = *packed;
   const at::Tensor whole = t.contiguous();
   if (packing_ == Packing::bf16) {
     made.data = whole.to(at::kBFloat16);
@@ -87,7 +87,6 @@ std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
   }
 
   forget_expired();
-  auto packed = std::make_shared<const PackedTensor>(std::move(made));
   known_.insert_or_assign(
       t.unsafeGetTensorImpl(),
       Known{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), t._version(), packed});
@@ -113,10 +112,11 @@ bool is_parameter(const Node& node, const Saved& saved) {
 
 }  // namespace
 
-void detail::pack_saved(Node& node) {
-  PackSaved& packer = *mode().packer;
+void detail::pack_saved(Node& node, const OpInfo& info) {
+  SavedPacker& packer = *mode().packer;
+  if (info.exact && !packer.is_exact()) return;
   node.visit_saved([&](Saved& saved) {
-    if (saved.place() == Saved::Place::inside) return;
+    if (!saved.defined() || (saved.place() == Saved::Place::inside && !packer.is_exact())) return;
     if (is_parameter(node, saved)) return;
     if (auto packed = packer.pack(saved.kept())) {
       saved.pack(std::move(packed));

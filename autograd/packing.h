@@ -10,8 +10,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "autograd/saved_packer.h"
 #include "core/memory.h"
-#include "core/mode.h"
 
 namespace lathe {
 
@@ -21,15 +21,15 @@ enum class Packing : uint8_t { bf16, fp8 };
 /// Returns the packing called "bf16" or "fp8"; nullopt for "none".
 std::optional<Packing> packing_of(std::string_view name);
 
-/// An activation in fewer bytes.
-struct PackedTensor {
+/// An activation in fewer bytes. unpacked() is contiguous.
+struct RoundedTensor final : PackedTensor {
+  explicit RoundedTensor(at::ScalarType dtype) : dtype(dtype) {}
+  at::Tensor unpacked() const override;
+
   at::Tensor data;       ///< bfloat16, or uint8 with the bits of e4m3 (Micikevicius et al. 2022)
   at::Tensor factors;    ///< of each row of `data`, float32; undefined for bfloat16
   at::ScalarType dtype;  ///< of the activation
 };
-
-/// Returns the activation, contiguous, in its own dtype.
-at::Tensor unpacked(const PackedTensor& packed);
 
 /// While alive, the ops of this thread keep their activations packed: float32 tensors in bfloat16;
 /// or float32, bfloat16 and float16 tensors in fp8, with a scale for each row of the last dims with
@@ -41,12 +41,12 @@ at::Tensor unpacked(const PackedTensor& packed);
 /// the model and the data, and those of other scopes. So do parameters, integers, statistics such
 /// as a norm's, tensors of less than `least` elements, what ops with OpInfo::exact and the losses
 /// of autograd/ops/losses.h keep, and all that a Recomputation records or restores.
-class PackSaved : public ModeGuard {
+class PackSaved final : public ModeGuard, public SavedPacker {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.
   explicit PackSaved(Packing packing, int64_t least = 256);
-  /// Returns t packed; null if t stays as it is.
-  std::shared_ptr<const PackedTensor> pack(const at::Tensor& t);
+  std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
+  bool is_exact() const override { return false; }
   /// Returns the number of packed tensors that it remembers: at most twice as many as are alive, or
   /// 1,024.
   size_t remembered() const { return known_.size(); }

@@ -186,6 +186,28 @@ void detail::recompute_node(Node& node) {
   recomputation->run();
 }
 
+detail::KeptInput::KeptInput(const Variable& v) {
+  SavedPacker* packer = mode().packer;
+  const bool is_packed = packer != nullptr && packer->is_exact() && mode().replaying == nullptr &&
+                         v.defined() && v.as_leaf() == nullptr;
+  if (is_packed) packed_ = packer->pack(v.data());
+  if (!packed_) {
+    value_ = v;
+    return;
+  }
+  if (v.node()) edge_ = v.edge();
+  version_ = v.data()._version();
+}
+
+Variable detail::KeptInput::value() const {
+  if (!packed_) return value_;
+  const at::Tensor t = packed_->unpacked();
+  // Recomputation compares the versions of inputs.
+  t.unsafeGetTensorImpl()->set_version_counter(
+      c10::VariableVersion(static_cast<uint32_t>(version_)));
+  return edge_ ? Variable(t, edge_) : Variable(t);
+}
+
 detail::Recording::Recording(std::function<void()> again, const Selection* selection)
     : recomputation_(std::make_shared<Recomputation>(std::move(again), selection)) {
   mode().recording = recomputation_.get();

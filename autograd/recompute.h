@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "autograd/node.h"
+#include "autograd/saved_packer.h"
 #include "autograd/variable.h"
 #include "core/mode.h"
 
@@ -121,6 +122,46 @@ class Recording : public ModeGuard {
   std::shared_ptr<Recomputation> recomputation_;
 };
 
+/// An input of a recomputed part, which the thread's SavedPacker keeps if its values stay exact.
+class KeptInput {
+ public:
+  explicit KeptInput(const Variable& v);
+  /// Returns the input, at the same position in the graph.
+  Variable value() const;
+
+ private:
+  Variable value_;  // undefined if it is packed
+  std::shared_ptr<const PackedTensor> packed_;
+  Edge edge_;
+  int64_t version_ = 0;
+};
+
+/// Returns what is kept of an input: a KeptInput for a Variable, and a copy of anything else.
+template <class T>
+auto kept(const T& input) {
+  if constexpr (std::is_same_v<T, Variable>)
+    return KeptInput(input);
+  else
+    return input;
+}
+
+/// Returns the input of which kept() has kept this.
+template <class T>
+decltype(auto) given(T& input) {
+  if constexpr (std::is_same_v<T, KeptInput>)
+    return input.value();
+  else
+    return (input);
+}
+
+/// Returns a function that calls a copy of fn with these inputs.
+template <class F, class... In>
+std::function<void()> call_later(const F& fn, const In&... inputs) {
+  return [fn, all = std::make_tuple(kept(inputs)...)]() mutable {
+    std::apply([&](auto&... each) { fn(given(each)...); }, all);
+  };
+}
+
 }  // namespace detail
 
 /// Returns fn(inputs...) and keeps only the inputs and the result. In the backward pass a copy of
@@ -134,8 +175,7 @@ template <class F, class... In>
 auto recompute(const F& fn, const In&... inputs) {
   // Inside another recompute() that keeps nothing there is nothing to drop.
   if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
-  const detail::Recording recording(
-      [fn, kept = std::tuple<In...>(inputs...)]() mutable { std::apply(fn, kept); });
+  const detail::Recording recording(detail::call_later(fn, inputs...));
   return fn(inputs...);
 }
 
@@ -144,8 +184,7 @@ auto recompute(const F& fn, const In&... inputs) {
 template <class F, class... In>
 auto recompute_selectively(Selection& selection, const F& fn, const In&... inputs) {
   if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
-  detail::Recording recording(
-      [fn, kept = std::tuple<In...>(inputs...)]() mutable { std::apply(fn, kept); }, &selection);
+  detail::Recording recording(detail::call_later(fn, inputs...), &selection);
   auto result = fn(inputs...);
   recording.select(selection);
   return result;

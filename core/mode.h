@@ -25,7 +25,7 @@ class ChainTrace;
 class Recomputation;
 class ForwardHook;
 class KeyValueCache;
-class PackSaved;
+class SavedPacker;
 struct RunningStatistic;
 
 /// The source of a training step's random numbers: see core/rng.h.
@@ -92,7 +92,7 @@ struct Mode {
   /// Ops that run belong to it and keep nothing: see autograd/recompute.h.
   Recomputation* recording = nullptr;
   Recomputation* replaying = nullptr;  ///< ops that run are run again for it
-  PackSaved* packer = nullptr;         ///< packs what ops keep, or null: see autograd/packing.h
+  SavedPacker* packer = nullptr;  ///< packs what ops keep, or null: see autograd/saved_packer.h
   RecomputePolicy recompute{};
   /// Where run_blocks() counts the blocks that `recompute` concerns, or null.
   int64_t* blocks_run = nullptr;

@@ -333,7 +333,7 @@ void StateOffload::write(size_t slot, size_t tensor, const void* from) {
   });
 }
 
-StateOffload::Times StateOffload::times() const {
+TransferTimes StateOffload::times() const {
   const std::lock_guard lock(mutex_);
   return times_;
 }

@@ -69,13 +69,6 @@ class StateOffload {
     size_t bytes = 0;
     std::vector<Piece> pieces{};
   };
-  /// What the transfer took so far.
-  struct Times {
-    int64_t bytes = 0;      ///< read and written
-    double transfer_s = 0;  ///< of both threads
-    double wait_s = 0;      ///< that the training thread waited for them
-  };
-
   /// Reserves the file in `folder` (see ScratchFile), with a state of zeros, and allocates the
   /// buffers. In a dry run there is no file.
   StateOffload(const fs::path& folder, std::vector<OffloadedSlot> slots);
@@ -106,7 +99,7 @@ class StateOffload {
   void settle();
 
   /// Returns what the transfer took so far. Thread-safe.
-  Times times() const;
+  TransferTimes times() const;
 
  private:
   enum class Place { file, reading, memory, writing };
@@ -148,7 +141,7 @@ class StateOffload {
   std::condition_variable changed_;
   std::vector<Status> status_;
   std::exception_ptr error_;
-  Times times_;
+  TransferTimes times_;
 
   std::optional<size_t> current_;
   int64_t uses_ = 0, uses_before_ = 0;  // in all steps, and in those before this one

@@ -23,7 +23,9 @@ namespace {
 /// While alive, memory.saved leaves what ops keep as it is. The gradients of a loss are part of all
 /// others, and its tensors are small.
 struct ExactTensors : ModeGuard {
-  ExactTensors() { mode().packer = nullptr; }
+  ExactTensors() {
+    if (mode().packer != nullptr && !mode().packer->is_exact()) mode().packer = nullptr;
+  }
 };
 
 /// Returns x in float32 or wider.

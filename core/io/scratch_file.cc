@@ -46,6 +46,15 @@ bool reserve(int fd, uint64_t bytes) {
 
 }  // namespace
 
+std::string TransferTimes::text() const {
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  return format(
+      "%.2f GB read and written in %.2f s (%.2f GB/s); training waited for %.2f s of it, and "
+      "%.0f%% was hidden",
+      gigabytes, transfer_s, gigabytes / transfer_s, wait_s,
+      100 * std::max(0.0, 1 - wait_s / transfer_s));
+}
+
 ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(nearest_folder(folder)) {
   fd_ = open_unnamed(folder_);
   if (fd_ < 0) fails("cannot open a scratch file");
@@ -61,6 +70,16 @@ ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(neare
   // The destructor does not run, and closing must not change what is reported.
   const int number = errno;
   file_calls.close(std::exchange(fd_, -1));
+  errno = number;
+  fails_to_reserve(bytes);
+}
+
+void ScratchFile::grow(uint64_t bytes) {
+  if (!reserve(fd_, bytes)) fails_to_reserve(bytes);
+}
+
+void ScratchFile::fails_to_reserve(uint64_t bytes) const {
+  const int number = errno;
   std::error_code unknown;
   const fs::space_info space = fs::space(folder_, unknown);
   errno = number;

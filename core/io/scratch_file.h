@@ -18,8 +18,18 @@
 
 namespace lathe {
 
-/// A file of a fixed size that begins as zeros. Its functions throw FileError with Exit::io, and
-/// may be called by several threads for parts that do not overlap.
+/// What transfers to and from scratch files took.
+struct TransferTimes {
+  int64_t bytes = 0;      ///< read and written
+  double transfer_s = 0;  ///< of all threads
+  double wait_s = 0;      ///< that the training thread waited for them
+
+  /// Returns a sentence for the log.
+  std::string text() const;
+};
+
+/// A file that begins as zeros. Its functions throw FileError with Exit::io, and may be called by
+/// several threads for parts that do not overlap.
 class ScratchFile {
  public:
   /// Opens a file of `bytes` bytes in nearest_folder(`folder`), and reserves its space where the
@@ -29,6 +39,8 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
+  /// Makes the file `bytes` bytes long, and reserves that space.
+  void grow(uint64_t bytes);
   /// Reads `bytes` bytes from `offset` on.
   void read(uint64_t offset, void* to, size_t bytes) const;
   /// Writes `bytes` bytes from `offset` on.
@@ -36,6 +48,7 @@ class ScratchFile {
 
  private:
   [[noreturn]] void fails(const std::string& what) const;
+  [[noreturn]] void fails_to_reserve(uint64_t bytes) const;
 
   fs::path folder_;
   int fd_ = -1;

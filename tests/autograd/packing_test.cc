@@ -228,7 +228,7 @@ struct PackedByOp {
   explicit PackedByOp(const Variable& y) {
     y.node()->visit_saved([this](Saved& saved) {
       if (saved.packed() != nullptr)
-        packed.push_back(describe(saved.packed()->data));
+        packed.push_back(describe(dynamic_cast<const RoundedTensor&>(*saved.packed()).data));
       else if (saved.defined())
         exact.push_back(describe(saved.kept()));
     });

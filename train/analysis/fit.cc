@@ -86,7 +86,10 @@ std::vector<Overrides> changes_to_try(const RunConfig& c) {
   // Where it contradicts other keys, resident() leaves it out.
   if (!c.memory.update_in_backward) add({{{"memory.update_in_backward", "true"}}});
   constexpr int64_t more_than_all = 100;
-  if (c.memory.offload == "none") add({{{"memory.offload", "optimizer"}}}, more_than_all);
+  if (c.memory.offload == "none") {
+    add({{{"memory.offload", "optimizer"}}, {{"memory.offload", "optimizer+activations"}}},
+        more_than_all);
+  }
 
   std::stable_sort(all.begin(), all.end(), [](const Combination& a, const Combination& b) {
     return a.changes < b.changes;
@@ -158,7 +161,7 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints",
                       memory / 1e9, free / 1e9, disk / 1e9);
   if (!is_one_disk && std::isfinite(room)) needs.text += format(" (%.1f GB free)", room / 1e9);
-  if (scratch > 0) needs.text += format(" and %.2f GB for the optimizer's state", scratch / 1e9);
+  if (scratch > 0) needs.text += format(" and %.2f GB for scratch files", scratch / 1e9);
   const double last = is_one_disk ? room : other_room;
   if (std::isfinite(last)) needs.text += format(" (%.1f GB free)", last / 1e9);
   return needs;

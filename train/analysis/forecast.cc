@@ -361,6 +361,8 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
     }
   }
 
+  if (s.activations) result.scratch_bytes += s.activations->file_bytes();
+
   const auto n = static_cast<double>(own);
   // The counts are those of all micro-batches of the step.
   for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;

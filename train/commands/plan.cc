@@ -12,6 +12,7 @@
 #include "train/analysis/forecast.h"
 #include "train/analysis/memory_budget.h"
 #include "train/commands/commands.h"
+#include "train/commands/plan_chart.h"
 #include "train/commands/plan_cluster.h"
 #include "train/formats/source.h"
 #include "train/session/peak.h"
@@ -21,13 +22,6 @@
 
 namespace lathe {
 namespace {
-
-std::string human(double bytes) {
-  const char* units[]{"B", "kB", "MB", "GB", "TB"};
-  int u = 0;
-  while (bytes >= 1000 && u < 4) bytes /= 1000, ++u;
-  return u == 0 ? format("%.0f %s", bytes, units[u]) : format("%.1f %s", bytes, units[u]);
-}
 
 double used(const MemoryStats& m, Memory category) {
   return static_cast<double>(m.used[static_cast<size_t>(category)]);
@@ -44,9 +38,9 @@ std::string weight_line(LoadedConfig loaded, int ranks, const char* what, bool c
   amp.working_copies = copies;
   amp.cache = cache;
   const DryStep d = dry_step(loaded, ranks);
-  return str(what, human(used(d.made, Memory::parameters)), " of parameters kept, ",
-             human(peak(d.peaks, Memory::casts)), " of casts, ",
-             human(static_cast<double>(d.peaks.total_peak)), " in all at the highest",
+  return str(what, human_bytes(used(d.made, Memory::parameters)), " of parameters kept, ",
+             human_bytes(peak(d.peaks, Memory::casts)), " of casts, ",
+             human_bytes(static_cast<double>(d.peaks.total_peak)), " in all at the highest",
              is_own ? " (this config)" : "", "\n");
 }
 
@@ -93,27 +87,28 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
     line("processes", str(d.ranks, ", each with ", c.train.grad_accum / d.ranks, " of the ",
                           c.train.grad_accum, " micro-batches of a step; memory is that of one"));
   }
-  line("memory: parameters",
-       human(used(d.made, Memory::parameters)) + (d.has_copies ? " (with working copies)" : ""));
+  line("memory: parameters", human_bytes(used(d.made, Memory::parameters)) +
+                                 (d.has_copies ? " (with working copies)" : ""));
   if (const double casts = peak(d.peaks, Memory::casts); casts > 0)
-    line("memory: weight casts", human(casts) + " at the highest");
-  line("memory: optimizer", human(used(d.made, Memory::optimizer)));
-  line("memory: gradients", human(peak(d.peaks, Memory::gradients)));
-  line("memory: activations", human(peak(d.peaks, Memory::activations)) + " at the highest");
-  line("memory: data", human(peak(d.peaks, Memory::data)));
+    line("memory: weight casts", human_bytes(casts) + " at the highest");
+  line("memory: optimizer", human_bytes(used(d.made, Memory::optimizer)));
+  line("memory: gradients", human_bytes(peak(d.peaks, Memory::gradients)));
+  line("memory: activations", human_bytes(peak(d.peaks, Memory::activations)) + " at the highest");
+  line("memory: data", human_bytes(peak(d.peaks, Memory::data)));
 
   if (d.held_bytes > 0)
-    line("memory: checkpoints",
-         human(static_cast<double>(d.held_bytes)) + ", the copy that is written in the background");
+    line("memory: checkpoints", human_bytes(static_cast<double>(d.held_bytes)) +
+                                    ", the copy that is written in the background");
 
-  line("memory: program", human(static_cast<double>(f.program_bytes)));
+  line("memory: program", human_bytes(static_cast<double>(f.program_bytes)));
   // Less than the sum of the peaks, which are reached at different times.
-  line("memory: at the highest", human(static_cast<double>(f.peak_rss())) + " resident, " +
-                                     human(static_cast<double>(d.peaks.total_peak)) +
+  line("memory: at the highest", human_bytes(static_cast<double>(f.peak_rss())) + " resident, " +
+                                     human_bytes(static_cast<double>(d.peaks.total_peak)) +
                                      " of it tensors");
 
   if (d.ranks > 1)
-    line("exchange", human(static_cast<double>(d.sent_bytes)) + " sent by a process in a step");
+    line("exchange",
+         human_bytes(static_cast<double>(d.sent_bytes)) + " sent by a process in a step");
   out << weights;
   // The dry run counts one micro-batch; a step has several.
   line("FLOPs a step",
@@ -141,12 +136,14 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
                               c.train.steps, " steps, evaluation not counted"));
 
   const auto checkpoint = static_cast<double>(d.checkpoint_bytes);
-  line("disk", human(checkpoint) + " a checkpoint, " +
-                   human(checkpoint * static_cast<double>(most_checkpoints(f))) + " at the most (" +
-                   std::to_string(f.kept_checkpoints) + " kept and one being written)");
+  line("disk", human_bytes(checkpoint) + " a checkpoint, " +
+                   human_bytes(checkpoint * static_cast<double>(most_checkpoints(f))) +
+                   " at the most (" + std::to_string(f.kept_checkpoints) +
+                   " kept and one being written)");
   if (d.scratch_bytes > 0) {
-    line("disk: optimizer",
-         human(static_cast<double>(d.scratch_bytes)) + (d.ranks > 1 ? " of each process" : "") +
+    line("disk: scratch files",
+         human_bytes(static_cast<double>(d.scratch_bytes)) +
+             (d.ranks > 1 ? " of each process" : "") +
              " while the run lasts, read and written in each step; the time of a step does not "
              "count that");
   }
@@ -160,6 +157,8 @@ Json json_of(const RunConfig& c, const Forecast& f) {
   bool is_provisional = false;
   const auto mfu = mfu_of(c, f, is_provisional);
   const double step_s = f.times.total();
+  Json memory = Json::object();
+  for (const auto& [category, bytes] : memory_by_category(f)) memory[category] = mb(bytes);
 
   return {{"params", d.parameters},
           {"ranks", d.ranks},
@@ -167,15 +166,7 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"trained_params", d.trained},
           {"peak_rss_mb", mb(static_cast<double>(f.peak_rss()))},
           {"tensors_mb", mb(static_cast<double>(d.peaks.total_peak))},
-          {"memory_mb",
-           {{"parameters", mb(used(d.made, Memory::parameters))},
-            {"casts", mb(peak(d.peaks, Memory::casts))},
-            {"optimizer", mb(used(d.made, Memory::optimizer))},
-            {"gradients", mb(peak(d.peaks, Memory::gradients))},
-            {"activations", mb(peak(d.peaks, Memory::activations))},
-            {"data", mb(peak(d.peaks, Memory::data))},
-            {"checkpoints", mb(static_cast<double>(d.held_bytes))},
-            {"program", mb(static_cast<double>(f.program_bytes))}}},
+          {"memory_mb", memory},
           {"ms_per_step", 1e3 * step_s},
           {"ms_forward", 1e3 * f.times.forward},
           {"ms_backward", 1e3 * f.times.backward},
@@ -212,7 +203,7 @@ std::string text_for(const RunConfig& c, const Forecast& f, const std::string& c
       format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s,
              f.dry.unit.c_str()),
       human_time(step_s * static_cast<double>(c.train.steps)), " for ", c.train.steps, " steps\n",
-      "  memory of each GPU      ", human(needs), " of ", human(card.memory_bytes),
+      "  memory of each GPU      ", human_bytes(needs), " of ", human_bytes(card.memory_bytes),
       needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
 }
 
@@ -223,8 +214,8 @@ Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
   if (has_budget) given.emplace_back("memory.budget", "");
   const int64_t bytes = limit == "true" ? free_memory() : parse_bytes(limit);
   const auto fit = find_fit(loaded.path, given, f, bytes);
-  const std::string within =
-      str(human(static_cast<double>(bytes)), limit == "true" ? " (free on this machine)" : "");
+  const std::string within = str(human_bytes(static_cast<double>(bytes)),
+                                 limit == "true" ? " (free on this machine)" : "");
   std::cout << "fit                       ";
   if (!fit) {
     std::cout << "nothing brings it within " << within << "; take a smaller model\n";
@@ -239,6 +230,49 @@ Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
   for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
   if (has_budget) keys += " --memory.budget=";
   std::cout << "within " << within << " with" << keys << "\n";
+  return Exit::done;
+}
+
+/// Returns the keys of --chart, "key=value,key=value".
+Overrides chart_keys(const std::string& text) {
+  Overrides keys;
+  for (const std::string& word : comma_list(text)) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      fail(Exit::usage,
+           "command line: --chart takes keys of the config with their values, such as "
+           "memory.recompute=blocks, and ",
+           printable_line(word), " is neither");
+    }
+    keys.emplace_back(word.substr(0, equals), word.substr(equals + 1));
+  }
+  return keys;
+}
+
+/// Prints the memory of the config, beside that with the keys of --chart.
+Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
+  const std::string text = a.get("chart", "");
+  Overrides keys = key_arguments(a);
+  for (const auto& key : chart_keys(text)) {
+    std::erase_if(keys, [&](const auto& given) { return given.first == key.first; });
+    keys.push_back(key);
+  }
+
+  LoadedConfig other = load_config(loaded.path, keys);
+  resolve_init_from(other);
+  resolve_adapter_base(other);
+  check_shares(other, ranks);
+  const auto forecast_of = [&](LoadedConfig of) {
+    apply_memory_budget(of);
+    return forecast(of, ranks);
+  };
+  const Forecast alone = forecast_of(loaded);
+  Forecast changed = forecast_of(other);
+  // The first forecast has left memory in this process.
+  changed.program_bytes = alone.program_bytes;
+  std::cout << memory_chart({{printable_line(a.positionals.at(0)), alone},
+                             {"with " + printable_line(text), changed}})
+            << std::flush;
   return Exit::done;
 }
 
@@ -261,6 +295,11 @@ Exit run_plan(const Arguments& a) {
   if (json && (!fit.empty() || !cards.empty()))
     fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
 
+  if (a.flags.contains("chart")) {
+    if (json || !fit.empty() || !cards.empty() || asks_for_cluster(a))
+      fail(Exit::usage, "command line: --chart excludes --json, --fit, --for and --card");
+    return print_chart(a, std::move(loaded), static_cast<int>(*ranks));
+  }
   if (asks_for_cluster(a)) {
     if (!fit.empty() || !cards.empty() || a.flags.contains("ranks"))
       fail(Exit::usage, "command line: --card excludes --fit, --for and --ranks");
@@ -298,6 +337,9 @@ Command plan_command() {
        {"fit",
         "Print what to change so that the run stays within this much memory, such as 8GB, and exit "
         "with code 10 where nothing suffices. Default: the memory that is free here."},
+       {"chart",
+        "Draw the memory of a step by category, beside that with these keys, such as "
+        "memory.recompute=blocks,optim.kind=adamw8bit."},
        {"ranks", "Forecast one of this many processes. Default: 1."},
        {"for",
         "Forecast GPUs that are not here as well, such as 8xH100, from their makers' "

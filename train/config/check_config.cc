@@ -249,6 +249,12 @@ void check_update_in_backward(const LoadedConfig& loaded) {
 /// Checks memory.offload.
 void check_offload(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
+  if (!c.memory.offloads_activations() &&
+      c.memory.offload_window_mb != MemoryConfig().offload_window_mb) {
+    fail(Exit::usage, origin_of(loaded, "memory.offload_window_mb"),
+         ": memory.offload_window_mb has no effect with memory.offload = \"", c.memory.offload,
+         "\"; leave it out, or set memory.offload = \"activations\"");
+  }
   if (c.memory.offload == "none") {
     if (c.memory.offload_dir.empty()) return;
     fail(Exit::usage, origin_of(loaded, "memory.offload_dir"),
@@ -256,7 +262,12 @@ void check_offload(const LoadedConfig& loaded) {
          "memory.offload = \"optimizer\"");
   }
 
-  if (c.checkpoint.async_save) {
+  if (c.memory.offloads_activations() && c.memory.saved != "none") {
+    fail(Exit::usage, last_origin(loaded, {"memory.offload", "memory.saved"}),
+         ": memory.saved packs activations, which memory.offload writes to the disk as they are; "
+         "leave one of them out");
+  }
+  if (c.memory.offloads_optimizer() && c.checkpoint.async_save) {
     fail(Exit::usage, last_origin(loaded, {"memory.offload", "checkpoint.async_save"}),
          ": checkpoint.async_save copies all state into memory, which memory.offload keeps out of "
          "it; leave one of them out");

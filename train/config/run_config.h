@@ -145,13 +145,22 @@ struct MemoryConfig {
   LATHE_FIELD(
       std::string, offload, "none",
       "What is kept in a scratch file on disk instead of in memory. optimizer: the optimizer "
-      "state, which is read ahead and written behind while parameters are updated. Changes "
-      "no bit. On CPUs only.",
-      one_of({"none", "optimizer"}))
+      "state, which is read ahead and written behind while parameters are updated. activations: "
+      "what the forward pass keeps for the backward pass, with memory.recompute the inputs of "
+      "blocks. Changes no bit. On CPUs only.",
+      one_of({"none", "optimizer", "activations", "optimizer+activations"}))
+  LATHE_FIELD(double, offload_window_mb, 128.0,
+              "Megabytes of the newest activations that stay in memory with memory.offload = "
+              "\"activations\", and of those that are read ahead in the backward pass. At least "
+              "three of the largest activation stay. Changes no bit.",
+              between(0, 1e6))
   LATHE_FIELD(std::string, offload_dir, "",
               "Folder of the scratch file. The file has no name and is gone when the process ends. "
               "Empty: the run folder's disk.",
               anything())
+
+  bool offloads_optimizer() const { return offload.starts_with("optimizer"); }
+  bool offloads_activations() const { return offload.ends_with("activations"); }
 };
 
 /// When checkpoints are written, and which are kept.

@@ -45,16 +45,13 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& cei
   log(Level::debug, "parameters\n" + parameter_table(session.params));
 }
 
-void log_offload(const Optimizer& optimizer) {
-  if (optimizer.offload() == nullptr) return;
-  const StateOffload::Times t = optimizer.offload()->times();
-  if (t.transfer_s == 0) return;
-  const double gigabytes = static_cast<double>(t.bytes) / 1e9;
-  log_info("offload   ",
-           format("%.2f GB read and written in %.2f s (%.2f GB/s); training waited for %.2f s of "
-                  "it, and %.0f%% was hidden",
-                  gigabytes, t.transfer_s, gigabytes / t.transfer_s, t.wait_s,
-                  100 * std::max(0.0, 1 - t.wait_s / t.transfer_s)));
+void log_offload(const Session& session) {
+  const StateOffload* const state = session.optimizer.offload();
+  const auto report = [](const char* what, const TransferTimes& times) {
+    if (times.transfer_s > 0) log_info("offload   ", what, ": ", times.text());
+  };
+  if (state != nullptr) report("optimizer", state->times());
+  if (session.activations) report("activations", session.activations->times());
 }
 
 void verify_shown(const Data& data, const fs::path& folder, const std::function<bool()>& stop) {

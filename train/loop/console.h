@@ -19,8 +19,8 @@ namespace lathe {
 void log_header(const Session& session, const Data& data, const MfuBaseline& ceiling,
                 const std::string& run, const std::string& from, const std::string& source);
 
-/// Logs what reading and writing the optimizer's scratch file took, where it has one.
-void log_offload(const Optimizer& optimizer);
+/// Logs what reading and writing the session's scratch files took, where it has any.
+void log_offload(const Session& session);
 
 /// data.verify(stop) with a progress bar. `folder`: where the data is.
 void verify_shown(const Data& data, const fs::path& folder,

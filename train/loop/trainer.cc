@@ -182,7 +182,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   }
 
   reporter.ceiling().remember(seconds_since(begin));
-  log_offload(session_.optimizer);
+  log_offload(session_);
   return finish(checkpoints);
 }
 
@@ -269,7 +269,7 @@ void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
 }
 
 Exit Run::save_and_stop(Checkpointer& checkpoints, const StopController& stop) {
-  log_offload(session_.optimizer);
+  log_offload(session_);
   checkpoints.save_last(stop.asked() || state_.step == session_.config.train.steps);
 
   const int64_t pause_at = session_.config.train.pause_at;

@@ -52,6 +52,10 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
     fail(Exit::usage, origin_of(loaded, "memory.saved"),
          ": memory.saved is for CPUs so far; leave it out, or set train.device = \"cpu\"");
   }
+  if (loaded.config.memory.offloads_activations() && device == "cuda") {
+    fail(Exit::usage, origin_of(loaded, "memory.offload"),
+         ": memory.offload is for CPUs so far; leave it out, or set train.device = \"cpu\"");
+  }
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),
          ": amp.tf32 needs an NVIDIA GPU, and this run is on ", device_model(device),
@@ -85,9 +89,8 @@ ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParamete
            .reduce_dtype = config.dist.reduce_dtype == "bf16" ? at::kBFloat16 : at::kFloat}};
 }
 
-/// Returns the folder of the scratch file with the optimizer's state; "" where it is in memory.
-fs::path offload_folder(const RunConfig& c) {
-  if (c.memory.offload == "none") return "";
+/// Returns the folder of scratch files.
+fs::path scratch_folder(const RunConfig& c) {
   return c.memory.offload_dir.empty() ? c.train.out_dir : c.memory.offload_dir;
 }
 
@@ -99,7 +102,7 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   try {
     return Optimizer(c.optim, params, rounding_seed, {},
                      is_shared ? layout.ranges(world().rank()) : std::vector<ElementRange>(),
-                     offload_folder(c));
+                     c.memory.offloads_optimizer() ? scratch_folder(c) : "");
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;
     const std::string what = e.what();
@@ -181,6 +184,9 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   s.config.train.threads = threads;
   if (config.dist.shard == "parameters" && world().size() > 1)
     s.shards = std::make_unique<ParameterShards>(world(), s.params, *s.layout);
+  if (config.memory.offloads_activations())
+    s.activations = std::make_unique<ActivationOffload>(
+        scratch_folder(config), static_cast<size_t>(1e6 * config.memory.offload_window_mb));
   return s;
 }
 
@@ -218,6 +224,8 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
   mode().block_hooks = s.shards.get();
   std::optional<PackSaved> packing;
   if (const auto dtype = packing_of(s.config.memory.saved)) packing.emplace(*dtype);
+  std::optional<OffloadActivations> offload;
+  if (s.activations) offload.emplace(*s.activations);
   std::optional<DetectAnomaly> anomalies;
   if (s.config.train.detect_anomaly)
     anomalies.emplace(

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "amp/grad_scaler.h"
+#include "autograd/activation_offload.h"
 #include "dist/parameter_shards.h"
 #include "dist/shards.h"
 #include "nn/models/model.h"
@@ -50,6 +51,8 @@ struct Session {
   std::optional<GradScaler> scaler;
   std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it
   bool low_grad = false;             ///< gradients of matmul weights have the matmul dtype
+  /// Where activations are kept if memory.offload asks for it, else null.
+  std::unique_ptr<ActivationOffload> activations{};
 
   /// Opens the device, sets threads, makes the model, transforms it and makes its optimizer.
   static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);

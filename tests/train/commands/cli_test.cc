@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -537,6 +538,42 @@ TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
   CHECK(r.err == "");
   CHECK(fs::exists(f / "data/quickstart/manifest.json"));
   CHECK(fs::exists(f / "runs/tiny/checkpoints/step-00000001"));
+}
+
+TEST_CASE("a plan draws the memory of two settings by category", "[cli]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto plan = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "tiny.toml"});
+    return run({"lathe", more, f.path(), {}});
+  };
+  const Finished r = plan({"--chart", "optim.kind=sgd,train.batch_size=64"});
+  INFO(r.out << r.err);
+  REQUIRE(r.code == 0);
+  CHECK(r.out.starts_with("#  tiny.toml\n=  with optim.kind=sgd,train.batch_size=64\n\n"));
+  std::map<std::string, std::vector<std::string>> bars;  // of each category
+  std::string category;
+  std::istringstream lines(r.out.substr(r.out.find("\n\n") + 2));
+  for (std::string line; std::getline(lines, line);) {
+    CHECK(line.size() <= 80);
+    if (line[0] != ' ') category = line.substr(0, line.find(' '));
+    const size_t begin = line.find_first_of("#=");
+    const size_t end = begin == std::string::npos ? begin : line.find(' ', begin);
+    bars[category].push_back(begin == std::string::npos ? "" : line.substr(begin, end - begin));
+  }
+  // SGD keeps no state, and more rows have more activations.
+  CHECK(bars.at("optimizer")[0].front() == '#');
+  CHECK(bars.at("optimizer")[1].empty());
+  CHECK(bars.at("activations")[1].size() > bars.at("activations")[0].size());
+  CHECK(bars.at("program")[0].size() == bars.at("program")[1].size());
+
+  for (const auto& [keys, says] : std::vector<std::pair<std::string, std::string>>{
+           {"sgd", "--chart takes keys"}, {"optim.kid=sgd", "optim.kid"}}) {
+    const Finished refused = plan({"--chart", keys});
+    CHECK(refused.code == 2);
+    CHECK_THAT(refused.err, ContainsSubstring(says));
+  }
+  CHECK_THAT(plan({"--chart", "optim.kind=sgd", "--json"}).err, ContainsSubstring("excludes"));
 }
 
 TEST_CASE("a plan tells parameters, memory, FLOPs, time and disk", "[cli]") {

@@ -27,6 +27,8 @@ const Kind offload_gpt{"gpt", "text",
 const Kind cut_gpt{"gpt", "text",
                    "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
 const Words offloading{"--memory.offload=optimizer"};
+const Words offloading_all{"--memory.offload=optimizer+activations",
+                           "--memory.offload_window_mb=0"};
 
 /// Runs of one folder with data for each kind.
 class OffloadRuns {
@@ -95,6 +97,8 @@ TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_
     runs.train("disk-" + name, c.kind, with_keys(c.keys, offloading));
     CHECK(runs.done().out.find("\noffload ") != std::string::npos);
     CHECK((runs.results("disk-" + name) == runs.results("memory-" + name)));
+    runs.train("all-" + name, c.kind, with_keys(c.keys, offloading_all));
+    CHECK((runs.results("all-" + name) == runs.results("memory-" + name)));
   }
   // Nothing has a name that a run without it lacks.
   CHECK(lathe::test::names(runs.folder() / "runs/disk-0") ==
@@ -103,6 +107,36 @@ TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_
   // The control: another clipping norm gives other bits.
   runs.train("clipped", offload_gpt, {"--optim.grad_clip=0.01"});
   CHECK((runs.results("clipped") != runs.results("disk-0")));
+}
+
+TEST_CASE("activations on the disk change no bit of a run, with each kind of model",
+          "[offload_runs]") {
+  OffloadRuns runs;
+  // Large enough for the file: what has less than 64 KiB stays in memory.
+  const Words large{"--train.batch_size=96", "--train.grad_accum=1", "--train.steps=3",
+                    "--checkpoint.interval=3"};
+  const Words disk{"--memory.offload=activations", "--memory.offload_window_mb=0"};
+  std::vector<OffloadCell> cells{{cut_gpt, {"--amp.dtype=bf16"}},
+                                 {cut_gpt, {"--memory.recompute=blocks"}},
+                                 {cut_gpt, {"--memory.recompute=selective"}},
+                                 {cut_gpt, {"--memory.recompute=sqrt"}},
+                                 {cut_gpt, {"--memory.recompute=blocks.1-1"}},
+                                 {cut_gpt, {"--memory.update_in_backward=true"}},
+                                 {cut_gpt, {"--amp.dtype=fp8", "--amp.fp8_edge_blocks=0"}}};
+  for (const Kind& kind : lathe::test::kinds) cells.push_back({kind, {}});
+  int n = 0, written = 0;
+  for (const OffloadCell& c : cells) {
+    INFO(c.kind.name << " " << (c.keys.empty() ? "" : c.keys[0]));
+    const std::string name = std::to_string(n++);
+    const auto results = [&](const std::string& run) {
+      return results_of(runs.folder() / ("runs/" + run), "step-00000003");
+    };
+    runs.train("memory-" + name, c.kind, with_keys(large, c.keys));
+    runs.train("disk-" + name, c.kind, with_keys(large, with_keys(c.keys, disk)));
+    written += runs.done().out.find("\noffload   activations: ") != std::string::npos ? 1 : 0;
+    CHECK((results("disk-" + name) == results("memory-" + name)));
+  }
+  CHECK(written >= 9);
 }
 
 TEST_CASE("each process keeps its share of the state on the disk", "[offload_runs]") {
@@ -141,6 +175,8 @@ TEST_CASE("what contradicts memory.offload is refused with the remedy", "[offloa
       {{"--memory.offload=optimizer", "--memory.offload_dir=nowhere"},
        "there is no folder nowhere"},
       {{"--memory.offload_dir=text"}, "memory.offload_dir has no effect"},
+      {{"--memory.offload=optimizer", "--memory.offload_window_mb=1"}, "has no effect"},
+      {{"--memory.offload=activations", "--memory.saved=bf16"}, "memory.saved packs"},
   };
   for (const auto& [keys, says] : cases) {
     INFO(says);

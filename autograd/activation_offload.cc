@@ -1,0 +1,308 @@
+#include "autograd/activation_offload.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/dry_run.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/timing.h"
+
+namespace lathe {
+
+using detail::ActivationStore;
+using detail::StoredActivation;
+
+/// What the training thread and the threads of the transfer share. All of it is guarded by `mutex`,
+/// but for the file's transfers.
+struct detail::ActivationStore {
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::unique_ptr<ScratchFile> file;  // null in a dry run
+  uint64_t size = 0, end = 0;         // bytes of the file, and of those that are in use
+  std::map<uint64_t, std::weak_ptr<StoredActivation>> alive;  // by number
+  std::map<uint64_t, uint64_t> ends;                          // their ends in the file, by number
+  std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
+  size_t largest = 0;       // bytes of an activation
+  size_t window_bytes = 0;  // of activations that were kept and have not left the window
+  std::exception_ptr error;
+  TransferTimes times;
+};
+
+/// The memory of an activation, as long as a node keeps a tensor of it.
+struct detail::StoredActivation {
+  StoredActivation(std::shared_ptr<ActivationStore> store, uint64_t number, const at::Tensor& t)
+      : store(std::move(store)),
+        number(number),
+        bytes(t.storage().nbytes()),
+        version(t._version()),
+        original(t.storage().getWeakStorageImpl()),
+        key(t.storage().unsafeGetStorageImpl()),
+        memory(t) {}
+  ~StoredActivation();
+  StoredActivation(const StoredActivation&) = delete;
+  StoredActivation& operator=(const StoredActivation&) = delete;
+
+  const std::shared_ptr<ActivationStore> store;
+  const uint64_t number;
+  const size_t bytes;
+  const int64_t version;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps `key` from being used again
+  const c10::StorageImpl* const key;
+  uint64_t offset = 0;
+
+  // Guarded by the store's mutex.
+  at::Tensor memory;  // any tensor with the bytes; undefined where they are in the file alone
+  bool is_in_window = true, is_original = true;
+  bool is_written = false, is_reading = false;
+  bool has_changed = false;  // in place, before it was written
+};
+
+detail::StoredActivation::~StoredActivation() {
+  const std::lock_guard lock(store->mutex);
+  store->alive.erase(number);
+  if (const auto found = store->by_storage.find(key);
+      found != store->by_storage.end() && found->second == number)
+    store->by_storage.erase(found);
+  if (is_in_window) store->window_bytes -= bytes;
+  // Graphs are freed from their end, so a gap before an activation that is alive need not be found.
+  store->ends.erase(number);
+  store->end = store->ends.empty() ? 0 : store->ends.rbegin()->second;
+}
+
+/// A tensor whose memory may be in the file.
+class OffloadedTensor final : public PackedTensor {
+ public:
+  OffloadedTensor(ActivationOffload& offload, std::shared_ptr<StoredActivation> stored,
+                  const at::Tensor& t)
+      : offload_(offload),
+        stored_(std::move(stored)),
+        sizes_(t.sizes().vec()),
+        strides_(t.strides().vec()),
+        offset_(t.storage_offset()),
+        dtype_(t.dtype()) {}
+
+  at::Tensor unpacked() const override {
+    const at::Tensor memory = offload_.restore(stored_);
+    at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(memory.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype_);
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_, offset_);
+    return t;
+  }
+
+ private:
+  ActivationOffload& offload_;
+  std::shared_ptr<StoredActivation> stored_;
+  std::vector<int64_t> sizes_, strides_;
+  int64_t offset_;
+  caffe2::TypeMeta dtype_;
+};
+
+ActivationOffload::ActivationOffload(const fs::path& folder, size_t window, size_t least)
+    : window_(window), least_(least), store_(std::make_shared<ActivationStore>()) {
+  if (is_dry_run()) return;
+  store_->file = std::make_unique<ScratchFile>(folder, 0);
+  reader_ = std::make_unique<WorkThread>();
+  writer_ = std::make_unique<WorkThread>();
+}
+
+ActivationOffload::~ActivationOffload() = default;
+
+std::shared_ptr<const PackedTensor> ActivationOffload::pack(const at::Tensor& t) {
+  if (!t.defined() || !t.is_cpu() || t.storage().nbytes() < least_ ||
+      category_of(t.storage().data_ptr()) != Memory::activations)
+    return nullptr;
+  std::shared_ptr<StoredActivation> stored = find(t);
+  if (!stored) stored = store(t);
+  return std::make_shared<OffloadedTensor>(*this, std::move(stored), t);
+}
+
+/// Returns the memory of t if it is stored with its present values, and else null.
+std::shared_ptr<StoredActivation> ActivationOffload::find(const at::Tensor& t) const {
+  std::shared_ptr<StoredActivation> stored;  // destroyed without the lock, which it takes itself
+  const std::lock_guard lock(store_->mutex);
+  const auto known = store_->by_storage.find(t.storage().unsafeGetStorageImpl());
+  if (known == store_->by_storage.end()) return nullptr;
+  stored = store_->alive.at(known->second).lock();
+  return stored && !stored->original.expired() && stored->version == t._version() ? stored
+                                                                                  : nullptr;
+}
+
+/// Begins to write the memory of t, which stays in the window for now.
+std::shared_ptr<StoredActivation> ActivationOffload::store(const at::Tensor& t) {
+  const auto stored = std::make_shared<StoredActivation>(store_, next_number_++, t);
+  {
+    const std::lock_guard lock(store_->mutex);
+    constexpr uint64_t page = 4096;
+    stored->offset = store_->end;
+    reserve(store_->end + (stored->bytes + page - 1) / page * page);
+    store_->alive.emplace(stored->number, stored);
+    store_->ends.emplace(stored->number, store_->end);
+    store_->by_storage.insert_or_assign(stored->key, stored->number);
+    store_->window_bytes += stored->bytes;
+    store_->largest = std::max(store_->largest, stored->bytes);
+  }
+  in_window_.push_back(stored);
+  write(stored);
+  shrink_window();
+  return stored;
+}
+
+/// Makes the file at least so long, in steps of at least 64 MiB.
+void ActivationOffload::reserve(uint64_t bytes) {
+  if (bytes > store_->size) {
+    const uint64_t step = std::max(uint64_t{64} << 20, store_->size / 8);
+    const uint64_t size = std::max(bytes, store_->size + step);
+    if (store_->file) store_->file->grow(size);
+    store_->size = size;
+  }
+  store_->end = bytes;
+}
+
+void ActivationOffload::write(const std::shared_ptr<StoredActivation>& stored) {
+  if (!store_->file) {
+    stored->is_written = true;
+    return;
+  }
+  writer_->add([store = store_, weak = std::weak_ptr(stored)] {
+    const std::shared_ptr<StoredActivation> s = weak.lock();
+    if (!s) return;  // nothing needs it any more
+    const Clock::time_point begin = Clock::now();
+    std::exception_ptr error;
+    try {
+      store->file->write(s->offset, s->memory.storage().data(), s->bytes);
+      fault_point("activations: written");
+    } catch (...) {
+      error = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(store->mutex);
+      if (store->error == nullptr) store->error = error;
+      s->has_changed = s->memory._version() != s->version;
+      s->is_written = true;
+      store->times.bytes += static_cast<int64_t>(s->bytes);
+      store->times.transfer_s += seconds_since(begin);
+    }
+    store->changed.notify_all();
+  });
+}
+
+/// Waits for the threads, and throws what went wrong there.
+void ActivationOffload::wait_until(std::unique_lock<std::mutex>& lock,
+                                   const std::function<bool()>& is_true) {
+  ActivationStore& s = *store_;
+  if (s.error == nullptr && !is_true()) {
+    const Clock::time_point begin = Clock::now();
+    s.changed.wait(lock, [&] { return s.error != nullptr || is_true(); });
+    s.times.wait_s += seconds_since(begin);
+  }
+  if (s.error != nullptr) std::rethrow_exception(s.error);
+}
+
+/// Frees the memory of the oldest activations of the window, as soon as they are written.
+void ActivationOffload::shrink_window() {
+  std::shared_ptr<StoredActivation> oldest;  // destroyed without the lock, which it takes itself
+  while (!in_window_.empty()) {
+    oldest = in_window_.front().lock();
+    if (!oldest) {
+      in_window_.pop_front();
+      continue;
+    }
+    std::unique_lock lock(store_->mutex);
+    if (store_->window_bytes <= std::max(window_, 3 * store_->largest)) return;
+    wait_until(lock, [&] { return oldest->is_written; });
+    store_->window_bytes -= oldest->bytes;
+    oldest->is_in_window = false;
+    oldest->is_original = false;
+    const at::Tensor freed = std::exchange(oldest->memory, {});
+    lock.unlock();
+    in_window_.pop_front();
+  }
+}
+
+/// Returns a tensor with the memory of an activation, and has those before it read.
+at::Tensor ActivationOffload::restore(const std::shared_ptr<StoredActivation>& stored) {
+  {
+    const std::lock_guard lock(store_->mutex);
+    const bool has_changed = stored->has_changed ||
+                             (stored->is_original && stored->memory._version() != stored->version);
+    LATHE_CHECK(!has_changed,
+                "a tensor saved for backward, which is offloaded to the disk, was changed in place "
+                "since");
+  }
+  if (!stored->memory.defined()) read(stored);
+  read_ahead(stored->number);
+  std::unique_lock lock(store_->mutex);
+  wait_until(lock, [&] { return !stored->is_reading; });
+  return stored->memory;
+}
+
+/// Begins to read an activation that is in the file alone.
+void ActivationOffload::read(const std::shared_ptr<StoredActivation>& stored) {
+  const MemoryScope scope(Memory::activations);
+  const at::Tensor memory = at::empty({static_cast<int64_t>(stored->bytes)}, at::kByte);
+  const std::lock_guard lock(store_->mutex);
+  stored->memory = memory;
+  if (!store_->file) return;
+  stored->is_reading = true;
+  reader_->add([store = store_, weak = std::weak_ptr(stored), memory] {
+    const std::shared_ptr<StoredActivation> s = weak.lock();
+    if (!s) return;
+    const Clock::time_point begin = Clock::now();
+    std::exception_ptr error;
+    try {
+      store->file->read(s->offset, memory.mutable_data_ptr(), s->bytes);
+      fault_point("activations: read");
+    } catch (...) {
+      error = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(store->mutex);
+      if (store->error == nullptr) store->error = error;
+      s->is_reading = false;
+      store->times.bytes += static_cast<int64_t>(s->bytes);
+      store->times.transfer_s += seconds_since(begin);
+    }
+    store->changed.notify_all();
+  });
+}
+
+/// Has the activations read that were kept before one, up to as many bytes as the window.
+void ActivationOffload::read_ahead(uint64_t number) {
+  std::vector<std::shared_ptr<StoredActivation>> next;
+  {
+    std::vector<std::shared_ptr<StoredActivation>> held;  // destroyed without the lock
+    const std::lock_guard lock(store_->mutex);
+    size_t bytes = 0;
+    for (auto at = store_->alive.find(number); at != store_->alive.begin();) {
+      held.push_back((--at)->second.lock());
+      if (!held.back()) continue;
+      bytes += held.back()->bytes;
+      if (bytes > std::max(window_, 3 * store_->largest)) break;
+      if (!held.back()->memory.defined()) next.push_back(held.back());
+    }
+  }
+  for (const std::shared_ptr<StoredActivation>& stored : next) read(stored);
+}
+
+int64_t ActivationOffload::file_bytes() const {
+  const std::lock_guard lock(store_->mutex);
+  return static_cast<int64_t>(store_->size);
+}
+
+TransferTimes ActivationOffload::times() const {
+  const std::lock_guard lock(store_->mutex);
+  return store_->times;
+}
+
+OffloadActivations::OffloadActivations(ActivationOffload& offload) : scope_(Memory::activations) {
+  install_allocator();
+  mode().packer = &offload;
+}
+
+}  // namespace lathe

@@ -1,0 +1,274 @@
+// memory.offload = "activations": what ops keep comes back from the disk to the bit, and memory
+// holds a window of it.
+#include "autograd/activation_offload.h"
+
+#include <fstream>
+
+#include "autograd/engine.h"
+#include "autograd/op.h"
+#include "autograd/ops.h"
+#include "autograd/ops/math.h"
+#include "autograd/recompute.h"
+#include "core/dry_run.h"
+#include "core/memory.h"
+#include "tests/support/catch.h"
+#include "tests/support/op_case.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::TempFolder;
+
+int64_t activation_bytes() { return memory_stats().used[static_cast<size_t>(Memory::activations)]; }
+
+/// What must not change: results, gradients, and the gradients' own gradients.
+std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffload* offload,
+                                    size_t* packed) {
+  const TrainingStep step(test::step_random);
+  std::vector<Variable> parameters, in;
+  std::optional<OffloadActivations> guard;
+  if (offload != nullptr) guard.emplace(*offload);
+  const ObserveOps observe({.on_result = [&](const OpResult& result) {
+    if (result.node != nullptr && result.node->packed) ++*packed;
+  }});
+  for (const at::Tensor& value : test::inputs_of(row)) {
+    const bool is_trained = row.inputs[parameters.size()].grad;
+    parameters.push_back(is_trained ? Variable::parameter(value) : Variable(value));
+    // Fused layers know their weights as parameters.
+    const bool is_weight = row.op.starts_with("linear") && !in.empty();
+    in.push_back(is_trained && !is_weight ? parameters.back() * 1.0 : parameters.back());
+  }
+  const Variable y = row.ours(in);
+  std::vector<at::Tensor> out{y.data()};
+  if (!y.requires_grad()) return out;
+
+  const Variable dy(torch::ones_like(y.data()));
+  const auto first = grad(y, parameters, dy, /*create_graph=*/row.second);
+  for (const Variable& g : first) {
+    out.push_back(g.data());
+    if (!g.defined() || !g.requires_grad()) continue;
+    for (const Variable& gg : grad(sum(g * g), parameters, {}, false, /*retain=*/true))
+      out.push_back(gg.data());
+  }
+  return out;
+}
+
+TEST_CASE("every op has the same derivatives to the bit with its tensors on the disk",
+          "[activation_offload]") {
+  install_allocator();
+  const TempFolder f;
+  ActivationOffload offload(f.path(), /*window=*/0, /*least=*/1);
+  size_t packed = 0, unpacked = 0;
+  for (const test::OpCase& row : test::op_table()) {
+    INFO(row.op << " (" << row.label << ")");
+    const auto plain = derivatives(row, nullptr, &unpacked);
+    const auto ours = derivatives(row, &offload, &packed);
+    REQUIRE(ours.size() == plain.size());
+    for (size_t i = 0; i < plain.size(); ++i) {
+      REQUIRE(ours[i].defined() == plain[i].defined());
+      if (plain[i].defined()) CHECK(at::equal(ours[i].nan_to_num(7), plain[i].nan_to_num(7)));
+    }
+  }
+  CHECK(packed > 300);
+  CHECK(unpacked == 0);
+  CHECK(offload.times().bytes > 0);
+}
+
+/// A chain of n ops that each keep 256 KiB.
+Variable long_chain(const Variable& x, int n) {
+  Variable y = x * 1.0;
+  for (int i = 0; i < n; ++i) y = sin(y);
+  return y;
+}
+
+TEST_CASE("memory holds a window of the activations, forward and backward",
+          "[activation_offload]") {
+  install_allocator();
+  const TempFolder f;
+  constexpr int64_t each = 256 << 10, n = 40;
+  const Variable x = Variable::parameter(torch::randn({256, 256}));
+  const at::Tensor plain = grad(sum(long_chain(x, n)), {x})[0].data();
+
+  for (const int64_t window : {0, 8}) {
+    INFO(window);
+    ActivationOffload offload(f.path(), static_cast<size_t>(window * each));
+    const OffloadActivations guard(offload);
+    const int64_t before = activation_bytes();
+    const Variable y = sum(long_chain(x, n));
+    // At least three of the largest stay.
+    const int64_t most = std::max<int64_t>(window, 3);
+    CHECK(activation_bytes() - before <= (most + 2) * each);
+    CHECK(activation_bytes() - before >= most * each);
+    CHECK(offload.file_bytes() >= n * each);
+
+    reset_memory_peaks();
+    CHECK(at::equal(grad(y, {x})[0].data(), plain));
+    const int64_t peak = memory_stats().peak[static_cast<size_t>(Memory::activations)];
+    CHECK(peak - before <= (most + 6) * each);
+    // All were written, and all but those of the window read.
+    const int64_t transferred = offload.times().bytes / each;
+    CHECK(transferred >= 2 * n - most - 2);
+    CHECK(transferred <= 2 * n + 2);
+  }
+}
+
+TEST_CASE("tensors that share memory are written once, and come back with their strides",
+          "[activation_offload]") {
+  install_allocator();
+  const TempFolder f;
+  const Variable x = Variable::parameter(torch::randn({64, 192}));
+  const auto heads = [](const Variable& v) {
+    const Variable q = slice(v, 1, 0, 64), k = slice(v, 1, 64, 128), t = transpose(v, 0, 1);
+    return sum(sin(q) * cos(k)) + sum(sin(t)) + sum(v * v);
+  };
+  const auto gradient = [&](ActivationOffload* offload) {
+    std::optional<OffloadActivations> guard;
+    if (offload != nullptr) guard.emplace(*offload);
+    const Variable y = heads(x * 1.0);
+    return grad(y, {x})[0].data();
+  };
+  ActivationOffload offload(f.path(), 0, 1);
+  CHECK(at::equal(gradient(&offload), gradient(nullptr)));
+
+  // A scale of one element for each of the rows, and a result that is transposed.
+  std::vector<std::vector<int64_t>> strides;
+  {
+    const OffloadActivations guard(offload);
+    const Variable h = transpose(x * 1.0, 0, 1);
+    for (int i = 0; i < 8; ++i) long_chain(x, 1);  // beyond the window
+    const Variable y = sin(h);
+    y.node()->visit_saved([&](Saved& saved) {
+      if (saved.packed() != nullptr) strides.push_back(saved.packed()->unpacked().strides().vec());
+    });
+  }
+  CHECK((strides == std::vector<std::vector<int64_t>>{{1, 192}}));
+}
+
+TEST_CASE("recomputed parts keep their inputs on the disk", "[activation_offload]") {
+  install_allocator();
+  const TempFolder f;
+  const Variable x = Variable::parameter(torch::randn({256, 256}));
+  constexpr int64_t each = 256 << 10, blocks = 12;
+  const auto block = [](const Variable& v) { return sin(cos(v)) + v; };
+  const auto model = [&](const Variable& v) {
+    Variable y = v * 1.0;
+    for (int i = 0; i < blocks; ++i) y = recompute(block, y);
+    return sum(y);
+  };
+  const at::Tensor plain = grad(model(x), {x})[0].data();
+  const int64_t kept = [&] {
+    const MemoryScope scope(Memory::activations);
+    const int64_t before = activation_bytes();
+    const Variable y = model(x);
+    return activation_bytes() - before;
+  }();
+  CHECK(kept >= blocks * each);
+
+  ActivationOffload offload(f.path(), 0);
+  const OffloadActivations guard(offload);
+  const int64_t before = activation_bytes();
+  const Variable y = model(x);
+  CHECK(activation_bytes() - before <= 5 * each);
+  CHECK(at::equal(grad(y, {x})[0].data(), plain));
+  // Inputs that are changed in place are still noticed where they have not left memory.
+  const Variable h = x * 1.0, z = recompute(block, h);
+  h.data().add_(1);
+  CHECK_THAT(error_of([&] { grad(sum(z), {x}); }), ContainsSubstring("was changed in place since"));
+}
+
+TEST_CASE("graphs may be kept, differentiated twice, freed and left alone",
+          "[activation_offload]") {
+  install_allocator();
+  const TempFolder f;
+  const Variable x = Variable::parameter(torch::randn({256, 256}));
+  ActivationOffload offload(f.path(), 0);
+  const OffloadActivations guard(offload);
+  const Variable kept = sum(long_chain(x, 10));
+  for (int i = 0; i < 5; ++i) sum(long_chain(x, 10));  // never differentiated
+  const auto gradient = [&](bool retain) { return grad(kept, {x}, {}, false, retain)[0].data(); };
+  const at::Tensor first = gradient(true), second = gradient(true), third = gradient(false);
+  CHECK(at::equal(first, second));
+  CHECK(at::equal(first, third));
+
+  // The space of graphs that are gone is used again, also behind one that stays.
+  const Variable stays = sum(long_chain(x, 10));
+  const int64_t bytes = offload.file_bytes();
+  for (int i = 0; i < 400; ++i) grad(sum(long_chain(x, 10)), {x});
+  CHECK(offload.file_bytes() == bytes);
+  CHECK(at::equal(grad(stays, {x})[0].data(), first));
+}
+
+TEST_CASE("a tensor that is changed in place after an op has kept it is an error",
+          "[activation_offload]") {
+  install_allocator();
+  const TempFolder f;
+  const Variable x = Variable::parameter(torch::randn({256, 256}));
+  ActivationOffload offload(f.path(), 0);
+  const OffloadActivations guard(offload);
+  const Variable h = x * 1.0;
+  const Variable y = sum(sin(h));
+  CHECK(error_of([&] { grad(y, {x}, {}, false, true); }).empty());  // the control
+  h.data().add_(1);
+  CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("was changed in place since"));
+}
+
+TEST_CASE("an error of the disk ends the pass with its sentence", "[activation_offload]") {
+  install_allocator();
+  const TempFolder f;
+  const Variable x = Variable::parameter(torch::randn({256, 256}));
+  const FileCalls calls = file_calls;
+  static int left = 0;  // calls that succeed
+  for (const char* call : {"fallocate", "pwrite", "pread"}) {
+    for (const int n : {0, 3}) {
+      INFO(call << " " << n);
+      ActivationOffload offload(f.path(), 0);
+      const OffloadActivations guard(offload);
+      const auto step = [&] { grad(sum(long_chain(x, 12)), {x}); };
+      CHECK(error_of(step).empty());  // the control
+      left = call == std::string("fallocate") ? 0 : n;
+      if (call == std::string("fallocate")) {
+        file_calls.fallocate = [](int, int, off_t, off_t) { return errno = ENOSPC, -1; };
+      } else if (call == std::string("pwrite")) {
+        file_calls.pwrite = [](int fd, const void* data, size_t size, off_t at) -> ssize_t {
+          return left-- > 0 ? ::pwrite(fd, data, size, at) : (errno = ENOSPC, -1);
+        };
+      } else {
+        file_calls.pread = [](int fd, void* data, size_t size, off_t at) -> ssize_t {
+          return left-- > 0 ? ::pread(fd, data, size, at) : (errno = EIO, -1);
+        };
+      }
+      const bool must_grow = call == std::string("fallocate");
+      const std::string error = error_of([&] {
+        if (must_grow)
+          grad(sum(long_chain(x, 400)), {x});
+        else
+          step();
+      });
+      file_calls = calls;
+      CHECK_THAT(error, ContainsSubstring("scratch file") && ContainsSubstring(f.path().string()));
+    }
+  }
+}
+
+TEST_CASE("a dry run has the same peak of activations, and writes nothing",
+          "[activation_offload]") {
+  install_allocator();
+  const TempFolder f;
+  const auto peak_of_step = [&] {
+    const MemoryScope scope(Memory::activations);
+    const Variable x = Variable::parameter(torch::ones({256, 256}));
+    ActivationOffload offload(f.path(), 1 << 20);
+    const OffloadActivations guard(offload);
+    reset_memory_peaks();
+    const int64_t before = activation_bytes();
+    for (int i = 0; i < 3; ++i) grad(sum(long_chain(x, 30)), {x});
+    CHECK(offload.file_bytes() > 0);
+    return memory_stats().peak[static_cast<size_t>(Memory::activations)] - before;
+  };
+  const int64_t real = peak_of_step();
+  const DryRun dry;
+  CHECK(static_cast<double>(peak_of_step()) == Approx(static_cast<double>(real)).epsilon(0.05));
+}
+
+}  // namespace

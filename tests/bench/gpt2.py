@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""Memory and speed of GPT-2's models, one change at a time: the tables of docs/benchmarks/gpt2.md.
+
+  tests/bench/gpt2.py LATHE DATA [--peer PYTHON] [--folder DIR] [--steps 10] [memory|speed|sizes|walk ...]
+
+DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. memory: GPT-2 124M with one memory technique a row.
+speed: the same with one speed technique a row. sizes: what each model needs by `lathe plan`, and the largest that fits a
+limit. walk: 1.5 billion parameters in memory, and killed and resumed in a control group of 8 GB with the same bits (needs
+root, 20 GiB of free memory and 70 GB of disk), and 355 million in 3 GB. --peer: a Python with PyTorch, for its rows.
+"""
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from page import write_table
+from peak import resident
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/benchmarks/gpt2.md"
+CONFIG = ROOT / "configs/gpt2_124m.toml"
+GROUP = Path("/sys/fs/cgroup/memory/lathe-bench-gpt2")
+SIZES = {"124M": (12, 12, 768), "355M": (24, 16, 1024), "774M": (36, 20, 1280), "1.5B": (48, 25, 1600)}
+LIMITS = (4, 8, 12, 16, 20)
+
+BF16 = {"amp.dtype": "bf16"}
+CASTS = {**BF16, "amp.working_copies": "false", "amp.cache": "false"}
+IN_BACKWARD = {"memory.update_in_backward": "true", "optim.grad_clip": 0}
+# Name, keys of Lathe, and the words of torch_gpt.py where PyTorch has the technique.
+MEMORY = [
+    ("fp32", {"amp.dtype": "fp32"}, "--dtype fp32"),
+    ("bf16, fp32 master weights", BF16, "--dtype bf16"),
+    ("weights cast at each use", CASTS, None),
+    ("4 micro-batches", {**BF16, "train.batch_size": 1, "train.grad_accum": 4}, "--dtype bf16 --batch 1 --accum 4"),
+    ("`selective` recomputation", {**BF16, "memory.recompute": "selective"}, None),
+    ("recomputation of blocks", {**BF16, "memory.recompute": "blocks"}, "--dtype bf16 --recompute"),
+    ("activations in fp8", {**BF16, "memory.saved": "fp8"}, None),
+    ("8-bit Adam", {**BF16, "optim.kind": "adamw8bit"}, None),
+    ("Adafactor", {**BF16, "optim.kind": "adafactor"}, "--dtype bf16 --optim adafactor"),
+    ("bf16 weights only", {**BF16, "amp.master": "false"}, "--dtype bf16 --no-masters"),
+    ("updates in backward", {**BF16, **IN_BACKWARD}, "--dtype bf16 --in-backward"),
+    ("optimizer state on disk", {**BF16, "memory.offload": "optimizer"}, None),
+    ("casts, blocks, in backward, on disk",
+     {**CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "memory.offload": "optimizer"}, None),
+]
+SPEED = [
+    ("fp32, ATen's kernels", {"amp.dtype": "fp32", "train.kernels": "aten"}, "--dtype fp32 --optim fused"),
+    ("fp32, own kernels", {"amp.dtype": "fp32"}, None),
+    ("bf16", BF16, "--dtype bf16 --optim fused"),
+    ("bf16, Muon", {**BF16, "optim.kind": "muon", "optim.lr": 6e-3}, None),
+]
+
+
+class Walk:
+    def __init__(self, a, folder):
+        self.lathe, self.data, self.peer, self.steps = a.lathe.resolve(), a.data.resolve(), a.peer, a.steps
+        self.folder = folder
+
+    def words(self, keys, size="124M"):
+        layers, heads, width = SIZES[size]
+        keys = {"model.n_layer": layers, "model.n_head": heads, "model.n_embd": width, "data.dir": self.data,
+                "train.batch_size": 4, "train.grad_accum": 1, "train.steps": self.steps, "train.eval_interval": 0,
+                "train.log_interval": 1, "schedule.warmup_steps": 2, "checkpoint.interval": 0, **keys}
+        return [str(CONFIG), *(f"--{key}={value}" for key, value in keys.items())]
+
+    def train(self, keys, size="124M"):
+        """Peak MB, tokens a second and losses of a run."""
+        run = self.folder / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        words = self.words({**keys, "train.out_dir": run}, size)
+        _, peak = resident([self.lathe, "train", *words], self.folder)
+        return (peak * 1.048576, *figures(run, 4096))
+
+    def torch(self, words):
+        layers, heads, width = SIZES["124M"]
+        command = [self.peer, str(ROOT / "tests/bench/torch_gpt.py"), "--data", str(self.data / "train.bin"), "--batch", "4",
+                   "--layers", str(layers), "--heads", str(heads), "--dim", str(width), "--ctx", "1024", "--vocab", "50304",
+                   "--steps", str(self.steps), "--skip", "1", "--lr", "6e-4", "--min-lr", "6e-5", "--beta2", "0.95",
+                   "--warmup", "2", *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        r = json.loads(done.stdout.splitlines()[-1])
+        return r["peak_rss_mb"] * 1.048576, r["tokens_per_s"], r["final_loss"]
+
+    def rows(self, table):
+        rows = ["| | peak MB | tokens/s | last loss | PyTorch: peak MB | tokens/s | last loss |", "|---|---|---|---|---|---|---|"]
+        for name, keys, words in table:
+            row = "| %s | %.0f | %.0f | %.3f |" % (name, *self.train(keys))
+            row += " %.0f | %.0f | %.3f |" % self.torch(words) if words and self.peer else " | | |"
+            print(row, flush=True)
+            rows.append(row)
+        return rows
+
+    def memory(self):
+        return self.rows(MEMORY)
+
+    def speed(self):
+        return self.rows(SPEED)
+
+    def sizes(self):
+        one = {"train.batch_size": 1}
+        settings = [
+            ("bf16, fp32 master weights", {**one, **BF16}),
+            ("and recomputation of blocks", {**one, **BF16, "memory.recompute": "blocks"}),
+            ("and weights cast at each use", {**one, **CASTS, "memory.recompute": "blocks"}),
+            ("and updates in backward", {**one, **CASTS, **IN_BACKWARD, "memory.recompute": "blocks"}),
+            ("and 8-bit Adam", {**one, **CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "optim.kind": "adamw8bit"}),
+            ("or optimizer state on disk",
+             {**one, **CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "memory.offload": "optimizer"}),
+        ]
+        rows = ["| GB of memory | " + " | ".join(SIZES) + " | " + " | ".join(f"in {n} GB" for n in LIMITS) + " |",
+                "|---" * (1 + len(SIZES) + len(LIMITS)) + "|"]
+        for name, keys in settings:
+            need = {}
+            for size in SIZES:
+                done = subprocess.run([self.lathe, "plan", *self.words(keys, size), "--json"], capture_output=True, text=True,
+                                      check=True)
+                need[size] = json.loads(done.stdout.splitlines()[-1])["peak_rss_mb"] * 1.048576e-3
+            largest = [max((s for s in SIZES if need[s] <= limit), key=lambda s: need[s], default="none") for limit in LIMITS]
+            rows.append(f"| {name} | " + " | ".join(f"{need[s]:.1f}" for s in SIZES) + " | " + " | ".join(largest) + " |")
+        return rows
+
+    def walk(self):
+        rows = ["| | limit, GB | peak MB | s a step | last loss | SHA-256 of the weights |", "|---|---|---|---|---|---|"]
+        for size, limit in (("355M", 3), ("1.5B", 8)):
+            keys = {**CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "train.batch_size": 1, "checkpoint.keep": 1,
+                    "train.steps": 20, "train.out_dir": self.folder / "run"}
+            on_disk = {"memory.offload": "optimizer", "checkpoint.interval": 8}
+            for name, more, group in ((f"{size} in memory", {}, None),
+                                      (f"{size}, state on disk, killed and resumed", on_disk, limit)):
+                run = self.folder / "run"
+                shutil.rmtree(run, ignore_errors=True)
+                words = self.words({**keys, **more}, size)
+                peak = 0
+                if group:
+                    peak = self.killed([self.lathe, "train", *words], run, at=12, limit=group)
+                peak = max(peak, self.limited([self.lathe, "train", *words], group))
+                weights = sorted(run.glob("checkpoints/*/model.safetensors"))[-1]
+                rate, loss = figures(run, 1)
+                rows.append(f"| {name} | {group or ''} | {peak * 1.048576:.0f} | {1 / rate:.1f} | {loss:.4f} | "
+                            f"`{sha256(weights)[:16]}` |")
+                print(rows[-1], flush=True)
+                shutil.rmtree(run)
+        return rows
+
+    def in_group(self, command, limit):
+        if not limit:
+            return command
+        GROUP.mkdir(exist_ok=True)
+        (GROUP / "memory.limit_in_bytes").write_text(str(int(limit * 1e9)))
+        return ["sh", "-c", f'echo $$ > {GROUP}/cgroup.procs && exec "$@"', "sh", *map(str, command)]
+
+    def limited(self, command, limit):
+        _, peak = resident([str(w) for w in self.in_group(command, limit)], self.folder)
+        if limit:
+            GROUP.rmdir()
+        return peak
+
+    def killed(self, command, run, at, limit):
+        """Peak MB of the command, which is killed when it has logged step `at`."""
+        process = subprocess.Popen(self.in_group(command, limit), cwd=self.folder, stdout=subprocess.DEVNULL)
+        peak, metrics = 0, run / "metrics.jsonl"
+        while process.poll() is None:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            found = re.search(r"VmHWM:\s+(\d+) kB", status)
+            peak = max(peak, int(found[1]) / 1024 if found else 0)
+            if metrics.exists() and steps_of(metrics)[-1:] >= [at]:
+                process.send_signal(signal.SIGKILL)
+            time.sleep(0.05)
+        if process.wait() != -signal.SIGKILL:
+            sys.exit(f"FAILED: the run ended with {process.returncode} before it was killed")
+        return peak
+
+
+def steps_of(metrics):
+    return [json.loads(line)["step"] for line in metrics.read_text().splitlines() if line.endswith("}") and '"loss"' in line]
+
+
+def figures(run, tokens):
+    """Tokens a second and the last loss of a run, by its metrics."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "loss" in line]
+    return 1e3 * tokens / statistics.median(line["step_ms"] for line in lines[1:]), lines[-1]["loss"]
+
+
+def sha256(path):
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("lathe", type=Path)
+    p.add_argument("data", type=Path)
+    p.add_argument("tables", nargs="*", default=["memory", "speed", "sizes", "walk"])
+    p.add_argument("--peer")
+    p.add_argument("--folder", help="on the disk that runs are written to")
+    p.add_argument("--steps", type=int, default=10)
+    a = p.parse_args()
+    with tempfile.TemporaryDirectory(dir=a.folder) as name:
+        walk = Walk(a, Path(name).resolve())
+        for table in a.tables:
+            write_table(PAGE, table, getattr(walk, table)())
+
+
+if __name__ == "__main__":
+    main()
