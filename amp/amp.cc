@@ -8,6 +8,7 @@
 #include "autograd/node.h"
 #include "autograd/op.h"
 #include "core/dtype.h"
+#include "core/mapped_memory.h"
 #include "core/memory.h"
 
 namespace lathe {
@@ -43,11 +44,18 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
     if (copies && is_multiplied(p.role) && !kept.fp8 && wide)
       kept.copy_low(p.parameter.data(), dtype);
     kept.grad_dtype = low_grad ? dtype : at::kFloat;
+    release_pages(p.parameter.data());
+    release_pages(kept.low);
   }
 }
 
 void refresh_working_copies(const std::vector<NamedParameter>& parameters) {
-  for (const auto& p : parameters) p.parameter.leaf().precision.refresh_low(p.parameter.data());
+  for (const auto& p : parameters) {
+    Precision& kept = p.parameter.leaf().precision;
+    kept.refresh_low(p.parameter.data());
+    release_pages(p.parameter.data());
+    release_pages(kept.low);
+  }
 }
 
 void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config) {

@@ -100,6 +100,7 @@ class CachingAllocator final : public c10::Allocator {
   explicit CachingAllocator(bool phantom) : phantom_(phantom) {}
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &release, c10::DeviceType::CPU};
+    if (c10::DataPtr other = TakeMemoryFrom::allocate(current, n)) return other;
     const size_t bytes = n + header_bytes + guard_bytes;
     std::lock_guard lock(mutex_);
     Header* header = bytes <= small ? take_small(small_size(bytes)) : take(round_to(bytes, 64));
@@ -358,6 +359,23 @@ DryRunMemory::DryRunMemory() {
 DryRunMemory::~DryRunMemory() {
   std::exchange(CachingAllocator::in_use, nullptr)->trim();
   c10::SetAllocator(c10::DeviceType::CPU, &CachingAllocator::real(), /*priority=*/1);
+}
+
+namespace {
+thread_local TakeMemoryFrom* source_of_thread = nullptr;
+}  // namespace
+
+TakeMemoryFrom::TakeMemoryFrom(MemorySource& source, Memory category, size_t least)
+    : source_(source),
+      category_(category),
+      least_(least),
+      outer_(std::exchange(source_of_thread, this)) {}
+TakeMemoryFrom::~TakeMemoryFrom() { source_of_thread = outer_; }
+
+c10::DataPtr TakeMemoryFrom::allocate(Memory category, size_t bytes) {
+  const TakeMemoryFrom* const own = source_of_thread;
+  if (own == nullptr || category != own->category_ || bytes < own->least_) return {};
+  return own->source_.allocate(bytes);
 }
 
 MemoryScope::MemoryScope(Memory category) : saved_(current) { current = category; }

@@ -51,6 +51,32 @@ void recategorize(const c10::DataPtr& data, Memory category);
 /// Returns the category of a tensor's storage; Memory::other if it is not from this allocator.
 Memory category_of(const c10::DataPtr& data);
 
+/// Where blocks of memory come from in place of the allocator.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// Returns a block, which its deleter frees. Throws where there is no space.
+  virtual c10::DataPtr allocate(size_t bytes) = 0;
+};
+
+/// While alive, the blocks of a category that have at least `least` bytes and that this thread
+/// allocates come from a source. They are not counted, and their category is Memory::other.
+class TakeMemoryFrom {
+ public:
+  TakeMemoryFrom(MemorySource& source, Memory category, size_t least);
+  ~TakeMemoryFrom();
+  TakeMemoryFrom(const TakeMemoryFrom&) = delete;
+  TakeMemoryFrom& operator=(const TakeMemoryFrom&) = delete;
+  /// Returns a block from the thread's source if it has these bytes, or a null pointer.
+  static c10::DataPtr allocate(Memory category, size_t bytes);
+
+ private:
+  MemorySource& source_;
+  Memory category_;
+  size_t least_;
+  TakeMemoryFrom* outer_;
+};
+
 /// While alive, CPU tensors get reserved addresses without memory behind them until somebody writes
 /// there. They come from a separate allocator, which behaves as the normal one would in a new
 /// process; memory_stats() are that allocator's. One at a time.

@@ -9,6 +9,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/kernels/random.h"
+#include "core/mapped_memory.h"
 #include "core/rng.h"
 
 namespace lathe {
@@ -72,22 +73,27 @@ std::vector<std::string> init_names() {
   return all;
 }
 
+namespace {
+
+void initialize_one(const NamedParameter& p, Init init, int64_t depth, RngKey key) {
+  const at::Tensor& t = p.parameter.data();
+  if (p.role.fill != nullptr) return p.role.fill(t, key);
+  switch (p.role.start) {
+    case Role::Start::scheme: fill_weight(p, init, depth, key); break;
+    case Role::Start::normal: normal(t, 0.02, key); break;
+    case Role::Start::fan_in: fill_weight(p, Init::fan_in, depth, key); break;
+    case Role::Start::one: t.fill_(1); break;
+    case Role::Start::zero: t.zero_(); break;
+  }
+}
+
+}  // namespace
+
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth,
                 uint64_t seed) {
   for (const auto& p : parameters) {
-    const RngKey key = make_key(seed, hash_name("init/" + p.path));
-    const at::Tensor& t = p.parameter.data();
-    if (p.role.fill != nullptr) {
-      p.role.fill(t, key);
-      continue;
-    }
-    switch (p.role.start) {
-      case Role::Start::scheme: fill_weight(p, init, depth, key); break;
-      case Role::Start::normal: normal(t, 0.02, key); break;
-      case Role::Start::fan_in: fill_weight(p, Init::fan_in, depth, key); break;
-      case Role::Start::one: t.fill_(1); break;
-      case Role::Start::zero: t.zero_(); break;
-    }
+    initialize_one(p, init, depth, make_key(seed, hash_name("init/" + p.path)));
+    release_pages(p.parameter.data());
   }
 }
 

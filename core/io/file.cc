@@ -113,6 +113,7 @@ std::string advice(int number) {
 struct MapSlot {
   std::atomic<const std::byte*> begin{nullptr};
   std::atomic<size_t> size{0};
+  std::atomic<bool> is_scratch{false};  // of a scratch file, in the folder `path`
   std::array<char, 512> path{};
 };
 std::array<MapSlot, 256> map_slots;
@@ -127,19 +128,24 @@ void on_bus_error(int, siginfo_t* info, void*) {
       const auto part = [](const char* text) {
         return iovec{.iov_base = const_cast<char*>(text), .iov_len = std::strlen(text)};
       };
-      const std::array parts{part("error: "), part(slot.path.data()),
-                             part(" was cut short while it was being read; restore the file and "
-                                  "run the same command again\n")};
+      const bool is_scratch = slot.is_scratch;
+      const std::array parts{
+          part(is_scratch ? "error: a page of the scratch file can't be read or written in "
+                          : "error: "),
+          part(slot.path.data()),
+          part(is_scratch ? "; see to the disk and run the same command again\n"
+                          : " was cut short while it was being read; restore the file and run the "
+                            "same command again\n")};
       if (writev(STDERR_FILENO, parts.data(), static_cast<int>(parts.size())) < 0)
         _exit(static_cast<int>(Exit::io));
-      _exit(static_cast<int>(Exit::data));
+      _exit(static_cast<int>(is_scratch ? Exit::io : Exit::data));
     }
   }
   signal(SIGBUS, SIG_DFL);
   raise(SIGBUS);
 }
 
-int claim_slot(const fs::path& path, const std::byte* data, size_t size) {
+int claim_slot(const fs::path& path, const std::byte* data, size_t size, bool is_scratch = false) {
   std::lock_guard lock(map_mutex);
   static const bool installed = [] {
     struct sigaction action{};
@@ -152,6 +158,7 @@ int claim_slot(const fs::path& path, const std::byte* data, size_t size) {
     auto& slot = map_slots[i];
     if (slot.begin != nullptr) continue;
     std::strncpy(slot.path.data(), printable(path.string()).c_str(), slot.path.size() - 1);
+    slot.is_scratch = is_scratch;
     slot.size = size;
     slot.begin = data;
     return static_cast<int>(i);
@@ -159,7 +166,15 @@ int claim_slot(const fs::path& path, const std::byte* data, size_t size) {
   return -1;  // more maps than slots: a truncated file then ends the process with the plain signal
 }
 
+void free_slot(int slot) {
+  if (slot >= 0) map_slots[static_cast<size_t>(slot)].begin = nullptr;
+}
+
 }  // namespace
+
+ScratchWatch::ScratchWatch(const fs::path& folder, const std::byte* begin, size_t bytes)
+    : slot_(claim_slot(folder, begin, bytes, /*is_scratch=*/true)) {}
+ScratchWatch::~ScratchWatch() { free_slot(slot_); }
 
 FileError::FileError(Exit code, const std::string& cause, int number)
     : Error(code, cause + advice(number)), cause_(cause), number_(number) {}
@@ -331,7 +346,7 @@ MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {
   return *this;
 }
 MappedFile::~MappedFile() {
-  if (slot_ >= 0) map_slots[static_cast<size_t>(slot_)].begin = nullptr;
+  free_slot(slot_);
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 

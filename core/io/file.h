@@ -121,6 +121,19 @@ void cut_file(const fs::path& path, uint64_t length);
 /// there is none.
 void remove_tree(const fs::path& path);
 
+/// While alive, a page of these addresses that the disk fails to read or write ends the process
+/// with Exit::io and a sentence that names the folder of the scratch file behind them.
+class ScratchWatch {
+ public:
+  ScratchWatch(const fs::path& folder, const std::byte* begin, size_t bytes);
+  ~ScratchWatch();
+  ScratchWatch(const ScratchWatch&) = delete;
+  ScratchWatch& operator=(const ScratchWatch&) = delete;
+
+ private:
+  int slot_;
+};
+
 /// A regular file mapped read-only. If another program truncates it while it is mapped, the process
 /// ends with Exit::data and a sentence that names the file.
 class MappedFile {

@@ -1,7 +1,9 @@
 #include "core/io/scratch_file.h"
 
 #include <fcntl.h>
+#include <linux/falloc.h>
 #include <linux/magic.h>
+#include <sys/mman.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -36,12 +38,14 @@ int open_unnamed(const fs::path& folder) {
   return named;
 }
 
-/// Gives a file its size, with space for all of it where the file system can reserve that.
-bool reserve(int fd, uint64_t bytes) {
-  const auto length = static_cast<off_t>(bytes);
-  if (retry_interrupted([&] { return file_calls.fallocate(fd, 0, 0, length); }) == 0) return true;
+/// Extends a file from `begin` to `end` bytes, with space for them where the file system can
+/// reserve that.
+bool reserve(int fd, uint64_t begin, uint64_t end) {
+  const auto first = static_cast<off_t>(begin), last = static_cast<off_t>(end);
+  if (retry_interrupted([&] { return file_calls.fallocate(fd, 0, first, last - first); }) == 0)
+    return true;
   if (errno != EOPNOTSUPP && errno != ENOSYS) return false;
-  return retry_interrupted([&] { return file_calls.ftruncate(fd, length); }) == 0;
+  return retry_interrupted([&] { return file_calls.ftruncate(fd, last); }) == 0;
 }
 
 }  // namespace
@@ -65,7 +69,10 @@ ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(neare
              " is a folder in memory, so a scratch file there frees no memory; set "
              "memory.offload_dir to a folder on a disk");
   }
-  if (bytes == 0 || reserve(fd_, bytes)) return;
+  if (bytes == 0 || reserve(fd_, 0, bytes)) {
+    size_ = bytes;
+    return;
+  }
 
   // The destructor does not run, and closing must not change what is reported.
   const int number = errno;
@@ -75,7 +82,21 @@ ScratchFile::ScratchFile(const fs::path& folder, uint64_t bytes) : folder_(neare
 }
 
 void ScratchFile::grow(uint64_t bytes) {
-  if (!reserve(fd_, bytes)) fails_to_reserve(bytes);
+  if (bytes <= size_) return;
+  if (!reserve(fd_, size_, bytes)) fails_to_reserve(bytes);
+  size_ = bytes;
+}
+
+void ScratchFile::map(std::byte* at, uint64_t offset, size_t bytes) const {
+  void* const data = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
+                          static_cast<off_t>(offset));
+  if (data == MAP_FAILED) fails(str("cannot map ", bytes, " bytes of a scratch file"));
+}
+
+void ScratchFile::discard(uint64_t offset, size_t bytes) const {
+  // Where the file system can't do that, the space is freed with the file.
+  file_calls.fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                       static_cast<off_t>(bytes));
 }
 
 void ScratchFile::fails_to_reserve(uint64_t bytes) const {

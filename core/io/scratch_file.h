@@ -39,12 +39,20 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  /// Makes the file `bytes` bytes long, and reserves that space.
+  /// Makes the file `bytes` bytes long, and reserves the space that it did not have.
   void grow(uint64_t bytes);
   /// Reads `bytes` bytes from `offset` on.
   void read(uint64_t offset, void* to, size_t bytes) const;
   /// Writes `bytes` bytes from `offset` on.
   void write(uint64_t offset, const void* from, size_t bytes) const;
+
+  /// Maps `bytes` bytes from `offset` on to these addresses, which share them with the file. All
+  /// are whole pages.
+  void map(std::byte* at, uint64_t offset, size_t bytes) const;
+  /// Gives the space of a part back to the disk, which reads as zeros then. Does not throw.
+  void discard(uint64_t offset, size_t bytes) const;
+  /// Returns the folder that the file is in.
+  const fs::path& folder() const { return folder_; }
 
  private:
   [[noreturn]] void fails(const std::string& what) const;
@@ -52,6 +60,7 @@ class ScratchFile {
 
   fs::path folder_;
   int fd_ = -1;
+  uint64_t size_ = 0;
 };
 
 /// A thread that calls functions one after another, in the order of add(). The functions must not

@@ -362,6 +362,10 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   }
 
   if (s.activations) result.scratch_bytes += s.activations->file_bytes();
+  if (s.mapped) {
+    result.scratch_bytes += s.mapped->bytes();
+    result.mapped_bytes = s.pages->resident_bytes();
+  }
 
   const auto n = static_cast<double>(own);
   // The counts are those of all micro-batches of the step.

@@ -28,11 +28,12 @@ struct DryStep {
   int64_t sent_bytes = 0;     ///< that the first of them sends to the others in a step
   int64_t held_bytes = 0;     ///< size of the copy that a background save writes
   int64_t scratch_bytes = 0;  ///< disk that memory.offload takes; read and written in each step
+  int64_t mapped_bytes = 0;   ///< resident of parameters that memory.offload keeps on the disk
   bool has_copies = false;    ///< weights have working copies in the matmul dtype
   int64_t blocks = 0;         ///< repeated blocks of the model with trained parameters
   std::string unit{};         ///< what throughput counts: "tokens" or "samples"
   /// Returns the peak resident memory of the run, without that of the program.
-  int64_t resident() const { return peaks.touched_peak + held_bytes; }
+  int64_t resident() const { return peaks.touched_peak + held_bytes + mapped_bytes; }
 };
 
 /// Runs two steps of the config without their memory and their arithmetic, as one of `ranks`

@@ -87,8 +87,10 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
     line("processes", str(d.ranks, ", each with ", c.train.grad_accum / d.ranks, " of the ",
                           c.train.grad_accum, " micro-batches of a step; memory is that of one"));
   }
-  line("memory: parameters", human_bytes(used(d.made, Memory::parameters)) +
-                                 (d.has_copies ? " (with working copies)" : ""));
+  const auto mapped = static_cast<double>(d.mapped_bytes);
+  line("memory: parameters", human_bytes(used(d.made, Memory::parameters) + mapped) +
+                                 (d.has_copies ? " (with working copies)" : "") +
+                                 (mapped > 0 ? " at a time, of those on the disk" : ""));
   if (const double casts = peak(d.peaks, Memory::casts); casts > 0)
     line("memory: weight casts", human_bytes(casts) + " at the highest");
   line("memory: optimizer", human_bytes(used(d.made, Memory::optimizer)));

@@ -49,7 +49,7 @@ std::vector<std::pair<std::string, double>> memory_by_category(const Forecast& f
   const auto peak = [&](Memory m) {
     return static_cast<double>(d.peaks.peak[static_cast<size_t>(m)]);
   };
-  return {{"parameters", made(Memory::parameters)},
+  return {{"parameters", made(Memory::parameters) + static_cast<double>(d.mapped_bytes)},
           {"casts", peak(Memory::casts)},
           {"optimizer", made(Memory::optimizer)},
           {"gradients", peak(Memory::gradients)},

@@ -1,6 +1,8 @@
 #include "train/config/check_config.h"
 
 #include <limits>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -246,10 +248,23 @@ void check_update_in_backward(const LoadedConfig& loaded) {
            "one of them out");
 }
 
+}  // namespace
+
+bool is_offload(const std::string& names) {
+  std::set<std::string> known{"optimizer", "activations", "parameters"};
+  std::istringstream in(names);
+  for (std::string name; std::getline(in, name, '+');) {
+    if (known.erase(name) == 0) return false;
+  }
+  return !names.empty() && names.back() != '+';
+}
+
+namespace {
+
 /// Checks memory.offload.
 void check_offload(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
-  if (!c.memory.offloads_activations() &&
+  if (!c.memory.offloads("activations") &&
       c.memory.offload_window_mb != MemoryConfig().offload_window_mb) {
     fail(Exit::usage, origin_of(loaded, "memory.offload_window_mb"),
          ": memory.offload_window_mb has no effect with memory.offload = \"", c.memory.offload,
@@ -262,12 +277,23 @@ void check_offload(const LoadedConfig& loaded) {
          "memory.offload = \"optimizer\"");
   }
 
-  if (c.memory.offloads_activations() && c.memory.saved != "none") {
+  if (c.memory.offloads("activations") && c.memory.saved != "none") {
     fail(Exit::usage, last_origin(loaded, {"memory.offload", "memory.saved"}),
          ": memory.saved packs activations, which memory.offload writes to the disk as they are; "
          "leave one of them out");
   }
-  if (c.memory.offloads_optimizer() && c.checkpoint.async_save) {
+  const bool recomputes = c.memory.recompute == "blocks" || c.memory.recompute == "selective";
+  if (c.memory.offloads("parameters") && !(recomputes && c.memory.update_in_backward)) {
+    fail(Exit::usage,
+         last_origin(loaded, {"memory.offload",
+                              recomputes ? "memory.update_in_backward" : "memory.recompute"}),
+         ": memory.offload = \"", c.memory.offload,
+         "\" gives up the parameters of a block when its backward pass is over, which needs "
+         "memory.recompute = \"blocks\" or \"selective\" and memory.update_in_backward = true; set "
+         "them, or leave the parameters in memory");
+  }
+  if ((c.memory.offloads("optimizer") || c.memory.offloads("parameters")) &&
+      c.checkpoint.async_save) {
     fail(Exit::usage, last_origin(loaded, {"memory.offload", "checkpoint.async_save"}),
          ": checkpoint.async_save copies all state into memory, which memory.offload keeps out of "
          "it; leave one of them out");

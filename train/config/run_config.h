@@ -108,6 +108,9 @@ struct TrainConfig {
               at_least(0))
 };
 
+/// Returns whether these are names of memory.offload joined by +, each at most once.
+bool is_offload(const std::string& names);
+
 /// What a step keeps in memory.
 struct MemoryConfig {
   LATHE_FIELD(
@@ -147,8 +150,11 @@ struct MemoryConfig {
       "What is kept in a scratch file on disk instead of in memory. optimizer: the optimizer "
       "state, which is read ahead and written behind while parameters are updated. activations: "
       "what the forward pass keeps for the backward pass, with memory.recompute the inputs of "
-      "blocks. Changes no bit. On CPUs only.",
-      one_of({"none", "optimizer", "activations", "optimizer+activations"}))
+      "blocks. parameters: the parameters, of which a block at a time is resident; needs "
+      "memory.recompute and memory.update_in_backward. Several are joined by +, such as "
+      "optimizer+parameters. Changes no bit. On CPUs only.",
+      one_of({"none", "optimizer", "activations", "parameters"})
+          .or_form("NAME+NAME", [](const std::string& s) { return is_offload(s); }))
   LATHE_FIELD(double, offload_window_mb, 128.0,
               "Megabytes of the newest activations that stay in memory with memory.offload = "
               "\"activations\", and of those that are read ahead in the backward pass. At least "
@@ -159,8 +165,8 @@ struct MemoryConfig {
               "Empty: the run folder's disk.",
               anything())
 
-  bool offloads_optimizer() const { return offload.starts_with("optimizer"); }
-  bool offloads_activations() const { return offload.ends_with("activations"); }
+  /// Returns whether memory.offload names "optimizer", "activations" or "parameters".
+  bool offloads(std::string_view what) const { return offload.find(what) != std::string::npos; }
 };
 
 /// When checkpoints are written, and which are kept.

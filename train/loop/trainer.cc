@@ -227,6 +227,8 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline
 /// Evaluates the model and records the result. Returns false where a stop cut it short.
 bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
   const ParameterShards::Gathered complete(session_.shards.get());
+  const ModeGuard guard;
+  mode().block_hooks = session_.block_hooks();
   const auto result =
       lathe::evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
                       session_.config.train.eval_batches, session_.compute, session_.device,
@@ -260,6 +262,8 @@ void Run::check_last_validation() const {
 void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
   const ParameterShards::Gathered complete(session_.shards.get());
   if (!world().is_writer()) return;
+  const ModeGuard guard;
+  mode().block_hooks = session_.block_hooks();
   const std::string text =
       session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
                            session_.device, [&] { return stop.asked(); });

@@ -52,7 +52,7 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
     fail(Exit::usage, origin_of(loaded, "memory.saved"),
          ": memory.saved is for CPUs so far; leave it out, or set train.device = \"cpu\"");
   }
-  if (loaded.config.memory.offloads_activations() && device == "cuda") {
+  if (loaded.config.memory.offload != "none" && device == "cuda") {
     fail(Exit::usage, origin_of(loaded, "memory.offload"),
          ": memory.offload is for CPUs so far; leave it out, or set train.device = \"cpu\"");
   }
@@ -102,7 +102,7 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   try {
     return Optimizer(c.optim, params, rounding_seed, {},
                      is_shared ? layout.ranges(world().rank()) : std::vector<ElementRange>(),
-                     c.memory.offloads_optimizer() ? scratch_folder(c) : "");
+                     c.memory.offloads("optimizer") ? scratch_folder(c) : "");
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;
     const std::string what = e.what();
@@ -130,6 +130,14 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   const at::ScalarType compute = compute_dtype(config.amp);
   const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
 
+  // Parameters and their working copies are mapped from the start, so that they are never resident
+  // together.
+  auto mapped = config.memory.offloads("parameters")
+                    ? std::make_unique<MappedMemory>(scratch_folder(config))
+                    : nullptr;
+  std::optional<TakeMemoryFrom> from_disk;
+  if (mapped) from_disk.emplace(*mapped, Memory::parameters, /*least=*/size_t{64} << 10);
+
   auto model = loaded.base.empty()
                    ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
                    : load_base(loaded.base, config, sizes, device);
@@ -156,6 +164,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   const bool low_grad =
       config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
+  from_disk.reset();
   const bool stochastic = config.amp.rounding != "nearest";
   auto layout = std::make_unique<ShardLayout>(make_layout(config, params));
   Optimizer optimizer =
@@ -180,11 +189,13 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             GradScaler::make(config.amp, device),
             config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma)
                                          : std::nullopt,
-            low_grad};
+            low_grad,
+            std::move(mapped)};
   s.config.train.threads = threads;
   if (config.dist.shard == "parameters" && world().size() > 1)
     s.shards = std::make_unique<ParameterShards>(world(), s.params, *s.layout);
-  if (config.memory.offloads_activations())
+  if (s.mapped) s.pages = std::make_unique<ParameterPages>(s.params);
+  if (config.memory.offloads("activations"))
     s.activations = std::make_unique<ActivationOffload>(
         scratch_folder(config), static_cast<size_t>(1e6 * config.memory.offload_window_mb));
   return s;
@@ -221,7 +232,7 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
   const std::string& policy = s.config.memory.recompute;
   int64_t blocks = 0;
   const RecomputeBlocks recompute(*recompute_policy(policy), &blocks);
-  mode().block_hooks = s.shards.get();
+  mode().block_hooks = s.block_hooks();
   std::optional<PackSaved> packing;
   if (const auto dtype = packing_of(s.config.memory.saved)) packing.emplace(*dtype);
   std::optional<OffloadActivations> offload;

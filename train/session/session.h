@@ -9,6 +9,7 @@
 
 #include "amp/grad_scaler.h"
 #include "autograd/activation_offload.h"
+#include "core/mapped_memory.h"
 #include "dist/parameter_shards.h"
 #include "dist/shards.h"
 #include "nn/models/model.h"
@@ -16,6 +17,7 @@
 #include "optim/spikes.h"
 #include "train/config/run_config.h"
 #include "train/session/frozen_model.h"
+#include "train/session/parameter_pages.h"
 #include "train/store/checkpoint.h"
 #include "train/tasks/task.h"
 
@@ -51,8 +53,15 @@ struct Session {
   std::optional<GradScaler> scaler;
   std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it
   bool low_grad = false;             ///< gradients of matmul weights have the matmul dtype
-  /// Where activations are kept if memory.offload asks for it, else null.
-  std::unique_ptr<ActivationOffload> activations{};
+  // Where memory.offload asks for them, else null.
+  std::unique_ptr<MappedMemory> mapped{};            ///< what parameters are in
+  std::unique_ptr<ParameterPages> pages{};           ///< which of them are resident
+  std::unique_ptr<ActivationOffload> activations{};  ///< what activations are in
+
+  /// Returns what is called around blocks, or null.
+  BlockHooks* block_hooks() const {
+    return shards ? static_cast<BlockHooks*>(shards.get()) : pages.get();
+  }
 
   /// Opens the device, sets threads, makes the model, transforms it and makes its optimizer.
   static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);

@@ -10,6 +10,7 @@
 #include "core/io/log.h"
 #include "core/io/safetensors.h"
 #include "core/io/text.h"
+#include "core/mapped_memory.h"
 
 namespace lathe {
 namespace {
@@ -138,7 +139,10 @@ void load_parameters(const fs::path& checkpoint, const std::vector<NamedParamete
     fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ",
          parameters.size());
   }
-  for (const auto& p : parameters) copy_into(file, p.path, p.parameter.data(), path);
+  for (const auto& p : parameters) {
+    copy_into(file, p.path, p.parameter.data(), path);
+    release_pages(p.parameter.data());
+  }
 }
 
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {

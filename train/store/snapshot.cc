@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/dtype.h"
+#include "core/mapped_memory.h"
 #include "core/memory.h"
 #include "dist/group.h"
 #include "dist/world.h"
@@ -128,6 +129,18 @@ void add_streamed(Snapshot& snapshot, const SavedTensor& saved) {
   snapshot.optimizer.push_back(std::move(entry));
 }
 
+/// Adds an entry that is converted to its dtype when it is written, so that one tensor at a time is
+/// converted, or resident if it is mapped.
+void add_converted(Snapshot& snapshot, const SavedTensor& saved) {
+  TensorEntry entry = entry_without_bytes(saved);
+  entry.stream = [saved](const auto& put) {
+    const at::Tensor t = saved.tensor.to(saved.dtype).to(at::kCPU).contiguous();
+    put(make_entry(saved.name, t).bytes);
+    release_pages(saved.tensor);
+  };
+  (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(std::move(entry));
+}
+
 }  // namespace
 
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
@@ -153,6 +166,7 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
            "or optim.grad_clip, "
            "and run the same command again to resume from the checkpoint before");
     }
+    release_pages(t);
   }
 }
 
@@ -172,8 +186,11 @@ Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimiz
       add_collected(snapshot, saved, current);
     else if (saved.optimizer != nullptr)
       add_streamed(snapshot, saved);
+    else if (saved.tensor.scalar_type() != saved.dtype ||
+             MappedMemory::holds(saved.tensor.storage().data_ptr()))
+      add_converted(snapshot, saved);
     else
-      add(snapshot, saved, saved.tensor.to(saved.dtype).to(at::kCPU).contiguous());
+      add(snapshot, saved, saved.tensor.to(at::kCPU).contiguous());
   }
   return snapshot;
 }

@@ -139,6 +139,42 @@ TEST_CASE("activations on the disk change no bit of a run, with each kind of mod
   CHECK(written >= 9);
 }
 
+TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
+  OffloadRuns runs;
+  const Words base{"--memory.recompute=blocks", "--memory.update_in_backward=true",
+                   "--train.grad_accum=1", "--optim.grad_clip=0.5"};
+  const std::vector<OffloadCell> cells{
+      {cut_gpt, {}},
+      {cut_gpt, {"--amp.dtype=bf16", "--memory.recompute=selective"}},
+      {cut_gpt, {"--amp.dtype=bf16", "--amp.master=false", "--optim.grad_clip=0"}},
+      {cut_gpt, {"--amp.dtype=bf16", "--checkpoint.dtype=bf16", "--optim.ema_decay=0.9"}},
+      {lathe::test::kinds[3], {"--model.n_embd=128", "--optim.kind=muon"}},
+      {lathe::test::kinds[2], {"--model.n_channel=32", "--optim.kind=sgd"}}};
+  int n = 0;
+  for (const OffloadCell& c : cells) {
+    INFO(c.kind.name << " " << (c.keys.empty() ? "" : c.keys[0]));
+    const std::string name = std::to_string(n++);
+    const Words keys = with_keys(base, c.keys);
+    runs.train("memory-" + name, c.kind, keys);
+    const bool keeps_state = name != "5";
+    for (const std::string offload : {"parameters", "optimizer+activations+parameters"}) {
+      if (!keeps_state && offload != "parameters") continue;
+      runs.train(offload + name, c.kind, with_keys(keys, {"--memory.offload=" + offload}));
+      CHECK((runs.results(offload + name) == runs.results("memory-" + name)));
+    }
+  }
+  // A run may go on with its parameters on the disk or in memory.
+  const Words disk = with_keys(base, {"--memory.offload=parameters"});
+  runs.train("parts", cut_gpt, with_keys(disk, {"--train.pause_at=2"}), 75);
+  runs.train("parts", cut_gpt, with_keys(base, {"--train.pause_at=4"}), 75);
+  runs.train("parts", cut_gpt, disk);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const fs::path saved = fs::path("checkpoints/step-00000006") / file;
+    CHECK((lathe::test::slurp(runs.folder() / "runs/parts" / saved) ==
+           lathe::test::slurp(runs.folder() / "runs/memory-0" / saved)));
+  }
+}
+
 TEST_CASE("each process keeps its share of the state on the disk", "[offload_runs]") {
   OffloadRuns runs;
   const Words keys{"--train.grad_accum=4", "--optim.grad_clip=0.5", "--dist.timeout=60"};
@@ -177,6 +213,11 @@ TEST_CASE("what contradicts memory.offload is refused with the remedy", "[offloa
       {{"--memory.offload_dir=text"}, "memory.offload_dir has no effect"},
       {{"--memory.offload=optimizer", "--memory.offload_window_mb=1"}, "has no effect"},
       {{"--memory.offload=activations", "--memory.saved=bf16"}, "memory.saved packs"},
+      {{"--memory.offload=parameters", "--memory.update_in_backward=true", "--train.grad_accum=1"},
+       "gives up"},
+      {{"--memory.offload=parameters", "--memory.recompute=blocks"}, "gives up"},
+      {{"--memory.offload=optimizer+optimizer"}, "NAME+NAME"},
+      {{"--memory.offload=optimizer+"}, "NAME+NAME"},
   };
   for (const auto& [keys, says] : cases) {
     INFO(says);

@@ -1,0 +1,37 @@
+// Which pages of parameters are resident while blocks run (memory.offload = "parameters").
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <span>
+#include <vector>
+
+#include "autograd/parameter.h"
+#include "core/mode.h"
+
+namespace lathe {
+
+/// Has the parameters of the next block read while one runs, and gives up the pages of the one
+/// before; see core/mapped_memory.h. Changes no value: pages that are used again are read again.
+class ParameterPages final : public BlockHooks {
+ public:
+  /// `parameters`: those whose memory is mapped count. What they hold must not be replaced.
+  explicit ParameterPages(std::span<const NamedParameter> parameters);
+
+  void begin(size_t block, bool is_recomputed) override;
+  void end(size_t block, bool is_recomputed) override;
+
+  /// Returns about how many bytes of the parameters are resident at a time: those outside of
+  /// blocks, and those of the largest block.
+  int64_t resident_bytes() const { return resident_bytes_; }
+
+ private:
+  template <class F>
+  void each(int64_t block, F&& f) const;
+
+  std::map<int64_t, std::vector<at::Tensor>> blocks_;  // parameters and their working copies
+  int64_t resident_bytes_ = 0;
+};
+
+}  // namespace lathe
