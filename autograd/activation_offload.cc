@@ -58,7 +58,7 @@ struct detail::StoredActivation {
 
   // Guarded by the store's mutex.
   at::Tensor memory;  // any tensor with the bytes; undefined where they are in the file alone
-  bool is_in_window = true, is_original = true;
+  bool is_in_window = false, is_original = true;
   bool is_written = false, is_reading = false;
   bool has_changed = false;  // in place, before it was written
 };
@@ -144,6 +144,7 @@ std::shared_ptr<StoredActivation> ActivationOffload::store(const at::Tensor& t) 
     store_->alive.emplace(stored->number, stored);
     store_->ends.emplace(stored->number, store_->end);
     store_->by_storage.insert_or_assign(stored->key, stored->number);
+    stored->is_in_window = true;
     store_->window_bytes += stored->bytes;
     store_->largest = std::max(store_->largest, stored->bytes);
   }
@@ -216,6 +217,8 @@ void ActivationOffload::shrink_window() {
     std::unique_lock lock(store_->mutex);
     if (store_->window_bytes <= std::max(window_, 3 * store_->largest)) return;
     wait_until(lock, [&] { return oldest->is_written; });
+    // A change that the writer has not seen: versions are raised after the data was changed.
+    oldest->has_changed = oldest->has_changed || oldest->memory._version() != oldest->version;
     store_->window_bytes -= oldest->bytes;
     oldest->is_in_window = false;
     oldest->is_original = false;

@@ -26,8 +26,8 @@ ChainType chain_type(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? ChainType::bf16 : ChainType::f32;
 }
 
-/// Returns the number as ATen uses it: of a sum, a comparison or a filling in the dtype of the
-/// tensor, of a product in float32.
+/// Returns the number as ATen uses it: in float32 for a product, a clamp or a power, and otherwise,
+/// as for a sum, a comparison or a fill, in the dtype of the tensor.
 double number_for(ChainOp op, double number, at::ScalarType dtype) {
   if (dtype != at::kBFloat16 || op == ChainOp::mul || op == ChainOp::clamp || op == ChainOp::pow)
     return number;
@@ -49,7 +49,7 @@ at::Tensor result_by_aten(const ChainValue& v, const at::Tensor& a, const at::Te
     case ChainOp::sub: return has_b ? a.sub(b) : a.sub(s);
     case ChainOp::mul: return has_b ? a.mul(b) : a.mul(s);
     case ChainOp::div: return has_b ? a.div(b) : a.div(s);
-    case ChainOp::relu_slope: return at::threshold_backward(a, b, 0);
+    case ChainOp::relu_grad: return at::threshold_backward(a, b, 0);
     case ChainOp::less: return has_b ? a.lt(b) : a.lt(s);
     case ChainOp::less_equal: return has_b ? a.le(b) : a.le(s);
     case ChainOp::greater: return has_b ? a.gt(b) : a.gt(s);
@@ -70,12 +70,12 @@ at::Tensor result_by_aten(const ChainValue& v, const at::Tensor& a, const at::Te
     case ChainOp::gelu: return at::gelu(a, "tanh");
     case ChainOp::gelu_exact: return at::gelu(a);
     case ChainOp::pow: return a.pow(s);
-    case ChainOp::tanh_slope: return at::tanh_backward(a, b);
-    case ChainOp::sigmoid_slope: return at::sigmoid_backward(a, b);
-    case ChainOp::silu_slope: return at::silu_backward(a, b);
-    case ChainOp::gelu_slope: return at::gelu_backward(a, b, "tanh");
-    case ChainOp::gelu_exact_slope: return at::gelu_backward(a, b);
-    default: fail(Exit::internal, "a formula with an op of Chain's own");
+    case ChainOp::tanh_grad: return at::tanh_backward(a, b);
+    case ChainOp::sigmoid_grad: return at::sigmoid_backward(a, b);
+    case ChainOp::silu_grad: return at::silu_backward(a, b);
+    case ChainOp::gelu_grad: return at::gelu_backward(a, b, "tanh");
+    case ChainOp::gelu_exact_grad: return at::gelu_backward(a, b);
+    default: fail(Exit::internal, "a chain formula contains an op that only Chain may add");
   }
 }
 
@@ -92,7 +92,7 @@ int ChainFormula::add_input(at::ScalarType dtype, bool needs) {
 
 int ChainFormula::add(ChainOp op, int a, int b, double number) {
   const auto& self = *this;
-  const bool of_mask = self[a].dtype == at::kBool;  // the operand b has the dtype then
+  const bool of_mask = self[a].dtype == at::kBool;  // then b determines the dtype
   ChainValue made{.op = op, .from = {a, b, -1}, .dtype = of_mask ? self[b].dtype : self[a].dtype};
   if (!of_mask && b >= 0 && self[b].dtype != made.dtype) made.dtype = at::kFloat;
   made.number = number_for(op, number, made.dtype);
@@ -117,7 +117,7 @@ int ChainFormula::add_cast(int a, at::ScalarType dtype) {
       {.op = ChainOp::copy, .from = {a, -1, -1}, .dtype = dtype, .needs = (*this)[a].needs});
 }
 
-/// Returns the gradients of the operands of a value y for its gradient dy, by the formulas of
+/// Returns the gradients of the operands of a value y, given its gradient dy, by the formulas of
 /// ops/elementwise.cc and ops/math.cc.
 std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {
   const auto [a, b, c] = v.from;
@@ -135,7 +135,7 @@ std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy
       if (!needs(b)) return {da, -1, -1};
       return {da, add(ChainOp::div, add(ChainOp::mul, add(ChainOp::neg, da), a), b), -1};
     }
-    case ChainOp::relu: return {add(ChainOp::relu_slope, dy, y), -1, -1};
+    case ChainOp::relu: return {add(ChainOp::relu_grad, dy, y), -1, -1};
     case ChainOp::reciprocal:
       return {add(ChainOp::neg, add(ChainOp::mul, dy, add(ChainOp::mul, y, y))), -1, -1};
     case ChainOp::sqrt: return {add(ChainOp::div, dy, add(ChainOp::mul, y, -1, 2)), -1, -1};
@@ -153,13 +153,13 @@ std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy
       return {add(ChainOp::mul, add(ChainOp::mul, dy, density), -1, 2 * std::numbers::inv_sqrtpi),
               -1, -1};
     }
-    case ChainOp::tanh: return {add(ChainOp::tanh_slope, dy, y), -1, -1};
-    case ChainOp::sigmoid: return {add(ChainOp::sigmoid_slope, dy, y), -1, -1};
-    case ChainOp::silu: return {add(ChainOp::silu_slope, dy, a), -1, -1};
+    case ChainOp::tanh: return {add(ChainOp::tanh_grad, dy, y), -1, -1};
+    case ChainOp::sigmoid: return {add(ChainOp::sigmoid_grad, dy, y), -1, -1};
+    case ChainOp::silu: return {add(ChainOp::silu_grad, dy, a), -1, -1};
     case ChainOp::gelu:
-      return {add(ChainOp::gelu_slope, dy, add(ChainOp::clamp, a, -1, 30)), -1, -1};
+      return {add(ChainOp::gelu_grad, dy, add(ChainOp::clamp, a, -1, 30)), -1, -1};
     case ChainOp::gelu_exact:
-      return {add(ChainOp::gelu_exact_slope, dy, add(ChainOp::clamp, a, -1, 30)), -1, -1};
+      return {add(ChainOp::gelu_exact_grad, dy, add(ChainOp::clamp, a, -1, 30)), -1, -1};
     case ChainOp::fill: return {-1, add(ChainOp::fill, a, dy), -1};
     default:  // select
       return {-1, needs(b) ? add(ChainOp::keep, a, dy) : -1,
@@ -246,7 +246,7 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
     Chain::Step step{.op = v.op, .number = v.number, .low = v.dtype == at::kBFloat16};
     for (size_t k = 0; k < step.from.size(); ++k)
       step.from[k] = v.from[k] < 0 ? -1 : place[static_cast<size_t>(v.from[k])];
-    // As ATen does, whose other powers are functions.
+    // ATen computes these two powers by arithmetic, and calls a function for the others.
     if (v.op == ChainOp::pow && v.number == 1) step.op = ChainOp::copy;
     if (v.op == ChainOp::pow && v.number == 2) {
       step.op = ChainOp::mul;

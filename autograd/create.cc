@@ -66,7 +66,7 @@ Nested::Nested(std::initializer_list<Nested> rows) : sizes_{static_cast<int64_t>
   for (const Nested& row : rows) {
     LATHE_CHECK(row.sizes_ == rows.begin()->sizes_, "tensor: rows of shapes ",
                 describe(rows.begin()->sizes_), " and ", describe(row.sizes_),
-                " in one; all must have one shape");
+                " in one tensor; all rows must have the same shape");
     values_.insert(values_.end(), row.values_.begin(), row.values_.end());
   }
   if (rows.size() > 0)

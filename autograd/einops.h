@@ -1,6 +1,6 @@
-// Shapes in words: Rogozhnikov's einops (ICLR 2022) and Einstein summation. They are composed of
-// ops, so they have gradients of any order. A pattern is parsed once and kept. A wrong pattern is
-// an error that names the pattern, the axis and the sizes.
+// Operations on named dims: Rogozhnikov's einops (ICLR 2022) and Einstein summation. They are
+// composed of ops, so they have gradients of any order. Each pattern is parsed once and cached. A
+// wrong pattern is an error that names the pattern, the axis and the sizes.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace lathe {
 using AxisSizes = std::vector<std::pair<std::string, int64_t>>;
 
 // A pattern is "names of x's dims -> names of the result's dims", such as "b c (h w) -> b h w c".
-// Names consist of letters, digits and underscores. Parentheses are one dim made of several,
-// outermost first; "..." is all other dims; 1 (or "()") is a dim of size 1. Every size that does
-// not follow from the shape of x must be given.
+// Names consist of letters, digits and underscores. Parentheses join several names into one dim,
+// outermost first; "..." stands for all other dims; 1 (or "()") is a dim of size 1. Every size that
+// does not follow from the shape of x must be given.
 /// Reorders, joins and splits dims. Both sides have the same names.
 Variable rearrange(const Variable& x, const std::string& pattern, const AxisSizes& sizes = {});
 /// Does the same for several tensors of one shape, stacked along a new first dim.
@@ -33,11 +33,12 @@ Variable reduce(const Variable& x, const std::string& pattern, const std::string
 /// there is an axis too.
 Variable repeat(const Variable& x, const std::string& pattern, const AxisSizes& sizes = {});
 
-/// Sums products over the indices that the result lacks, in the notation of torch.einsum. An index
-/// is one letter: "bij,bjk->bik". "..." stands for dims that broadcast. An index that appears twice
-/// in one operand takes the diagonal. Without "->" the result has the broadcast dims and then the
-/// indices that appear once, in alphabetical order. Sizes of 1 broadcast. Three or more operands
-/// are multiplied two at a time in the cheapest order (see einsum_plan).
+/// Multiplies the operands and sums over the indices that are not in the result, in the notation of
+/// torch.einsum. An index is one letter: "bij,bjk->bik". "..." stands for dims that broadcast. An
+/// index that appears twice in one operand takes the diagonal. Without "->" the result has the
+/// broadcast dims and then the indices that appear once, in alphabetical order. Sizes of 1
+/// broadcast. Three or more operands are multiplied two at a time in the cheapest order (see
+/// einsum_plan).
 Variable einsum(const std::string& equation, const std::vector<Variable>& operands);
 /// Does the same in the notation of einops, where indices are names between spaces: "batch i j,
 /// batch j k -> batch i k".

@@ -20,8 +20,8 @@ namespace {
 
 [[maybe_unused]] const bool einsum_registered = composed({"einsum"});
 
-constexpr int open_ellipsis =
-    std::numeric_limits<int>::min();  // "..." in an equation that is not fitted to shapes yet
+// Stands for "..." in an equation that is not fitted to shapes yet.
+constexpr int open_ellipsis = std::numeric_limits<int>::min();
 
 struct Equation {
   std::string text;                // einsum "...": for messages
@@ -35,6 +35,67 @@ void check(const std::string& text, bool right, const A&... what) {
   LATHE_CHECK(right, text, ": ", what...);
 }
 
+bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
+bool continues_name(char c) {
+  return is_letter(c) || std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
+/// Returns the number of an index. Indices are numbered by name in order of first appearance.
+int number_of(const std::string& name, std::vector<std::string>& names) {
+  const auto known = std::find(names.begin(), names.end(), name);
+  const auto number = static_cast<int>(known - names.begin());
+  if (known == names.end()) names.push_back(name);
+  return number;
+}
+
+/// Parses the indices of one operand or of the result, and adds new names to the equation.
+Labels parse_labels(const std::string& part, bool named, Equation& e) {
+  Labels labels;
+  for (size_t i = 0; i < part.size();) {
+    if (part[i] == ' ') {
+      ++i;
+      continue;
+    }
+
+    if (part.compare(i, 3, "...") == 0) {
+      check(e.text, !has(labels, open_ellipsis), "\"...\" twice in \"", part, "\"");
+      labels.push_back(open_ellipsis);
+      i += 3;
+      continue;
+    }
+
+    check(e.text, is_letter(part[i]), "\"", part[i], "\" is not a part of an equation");
+    size_t end = i + 1;
+    while (named && end < part.size() && continues_name(part[end])) ++end;
+    labels.push_back(number_of(part.substr(i, end - i), e.names));
+    i = end;
+  }
+  return labels;
+}
+
+/// Returns the result of an equation without "->": the broadcast dims and then, in alphabetical
+/// order, every index that appears once.
+Labels implied_result(const Equation& e) {
+  std::map<std::string, int> count;
+  bool has_ellipsis = false;
+  for (const Labels& in : e.in) {
+    for (const int label : in) {
+      if (label == open_ellipsis)
+        has_ellipsis = true;
+      else
+        ++count[e.names[static_cast<size_t>(label)]];
+    }
+  }
+
+  Labels result;
+  if (has_ellipsis) result.push_back(open_ellipsis);
+  for (const auto& [name, n] : count) {
+    const auto place = std::find(e.names.begin(), e.names.end(), name);
+    if (n == 1) result.push_back(static_cast<int>(place - e.names.begin()));
+  }
+  return result;
+}
+
 /// Parses "ij,jk->ik". An index is a letter or, if `named`, a name between spaces.
 Equation parse(const std::string& text, bool named) {
   Equation e{str("einsum \"", text, "\""), {}, {}, {}};
@@ -43,75 +104,26 @@ Equation parse(const std::string& text, bool named) {
         "more than one \"->\"");
   check(e.text, !named || arrow != std::string::npos, "needs one \"->\"");
 
-  // Indices are numbered by name in order of first appearance.
-  const auto labels = [&](const std::string& part) {
-    Labels out;
-    for (size_t i = 0; i < part.size();) {
-      if (part[i] == ' ') {
-        ++i;
-      } else if (part.compare(i, 3, "...") == 0) {
-        check(e.text, std::find(out.begin(), out.end(), open_ellipsis) == out.end(),
-              "\"...\" twice in \"", part, "\"");
-        out.push_back(open_ellipsis);
-        i += 3;
-      } else {
-        const auto letter = [&](size_t at) {
-          return std::isalpha(static_cast<unsigned char>(part[at])) != 0;
-        };
-        check(e.text, letter(i), "\"", part[i], "\" is not a part of an equation");
-        size_t end = i + 1;
-        while (named && end < part.size() &&
-               (letter(end) || std::isdigit(static_cast<unsigned char>(part[end])) ||
-                part[end] == '_'))
-          ++end;
-        const std::string name = part.substr(i, end - i);
-        const auto it = std::find(e.names.begin(), e.names.end(), name);
-        out.push_back(static_cast<int>(it - e.names.begin()));
-        if (it == e.names.end()) e.names.push_back(name);
-        i = end;
-      }
-    }
-    return out;
-  };
-
   const std::string left = text.substr(0, arrow);
   for (size_t at = 0; at <= left.size();) {
     const size_t comma = std::min(left.find(',', at), left.size());
-    e.in.push_back(labels(left.substr(at, comma - at)));
+    e.in.push_back(parse_labels(left.substr(at, comma - at), named, e));
     at = comma + 1;
   }
-
-  std::map<std::string, int> count;  // in alphabetical order
-  bool spread = false;
-  for (const Labels& in : e.in) {
-    for (const int l : in) {
-      if (l == open_ellipsis)
-        spread = true;
-      else
-        ++count[e.names[static_cast<size_t>(l)]];
-    }
-  }
-
-  // Without "->" the result has the broadcast dims and then every index that appears once.
   if (arrow == std::string::npos) {
-    if (spread) e.out.push_back(open_ellipsis);
-    for (const auto& [name, n] : count) {
-      if (n == 1)
-        e.out.push_back(
-            static_cast<int>(std::find(e.names.begin(), e.names.end(), name) - e.names.begin()));
-    }
+    e.out = implied_result(e);
     return e;
   }
 
   // Parsing the result may add names: these are indices that are in no operand.
   const size_t known = e.names.size();
-  e.out = labels(text.substr(arrow + 2));
-  for (size_t i = 0; i < e.out.size(); ++i) {
-    if (e.out[i] == open_ellipsis) continue;
-    const std::string& name = e.names[static_cast<size_t>(e.out[i])];
-    check(e.text, static_cast<size_t>(e.out[i]) < known, "index ", name,
+  e.out = parse_labels(text.substr(arrow + 2), named, e);
+  for (const int label : e.out) {
+    if (label == open_ellipsis) continue;
+    const std::string& name = e.names[static_cast<size_t>(label)];
+    check(e.text, static_cast<size_t>(label) < known, "index ", name,
           " of the result is in no operand");
-    check(e.text, std::count(e.out.begin(), e.out.end(), e.out[i]) == 1, "index ", name,
+    check(e.text, std::count(e.out.begin(), e.out.end(), label) == 1, "index ", name,
           " is twice in the result");
   }
   return e;
@@ -141,7 +153,6 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
         " given");
 
   FittedEquation b;
-
   int64_t spread = 0;  // dims of "..." in the result
 
   for (size_t i = 0; i < shapes.size(); ++i) {
@@ -342,6 +353,7 @@ EinsumPlan einsum_plan(const std::string& equation,
   const Equation& e = equation_of(equation, false);
   std::vector<at::IntArrayRef> refs(shapes.begin(), shapes.end());
   const FittedEquation b = fitted(e, refs);
+
   std::vector<Labels> labels;
   for (size_t i = 0; i < b.in.size(); ++i) {
     labels.emplace_back();
@@ -351,8 +363,9 @@ EinsumPlan einsum_plan(const std::string& equation,
         labels.back().push_back(l);
     }
   }
-  for (size_t i = 0; i < labels.size();
-       ++i) {  // indices of one operand only are summed before any product
+
+  // einsum() sums over indices of one operand only before any product, so leave them out.
+  for (size_t i = 0; i < labels.size(); ++i) {
     std::vector<Labels> others;
     for (size_t j = 0; j < labels.size(); ++j) {
       if (j != i) others.push_back(labels[j]);

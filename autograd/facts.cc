@@ -9,7 +9,7 @@ namespace {
 
 bool has_storage(const at::Tensor& t) { return t.defined() && t.has_storage() && !t.is_meta(); }
 
-/// Returns the first and the last element of its storage that the tensor covers.
+/// Returns the positions of the first and the last element of the storage that the tensor covers.
 std::pair<int64_t, int64_t> range_of(const at::Tensor& t) {
   int64_t last = t.storage_offset();
   for (int64_t d = 0; d < t.dim(); ++d)
@@ -17,12 +17,12 @@ std::pair<int64_t, int64_t> range_of(const at::Tensor& t) {
   return {t.storage_offset(), last};
 }
 
-/// Returns the source behind an edge: "a constant", "the parameter w", "what mul made".
+/// Returns the source behind an edge: "a constant", "the parameter w", "the result of mul".
 std::string maker(const Edge& edge) {
   if (!edge) return "a constant";
   if (const Leaf* leaf = edge.node->as_leaf())
     return leaf->label.empty() ? "a parameter" : "the parameter " + leaf->label;
-  return "what " + edge.node->name() + " made";
+  return "the result of " + edge.node->name();
 }
 
 bool is_view(const at::Tensor& t) {

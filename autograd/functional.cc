@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-/// Returns new parameters with the values of xs, and f of them.
+/// Returns new parameters with the values of xs, and the result of f for them.
 std::pair<std::vector<Variable>, Variable> evaluate(const char* name, const Function& f,
                                                     const std::vector<Variable>& xs) {
   const ModeGuard guard;
@@ -20,7 +20,7 @@ std::pair<std::vector<Variable>, Variable> evaluate(const char* name, const Func
   std::vector<Variable> in;
   for (const Variable& x : xs) {
     LATHE_CHECK(x.defined() && x.data().is_floating_point(), name,
-                ": inputs must be of floating point, not ", describe(x.data()));
+                ": inputs must have a floating-point dtype, not ", describe(x.data()));
     in.push_back(Variable::parameter(x.data()));
   }
   return {in, f(in)};

@@ -28,8 +28,8 @@ std::string first_line(std::string text) {
   return text;
 }
 
-/// Returns whether a tensor stands for a mask while fused() records: it has no values that could
-/// be read or change.
+/// Returns whether a tensor is a placeholder for a mask while fused() records. A placeholder has no
+/// values that could be read or changed.
 bool is_stand_in(const at::Tensor& t) {
   return mode().chain != nullptr && t.defined() && t.is_meta();
 }
@@ -168,8 +168,8 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   };
 
   if (const at::Tensor& low = leaf->precision.low; low.defined() && low.scalar_type() == wanted) {
-    leaf->precision.refresh_low(
-        v.data());  // something other than the optimizer may have written to the parameter
+    // Something other than the optimizer may have written to the parameter.
+    leaf->precision.refresh_low(v.data());
     return Variable(low, v.edge());
   }
 

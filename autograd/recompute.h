@@ -122,7 +122,8 @@ class Recording : public ModeGuard {
   std::shared_ptr<Recomputation> recomputation_;
 };
 
-/// An input of a recomputed part, which the thread's SavedPacker keeps if its values stay exact.
+/// An input of a recomputed part that is a Variable, which the thread's SavedPacker keeps if its
+/// values stay exact.
 class KeptInput {
  public:
   explicit KeptInput(const Variable& v);

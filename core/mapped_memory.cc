@@ -16,10 +16,17 @@ namespace {
 constexpr size_t page = 4096;
 constexpr size_t most_addresses = size_t{1} << 42;  // 4 TiB, of which blocks take what they need
 
-/// Reserves addresses, or replaces what is mapped at `at` by reserved addresses.
-void* reserve_addresses(size_t bytes, int protection, void* at = nullptr) {
-  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at != nullptr ? MAP_FIXED : 0);
-  return mmap(at, bytes, protection, flags, -1, 0);
+constexpr int without_memory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+/// Returns addresses that take no memory.
+std::byte* reserve_addresses(size_t bytes, int protection) {
+  void* const addresses = mmap(nullptr, bytes, protection, without_memory, -1, 0);
+  if (addresses == MAP_FAILED) {
+    fail(Exit::memory, "cannot reserve ", bytes,
+         " addresses for memory.offload: ", std::strerror(errno),
+         "; raise the limit of virtual memory (ulimit -v)");
+  }
+  return static_cast<std::byte*>(addresses);
 }
 
 }  // namespace
@@ -27,24 +34,19 @@ void* reserve_addresses(size_t bytes, int protection, void* at = nullptr) {
 /// The file and its addresses: offset o of the file is mapped to begin + o.
 struct MappedMemory::State {
   explicit State(const fs::path& folder) {
-    // In a dry run the addresses are usable, and nobody writes to them.
-    void* const addresses =
-        reserve_addresses(most_addresses, is_dry_run() ? PROT_READ | PROT_WRITE : PROT_NONE);
-    if (addresses == MAP_FAILED) {
-      fail(Exit::memory, "cannot reserve addresses for memory.offload (", std::strerror(errno),
-           "); raise the limit of virtual memory (ulimit -v)");
-    }
-    begin = static_cast<std::byte*>(addresses);
     if (is_dry_run()) return;
     file.emplace(folder, 0);
+    begin = reserve_addresses(most_addresses, PROT_NONE);
     watch.emplace(file->folder(), begin, most_addresses);
   }
-  ~State() { munmap(begin, most_addresses); }
+  ~State() {
+    if (begin != nullptr) munmap(begin, most_addresses);
+  }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  std::byte* begin = nullptr;
   std::optional<ScratchFile> file;  // none in a dry run
+  std::byte* begin = nullptr;
   std::optional<ScratchWatch> watch;
   std::mutex mutex;
   uint64_t end = 0;  // where the next block begins
@@ -56,8 +58,7 @@ struct MappedMemory::Block {
   std::shared_ptr<State> state;
   uint64_t offset;
   size_t bytes;  // whole pages
-
-  std::byte* data() const { return state->begin + offset; }
+  std::byte* data = nullptr;
 };
 
 MappedMemory::MappedMemory(const fs::path& folder) : state_(std::make_shared<State>(folder)) {}
@@ -67,15 +68,18 @@ c10::DataPtr MappedMemory::allocate(size_t bytes) {
   auto block = std::make_unique<Block>(state_, 0, (bytes + page - 1) / page * page);
   const std::lock_guard lock(s.mutex);
   block->offset = s.end;
-  if (s.end + block->bytes > most_addresses)
-    fail(Exit::memory, "memory.offload: more than ", most_addresses, " bytes of parameters");
   if (s.file) {
+    if (s.end + block->bytes > most_addresses)
+      fail(Exit::memory, "memory.offload: more than ", most_addresses, " bytes of parameters");
     s.file->grow(s.end + block->bytes);
-    s.file->map(block->data(), block->offset, block->bytes);
+    block->data = s.begin + s.end;
+    s.file->map(block->data, block->offset, block->bytes);
+  } else {
+    block->data = reserve_addresses(block->bytes, PROT_READ | PROT_WRITE);
   }
   s.end += block->bytes;
   s.bytes += static_cast<int64_t>(block->bytes);
-  std::byte* const data = block->data();
+  std::byte* const data = block->data;
   return {data, block.release(), &free, c10::DeviceType::CPU};
 }
 
@@ -83,8 +87,12 @@ void MappedMemory::free(void* context) {
   const std::unique_ptr<Block> block(static_cast<Block*>(context));
   State& s = *block->state;
   s.bytes -= static_cast<int64_t>(block->bytes);
-  if (!s.file) return;
-  reserve_addresses(block->bytes, PROT_NONE, block->data());
+  if (!s.file) {
+    munmap(block->data, block->bytes);
+    return;
+  }
+  // Replaces the mapping, so that no other one gets these addresses. A failure leaves it in place.
+  (void)mmap(block->data, block->bytes, PROT_NONE, without_memory | MAP_FIXED, -1, 0);
   s.file->discard(block->offset, block->bytes);
 }
 
@@ -94,13 +102,13 @@ bool MappedMemory::holds(const c10::DataPtr& data) { return data.get_deleter() =
 
 void MappedMemory::prefetch(const c10::DataPtr& data) {
   const Block& block = *static_cast<const Block*>(data.get_context());
-  if (block.state->file) madvise(block.data(), block.bytes, MADV_WILLNEED);
+  if (block.state->file) madvise(block.data, block.bytes, MADV_WILLNEED);
 }
 
 void MappedMemory::release(const c10::DataPtr& data) {
   const Block& block = *static_cast<const Block*>(data.get_context());
   // Of a shared mapping, this drops no contents: a changed page stays in the cache of files.
-  if (block.state->file) madvise(block.data(), block.bytes, MADV_DONTNEED);
+  if (block.state->file) madvise(block.data, block.bytes, MADV_DONTNEED);
 }
 
 }  // namespace lathe

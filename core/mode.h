@@ -49,6 +49,8 @@ class BlockHooks {
   virtual void begin(size_t block, bool is_recomputed) = 0;
   /// Called after it, also where it throws.
   virtual void end(size_t block, bool is_recomputed) = 0;
+  /// Returns whether the blocks of any pass may call them, also of one that is not trained.
+  virtual bool serves_any_pass() const { return false; }
 };
 
 /// Which activations of a model's repeated blocks are kept for backward: all; the blocks' inputs,

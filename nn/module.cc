@@ -11,6 +11,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/mapped_memory.h"
 #include "core/memory.h"
 #include "core/mode.h"
 
@@ -136,7 +137,9 @@ Variable new_parameter(at::IntArrayRef sizes) {
               ": sizes must not be negative");
   const MemoryScope scope(Memory::parameters);
   const at::Device device(mode().make_storage ? at::kCPU : at::kMeta);
-  return Variable::parameter(at::zeros(sizes, at::TensorOptions(at::kFloat).device(device)));
+  const at::Tensor zeros = at::zeros(sizes, at::TensorOptions(at::kFloat).device(device));
+  release_pages(zeros);
+  return Variable::parameter(zeros);
 }
 
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype) {

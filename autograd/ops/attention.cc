@@ -65,9 +65,9 @@ at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time,
   const int64_t* at = there.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < batch; ++row) {
     for (int64_t t = 0, before = 0; t < time; before = *at, ++t, ++at) {
-      LATHE_CHECK(*at >= before && *at <= first + t, "attention: place ", t, " of row ", row,
-                  " sees from ", *at,
-                  " on; starts must not decrease along a row, and be no later than their places");
+      LATHE_CHECK(*at >= before && *at <= first + t, "attention: position ", t, " of row ", row,
+                  " has the start ", *at,
+                  "; starts must not decrease along a row or be after their positions");
     }
   }
   return there;
@@ -130,7 +130,7 @@ struct Attention {
     const int64_t b = packed.size(0), t = packed.size(1), c = packed.size(2) / 3;
     return packed.view({b, t, 3, heads, c / heads}).select(2, i).transpose(1, 2);
   }
-  /// [B, H, T, D] -> [B, T, C].
+  /// Joins the heads: [B, H, T, D] -> [B, T, C].
   static at::Tensor joined(const at::Tensor& y) {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
   }
@@ -307,7 +307,7 @@ Variable repeated(const Variable& x, int64_t heads, int64_t kv_heads) {
   return transpose(reshape(expand(split, {b, s, kv_heads, heads / kv_heads, d}), {b, s, heads, d}),
                    1, 2);
 }
-/// [B, H, T, D] -> [B, T, H D].
+/// Joins the heads: [B, H, T, D] -> [B, T, H D].
 Variable joined(const Variable& y) {
   return reshape(transpose(y, 1, 2), {y.size(0), y.size(2), y.size(1) * y.size(3)});
 }
@@ -330,7 +330,7 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
-  ScoreOptions scores{};         // `starts` has the window already
+  ScoreOptions scores{};         // `starts` already accounts for the window
   Saved starts{}, rope_table{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
@@ -379,8 +379,7 @@ struct GroupedAttention {
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)) cap', dq = dS k scale, dk = dS^T q scale;
   // dk and dv are summed over a group; dq and dk are rotated back
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
-    LATHE_CHECK(q.data().size(1) == k.data().size(1),
-                "there are gradients for as many keys as queries");
+    LATHE_CHECK(q.data().size(1) == k.data().size(1), "gradients need as many keys as queries");
     const at::Tensor dy = dy_.contiguous();
     const auto like_queries = [&] { return at::empty(q.data().sizes(), q.data().options()); };
     const at::Tensor dq = like_queries(), dk = like_queries(), dv = like_queries();
@@ -413,7 +412,7 @@ struct GroupedAttention {
   }
 
  private:
-  /// [B, S, H D] -> [B, S, K D].
+  /// Sums the gradients of a group of heads: [B, S, H D] -> [B, S, K D].
   at::Tensor grouped(const at::Tensor& d) const {
     if (heads == kv_heads) return d;
     const int64_t b = d.size(0), s = d.size(1), width = d.size(2) / heads;
@@ -440,7 +439,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
   };
 
   LATHE_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
-              sentence("the heads of the keys must divide those of the queries, not "), kv_heads,
+              sentence("the number of key heads must divide that of query heads, not "), kv_heads,
               " and ", heads);
   LATHE_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
                   q.size(2) > 0 && q.size(2) % heads == 0 &&
@@ -448,7 +447,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
               sentence("needs [B, T, H D], [B, S, K D] and [B, S, K D], S at least T, for "), heads,
               " and ", kv_heads, " heads");
   LATHE_CHECK(!rope_table.defined() || k.size(1) == q.size(1),
-              sentence("rope_table is for as many keys as queries"));
+              sentence("rope_table needs as many keys as queries"));
   LATHE_CHECK(!rope_table.defined() || rope_table.size(-1) == q.size(2) / heads,
               sentence("rope_table must be as wide as a head"));
 

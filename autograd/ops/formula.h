@@ -29,8 +29,8 @@ namespace lathe {
 
 inline at::Tensor expand(const at::Tensor& x, at::IntArrayRef sizes) { return x.expand(sizes); }
 inline at::Tensor cast(const at::Tensor& x, at::ScalarType dtype) { return x.to(dtype); }
-// Numbers would otherwise fit the functions for Variables better than ATen's, which take a Scalar
-// or an optional number.
+// Without these overloads, calls with plain numbers would select the functions for Variables, since
+// ATen's take a Scalar or an optional number.
 inline at::Tensor pow(const at::Tensor& x, double exponent) { return at::pow(x, exponent); }
 inline at::Tensor masked_fill(const at::Tensor& x, const at::Tensor& mask, double value) {
   return at::masked_fill(x, mask, value);

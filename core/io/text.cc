@@ -58,6 +58,18 @@ size_t incomplete_bytes(std::string_view text) {
   return 0;
 }
 
+size_t find_outside_parentheses(std::string_view text,
+                                std::initializer_list<std::string_view> separators) {
+  int depth = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    for (const std::string_view separator : separators) {
+      if (depth == 0 && text.substr(i).starts_with(separator)) return i;
+    }
+    depth += text[i] == '(' ? 1 : text[i] == ')' && depth > 0 ? -1 : 0;
+  }
+  return std::string_view::npos;
+}
+
 bool is_utf8(std::string_view text) { return utf8_end(text, 0) == text.size(); }
 
 std::string printable(std::string_view text) {

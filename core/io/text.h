@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +27,11 @@ bool is_utf8(std::string_view text);
 std::string printable(std::string_view text);
 /// Returns the same in one line: line breaks and tabs become \x0a and \x09.
 std::string printable_line(std::string_view text);
+
+/// Returns where one of the separators first begins in `text` outside of parentheses; npos if
+/// nowhere.
+size_t find_outside_parentheses(std::string_view text,
+                                std::initializer_list<std::string_view> separators);
 
 /// Returns `text` with `by` in place of each `what`, which must not be empty.
 std::string replace_all(std::string_view text, std::string_view what, std::string_view by);

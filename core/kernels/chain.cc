@@ -121,7 +121,7 @@ class Machine {
       case ChainOp::mul: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Mul(a, b); });
       case ChainOp::div: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Div(a, b); });
       case ChainOp::div_into: return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Div(b, a); });
-      case ChainOp::relu_slope:
+      case ChainOp::relu_grad:
         return binary(i, v, [](V a, V b) HWY_ATTR {
           return hn::IfThenZeroElse(hn::Le(b, hn::Zero(D())), a);
         });
@@ -280,10 +280,10 @@ void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, co
     case ChainOp::gelu: at::gelu_out(y, a, "tanh"); break;
     case ChainOp::gelu_exact: at::gelu_out(y, a, "none"); break;
     case ChainOp::pow: at::pow_out(y, a, i.number); break;
-    case ChainOp::tanh_slope: at::tanh_backward_out(y, a, b); break;
-    case ChainOp::sigmoid_slope: at::sigmoid_backward_out(y, a, b); break;
-    case ChainOp::silu_slope: at::silu_backward_out(y, a, b); break;
-    case ChainOp::gelu_slope: at::gelu_backward_out(y, a, b, "tanh"); break;
+    case ChainOp::tanh_grad: at::tanh_backward_out(y, a, b); break;
+    case ChainOp::sigmoid_grad: at::sigmoid_backward_out(y, a, b); break;
+    case ChainOp::silu_grad: at::silu_backward_out(y, a, b); break;
+    case ChainOp::gelu_grad: at::gelu_backward_out(y, a, b, "tanh"); break;
     default: at::gelu_backward_out(y, a, b, "none");
   }
 }

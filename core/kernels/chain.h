@@ -30,7 +30,7 @@ enum class ChainOp : uint8_t {
   sub,            ///< a - b
   mul,            ///< a b
   div,            ///< a / b
-  relu_slope,     ///< a where b > 0 or b is NaN, else 0
+  relu_grad,      ///< a where b > 0 or b is NaN, else 0
   less,           ///< a < b, a mask
   less_equal,     ///< a <= b, a mask
   greater,        ///< a > b, a mask
@@ -57,12 +57,12 @@ enum class ChainOp : uint8_t {
   silu,
   gelu,  ///< the tanh form
   gelu_exact,
-  pow,               ///< a to the power of s
-  tanh_slope,        ///< the gradient for that of the result, a, and the result, b
-  sigmoid_slope,     ///< the same
-  silu_slope,        ///< the gradient for that of the result, a, and the input, b
-  gelu_slope,        ///< the same
-  gelu_exact_slope,  ///< the same
+  pow,              ///< a to the power of s
+  tanh_grad,        ///< the gradient for that of the result, a, and the result, b
+  sigmoid_grad,     ///< the same
+  silu_grad,        ///< the gradient for that of the result, a, and the input, b
+  gelu_grad,        ///< the same
+  gelu_exact_grad,  ///< the same
 };
 
 /// Returns whether the op is one of ATen's functions.

@@ -16,7 +16,8 @@
 
 namespace lathe {
 
-/// How the columns of a table are used. A column is named by its name or by its number from 1.
+/// How the columns of a table are used. A column is given by its name or
+/// by its number, counted from 1.
 struct TableOptions {
   std::string target = "last";            ///< "last", "first", or a column
   char separator = 0;                     ///< 0: find_separator decides
@@ -33,17 +34,17 @@ struct RawExample {
   std::string_view label;           ///< a target that is text
 };
 
-/// Examples in order, which can be read repeatedly. Every number is finite, but for the inputs of
-/// empty cells: they are NaN until set_fills() was called.
+/// Examples in order, which can be read repeatedly. Every number is finite, except for the
+/// inputs of empty cells, which are NaN until set_fills() is called.
 class ExampleSource {
  public:
   virtual ~ExampleSource() = default;
   /// Reads what sizes() depends on, such as the categories of a table; call it first.
   virtual void scan(ProgressReporter& /*meter*/) {}
-  /// Returns the columns, or null where the files are no tables.
+  /// Returns the columns, or null where the files are not tables.
   virtual const TableFormat* table() const { return nullptr; }
-  /// Sets what replaces empty cells: a number for each input, of which those of columns of numbers
-  /// are used.
+  /// Sets what replaces empty cells: one number for each input, of which only those for numeric
+  /// columns are used.
   virtual void set_fills(const std::vector<double>& /*by_input*/) {}
   /// Returns the dimensions of one input.
   virtual std::vector<int64_t> sizes() const = 0;
@@ -52,10 +53,10 @@ class ExampleSource {
   /// Returns the type of the numbers in the files; nullopt for text.
   virtual std::optional<ArrayType> input_type() const { return std::nullopt; }
   virtual std::optional<ArrayType> target_type() const { return std::nullopt; }
-  /// Returns what a user may want to check, such as "header line a, b, label; target column 3
-  /// (label)"; or an empty string.
+  /// Returns the detected layout for the user to check, such as "header line a, b, label; target
+  /// column 3 (label)"; or an empty string.
   virtual std::string layout() const { return ""; }
-  /// Returns the bytes to read.
+  /// Returns how many bytes each() reports to the meter.
   virtual uint64_t bytes() const = 0;
   /// Calls f with each example and reports all bytes to the meter. Throws Exit::data with the
   /// position of what can't be read.
@@ -67,15 +68,16 @@ class ExampleSource {
 /// Opens files of a format that their contents determine: tables with the same columns; inputs and
 /// targets in two IDX, .npy or .safetensors files; or one .safetensors file with the tensors
 /// "inputs" and "targets". With `like`, which must have been scanned, tables must have its columns
-/// and are read as it is. Throws Exit::data for what can't be read, and Exit::usage for options
-/// that do not fit.
+/// and are read in the same way. Throws Exit::data for what can't be read, and Exit::usage for
+/// options that do not fit.
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 
-/// Opens new inputs for a model, which must be made as those it was trained on: one table or array,
-/// or, for a model of image files, any number of these and of folders with them. RawExample::label
-/// is the id of a table's row, or the path of an image. The encoding must outlive the source.
-/// Throws Exit::data for what does not fit, and Exit::usage for several files that are not images.
+/// Opens new inputs for a model, which must have the form of its training data: one table or array,
+/// or, for a model of image files, any number of image files and folders of images.
+/// RawExample::label is the id of a table's row, or the path of an image. The encoding must outlive
+/// the source. Throws Exit::data for what does not fit, and Exit::usage for several files that are
+/// not images.
 std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>& files,
                                                  const ExampleEncoding& encoding);
 

@@ -14,7 +14,17 @@ namespace lathe {
 template <class F>
 void each_object(const Part& part, const std::string& what, F&& f) {
   simdjson::dom::parser parser;
+  const auto check_array = [&](uint64_t line, std::string_view text) {
+    const size_t first = text.find_first_not_of(" \t");
+    if (line == 1 && first != std::string_view::npos && text[first] == '[') {
+      fail(Exit::data, part.file,
+           " is a JSON array, and JSON Lines have an object on each line; convert it: python3 -c "
+           "'import json, sys; [print(json.dumps(x)) for x in json.load(open(sys.argv[1]))]' ",
+           part.file, " > lines.jsonl");
+    }
+  };
   each_line(part, [&](uint64_t line, std::string_view text) {
+    check_array(line, text);
     simdjson::dom::element json;
     if (const auto error = parser.parse(text.data(), text.size()).get(json))
       fail(Exit::data, part.file, ":", line,

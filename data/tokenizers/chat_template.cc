@@ -20,7 +20,7 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
   const TokenizerSettings& settings = tokenizer.settings();
   const bool has_template = !settings.chat_template.empty();
   const std::string bos =
-      has_template && settings.has_names ? settings.bos_token : "<|begin_of_text|>";
+      has_template && settings.has_special_tokens ? settings.bos_token : "<|begin_of_text|>";
   const bool is_chatml = special(bpe_, "<|im_start|>") >= 0 && special(bpe_, "<|im_end|>") >= 0;
   // Without a template the special tokens determine the format.
   format_ = {.llama3 = !is_chatml, .begins = !is_chatml && special(bpe_, bos.c_str()) >= 0};
@@ -110,8 +110,12 @@ std::string describe_chat(const Tokenizer& tokenizer) {
   const bool has_template = !tokenizer.settings().chat_template.empty();
   try {
     const ChatFormat format = ChatTemplate(tokenizer, "", "").format();
-    return str(format.llama3 ? "Llama 3's format" : "ChatML",
-               has_template ? "" : ", by the special tokens",
+    const char* const origin =
+        has_template ? ""
+        : tokenizer.settings().templates.empty()
+            ? ", by the special tokens"
+            : ", by the special tokens, since no template is called \"default\"";
+    return str(format.llama3 ? "Llama 3's format" : "ChatML", origin,
                format.system
                    ? ", with the system message \"" + printable_line(*format.system) + "\""
                    : "");
@@ -137,17 +141,17 @@ void set_chat_template(Tokenizer& tokenizer, const std::string& choice) {
                     : choice == "llama3" ? llama3_template
                                          : read_file(choice, Exit::usage, uint64_t{1} << 20);
   s.templates.clear();
-  s.template_file = false;
+  s.from_template_file = false;
   if (!is_utf8(s.chat_template)) fail(Exit::usage, choice, " is not UTF-8");
 
   // The names that exports had without a tokenizer_config.json.
   const auto& tokens = tokenizer.bpe()->definition().tokens;
   const auto name = [&](int32_t id) { return id < 0 ? "" : tokens[static_cast<size_t>(id)]; };
-  if (!s.has_names) {
+  if (!s.has_special_tokens) {
     const TextMarks marks = tokenizer.marks();
     s.bos_token = choice == "llama3" ? "<|begin_of_text|>" : name(marks.begin);
     s.eos_token = name(marks.end);
-    s.has_names = true;
+    s.has_special_tokens = true;
   }
   const bool is_followed = format_of(s, s.bos_token).has_value();
   tokenizer.set_settings(s);
@@ -156,6 +160,7 @@ void set_chat_template(Tokenizer& tokenizer, const std::string& choice) {
   const ChatTemplate chat(tokenizer, "command line: --chat-template: " + choice,
                           "give a tokenizer with them");
   s.eos_token = name(static_cast<int32_t>(chat.end()));
+  s.add_end_id(chat.end());
   tokenizer.set_settings(s);
 }
 

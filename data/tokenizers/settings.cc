@@ -1,5 +1,7 @@
 #include "data/tokenizers/settings.h"
 
+#include <algorithm>
+
 #include "core/io/text.h"
 
 namespace lathe {
@@ -24,18 +26,60 @@ void read_template(const Json& config, const std::string& where, TokenizerSettin
   }
   s.templates = json_text(found);
   for (const Json& one : found) {
-    if (json_get<std::string>(one, "name", where, Exit::data) == "default")
-      s.chat_template = json_get<std::string>(one, "template", where, Exit::data);
+    const auto name = json_get<std::string>(one, "name", where, Exit::data);
+    const auto text = json_get<std::string>(one, "template", where, Exit::data);
+    if (name == "default") s.chat_template = text;
   }
 }
+
+/// Special tokens that are kept as they came.
+constexpr const char* other_names[]{
+    "unk_token",           "sep_token", "cls_token", "mask_token", "additional_special_tokens",
+    "extra_special_tokens"};
 
 /// Reads the names of special tokens, where the object has that of the end of texts.
 void read_names(const Json& config, const std::string& where, TokenizerSettings& s) {
   if (!config.contains("eos_token")) return;
-  s.has_names = true;
+  s.has_special_tokens = true;
   s.bos_token = token_name(config, "bos_token", where);
   s.eos_token = token_name(config, "eos_token", where);
   s.pad_token = token_name(config, "pad_token", where);
+
+  Json others = Json::object();
+  for (const char* key : other_names) {
+    if (config.contains(key) && !config[key].is_null()) others[key] = config[key];
+  }
+  if (!others.empty()) s.other_tokens = json_text(others);
+}
+
+/// Returns the whole numbers of eos_token_id, which is a number or a list of numbers.
+std::vector<int64_t> end_ids_of(const Json& config) {
+  std::vector<int64_t> ids;
+  const auto add = [&](const Json& one) {
+    if (one.is_number_integer()) ids.push_back(one.get<int64_t>());
+  };
+  const Json found = config.value("eos_token_id", Json());
+  if (!found.is_array()) add(found);
+  for (const Json& one : found.is_array() ? found : Json::array()) add(one);
+  return ids;
+}
+
+/// Throws Exit::data unless eos_token_id is missing, a number or a list of numbers.
+void check_end_ids(const Json& config, const std::string& where) {
+  const Json found = config.value("eos_token_id", Json());
+  const size_t wanted = found.is_null() ? 0 : found.is_array() ? found.size() : 1;
+  if (end_ids_of(config).size() != wanted)
+    fail(Exit::data, where, ": eos_token_id is not a number or a list of numbers");
+}
+
+/// Sets end_ids from what they follow from. What an older version kept is not checked.
+void set_end_ids(TokenizerSettings& s, const std::string& where) {
+  s.end_ids = s.config_end_ids;
+  if (s.generation_config.empty()) return;
+  const Json generation = parse_json(s.generation_config, where, Exit::data);
+  if (!generation.is_object()) return;
+  const std::vector<int64_t> more = end_ids_of(generation);
+  s.end_ids.insert(s.end_ids.end(), more.begin(), more.end());
 }
 
 std::string read_text(const fs::path& file) {
@@ -46,17 +90,38 @@ std::string read_text(const fs::path& file) {
 
 }  // namespace
 
+void TokenizerSettings::add_end_id(int64_t id) {
+  const auto add = [&](std::vector<int64_t>& ids) {
+    if (std::ranges::find(ids, id) == ids.end()) ids.insert(ids.begin(), id);
+  };
+  if (!config_end_ids.empty()) add(config_end_ids);
+  if (!generation_config.empty()) {
+    Json generation = parse_json(generation_config, "generation_config.json", Exit::data);
+    std::vector<int64_t> ids = end_ids_of(generation);
+    const bool is_known = ids.empty() || std::ranges::find(ids, id) != ids.end();
+    if (!is_known) {
+      add(ids);
+      generation["eos_token_id"] = ids;
+      generation_config = json_text(generation, 2) + "\n";
+    }
+  }
+  set_end_ids(*this, "generation_config.json");
+}
+
 void TokenizerSettings::fill_from(const TokenizerSettings& other) {
   if (chat_template.empty()) {
     chat_template = other.chat_template;
     templates = other.templates;
-    template_file = other.template_file;
+    from_template_file = other.from_template_file;
   }
-  if (!has_names) {
-    has_names = other.has_names;
+  if (!has_special_tokens) {
+    has_special_tokens = other.has_special_tokens;
     bos_token = other.bos_token, eos_token = other.eos_token, pad_token = other.pad_token;
+    other_tokens = other.other_tokens;
   }
   if (generation_config.empty()) generation_config = other.generation_config;
+  if (config_end_ids.empty()) config_end_ids = other.config_end_ids;
+  set_end_ids(*this, "generation_config.json");
 }
 
 TokenizerSettings read_settings(const fs::path& folder) {
@@ -71,34 +136,46 @@ TokenizerSettings read_settings(const fs::path& folder) {
     const Json json = parse_json(read_text(config), where, Exit::data);
     if (!json.is_object()) fail(Exit::data, where, " is not a JSON object");
     if (s.chat_template.empty()) read_template(json, where, s);
-    if (!s.has_names) read_names(json, where, s);
+    if (!s.has_special_tokens) read_names(json, where, s);
   }
 
   // transformers prefers the file.
   if (fs::exists(file)) {
     s.chat_template = read_text(file), s.templates.clear();
-    s.template_file = true;
+    s.from_template_file = true;
   }
   if (fs::exists(generation)) {
     s.generation_config = read_text(generation);
-    if (!parse_json(s.generation_config, generation.string(), Exit::data).is_object())
-      fail(Exit::data, generation.string(), " is not a JSON object");
+    const Json json = parse_json(s.generation_config, generation.string(), Exit::data);
+    if (!json.is_object()) fail(Exit::data, generation.string(), " is not a JSON object");
+    check_end_ids(json, generation.string());
   }
+
+  if (const fs::path config = folder / "config.json"; fs::exists(config)) {
+    const Json json = parse_json(read_text(config), config.string(), Exit::data);
+    if (json.is_object() && json.value("eos_token_id", Json()).is_array()) {
+      check_end_ids(json, config.string());
+      s.config_end_ids = end_ids_of(json);
+    }
+  }
+  set_end_ids(s, generation.string());
   return s;
 }
 
 void add_settings(Json& json, const TokenizerSettings& s) {
   if (s == TokenizerSettings{}) return;
   Json& made = json["settings"] = Json::object();
-  if (s.has_names)
+  if (s.has_special_tokens)
     made["names"] = {{"bos", s.bos_token}, {"eos", s.eos_token}, {"pad", s.pad_token}};
   const auto add = [&](const char* key, const std::string& text) {
     if (!text.empty()) made[key] = text;
   };
   add("chat_template", s.chat_template);
   add("templates", s.templates);
+  add("other_tokens", s.other_tokens);
   add("generation_config", s.generation_config);
-  if (s.template_file) made["template_file"] = true;
+  if (!s.config_end_ids.empty()) made["config_end_ids"] = s.config_end_ids;
+  if (s.from_template_file) made["template_file"] = true;
 }
 
 TokenizerSettings settings_from_json(const Json& json, const std::string& where) {
@@ -111,25 +188,37 @@ TokenizerSettings settings_from_json(const Json& json, const std::string& where)
   s.chat_template = text(found, "chat_template");
   s.templates = text(found, "templates");
   s.generation_config = text(found, "generation_config");
-  s.template_file =
+  s.from_template_file =
       found.contains("template_file") && json_get<bool>(found, "template_file", where, Exit::data);
-  s.has_names = found.contains("names");
-  if (s.has_names) {
+  s.has_special_tokens = found.contains("names");
+  if (s.has_special_tokens) {
     const Json& names = found["names"];
     s.bos_token = text(names, "bos"), s.eos_token = text(names, "eos");
     s.pad_token = text(names, "pad");
   }
+  s.other_tokens = text(found, "other_tokens");
+  if (found.contains("config_end_ids"))
+    s.config_end_ids = json_get<std::vector<int64_t>>(found, "config_end_ids", where, Exit::data);
   if (!s.templates.empty()) parse_json(s.templates, where, Exit::data);
+  if (!s.other_tokens.empty() && !parse_json(s.other_tokens, where, Exit::data).is_object())
+    fail(Exit::data, where, ": other_tokens is not a JSON object");
+  set_end_ids(s, where);
   return s;
 }
 
 void write_settings(const TokenizerSettings& s, const fs::path& folder, Json& config) {
-  if (s.template_file) {
+  if (s.from_template_file) {
     write_file_durably(folder / "chat_template.jinja", s.chat_template);
   } else if (!s.templates.empty()) {
     config["chat_template"] = parse_json(s.templates, "the chat templates", Exit::data);
   } else if (!s.chat_template.empty()) {
     config["chat_template"] = s.chat_template;
+  }
+  const Json others = s.other_tokens.empty()
+                          ? Json::object()
+                          : parse_json(s.other_tokens, "the special tokens", Exit::data);
+  for (const char* key : other_names) {
+    if (others.contains(key)) config[key] = others[key];
   }
   if (!s.generation_config.empty())
     write_file_durably(folder / "generation_config.json", s.generation_config);

@@ -1,31 +1,42 @@
-// What the folder of a model has about its tokenizer beside its definition: the chat template, the
-// names of special tokens, and how to generate. No LibTorch header.
+// Settings of a model's folder that accompany the definition of its tokenizer: the chat template,
+// the names of special tokens, and how to generate. No LibTorch header.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/io/file.h"
 #include "core/io/json.h"
 
 namespace lathe {
 
-/// Settings that are kept as they came, and written back in exports. They change no id.
+/// Settings that are kept unchanged and written to exports. They do not change token ids.
 struct TokenizerSettings {
-  std::string chat_template{};  ///< Jinja; empty: none
-  std::string templates{};      ///< JSON: the list, where there are several by name
-  bool template_file = false;   ///< it was chat_template.jinja
-  bool has_names = false;       ///< the three below are known, and empty where there is none
+  std::string chat_template{};      ///< Jinja; empty: none
+  std::string templates{};          ///< JSON: the list of named templates; empty: one or none
+  bool from_template_file = false;  ///< the template was read from chat_template.jinja
+  bool has_special_tokens = false;  ///< the next three are known; an empty one is not in use
   std::string bos_token{}, eos_token{}, pad_token{};
-  std::string generation_config{};  ///< text of generation_config.json; empty: none
+  /// JSON: an object with the other special tokens of tokenizer_config.json, such as unk_token and
+  /// additional_special_tokens; empty: none.
+  std::string other_tokens{};
+  std::string generation_config{};        ///< text of generation_config.json; empty: none
+  std::vector<int64_t> config_end_ids{};  ///< eos_token_id of config.json where that is a list
+  /// The ids that end a text by generation_config.json and config.json.
+  std::vector<int64_t> end_ids{};
 
+  /// Makes the id one of those that end a text, also in generation_config.json where that names
+  /// any.
+  void add_end_id(int64_t id);
   /// Takes what is missing here from `other`.
   void fill_from(const TokenizerSettings& other);
   bool operator==(const TokenizerSettings&) const = default;
 };
 
-/// Reads tokenizer_config.json, special_tokens_map.json, chat_template.jinja and
-/// generation_config.json of a folder, each of which may be missing. Throws Exit::data with the
-/// file and what is wrong.
+/// Reads tokenizer_config.json, special_tokens_map.json, chat_template.jinja,
+/// generation_config.json and config.json of a folder, each of which may be missing. Throws
+/// Exit::data with the file and what is wrong.
 TokenizerSettings read_settings(const fs::path& folder);
 /// Adds what is set to the object `json`, from which settings_from_json reads it.
 void add_settings(Json& json, const TokenizerSettings& settings);

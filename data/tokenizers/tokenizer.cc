@@ -101,13 +101,14 @@ int32_t Tokenizer::document_end() const {
 bool Tokenizer::ends_text(int64_t id) const {
   if (!bpe_ || id < 0) return false;
   const TextMarks usual = boundary_tokens(bpe_->definition());
-  return id == usual.end || id == usual.turn_end || id == marks().end;
+  return id == usual.end || id == usual.turn_end || id == marks().end ||
+         std::ranges::find(settings_.end_ids, id) != settings_.end_ids.end();
 }
 
 TextMarks Tokenizer::marks() const {
   if (!bpe_) return {};
   TextMarks marks = boundary_tokens(bpe_->definition());
-  if (!settings_.has_names) return marks;
+  if (!settings_.has_special_tokens) return marks;
   const auto id = [&](const std::string& name) { return name.empty() ? -1 : bpe_->id_of(name); };
   marks.begin = id(settings_.bos_token), marks.end = id(settings_.eos_token);
   marks.pad = id(settings_.pad_token);

@@ -44,7 +44,7 @@ class TokenData final : public Data {
   WindowKind windows_;
   std::optional<PaddedDocuments> train_documents_, val_documents_;  // data.packing = examples
 };
-/// Opens token data: its line in the table of data/data.cc.
+/// Opens token data. The table of data/data.cc lists this function.
 std::unique_ptr<Data> open_tokens(const DataConfig& config);
 /// Throws Exit::usage where keys for other kinds of data are set: those for examples and, unless
 /// `mixes`, those for mixtures.

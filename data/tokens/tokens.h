@@ -36,8 +36,8 @@ class TokenFile {
   void read_targets(int64_t begin, int64_t n, int64_t* out) const;
   /// Returns how many of tokens [begin, begin + n) are not marked.
   int64_t count_learned(int64_t begin, int64_t n) const;
-  /// Returns the positions of the tokens that the answers of pairs begin with
-  /// (DataManifest::pairs); reads all tokens.
+  /// Returns the position of the first token of each answer of pairs (DataManifest::pairs); reads
+  /// all tokens.
   std::vector<int64_t> begins() const;
   /// Returns the positions of an id; reads all tokens.
   std::vector<int64_t> positions_of(int64_t id) const;
@@ -45,9 +45,9 @@ class TokenFile {
   /// does. The shards after that are checked when they are read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
   /// Returns a short identity of the contents: each shard's size, its checksum in the manifest, and
-  /// a checksum, computed now, of evenly spaced mebibytes. A split with a manifest has 128 of these
-  /// in total; without one, each shard has 128. Smaller files are read completely. This notices
-  /// most changes of a file in a fraction of a second.
+  /// a checksum, computed now, of evenly spaced blocks of 1 MiB. A split with a manifest has 128
+  /// blocks in total; without one, each shard has 128. Smaller files are read completely. This
+  /// notices most changes of a file in a fraction of a second.
   std::string fingerprint() const;
   /// Returns whether `saved` is this data's fingerprint, in its current form or in that of earlier
   /// builds, which relied on the manifest's checksums.

@@ -1,9 +1,9 @@
 // Windows of token shards as batches, from one split or from several sources in turn.
 //
 // Instruction data marks ids that are read but not learned with the bit token_mark, so that one
-// file with one checksum and one fingerprint has both. Batches have targets of -100 there.
-// Micro-batches then differ in their number of targets, so the divisor of a step is counted in
-// advance (TrainingBatches::targets).
+// file with one checksum and one fingerprint holds ids and marks. In batches, their targets are
+// -100. Micro-batches then differ in their number of targets, so the divisor of a step is counted
+// in advance (TrainingBatches::targets).
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ struct WindowSource {
 
 /// What windows contain besides tokens and their successors.
 struct WindowKind {
-  /// Separate documents: the id of the token between them, with which a document begins.
+  /// Separate documents: the id of the token between two documents. It belongs to the second one.
   std::optional<int64_t> document_end{};
 };
 

@@ -38,8 +38,8 @@ Variable KeyValueCache::attend(const void* layer, const Variable& q, const Varia
   std::vector<Variable> out;
   for (int64_t row = 0; row < q.size(0); ++row) {
     const int64_t text = rows_[static_cast<size_t>(row)], before = length(text), now = before + t;
-    LATHE_CHECK(now <= capacity_, "KeyValueCache: ", now, " tokens of a text, it has room for ",
-                capacity_);
+    LATHE_CHECK(now <= capacity_, "KeyValueCache: a text of ", now,
+                " tokens exceeds the capacity of ", capacity_);
     const at::Tensor keys = kept.keys.slice(0, text, text + 1),
                      values = kept.values.slice(0, text, text + 1);
     keys.slice(1, before, now).copy_(k.data().slice(0, row, row + 1));

@@ -11,14 +11,14 @@ namespace lathe {
 
 /// y = x W^T + b, plus lora_scale (x A^T) B^T with an adapter. x [..., in] -> [..., out].
 ///
-/// With magnitudes m the weight is W + lora_scale B A, whose rows are scaled to the norms m; the
-/// gradient takes their own norms as constants. Liu et al. 2024, "DoRA".
+/// With magnitudes m, each row of the weight W + lora_scale B A is scaled to the norm that m holds
+/// for it; the gradient treats the rows' norms before scaling as constants. Liu et al. 2024,
+/// "DoRA".
 struct Linear {
   Variable weight, bias;  ///< [out, in]; [out] or undefined
   Role role = Role::weight;
-  Variable lora_a,
-      lora_b;  ///< A [rank, in] and B [out, rank]; undefined without an adapter. Hu et al. 2021,
-               ///< "LoRA"
+  /// A [rank, in] and B [out, rank]; undefined without an adapter. Hu et al. 2021, "LoRA".
+  Variable lora_a, lora_b;
   Variable lora_m;        ///< m [out], float32; undefined without magnitudes
   double lora_scale = 1;  ///< alpha / rank
 
@@ -26,7 +26,7 @@ struct Linear {
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
   /// Computes y. `residual` [..., out] is added if it is given, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
-  /// Returns whether calls add an adapter: there is one, and the thread's mode leaves none out.
+  /// Returns whether calls add an adapter: there is one, and Mode::adapters does not disable it.
   bool has_adapter() const { return lora_a.defined() && mode().adapters; }
   /// Adds an adapter whose matrices have the device and dtype of `options`, and are zero until they
   /// are initialized.

@@ -77,9 +77,9 @@ TEST_CASE("a tensor's facts: dtype, shape, strides, storage, what it is a view o
   CHECK_THAT(tensor_facts(slice(t, 0, 1, 2)),
              ContainsSubstring("[1,2], strides [1,3], not contiguous, elements 1 to 4"));
   CHECK_THAT(tensor_facts(slice(t, 0, 1, 2)),
-             ContainsSubstring("a view, by slice of what transpose made"));
+             ContainsSubstring("a view, by slice of the result of transpose"));
   CHECK_THAT(tensor_facts(exp(w) * 2.0),
-             ContainsSubstring("1 tensor holds; by mul_scalar of what exp made"));
+             ContainsSubstring("1 tensor holds; by mul_scalar of the result of exp"));
   CHECK_THAT(tensor_facts(w * Variable(torch::ones({3}))),
              ContainsSubstring("by mul of the parameter w, a constant"));
   CHECK_THAT(tensor_facts(Variable(torch::ones({4}, at::kHalf).slice(0, 2))),

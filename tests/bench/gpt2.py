@@ -5,8 +5,8 @@
 
 DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. memory: GPT-2 124M with one memory technique a row.
 speed: the same with one speed technique a row. sizes: what each model needs by `lathe plan`, and the largest that fits a
-limit. walk: 1.5 billion parameters in memory, and killed and resumed in a control group of 8 GB with the same bits (needs
-root, 20 GiB of free memory and 70 GB of disk), and 355 million in 3 GB. --peer: a Python with PyTorch, for its rows.
+limit. walk: 355 million and 1.5 billion parameters in memory, and killed and resumed in a control group of 3 and of 8 GB
+with the same bits (needs root, 20 GB of free memory and 50 GB of disk). --peer: a Python with PyTorch, for its rows.
 """
 import argparse
 import hashlib
@@ -51,6 +51,15 @@ MEMORY = [
     ("optimizer state on disk", {**BF16, "memory.offload": "optimizer"}, None),
     ("casts, blocks, in backward, on disk",
      {**CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "memory.offload": "optimizer"}, None),
+]
+DISK = {"memory.offload": "optimizer"}
+ALL_ON_DISK = {"memory.offload": "optimizer+parameters"}
+KILLED = {"checkpoint.interval": 8}
+WALK = [  # name, size, limit of memory, steps, keys
+    ("355M in memory", "355M", None, 20, {}),
+    ("355M, state on disk, killed and resumed", "355M", 3, 20, {**DISK, **KILLED}),
+    ("1.5B in memory", "1.5B", 20, 20, {}),
+    ("1.5B, state and parameters on disk, killed and resumed", "1.5B", 8, 20, {**ALL_ON_DISK, **KILLED}),
 ]
 SPEED = [
     ("fp32, ATen's kernels", {"amp.dtype": "fp32", "train.kernels": "aten"}, "--dtype fp32 --optim fused"),
@@ -129,26 +138,26 @@ class Walk:
         return rows
 
     def walk(self):
-        rows = ["| | limit, GB | peak MB | s a step | last loss | SHA-256 of the weights |", "|---|---|---|---|---|---|"]
-        for size, limit in (("355M", 3), ("1.5B", 8)):
-            keys = {**CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "train.batch_size": 1, "checkpoint.keep": 1,
-                    "train.steps": 20, "train.out_dir": self.folder / "run"}
-            on_disk = {"memory.offload": "optimizer", "checkpoint.interval": 8}
-            for name, more, group in ((f"{size} in memory", {}, None),
-                                      (f"{size}, state on disk, killed and resumed", on_disk, limit)):
-                run = self.folder / "run"
-                shutil.rmtree(run, ignore_errors=True)
-                words = self.words({**keys, **more}, size)
-                peak = 0
-                if group:
-                    peak = self.killed([self.lathe, "train", *words], run, at=12, limit=group)
-                peak = max(peak, self.limited([self.lathe, "train", *words], group))
-                weights = sorted(run.glob("checkpoints/*/model.safetensors"))[-1]
-                rate, loss = figures(run, 1)
-                rows.append(f"| {name} | {group or ''} | {peak * 1.048576:.0f} | {1 / rate:.1f} | {loss:.4f} | "
-                            f"`{sha256(weights)[:16]}` |")
-                print(rows[-1], flush=True)
-                shutil.rmtree(run)
+        rows = ["| | limit, GB | steps | peak MB | s a step | loss of step 3 | SHA-256 of the last weights |",
+                "|---|---|---|---|---|---|---|"]
+        base = {**BF16, **IN_BACKWARD, "memory.recompute": "blocks", "train.batch_size": 1, "checkpoint.keep": 1,
+                "amp.master": "false", "train.out_dir": self.folder / "run", "schedule.min_lr": 6e-4}
+        for name, size, limit, steps, keys in WALK:
+            run = self.folder / "run"
+            shutil.rmtree(run, ignore_errors=True)
+            words = self.words({**base, "train.steps": steps, **keys}, size)
+            peak = 0
+            if "checkpoint.interval" in keys:
+                peak = self.killed([self.lathe, "train", *words], run, at=12, limit=limit)
+            peak = max(peak, self.limited([self.lathe, "train", *words], limit))
+            weights = sorted(run.glob("checkpoints/*/model.safetensors"))[-1]
+            lines = losses(run)
+            rate = statistics.median(line["step_ms"] for line in lines[1:])
+            third = next(line["loss"] for line in lines if line["step"] == 3)
+            rows.append(f"| {name} | {limit or ''} | {steps} | {peak * 1.048576:.0f} | {rate / 1e3:.1f} | {third:.6f} | "
+                        f"`{sha256(weights)[:16]}` |")
+            print(rows[-1], flush=True)
+        shutil.rmtree(self.folder / "run")
         return rows
 
     def in_group(self, command, limit):
@@ -184,10 +193,15 @@ def steps_of(metrics):
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines() if line.endswith("}") and '"loss"' in line]
 
 
+def losses(run):
+    """The lines of a run's metrics that are of steps."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
 def figures(run, tokens):
     """Tokens a second and the last loss of a run, by its metrics."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "loss" in line]
+    lines = losses(run)
     return 1e3 * tokens / statistics.median(line["step_ms"] for line in lines[1:]), lines[-1]["loss"]
 
 

@@ -1,4 +1,4 @@
-// A file without a name, on disks that are full or failing, and the thread beside it.
+// Scratch files, also on disks that are full or failing, and the thread that transfers them.
 #include "core/io/scratch_file.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ using namespace lathe::test;
 
 const FileCalls scratch_calls = file_calls;
 
-/// While alive, a call fails with the errno that `failing_calls` gives it, and reads and writes
+/// While alive, a call fails with the errno that `calls` gives for it, and reads and writes
 /// transfer at most 7 bytes.
 struct FailingDisk {
   static inline std::map<std::string, int> failing;
@@ -60,13 +60,13 @@ struct FailingDisk {
 
 TEST_CASE("a scratch file begins with zeros, keeps what is written and leaves no name",
           "[scratch_file]") {
-  // File systems with files without a name, those without, and those that reserve no space; with
-  // short reads and writes.
+  // The file system supports unnamed files, lacks them, or lacks them and cannot reserve space.
+  // Reads and writes are short in each case.
   const std::vector<std::map<std::string, int>> systems{
       {}, {{"open unnamed", EOPNOTSUPP}}, {{"open unnamed", EISDIR}, {"fallocate", EOPNOTSUPP}}};
   for (const auto& calls : systems) {
     const TempFolder f;
-    // Another machine's process of this number may have a file at this moment.
+    // A process with the same id on another machine may have a file of this name.
     const std::string taken = ".lathe-scratch-" + std::to_string(getpid()) + "-0";
     write_file(f / taken, "taken");
     const FailingDisk disk(calls);
@@ -112,7 +112,7 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
     CHECK_THAT(error_of([&] { file.write(0, &byte, 1); }),
                ContainsSubstring("cannot write") && ContainsSubstring("free space"));
   }
-  // The control: the same calls work on the disk as it is. There is nothing behind the end.
+  // The control: the same calls work on an intact disk. Reading beyond the end of the file fails.
   CHECK(error_of([&] { file.write(999, &byte, 1); }) == "");
   CHECK(error_of([&] { file.read(999, &byte, 1); }) == "");
   CHECK_THAT(error_of([&] { file.read(1000, &byte, 1); }), ContainsSubstring("cannot read"));

@@ -4,8 +4,8 @@ weights whose folder has the files of SmolLM2-135M-Instruct, and checks what the
 
   tests/docs/chat_model.py LATHE
 
-Ends with 77, and a reason, where a package is absent: neither in this interpreter nor in the one that LATHE_HF_PYTHON
-names. A control: the imported model, before it is trained, answers something else.
+Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one that LATHE_HF_PYTHON
+names. As a control, the imported model must answer differently before it is trained.
 """
 import os
 import re
@@ -26,7 +26,7 @@ FOLDER = "downloads/SmolLM2-135M-Instruct"
 FILES = ["config.json", "generation_config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
          "tokenizer_config.json"]
 MARK = "=== block"
-# The server's address appears some time after it was started in the background.
+# The server starts in the background, so wait until it answers.
 WAIT = 'for _ in $(seq 300); do curl -s -o server.txt "http://127.0.0.1:$PORT/health" && break; sleep 0.1; done\n'
 
 
@@ -36,7 +36,7 @@ def blocks(page):
 
 
 def script(page, port):
-    """All blocks as one program of bash, which prints a mark before each one."""
+    """Return all blocks as one bash program, which prints a mark before each one."""
     parts = ["set -eu\nset -m\n"]
     for i, (language, code) in enumerate(blocks(page)):
         code = code.replace("8000", str(port))
@@ -54,7 +54,7 @@ def free_port():
 
 
 def run_page(lathe, folder):
-    """What each block printed."""
+    """Run the page and return what each block printed."""
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "bin").mkdir()
     (folder / "bin/lathe").symlink_to(lathe)

@@ -401,6 +401,15 @@ TEST_CASE("the C++ program in README.md is the one of examples/own_loop", "[doc_
   CHECK(lines > 15);
 }
 
+TEST_CASE("the version is that of the newest release", "[doc_commands]") {
+  const std::string version = std::string(program_version).substr(std::string("lathe ").size());
+  CHECK_THAT(slurp(source_folder() / "CMakeLists.txt"),
+             ContainsSubstring("project(lathe VERSION " + version));
+  const std::string changes = slurp(source_folder() / "CHANGELOG.md");
+  const size_t newest = changes.find("## [", changes.find("## [Unreleased]") + 1);
+  CHECK(changes.substr(newest).starts_with("## [" + version + "]"));
+}
+
 TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands]") {
   // The codes of the help, and two that it leaves out: one is reserved, and a second SIGINT has the
   // other.

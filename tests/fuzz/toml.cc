@@ -1,4 +1,4 @@
-// The text of a config file.
+// Fuzzes the parser of config files.
 #include "core/io/toml.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "autograd/node.h"
 #include "train/step/stepper.h"
@@ -52,14 +53,17 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
 }
 
 void read_range(RangeTest& t) {
+  const auto least = std::min_element(t.loss.begin(), t.loss.end());
   double best = 0;
-  for (size_t i = 2; i + 2 < t.loss.size(); ++i) {
+  // Beyond the lowest loss, noise falls too.
+  for (size_t i = 2; std::cmp_less(i + 2, std::max<ptrdiff_t>(least - t.loss.begin() + 1, 0));
+       ++i) {
     // The derivative over log(rate), across four steps to average out noise.
     const double slope = (t.loss[i + 2] - t.loss[i - 2]) / std::log(t.lr[i + 2] / t.lr[i - 2]);
     if (slope < best) best = slope, t.steepest = t.lr[i];
   }
   // Less than a tenth of the fall, or of a hundredth of the loss, may be noise.
-  if (const auto least = std::min_element(t.loss.begin(), t.loss.end()); least != t.loss.end()) {
+  if (least != t.loss.end()) {
     const double rise = *std::max_element(least, t.loss.end()) - *least;
     const double noise = 0.1 * std::max(t.loss.front() - *least, 0.01 * std::fabs(*least));
     if (rise > noise || t.diverged > 0)

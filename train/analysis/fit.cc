@@ -1,6 +1,7 @@
 // The search changes the micro-batch first, with as many micro-batches as keep the global batch;
-// then precision, recomputation, optimizer and updates in backward, one of them, then two, and so
-// on; all of these come before the optimizer's state goes to the disk. Each candidate is a dry run.
+// then precision, recomputation, optimizer, updates in backward and the order of sums, one of them,
+// then two, and so on; all of these come before anything goes to the disk. Each candidate is a dry
+// run.
 #include "train/analysis/fit.h"
 
 #include <sys/stat.h>
@@ -49,9 +50,9 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
-/// Returns all combinations of precision, recomputation, optimizer, updates in backward and state
-/// on the disk that may take less memory than the config's: those without the disk first, then
-/// those with fewer changes. The first one changes nothing.
+/// Returns all combinations of precision, recomputation, optimizer, updates in backward, order of
+/// sums and what is on the disk that may take less memory than the config's: those without the disk
+/// first, then those with fewer changes. The first one changes nothing.
 std::vector<Overrides> changes_to_try(const RunConfig& c) {
   struct Combination {
     int64_t changes = 0;
@@ -85,9 +86,14 @@ std::vector<Overrides> changes_to_try(const RunConfig& c) {
 
   // Where it contradicts other keys, resident() leaves it out.
   if (!c.memory.update_in_backward) add({{{"memory.update_in_backward", "true"}}});
+  // The sums of pairs of micro-batches take memory.
+  if (c.train.sum_order == "tree" && c.train.batch_size * c.train.grad_accum > 2)
+    add({{{"train.sum_order", "sequence"}}});
   constexpr int64_t more_than_all = 100;
   if (c.memory.offload == "none") {
-    add({{{"memory.offload", "optimizer"}}, {{"memory.offload", "optimizer+activations"}}},
+    add({{{"memory.offload", "optimizer"}},
+         {{"memory.offload", "optimizer+activations"}},
+         {{"memory.offload", "optimizer+parameters"}}},
         more_than_all);
   }
 

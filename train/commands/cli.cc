@@ -26,8 +26,6 @@
 namespace lathe {
 namespace {
 
-constexpr const char* version = "lathe 0.1.0";
-
 constexpr size_t width = 100;  // columns of help
 
 /// Returns `left` and, from column `indent` on, `right`, broken between words.
@@ -56,13 +54,14 @@ std::string key_row(const Field& field) {
   const size_t room = width - std::max(column, key.size() + 1);
   std::string doc = field.doc;
   if (doc.size() + choices.size() > room)
-    doc = doc.substr(0, std::min(doc.find("; "), doc.find(". ")));
+    doc = doc.substr(0, find_outside_parentheses(doc, {"; ", ". "}));
   return row(key, doc + choices, column);
 }
 
 void print_help(const Command* command) {
   if (command == nullptr) {
-    std::cout << version << ": trains models from config files\n\nusage: lathe COMMAND ...\n";
+    std::cout << program_version
+              << ": trains models from config files\n\nusage: lathe COMMAND ...\n";
     std::string group;
     for (const auto& v : commands()) {
       // The table keeps the commands of a group together, so a heading comes where the group
@@ -281,7 +280,7 @@ Exit dispatch(int argc, char** argv) {
   }
 
   if (args[0] == "--version") {
-    std::cout << version << "\n";
+    std::cout << program_version << "\n";
     return Exit::done;
   }
 

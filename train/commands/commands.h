@@ -68,6 +68,10 @@ struct Command {
   std::string group{}, summary{};
 };
 
+/// The name and version of the program; the version is that of CMakeLists.txt, and of the newest
+/// release in CHANGELOG.md.
+constexpr const char* program_version = "lathe 0.3.0";
+
 /// Returns all commands, in the order of the help.
 const std::vector<Command>& commands();
 /// Returns the command of that name. Throws Exit::usage where there is none.

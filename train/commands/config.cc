@@ -5,6 +5,8 @@
 #include "train/commands/bench.h"
 #include "train/commands/commands.h"
 #include "train/commands/shell.h"
+#include "train/formats/source.h"
+#include "train/transforms/adapters.h"
 
 namespace lathe {
 namespace {
@@ -69,7 +71,12 @@ Exit run_config(const Arguments& arguments) {
   if (arguments.positionals.size() != 2)
     fail(Exit::usage, "lathe config ", what, " needs a config file");
   // Loading the config checks it, so `check` only adds the warnings.
-  const LoadedConfig loaded = load_config_argument(arguments, 1);
+  LoadedConfig loaded = load_config_argument(arguments, 1);
+  // Another model may set keys too, if it is there already.
+  const std::string &source = loaded.config.train.init_from,
+                    &base = adapters_of(loaded.config).base;
+  if (fs::exists(source)) resolve_init_from(loaded);
+  if (fs::exists(base)) resolve_adapter_base(loaded);
 
   for (const std::string& warning : config_warnings(loaded.config)) log_warn(warning);
 

@@ -117,7 +117,12 @@ Exit run_export(const Arguments& arguments) {
   o.chat_template = arguments.get("chat-template", "");
   o.average = choice("weights", "model", {"model", "ema"}) == "ema";
   std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
-  if (format == "gguf") std::ranges::copy(gguf_dtypes(), std::back_inserter(dtypes));
+  const std::vector<std::string> quantized = gguf_dtypes();
+  const std::string dtype = arguments.get("dtype", "");
+  if (format == "gguf")
+    dtypes.insert(dtypes.end(), quantized.begin(), quantized.end());
+  else if (std::ranges::find(quantized, dtype) != quantized.end())
+    fail(Exit::usage, "command line: --dtype ", dtype, " needs --format gguf");
   if (arguments.flags.contains("dtype")) o.dtype = choice("dtype", "", dtypes);
 
   install_stop_handlers("the export");
@@ -177,8 +182,9 @@ Command export_command() {
         "peft (adapters), or onnx (model.onnx, for mlp, convnet, rnn and gpt). Default: hf.",
         {"hf", "gguf", "peft", "onnx"}},
        {"dtype",
-        "Write matrices in fp32, bf16 or fp16. Default: as they are saved; onnx has fp32.",
-        {"fp32", "bf16", "fp16"}},
+        "Write matrices in fp32, bf16 or fp16, or in q8_0 or q4_0 with --format gguf. Default: as "
+        "they are saved; onnx has fp32.",
+        {"fp32", "bf16", "fp16", "q8_0", "q4_0"}},
        {"chat-template",
         "Set the chat template to chatml, llama3, or a Jinja file. Default: the run's.",
         {"chatml", "llama3"}},

@@ -52,8 +52,8 @@ AccumulationError errors_of(const at::Tensor& a64, const at::Tensor& b64, int64_
   return e;
 }
 
-/// Returns true for ops whose outputs' gradients are float16, or become it, under autocast in a
-/// GPT.
+/// Returns whether the gradients of an op's outputs are float16, or are rounded to it, under
+/// autocast in a GPT.
 bool is_low(const Node& node) {
   const std::string name = node.name();
   return name == "linear" || name == "attention" || name == "gelu";
@@ -85,11 +85,11 @@ struct Seen {
   bool overflow = false;
 };
 
-/// Runs one pass over the batches at a loss scale, and hands each gradient of a low dtype to
-/// `look_at`.
+/// Runs one pass over the batches at a loss scale, and calls `on_gradient` with each gradient of a
+/// low dtype.
 Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& batches,
               at::ScalarType compute, float scale,
-              const std::function<void(const at::Tensor&)>& look_at) {
+              const std::function<void(const at::Tensor&)>& on_gradient) {
   Seen seen;
   const ObserveOps observe({.on_gradient = [&](const Node& node, const at::Tensor& g) {
     if (!g.defined()) return;
@@ -100,7 +100,7 @@ Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& ba
     seen.overflow = seen.overflow || !std::isfinite(low.abs().amax().item<double>());
     seen.elements += low.numel();
     seen.zeros += low.numel() - low.count_nonzero().item<int64_t>();
-    if (look_at) look_at(low);
+    if (on_gradient) on_gradient(low);
   }});
   const at::Tensor seed = at::zeros({}, at::TensorOptions(batches[0].inputs.device())).fill_(scale);
   for (const auto& batch : batches) {
@@ -211,7 +211,7 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
 
 std::string exponents_text(const GradientExponents& e) {
   std::ostringstream out;
-  // Shares that print as at least 0.01%.
+  // Print only the range of exponents whose shares print as at least 0.01%.
   const auto used = [&](size_t i) { return e.activations[i] >= 5e-5 || e.weights[i] >= 5e-5; };
 
   size_t first = 0, last = e.activations.size() - 1;
@@ -230,7 +230,7 @@ std::string exponents_text(const GradientExponents& e) {
              std::string(23 - stars, ' ');
     };
 
-    // The least normal number of float16 is 2^-14, and its least subnormal one 2^-24.
+    // The smallest normal number of float16 is 2^-14, and its smallest subnormal one 2^-24.
     const char* note = exponent == -15   ? "  < here float16 is subnormal"
                        : exponent == -25 ? "  < here and below float16 is zero (or its least value)"
                                          : "";

@@ -25,8 +25,7 @@ std::string escaped(const std::string& text, const std::string& characters,
 
 /// Returns the first clause of a doc, which fits into a menu.
 std::string first_clause(const std::string& doc) {
-  std::string text =
-      doc.substr(0, std::min({doc.find("; "), doc.find(". "), doc.find(", "), doc.find(" (")}));
+  std::string text = doc.substr(0, find_outside_parentheses(doc, {"; ", ". ", ", ", " ("}));
   if (text.ends_with('.')) text.pop_back();
   return text.substr(0, utf8_end(text, 0, 70));
 }
@@ -284,7 +283,7 @@ std::string completion_script(const std::string& shell) {
 
 std::string man_page() {
   std::string text =
-      ".TH LATHE 1 \"\" \"lathe 0.1.0\" \"User Commands\"\n"
+      str(".TH LATHE 1 \"\" \"", program_version, "\" \"User Commands\"\n") +
       ".SH NAME\nlathe \\- trains models from config files\n"
       ".SH SYNOPSIS\n.B lathe\n.I COMMAND ...\n"
       ".SH DESCRIPTION\nThe commands start, stop, resume, measure and compare runs. The config of "

@@ -282,6 +282,11 @@ void check_offload(const LoadedConfig& loaded) {
          ": memory.saved packs activations, which memory.offload writes to the disk as they are; "
          "leave one of them out");
   }
+  if (c.memory.offloads("parameters") && !c.memory.budget.empty()) {
+    fail(Exit::usage, last_origin(loaded, {"memory.offload", "memory.budget"}),
+         ": memory.budget chooses memory.recompute itself, and memory.offload = \"",
+         c.memory.offload, "\" needs \"blocks\" or \"selective\"; leave one of them out");
+  }
   const bool recomputes = c.memory.recompute == "blocks" || c.memory.recompute == "selective";
   if (c.memory.offloads("parameters") && !(recomputes && c.memory.update_in_backward)) {
     fail(Exit::usage,

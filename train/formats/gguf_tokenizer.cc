@@ -196,6 +196,24 @@ void add_begin(const TokenizerKeys& keys, const std::vector<std::string>& tokens
   }
 }
 
+/// Adds the chat template and those with other names, by the keys of llama.cpp.
+void add_chat_templates(const TokenizerSettings& settings, GGUFMetadata& metadata) {
+  constexpr const char* key = "tokenizer.chat_template";
+  if (!settings.chat_template.empty()) metadata.emplace_back(key, settings.chat_template);
+  if (settings.templates.empty()) return;
+
+  std::vector<std::string> names;
+  const std::string where = "the chat templates";
+  for (const Json& one : parse_json(settings.templates, where, Exit::data)) {
+    const auto name = json_get<std::string>(one, "name", where, Exit::data);
+    if (name == "default" || std::ranges::find(names, name) != names.end()) continue;
+    names.push_back(name);
+    metadata.emplace_back(str(key, ".", name),
+                          json_get<std::string>(one, "template", where, Exit::data));
+  }
+  if (!names.empty()) metadata.emplace_back("tokenizer.chat_templates", names);
+}
+
 }  // namespace
 
 void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMetadata& metadata) {
@@ -246,8 +264,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
     if (id >= 0)
       metadata.emplace_back(str("tokenizer.ggml.", key, "_token_id"), static_cast<uint32_t>(id));
   metadata.emplace_back("tokenizer.ggml.add_bos_token", d.begin >= 0);
-  if (!tokenizer.settings().chat_template.empty())
-    metadata.emplace_back("tokenizer.chat_template", tokenizer.settings().chat_template);
+  add_chat_templates(tokenizer.settings(), metadata);
 }
 
 Tokenizer read_gguf_tokenizer(const GGUFFile& file) {
@@ -311,15 +328,27 @@ TokenizerSettings read_gguf_settings(const GGUFFile& file) {
   const TokenizerKeys keys(file);
   const auto tokens = keys.get<std::vector<std::string>>("ggml.tokens", {});
   TokenizerSettings s;
-  s.has_names = true;
+  s.has_special_tokens = true;
   const auto name = [&](const char* key) {
     const int32_t id = keys.id(str("ggml.", key, "_token_id"), tokens.size());
     return id < 0 ? "" : tokens[static_cast<size_t>(id)];
   };
   s.bos_token = name("bos"), s.eos_token = name("eos"), s.pad_token = name("padding");
-  s.chat_template = keys.get<std::string>("chat_template", "");
-  if (!is_utf8(s.chat_template))
-    fail(Exit::data, keys.where(), ": tokenizer.chat_template is not UTF-8");
+  const auto text = [&](const std::string& key) {
+    auto found = keys.get<std::string>(key.c_str(), "");
+    if (!is_utf8(found)) fail(Exit::data, keys.where(), ": tokenizer.", key, " is not UTF-8");
+    return found;
+  };
+  s.chat_template = text("chat_template");
+  Json named = Json::array();
+  for (const std::string& of : keys.get<std::vector<std::string>>("chat_templates", {})) {
+    if (!is_utf8(of)) fail(Exit::data, keys.where(), ": tokenizer.chat_templates is not UTF-8");
+    if (of != "default") named.push_back({{"name", of}, {"template", text("chat_template." + of)}});
+  }
+  if (named.empty()) return s;
+  if (!s.chat_template.empty())
+    named.insert(named.begin(), Json{{"name", "default"}, {"template", s.chat_template}});
+  s.templates = json_text(named);
   return s;
 }
 

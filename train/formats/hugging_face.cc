@@ -171,6 +171,8 @@ void write_tokenizer(const Tokenizer& tokenizer, const fs::path& folder, Json& c
     // The caller writes config.json after this.
     config[str(key, "_id")] = id;
   }
+  if (const auto& ends = tokenizer.settings().config_end_ids; !ends.empty())
+    config["eos_token_id"] = ends;
   if (std::ranges::find(d.special, "<unk>", &SpecialToken::text) != d.special.end())
     settings["unk_token"] = "<unk>";
   write_settings(tokenizer.settings(), folder, settings);

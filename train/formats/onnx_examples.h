@@ -11,16 +11,16 @@ namespace lathe {
 
 /// Adds the inputs of a model, and their normalization. They are raw, as `lathe prepare` reads
 /// them:
-///   input [batch, ...]: float32 for images, which have three or more sizes, else float64; of a
-///     table its columns of numbers [batch, columns], where NaN is an empty cell
-///   texts [batch, columns], text: the text columns of a table, where it has some
+///   input [batch, ...]: float32 for images, which have three or more dimensions, else float64; for
+///     a table, its numeric columns [batch, columns], where NaN is an empty cell
+///   texts [batch, columns], strings: the text columns of a table, if it has any
 /// The metadata names the columns. Returns the name of the normalized examples, float32 [batch,
 /// ...] of the encoding's sizes.
 std::string add_example_inputs(OnnxGraph& graph, const ExampleEncoding& encoding);
 
 /// Adds the outputs of a model from y float32 [batch, outputs]:
-///   class int64 [batch] and probabilities float32 [batch, classes]: of a classification
-///   prediction float32 [batch, outputs]: in the units of the data
+///   class int64 [batch] and probabilities float32 [batch, classes]: for a classification
+///   prediction float32 [batch, outputs]: for a regression, in the units of the data
 /// The metadata names the classes.
 void add_example_outputs(OnnxGraph& graph, const ExampleEncoding& encoding, bool classifies,
                          const std::string& y);

@@ -1,5 +1,7 @@
 #include "train/formats/source.h"
 
+#include "core/mapped_memory.h"
+
 #include "train/config/path_kind.h"
 #include "train/formats/hugging_face.h"
 #include "train/transforms/adapters.h"
@@ -110,7 +112,10 @@ void load_source(const LoadedConfig& loaded, const Model& model) {
   }
   const HuggingFaceFolder folder(loaded.source, wanted_context(loaded));
   const auto parameters = lathe::parameters(model);
-  for (const NamedParameter& p : parameters) p.parameter.data().copy_(folder.tensor(p));
+  for (const NamedParameter& p : parameters) {
+    p.parameter.data().copy_(folder.tensor(p));
+    release_pages(p.parameter.data());
+  }
 }
 
 }  // namespace lathe

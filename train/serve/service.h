@@ -1,5 +1,5 @@
-// What `lathe serve` answers, apart from HTTP: the model's entry, and requests made ready for the
-// scheduler.
+// The part of `lathe serve` that does not depend on HTTP: it describes the model, and prepares
+// requests for the scheduler.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct ServedModel {
   Tokenizer tokenizer;
   int64_t context = 0;     ///< tokens that the model sees
   int64_t max_tokens = 0;  ///< largest max_tokens of a text; 0: what the context allows
-  double max_time = 600;   ///< seconds for a request, with the time that it waits
+  double max_time = 600;   ///< seconds for a request, including its time in the queue
 };
 
 /// The service. Its functions may be called by any number of threads.

@@ -21,6 +21,7 @@ class ParameterPages final : public BlockHooks {
 
   void begin(size_t block, bool is_recomputed) override;
   void end(size_t block, bool is_recomputed) override;
+  bool serves_any_pass() const override { return true; }
 
   /// Returns about how many bytes of the parameters are resident at a time: those outside of
   /// blocks, and those of the largest block.

@@ -130,6 +130,15 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   const at::ScalarType compute = compute_dtype(config.amp);
   const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
 
+  const std::string& base_dtype = adapters_of(config).dtype;
+  if (config.memory.offloads("parameters") && adapters_of(config).rank > 0 &&
+      (base_dtype == "int8" || base_dtype == "nf4")) {
+    fail(Exit::usage, origin_of(loaded, "memory.offload"), ": memory.offload = \"",
+         config.memory.offload,
+         "\" is for parameters that are not quantized, and adapters.dtype = \"", base_dtype,
+         "\"; set that to bf16, or leave the parameters in memory");
+  }
+
   // Parameters and their working copies are mapped from the start, so that they are never resident
   // together.
   auto mapped = config.memory.offloads("parameters")
@@ -147,9 +156,11 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   if (device.is_cuda() || matrices != at::kFloat) {
     const MemoryScope scope(Memory::parameters);
     replace_parameters(*model, [&](const NamedParameter& p) {
+      const at::Tensor& drawn = p.parameter.data();
       if (!is_trained(p.parameter)) return p.parameter;
-      return Variable::parameter(
-          p.parameter.data().to(device, p.parameter.dim() >= 2 ? matrices : at::kFloat), p.path);
+      const at::Tensor moved = drawn.to(device, drawn.dim() >= 2 ? matrices : at::kFloat);
+      for (const at::Tensor& t : {drawn, moved}) release_pages(t);
+      return Variable::parameter(moved, p.path);
     });
   }
   if (device.is_cuda())
@@ -194,7 +205,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   s.config.train.threads = threads;
   if (config.dist.shard == "parameters" && world().size() > 1)
     s.shards = std::make_unique<ParameterShards>(world(), s.params, *s.layout);
-  if (s.mapped) s.pages = std::make_unique<ParameterPages>(s.params);
+  if (s.mapped) s.pages = std::make_unique<ParameterPages>(parameters(*s.model));
   if (config.memory.offloads("activations"))
     s.activations = std::make_unique<ActivationOffload>(
         scratch_folder(config), static_cast<size_t>(1e6 * config.memory.offload_window_mb));

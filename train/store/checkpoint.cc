@@ -165,8 +165,9 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   });
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
-      if (file.find(slot.path + ".master") != nullptr)
-        copy_into(file, slot.path + ".master", slot.param.data(), path);
+      if (file.find(slot.path + ".master") == nullptr) continue;
+      copy_into(file, slot.path + ".master", slot.param.data(), path);
+      release_pages(slot.param.data());
     }
   }
 }

@@ -18,7 +18,7 @@ fs::path move_to_backup(const fs::path& path, const fs::path& to) {
   fs::path free = to;
   for (int n = 2; fs::exists(free); ++n) free = to.string() + "." + std::to_string(n);
   rename_file(path, free);
-  log_info("set aside ", path.string(), " as ", free.filename().string());
+  log_info("renamed ", path.string(), " to ", free.filename().string());
   return free;
 }
 
@@ -36,7 +36,7 @@ void write_config_record(const fs::path& run, const RunConfig& config,
   const fs::path path = run / "config.toml";
   if (fs::exists(path) && !is_ours(path)) move_to_backup(path, run / "config.toml.old");
   std::string text = written_by_lathe + config.schema().to_toml(&config, /*comments=*/true);
-  if (!changes.empty()) text += "\n# Changed on the way:\n";
+  if (!changes.empty()) text += "\n# Keys that changed on a resume:\n";
   for (const auto& c : changes)
     text += str("#   after step ", c.step, ": ", c.key, " ", c.was, " -> ", c.is, "\n");
   write_file_durably(path, text);

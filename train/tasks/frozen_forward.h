@@ -15,7 +15,8 @@ struct FrozenForward : Evaluation {
     mode().forward_hooks = nullptr;
     mode().recompute = RecomputePolicy::none;
     mode().blocks_run = nullptr;
-    mode().block_hooks = nullptr;
+    BlockHooks*& hooks = mode().block_hooks;
+    if (hooks != nullptr && !hooks->serves_any_pass()) hooks = nullptr;
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include "core/dtype.h"
 #include "core/io/safetensors.h"
+#include "core/mapped_memory.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/quantized.h"
@@ -20,8 +21,10 @@ Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Kee
     return shape;
   }
   const at::ScalarType matrices = quantize ? keep.rest : dtype_from_config(keep.dtype);
-  return Variable(t.to(device, shape.dim() >= 2 ? matrices : at::kFloat, /*non_blocking=*/false,
-                       /*copy=*/true));
+  const at::Tensor kept = t.to(device, shape.dim() >= 2 ? matrices : at::kFloat,
+                               /*non_blocking=*/false, /*copy=*/true);
+  release_pages(kept);
+  return Variable(kept);
 }
 
 std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config,

@@ -124,7 +124,7 @@ const char* const llama3_that_trims =
     "{% endif %}";
 
 Tokenizer with_template(Tokenizer tokenizer, const std::string& text, const std::string& bos = "") {
-  tokenizer.set_settings({.chat_template = text, .has_names = true, .bos_token = bos});
+  tokenizer.set_settings({.chat_template = text, .has_special_tokens = true, .bos_token = bos});
   return tokenizer;
 }
 const Tokenizer& chatml_tokens() {

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/oracles/einops/cases.txt: random patterns with the results of Python's einops and torch.einsum. Run it by a Python that has torch and einops, and give the file's path.
+"""Writes tests/oracles/einops/cases.txt: random patterns with the results of Python's einops and
+torch.einsum. Run it with a Python that has torch and einops, and pass the file's path.
 
-A line is: function|pattern|shapes of the operands|sizes by name|reduction|shape of the result|two sums of the result, its
-elements weighted by their place, so that no two orders of one set of values look alike. Element i of operand k is
-((37 i + 11 k) mod 101) / 50 - 1.
+A line is: function|pattern|shapes of the operands|sizes by name|reduction|shape of the result|two sums of the result.
+The sums weight elements by their positions, so that the same values in another order give other sums. Element i of
+operand k is ((37 i + 11 k) mod 101) / 50 - 1.
 """
 
 import random
@@ -27,7 +28,7 @@ def sums(y):
 
 
 def grouped(rng, names, ones):
-    """Names as a side of a pattern: some joined by parentheses, some dims of 1."""
+    """Return the names as one side of a pattern, grouped at random, with `ones` dims of size 1."""
     groups, at = [], 0
     while at < len(names):
         n = rng.choice([1, 1, 1, 2, 3])

@@ -299,6 +299,16 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK(bowl.lowest == bowl.lr[40]);
   CHECK(falling.lowest == 0);  // the control
 
+  // A curve that rises from its beginning, with noise, falls nowhere before that.
+  RangeTest rising;
+  for (int i = 0; i < 60; ++i) {
+    rising.lr.push_back(falling.lr[static_cast<size_t>(i)]);
+    rising.loss.push_back(2 + 0.1 * i + (i % 8 < 4 ? 0.4 : 0));
+  }
+  read_range(rising);
+  CHECK(rising.steepest == 0);
+  CHECK(rising.lowest > 0);
+
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const Finished r =
