@@ -32,8 +32,8 @@ struct StoredActivation;
 /// of an earlier transfer.
 class ActivationOffload final : public SavedPacker {
  public:
-  /// Opens the file in `folder` (see ScratchFile), which grows as it is needed. In a dry run there
-  /// is no file. `window`: bytes that stay in memory, or three times the largest activation where
+  /// Opens the file in `folder` (see ScratchFile), which grows as it is needed. A dry run has
+  /// none. `window`: bytes that stay in memory, or three times the largest activation where
   /// that is more. `least`: bytes of memory below which an activation is not written.
   explicit ActivationOffload(const fs::path& folder, size_t window = size_t{128} << 20,
                              size_t least = size_t{64} << 10);

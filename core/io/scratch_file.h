@@ -47,7 +47,7 @@ class ScratchFile {
   void write(uint64_t offset, const void* from, size_t bytes) const;
 
   /// Maps `bytes` bytes from `offset` on to these addresses, which share them with the file. All
-  /// are whole pages.
+  /// three are multiples of a page.
   void map(std::byte* at, uint64_t offset, size_t bytes) const;
   /// Gives the space of a part back to the disk, which reads as zeros then. Does not throw.
   void discard(uint64_t offset, size_t bytes) const;

@@ -49,6 +49,7 @@ MEMORY = [
     ("bf16 weights only", {**BF16, "amp.master": "false"}, "--dtype bf16 --no-masters"),
     ("updates in backward", {**BF16, **IN_BACKWARD}, "--dtype bf16 --in-backward"),
     ("optimizer state on disk", {**BF16, "memory.offload": "optimizer"}, None),
+    ("activations on disk", {**BF16, "memory.offload": "activations"}, None),
     ("casts, blocks, in backward, on disk",
      {**CASTS, **IN_BACKWARD, "memory.recompute": "blocks", "memory.offload": "optimizer"}, None),
 ]
@@ -65,7 +66,6 @@ SPEED = [
     ("fp32, ATen's kernels", {"amp.dtype": "fp32", "train.kernels": "aten"}, "--dtype fp32 --optim fused"),
     ("fp32, own kernels", {"amp.dtype": "fp32"}, None),
     ("bf16", BF16, "--dtype bf16 --optim fused"),
-    ("bf16, Muon", {**BF16, "optim.kind": "muon", "optim.lr": 6e-3}, None),
 ]
 
 

@@ -173,6 +173,7 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
   // --name=value becomes two words: cxxopts matches words with std::regex, which fails on long
   // values and line breaks.
   std::vector<std::string> split{"lathe"};
+  std::string unknown;  // a line for each option that the command does not have
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (!word.starts_with("-") || word == "-") {
@@ -188,8 +189,11 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
       std::string meant;
       for (const std::string& option : suggestions(name, to_suggest))
         meant += (meant.empty() ? "; did you mean --" : " or --") + option;
-      fail(Exit::usage, "command line: lathe ", command.name, " has no option ", word, meant,
-           meant.empty() ? "" : "?");
+      unknown += str(unknown.empty() ? "" : "\n", "command line: lathe ", command.name,
+                     " has no option ", word, meant, meant.empty() ? "" : "?");
+      const bool has_value = equals == std::string::npos && i + 1 < words.size();
+      if (has_value && !words[i + 1].starts_with("-")) ++i;
+      continue;
     }
 
     split.push_back("--" + name);
@@ -209,6 +213,8 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
     else
       fail(Exit::usage, "command line: ", word, " needs a value: ", word, "=...");
   }
+
+  if (!unknown.empty()) fail(Exit::usage, unknown);
 
   std::vector<char*> pointers;
   for (auto& word : split) pointers.push_back(word.data());

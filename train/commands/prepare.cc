@@ -147,8 +147,8 @@ Exit prepare_binary(const Arguments& arguments) {
   const std::string what = "files of text; --binary takes files as they are";
   refuse_flags(arguments, document_flags, what.c_str());
   refuse_flags(arguments, example_flags(), "tables and arrays");
-  if (arguments.get("tokenizer", "byte") != "byte")
-    fail(Exit::usage, "command line: --binary belongs to --tokenizer byte; leave one of them out");
+  if (arguments.get("tokenizer", "") != "byte")
+    fail(Exit::usage, "command line: --binary belongs to --tokenizer byte; give that, or leave --binary out");
   if (arguments.positionals[0] == "-")
     fail(Exit::usage, "command line: --binary takes files, not standard input; name some");
   return prepare_plain(arguments, "byte", /*binary=*/true);
@@ -379,8 +379,8 @@ Command prepare_command() {
             "Encode text with byte, char, or the BPE at a path or in a run. Default: byte.",
             {"byte", "char"}},
            {"binary",
-            "Take the bytes of all files as tokens, also where they are not text or hold "
-            "examples."},
+            "Take the bytes of all files as tokens, also where they are not text or hold examples; "
+            "needs --tokenizer byte."},
            {"workers",
             "Encode text with a BPE on this many threads, which does not change the result. "
             "Default: all cores."},

@@ -199,6 +199,15 @@ TEST_CASE("unknown options and commands suggest the one that was meant", "[help]
     }
   }
 
+  // All of them are named, a line each.
+  const std::string both = error_of([] {
+    parse_arguments(find_command("train"),
+                    {"a.toml", "--steps", "5", "--train.seed=1", "--model.n_hed=3"});
+  });
+  CHECK(std::count(both.begin(), both.end(), '\n') == 1);
+  CHECK_THAT(both, ContainsSubstring("--steps; did you mean --train.steps?\n") &&
+                       ContainsSubstring("--model.n_hed=3; did you mean --model.n_head?"));
+
   // A key's last part that several sections have: each is named.
   CHECK_THAT(error_of([] { parse_arguments(find_command("train"), {"a.toml", "--dtype=bf16"}); }),
              ContainsSubstring("--amp.dtype") && ContainsSubstring("--checkpoint.dtype"));

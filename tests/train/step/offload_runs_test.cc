@@ -163,7 +163,7 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
       CHECK((runs.results(offload + name) == runs.results("memory-" + name)));
     }
   }
-  // A run may go on with its parameters on the disk or in memory.
+  // A run may resume with its parameters on the disk or in memory.
   const Words disk = with_keys(base, {"--memory.offload=parameters"});
   runs.train("parts", cut_gpt, with_keys(disk, {"--train.pause_at=2"}), 75);
   runs.train("parts", cut_gpt, with_keys(base, {"--train.pause_at=4"}), 75);
