@@ -148,7 +148,8 @@ Exit prepare_binary(const Arguments& arguments) {
   refuse_flags(arguments, document_flags, what.c_str());
   refuse_flags(arguments, example_flags(), "tables and arrays");
   if (arguments.get("tokenizer", "") != "byte")
-    fail(Exit::usage, "command line: --binary belongs to --tokenizer byte; give that, or leave --binary out");
+    fail(Exit::usage,
+         "command line: --binary belongs to --tokenizer byte; give that, or leave --binary out");
   if (arguments.positionals[0] == "-")
     fail(Exit::usage, "command line: --binary takes files, not standard input; name some");
   return prepare_plain(arguments, "byte", /*binary=*/true);
