@@ -76,10 +76,10 @@ detail::StoredActivation::~StoredActivation() {
 }
 
 /// A tensor whose memory may be in the file.
-class OffloadedTensor final : public PackedTensor {
+class TensorOnDisk final : public PackedTensor {
  public:
-  OffloadedTensor(ActivationOffload& offload, std::shared_ptr<StoredActivation> stored,
-                  const at::Tensor& t)
+  TensorOnDisk(ActivationOffload& offload, std::shared_ptr<StoredActivation> stored,
+               const at::Tensor& t)
       : offload_(offload),
         stored_(std::move(stored)),
         sizes_(t.sizes().vec()),
@@ -119,7 +119,7 @@ std::shared_ptr<const PackedTensor> ActivationOffload::pack(const at::Tensor& t)
     return nullptr;
   std::shared_ptr<StoredActivation> stored = find(t);
   if (!stored) stored = store(t);
-  return std::make_shared<OffloadedTensor>(*this, std::move(stored), t);
+  return std::make_shared<TensorOnDisk>(*this, std::move(stored), t);
 }
 
 /// Returns the memory of t if it is stored with its present values, and else null.

@@ -49,7 +49,7 @@ class ActivationOffload final : public SavedPacker {
   TransferTimes times() const;
 
  private:
-  friend class OffloadedTensor;
+  friend class TensorOnDisk;
 
   std::shared_ptr<detail::StoredActivation> find(const at::Tensor& t) const;
   std::shared_ptr<detail::StoredActivation> store(const at::Tensor& t);

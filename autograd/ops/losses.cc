@@ -11,6 +11,7 @@
 #include "autograd/ops/formula.h"
 #include "autograd/ops/math.h"
 #include "autograd/ops/reductions.h"
+#include "autograd/saved_packer.h"
 #include "core/error.h"
 
 namespace lathe {

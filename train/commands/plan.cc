@@ -300,7 +300,7 @@ Exit run_plan(const Arguments& a) {
   if (a.flags.contains("chart")) {
     if (json || !fit.empty() || !cards.empty() || asks_for_cluster(a))
       fail(Exit::usage, "command line: --chart excludes --json, --fit, --for and --card");
-    return print_chart(a, std::move(loaded), static_cast<int>(*ranks));
+    return print_chart(a, loaded, static_cast<int>(*ranks));
   }
   if (asks_for_cluster(a)) {
     if (!fit.empty() || !cards.empty() || a.flags.contains("ranks"))
