@@ -101,7 +101,7 @@ def main():
                              f"{run.returncode} {run.stderr}")
                 done += 1
                 print(f"{limit / 1e6:.0f} of {needs / 1e6:.0f} MB:{keys[1]}", flush=True)
-            control = group.run(limit // 2, [*train, "--force", "true", "--train.out_dir=control"], folder)
+            control = group.run(limit // 2, [lathe, "train", "c.toml", "--train.out_dir=control", "--force", "true"], folder)
             if control.returncode not in (-9, 137):
                 sys.exit(f"FAILED: the control was not killed but ended with {control.returncode}")
             print(f"{done} runs of {drawn} configs stayed within their limits; the control was killed")
