@@ -25,8 +25,11 @@ struct detail::ActivationStore {
   std::condition_variable changed;
   std::unique_ptr<ScratchFile> file;  // null in a dry run
   uint64_t size = 0, end = 0;         // bytes of the file, and of those that are in use
-  std::map<uint64_t, std::weak_ptr<StoredActivation>> alive;  // by number
-  std::map<uint64_t, uint64_t> ends;                          // their ends in the file, by number
+  struct Alive {
+    std::weak_ptr<StoredActivation> activation;
+    uint64_t end;  // of its part of the file
+  };
+  std::map<uint64_t, Alive> alive;  // by number
   std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
   size_t largest = 0;       // bytes of an activation
   size_t window_bytes = 0;  // of activations that were kept and have not left the window
@@ -58,22 +61,49 @@ struct detail::StoredActivation {
 
   // Guarded by the store's mutex.
   at::Tensor memory;  // any tensor with the bytes; undefined where they are in the file alone
-  bool is_in_window = false, is_original = true;
+  bool is_in_window = false;  // `memory` is the original then
   bool is_written = false, is_reading = false;
-  bool has_changed = false;  // in place, before it was written
+  bool has_changed = false;  // in place, before it left the window
 };
 
 detail::StoredActivation::~StoredActivation() {
   const std::lock_guard lock(store->mutex);
-  store->alive.erase(number);
   if (const auto found = store->by_storage.find(key);
       found != store->by_storage.end() && found->second == number)
     store->by_storage.erase(found);
   if (is_in_window) store->window_bytes -= bytes;
   // Graphs are freed from their end, so a gap before an activation that is alive need not be found.
-  store->ends.erase(number);
-  store->end = store->ends.empty() ? 0 : store->ends.rbegin()->second;
+  store->alive.erase(number);
+  store->end = store->alive.empty() ? 0 : store->alive.rbegin()->second.end;
 }
+
+namespace {
+
+/// Moves an activation to or from the file by `move`, on a thread, unless nothing needs it any
+/// more.
+template <class F>
+void transfer(ActivationStore& store, const std::weak_ptr<StoredActivation>& weak, F&& move) {
+  const std::shared_ptr<StoredActivation> s = weak.lock();
+  if (!s) return;
+  const Clock::time_point begin = Clock::now();
+  std::exception_ptr error;
+  try {
+    move(*s);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  {
+    const std::lock_guard lock(store.mutex);
+    if (store.error == nullptr) store.error = error;
+    s->is_written = true;
+    s->is_reading = false;
+    store.times.bytes += static_cast<int64_t>(s->bytes);
+    store.times.transfer_s += seconds_since(begin);
+  }
+  store.changed.notify_all();
+}
+
+}  // namespace
 
 /// A tensor whose memory may be in the file.
 class TensorOnDisk final : public PackedTensor {
@@ -128,7 +158,7 @@ std::shared_ptr<StoredActivation> ActivationOffload::find(const at::Tensor& t) c
   const std::lock_guard lock(store_->mutex);
   const auto known = store_->by_storage.find(t.storage().unsafeGetStorageImpl());
   if (known == store_->by_storage.end()) return nullptr;
-  stored = store_->alive.at(known->second).lock();
+  stored = store_->alive.at(known->second).activation.lock();
   return stored && !stored->original.expired() && stored->version == t._version() ? stored
                                                                                   : nullptr;
 }
@@ -141,8 +171,7 @@ std::shared_ptr<StoredActivation> ActivationOffload::store(const at::Tensor& t) 
     constexpr uint64_t page = 4096;
     stored->offset = store_->end;
     reserve(store_->end + (stored->bytes + page - 1) / page * page);
-    store_->alive.emplace(stored->number, stored);
-    store_->ends.emplace(stored->number, store_->end);
+    store_->alive.emplace(stored->number, ActivationStore::Alive{stored, store_->end});
     store_->by_storage.insert_or_assign(stored->key, stored->number);
     stored->is_in_window = true;
     store_->window_bytes += stored->bytes;
@@ -171,25 +200,10 @@ void ActivationOffload::write(const std::shared_ptr<StoredActivation>& stored) {
     return;
   }
   writer_->add([store = store_, weak = std::weak_ptr(stored)] {
-    const std::shared_ptr<StoredActivation> s = weak.lock();
-    if (!s) return;  // nothing needs it any more
-    const Clock::time_point begin = Clock::now();
-    std::exception_ptr error;
-    try {
-      store->file->write(s->offset, s->memory.storage().data(), s->bytes);
+    transfer(*store, weak, [&](StoredActivation& s) {
+      store->file->write(s.offset, s.memory.storage().data(), s.bytes);
       fault_point("activations: written");
-    } catch (...) {
-      error = std::current_exception();
-    }
-    {
-      const std::lock_guard lock(store->mutex);
-      if (store->error == nullptr) store->error = error;
-      s->has_changed = s->memory._version() != s->version;
-      s->is_written = true;
-      store->times.bytes += static_cast<int64_t>(s->bytes);
-      store->times.transfer_s += seconds_since(begin);
-    }
-    store->changed.notify_all();
+    });
   });
 }
 
@@ -217,11 +231,10 @@ void ActivationOffload::shrink_window() {
     std::unique_lock lock(store_->mutex);
     if (store_->window_bytes <= std::max(window_, 3 * store_->largest)) return;
     wait_until(lock, [&] { return oldest->is_written; });
-    // A change that the writer has not seen: versions are raised after the data was changed.
-    oldest->has_changed = oldest->has_changed || oldest->memory._version() != oldest->version;
+    // Compared here, since an op raises the version only after it has changed the data.
+    oldest->has_changed = oldest->memory._version() != oldest->version;
     store_->window_bytes -= oldest->bytes;
     oldest->is_in_window = false;
-    oldest->is_original = false;
     const at::Tensor freed = std::exchange(oldest->memory, {});
     lock.unlock();
     in_window_.pop_front();
@@ -233,7 +246,7 @@ at::Tensor ActivationOffload::restore(const std::shared_ptr<StoredActivation>& s
   {
     const std::lock_guard lock(store_->mutex);
     const bool has_changed = stored->has_changed ||
-                             (stored->is_original && stored->memory._version() != stored->version);
+                             (stored->is_in_window && stored->memory._version() != stored->version);
     LATHE_CHECK(!has_changed,
                 "a tensor saved for backward, which is offloaded to the disk, was changed in place "
                 "since");
@@ -254,24 +267,10 @@ void ActivationOffload::read(const std::shared_ptr<StoredActivation>& stored) {
   if (!store_->file) return;
   stored->is_reading = true;
   reader_->add([store = store_, weak = std::weak_ptr(stored), memory] {
-    const std::shared_ptr<StoredActivation> s = weak.lock();
-    if (!s) return;
-    const Clock::time_point begin = Clock::now();
-    std::exception_ptr error;
-    try {
-      store->file->read(s->offset, memory.mutable_data_ptr(), s->bytes);
+    transfer(*store, weak, [&](StoredActivation& s) {
+      store->file->read(s.offset, memory.mutable_data_ptr(), s.bytes);
       fault_point("activations: read");
-    } catch (...) {
-      error = std::current_exception();
-    }
-    {
-      const std::lock_guard lock(store->mutex);
-      if (store->error == nullptr) store->error = error;
-      s->is_reading = false;
-      store->times.bytes += static_cast<int64_t>(s->bytes);
-      store->times.transfer_s += seconds_since(begin);
-    }
-    store->changed.notify_all();
+    });
   });
 }
 
@@ -283,7 +282,7 @@ void ActivationOffload::read_ahead(uint64_t number) {
     const std::lock_guard lock(store_->mutex);
     size_t bytes = 0;
     for (auto at = store_->alive.find(number); at != store_->alive.begin();) {
-      held.push_back((--at)->second.lock());
+      held.push_back((--at)->second.activation.lock());
       if (!held.back()) continue;
       bytes += held.back()->bytes;
       if (bytes > std::max(window_, 3 * store_->largest)) break;

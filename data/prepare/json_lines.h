@@ -3,6 +3,7 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "data/prepare/documents.h"
@@ -15,22 +16,24 @@ template <class F>
 void each_object(const Part& part, const std::string& what, F&& f) {
   simdjson::dom::parser parser;
   const auto check_array = [&](uint64_t line, std::string_view text) {
-    const size_t first = text.find_first_not_of(" \t");
-    if (line == 1 && first != std::string_view::npos && text[first] == '[') {
-      fail(Exit::data, part.file,
-           " is a JSON array, and JSON Lines have an object on each line; convert it: python3 -c "
-           "'import json, sys; [print(json.dumps(x)) for x in json.load(open(sys.argv[1]))]' ",
-           part.file, " > lines.jsonl");
-    }
+    if (line != 1 ||
+        !text.substr(std::min(text.find_first_not_of(" \t"), text.size())).starts_with('['))
+      return;
+    fail(Exit::data, part.file,
+         " is a JSON array, and JSON Lines have an object on each line; convert it: python3 -c "
+         "'import json, sys; [print(json.dumps(x)) for x in json.load(open(sys.argv[1]))]' ",
+         part.file, " > lines.jsonl");
   };
   each_line(part, [&](uint64_t line, std::string_view text) {
-    check_array(line, text);
     simdjson::dom::element json;
-    if (const auto error = parser.parse(text.data(), text.size()).get(json))
+    simdjson::dom::object object;
+    const auto error = parser.parse(text.data(), text.size()).get(json);
+    const bool is_object = !error && json.get(object) == simdjson::SUCCESS;
+    if (!is_object) check_array(line, text);
+    if (error)
       fail(Exit::data, part.file, ":", line,
            " is not valid JSON: ", simdjson::error_message(error));
-    simdjson::dom::object object;
-    if (json.get(object) != simdjson::SUCCESS) fail(Exit::data, part.file, ":", line, " ", what);
+    if (!is_object) fail(Exit::data, part.file, ":", line, " ", what);
     f(line, object);
   });
 }

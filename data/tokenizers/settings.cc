@@ -37,6 +37,13 @@ constexpr const char* other_names[]{
     "unk_token",           "sep_token", "cls_token", "mask_token", "additional_special_tokens",
     "extra_special_tokens"};
 
+/// Copies what `from` has of them.
+void copy_others(const Json& from, Json& to) {
+  for (const char* key : other_names) {
+    if (from.contains(key) && !from[key].is_null()) to[key] = from[key];
+  }
+}
+
 /// Reads the names of special tokens, where the object has that of the end of texts.
 void read_names(const Json& config, const std::string& where, TokenizerSettings& s) {
   if (!config.contains("eos_token")) return;
@@ -46,9 +53,7 @@ void read_names(const Json& config, const std::string& where, TokenizerSettings&
   s.pad_token = token_name(config, "pad_token", where);
 
   Json others = Json::object();
-  for (const char* key : other_names) {
-    if (config.contains(key) && !config[key].is_null()) others[key] = config[key];
-  }
+  copy_others(config, others);
   if (!others.empty()) s.other_tokens = json_text(others);
 }
 
@@ -214,12 +219,8 @@ void write_settings(const TokenizerSettings& s, const fs::path& folder, Json& co
   } else if (!s.chat_template.empty()) {
     config["chat_template"] = s.chat_template;
   }
-  const Json others = s.other_tokens.empty()
-                          ? Json::object()
-                          : parse_json(s.other_tokens, "the special tokens", Exit::data);
-  for (const char* key : other_names) {
-    if (others.contains(key)) config[key] = others[key];
-  }
+  if (!s.other_tokens.empty())
+    copy_others(parse_json(s.other_tokens, "the special tokens", Exit::data), config);
   if (!s.generation_config.empty())
     write_file_durably(folder / "generation_config.json", s.generation_config);
 }

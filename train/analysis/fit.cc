@@ -31,19 +31,8 @@ std::optional<int64_t> number_in(const char* path) {
 /// Returns the resident bytes of a run of these keys; nullopt where the keys contradict each other.
 std::optional<int64_t> resident(const std::string& path, const Overrides& given,
                                 const Overrides& more, int64_t program_bytes) {
-  Overrides all;
-  for (const auto& key : given) {
-    const bool replaced =
-        std::any_of(more.begin(), more.end(), [&](const auto& m) { return m.first == key.first; });
-    if (!replaced) all.push_back(key);
-  }
-  all.insert(all.end(), more.begin(), more.end());
-
   try {
-    LoadedConfig loaded = load_config(path, all);
-    resolve_init_from(loaded);
-    resolve_adapter_base(loaded);
-    return dry_step(loaded).resident() + program_bytes;
+    return dry_step(load_with(path, given, more)).resident() + program_bytes;
   } catch (const Error& e) {
     if (e.code() == Exit::usage) return std::nullopt;
     throw;
@@ -120,6 +109,18 @@ double free_bytes(const fs::path& folder) {
 }
 
 }  // namespace
+
+LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more) {
+  Overrides all = given;
+  std::erase_if(all, [&](const auto& key) {
+    return std::ranges::find(more, key.first, &Overrides::value_type::first) != more.end();
+  });
+  all.insert(all.end(), more.begin(), more.end());
+  LoadedConfig loaded = load_config(path, all);
+  resolve_init_from(loaded);
+  resolve_adapter_base(loaded);
+  return loaded;
+}
 
 int64_t free_memory() {
   int64_t free = 0;

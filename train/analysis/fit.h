@@ -11,6 +11,10 @@
 
 namespace lathe {
 
+/// Loads a config with the keys `given`, in which those of `more` replace others, and what
+/// train.init_from and adapters.base set.
+LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more);
+
 /// Returns the bytes of memory that this process may still take: those of the machine, or of its
 /// control group where that has less.
 int64_t free_memory();

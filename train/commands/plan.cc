@@ -254,15 +254,7 @@ Overrides chart_keys(const std::string& text) {
 /// Prints the memory of the config, beside that with the keys of --chart.
 Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
   const std::string text = a.get("chart", "");
-  Overrides keys = key_arguments(a);
-  for (const auto& key : chart_keys(text)) {
-    std::erase_if(keys, [&](const auto& given) { return given.first == key.first; });
-    keys.push_back(key);
-  }
-
-  LoadedConfig other = load_config(loaded.path, keys);
-  resolve_init_from(other);
-  resolve_adapter_base(other);
+  const LoadedConfig other = load_with(loaded.path, key_arguments(a), chart_keys(text));
   check_shares(other, ranks);
   const auto forecast_of = [&](LoadedConfig of) {
     apply_memory_budget(of);

@@ -21,6 +21,7 @@ void copy_into(const SafetensorsFile& file, const std::string& name, const at::T
   to.copy_(entry_tensor(entry, to.sizes(), path));
   // Pages of the file that were read must not add up to a second copy in memory.
   file.release(entry);
+  release_pages(to);
 }
 
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
@@ -139,10 +140,7 @@ void load_parameters(const fs::path& checkpoint, const std::vector<NamedParamete
     fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ",
          parameters.size());
   }
-  for (const auto& p : parameters) {
-    copy_into(file, p.path, p.parameter.data(), path);
-    release_pages(p.parameter.data());
-  }
+  for (const auto& p : parameters) copy_into(file, p.path, p.parameter.data(), path);
 }
 
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
@@ -165,9 +163,8 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   });
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
-      if (file.find(slot.path + ".master") == nullptr) continue;
-      copy_into(file, slot.path + ".master", slot.param.data(), path);
-      release_pages(slot.param.data());
+      if (file.find(slot.path + ".master") != nullptr)
+        copy_into(file, slot.path + ".master", slot.param.data(), path);
     }
   }
 }
