@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <optional>
 
 #include "core/error.h"
@@ -188,6 +189,38 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
   return best;
 }
 
+std::string name_here(const std::string& name) {
+  // Hugging Face's, litgpt's and PyTorch's names.
+  static const std::map<std::string, std::string> names{
+      {"epochs", "steps"},
+      {"num_train_epochs", "steps"},
+      {"max_steps", "steps"},
+      {"max_iters", "steps"},
+      {"learning_rate", "lr"},
+      {"per_device_train_batch_size", "batch_size"},
+      {"micro_batch_size", "batch_size"},
+      {"gradient_accumulation_steps", "grad_accum"},
+      {"max_seq_length", "window"},
+      {"seq_length", "window"},
+      {"context_length", "block_size"},
+      {"max_position_embeddings", "block_size"},
+      {"n_ctx", "block_size"},
+      {"hidden_size", "n_embd"},
+      {"d_model", "n_embd"},
+      {"intermediate_size", "n_inner"},
+      {"num_hidden_layers", "n_layer"},
+      {"num_attention_heads", "n_head"},
+      {"num_key_value_heads", "n_kv_head"},
+      {"max_grad_norm", "grad_clip"},
+      {"clip_grad_norm", "grad_clip"},
+      {"gradient_checkpointing", "recompute"},
+      {"lora_r", "rank"},
+      {"lora_alpha", "alpha"},
+  };
+  const auto found = names.find(name);
+  return found == names.end() ? name : found->second;
+}
+
 std::string rule_text(const Rule& r) {
   std::string text;
   if (!r.choices.empty()) {
@@ -213,8 +246,9 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     std::string near = nearest(key, keys);
     // The same name in another section is a better suggestion than a similar spelling.
     const size_t point = key.find('.');
+    const std::string last = point == std::string::npos ? key : key.substr(point + 1);
     for (const auto& k : keys) {
-      if (point != std::string::npos && k.ends_with(key.substr(point))) near = k;
+      if (point != std::string::npos && k.ends_with("." + name_here(last))) near = k;
     }
     fail(Exit::usage, where, ": there is no key ", key,
          near.empty() ? "; `lathe config docs` lists them all" : "; did you mean " + near + "?");

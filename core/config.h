@@ -129,6 +129,9 @@ ConfigValue read_value(const std::string& text, const ConfigValue& like);
 std::string rule_text(const Rule& rule);
 /// Returns the candidate nearest to `word` by edit distance; "" if none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
+/// Returns the last part of the key that other frameworks call `name`, as lr for learning_rate, or
+/// else `name`.
+std::string name_here(const std::string& name);
 
 /// Collects fields while a config is default-constructed on this thread.
 class SchemaRecorder {

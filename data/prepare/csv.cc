@@ -132,4 +132,9 @@ std::optional<double> csv_number(std::string_view text) {
   return x;
 }
 
+bool is_comma_number(std::string_view text) {
+  std::string rest(text);
+  return std::erase(rest, ',') > 0 && csv_number(rest);
+}
+
 }  // namespace lathe

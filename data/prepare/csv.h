@@ -52,5 +52,7 @@ std::string csv_field(std::string_view text);
 /// Returns a decimal number, which may begin with a plus sign; nullopt where the text is not a
 /// number. A number too large for a double is infinite.
 std::optional<double> csv_number(std::string_view text);
+/// Returns whether the text is a number only without its commas, as 3,14 or 1,000.
+bool is_comma_number(std::string_view text);
 
 }  // namespace lathe

@@ -12,6 +12,7 @@
 #include "core/rng.h"
 #include "data/examples/example_manifest.h"
 #include "data/prepare/array_out.h"
+#include "data/prepare/csv.h"
 #include "data/prepare/example_source.h"
 #include "data/prepare/fills.h"
 
@@ -29,6 +30,15 @@ struct ExampleSurvey {
 };
 
 bool is_integer(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
+
+/// Refuses targets that are numbers with commas, which would become classes.
+void refuse_comma_numbers(const ExampleSurvey& s, const ExampleSource& source) {
+  const auto is_comma_label = [](const auto& label) { return is_comma_number(label.first); };
+  if (s.labels.empty() || !std::all_of(s.labels.begin(), s.labels.end(), is_comma_label)) return;
+  fail(Exit::data, source.where(), ": every target is a number with a comma, such as \"",
+       s.labels.begin()->first,
+       "\"; write decimal points and no separators of thousands, or give --task classification");
+}
 
 ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressReporter& meter) {
   ExampleSurvey s;
@@ -74,11 +84,13 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
     // From here on targets are not counted, which limits the memory for a regression.
     if (std::ssize(s.numbers) + std::ssize(s.labels) > max_classes) {
       s.many = true;
+      if (task.empty()) refuse_comma_numbers(s, source);
       if (!s.labels.empty() || task == "classification")
         fail(Exit::data, source.where(), ": more than ", max_classes,
              " different targets can't be classes");
     }
   });
+  if (task.empty()) refuse_comma_numbers(s, source);
   return s;
 }
 

@@ -99,6 +99,7 @@ class TableSource final : public ExampleSource {
   void each_row(ProgressReporter& meter,
                 const std::function<void(const std::vector<std::string_view>&)>& f);
   void scan_cell(std::string_view cell, size_t c, std::set<std::string>& values);
+  void refuse_comma_numbers(size_t c, const std::set<std::string>& values) const;
   void give(const std::vector<double>& inputs, std::string_view target,
             const std::function<void(const RawExample&)>& f);
 
@@ -179,8 +180,21 @@ void TableSource::scan(ProgressReporter& meter) {
     if (layout_.is_open[c])
       fail(Exit::data, names_file_, ": ", column_name(columns[c], c),
            " has empty cells alone; leave it out with --drop ", c + 1);
+    refuse_comma_numbers(c, values[c]);
     columns[c].values.assign(values[c].begin(), values[c].end());
   }
+}
+
+/// Refuses a column of numbers with commas, which would become categories.
+void TableSource::refuse_comma_numbers(size_t c, const std::set<std::string>& values) const {
+  if (layout_.is_forced[c] || values.empty() ||
+      !std::all_of(values.begin(), values.end(), is_comma_number))
+    return;
+  fail(Exit::data, names_file_, ": ", column_name(format().columns[c], c),
+       " has numbers with commas, such as ", quoted(*values.begin()),
+       "; write decimal points and no separators of thousands, or make categories of the column "
+       "with --category ",
+       c + 1);
 }
 
 void TableSource::scan_cell(std::string_view cell, size_t c, std::set<std::string>& values) {
@@ -202,10 +216,12 @@ void TableSource::scan_cell(std::string_view cell, size_t c, std::set<std::strin
   if (cell.size() > 1000) fail(Exit::data, position(c), " has more than 1000 bytes");
   if (!is_utf8(cell)) fail(Exit::data, position(c), " is not UTF-8; convert the file");
   values.emplace(cell);
-  if (std::ssize(values) > max_column_values)
+  if (std::ssize(values) > max_column_values) {
+    refuse_comma_numbers(c, values);
     fail(Exit::data, position(c), ": more than ", max_column_values,
          " different texts can't be categories; leave the column out with --drop ", c + 1,
          ", or carry it to predictions with --id ", c + 1);
+  }
 }
 
 void TableSource::set_fills(const std::vector<double>& by_input) {

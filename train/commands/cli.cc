@@ -135,11 +135,12 @@ std::set<std::string> words_of_name(std::string name) {
 }
 
 /// Returns the options that an unknown one may have been meant for: the config keys whose last part
-/// is its name (lr: optim.lr), else the nearest option, else those whose words are among its words
-/// (max-tokens: tokens).
+/// is its name (lr, learning-rate and train.lr: optim.lr), else the nearest option, else those
+/// whose words are among its words (max-tokens: tokens).
 std::vector<std::string> suggestions(std::string name, const std::vector<std::string>& known) {
   std::string last_part = name;
   std::replace(last_part.begin(), last_part.end(), '-', '_');
+  last_part = name_here(last_part.substr(last_part.rfind('.') + 1));
   std::vector<std::string> found;
   for (const std::string& option : known) {
     if (option.ends_with("." + last_part)) found.push_back(option);
@@ -189,8 +190,9 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
       std::string meant;
       for (const std::string& option : suggestions(name, to_suggest))
         meant += (meant.empty() ? "; did you mean --" : " or --") + option;
-      unknown += str(unknown.empty() ? "" : "\n", "command line: lathe ", command.name,
-                     " has no option ", word, meant, meant.empty() ? "" : "?");
+      unknown += str(
+          unknown.empty() ? "" : "\n", "command line: lathe ", command.name, " has no option ",
+          word, meant.empty() ? "; `lathe " + command.name + " --help` lists them" : meant + "?");
       const bool has_value = equals == std::string::npos && i + 1 < words.size();
       if (has_value && !words[i + 1].starts_with("-")) ++i;
       continue;

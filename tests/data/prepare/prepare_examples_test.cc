@@ -448,10 +448,8 @@ TEST_CASE("separators are found by the name or the first line, or are given",
              ContainsSubstring("a.tsv:2: column 2 (b) is empty"));
   CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t2\tx\n\t\t\n"), p.problem({"a.tsv"})),
              ContainsSubstring("a.tsv:3: column 1 (a) is empty"));
-  CHECK_THAT(
-      p.csv_problem("a;b;kind\n1;2,5;x\n"),
-      ContainsSubstring("is \"2,5\", which is not a number; write it with a decimal point") ||
-          ContainsSubstring("there must be two classes"));
+  CHECK_THAT(p.csv_problem("a;b;kind\n1;2,5;x\n"),
+             ContainsSubstring("column 2 (b) has numbers with commas"));
   CHECK_THAT(p.csv_problem("a;b;kind\n1;2;x\n1;2,5;y\n"),
              ContainsSubstring("write it with a decimal point"));
 }
@@ -495,6 +493,12 @@ TEST_CASE("text columns become an input for each category", "[prepare_examples]"
 
   CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"),
              ContainsSubstring("a.csv:3: column 1 (a) is a number, \"5\", and was text before"));
+  // Numbers with commas are not categories, in a column of texts and as targets.
+  CHECK_THAT(p.csv_problem("a;kind\n1,5;x\n2,5;y\n"),
+             ContainsSubstring("a.csv: column 1 (a) has numbers with commas, such as \"1,5\""));
+  CHECK_THAT(p.csv_problem("a;b\n1;1,5\n2;1,000\n"),
+             ContainsSubstring("number with a comma, such as \"1,000\""));
+  CHECK(p.csv("a;kind\n1,5;x\nlow;y\n").input_sizes == std::vector<int64_t>{2});
   CHECK_THAT(p.csv_problem("a,a,kind\n1,2,x\n1,2,y\n"),
              ContainsSubstring("a.csv:1: column 2 has the name \"a\", which another column has"));
   CHECK_THAT(p.csv_problem("a,kind\n\xFF,x\nz,y\n"), ContainsSubstring("is not UTF-8"));
