@@ -21,6 +21,7 @@ namespace lathe {
 
 class Recomputation;
 class Saved;
+struct TensorCut;
 /// A function that inspects or changes a tensor that an op keeps (op.h).
 using SavedVisit = std::function<void(Saved&)>;
 
@@ -136,6 +137,7 @@ struct Leaf final : Node {
   std::string label;
   at::Tensor grad;
   Precision precision;
+  std::shared_ptr<const TensorCut> cut;  ///< null: this process has the whole parameter
   /// Hooks that are called when a gradient has been added.
   std::vector<std::shared_ptr<std::function<void(Leaf&)>>> after_accumulate;
 

@@ -13,10 +13,16 @@
 namespace lathe {
 namespace {
 
+const RankAxis& ranks_on(Axis axis) {
+  return axis == Axis::data ? world().data() : world().tensor();
+}
+
+Group& group_of(Axis axis) { return axis == Axis::data ? world().ops() : world().layers(); }
+
 /// Returns the bounds of a flat tensor with `n` elements for each rank.
-std::vector<int64_t> equal_cuts(int64_t n) {
+std::vector<int64_t> equal_cuts(int64_t n, Axis axis) {
   std::vector<int64_t> cuts;
-  for (int64_t r = 0; r <= world().size(); ++r) cuts.push_back(r * n);
+  for (int64_t r = 0; r <= ranks_on(axis).size; ++r) cuts.push_back(r * n);
   return cuts;
 }
 
@@ -25,9 +31,9 @@ void check_on_cpu(const at::Tensor& x) {
 }
 
 /// Returns `x` as [ranks, ...], of which part r is the r-th along `dim`, contiguous.
-at::Tensor parts_of(const at::Tensor& x, int64_t dim) {
+at::Tensor parts_of(const at::Tensor& x, int64_t dim, Axis axis) {
   check_on_cpu(x);
-  const int64_t ranks = world().size();
+  const int64_t ranks = ranks_on(axis).size;
   LATHE_CHECK(x.size(dim) % ranks == 0, "dim ", dim, " has ", x.size(dim), " elements, which ",
               ranks, " ranks do not divide");
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -45,25 +51,26 @@ at::Tensor joined(const at::Tensor& parts, int64_t dim) {
 }
 
 /// Sends part r of [ranks, ...] to rank r, and returns what was received from each rank.
-at::Tensor exchanged(const at::Tensor& parts) {
-  if (world().size() == 1) return parts.clone();
+at::Tensor exchanged(const at::Tensor& parts, Axis axis) {
+  if (ranks_on(axis).size == 1) return parts.clone();
   at::Tensor in = parts.view({-1});
   at::Tensor out = at::empty_like(in);
-  const auto cuts = equal_cuts(in.numel() / world().size());
-  world().guarded([&] { world().ops().all_to_all(out, in, cuts); });
+  const auto cuts = equal_cuts(in.numel() / ranks_on(axis).size, axis);
+  world().guarded([&] { group_of(axis).all_to_all(out, in, cuts); });
   return out.view(parts.sizes());
 }
 
 /// Returns [ranks, ...]: `x` of each rank.
-at::Tensor gathered(const at::Tensor& x) {
+at::Tensor gathered(const at::Tensor& x, Axis axis) {
   check_on_cpu(x);
+  const auto [rank, size] = ranks_on(axis);
   std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.insert(sizes.begin(), world().size());
+  sizes.insert(sizes.begin(), size);
   at::Tensor all = at::empty(sizes, x.options());
-  all.select(0, world().rank()).copy_(x);
-  if (world().size() == 1) return all;
+  all.select(0, rank).copy_(x);
+  if (size == 1) return all;
   at::Tensor flat = all.view({-1});
-  world().guarded([&] { world().ops().all_gather(flat, equal_cuts(x.numel())); });
+  world().guarded([&] { group_of(axis).all_gather(flat, equal_cuts(x.numel(), axis)); });
   return all;
 }
 
@@ -121,28 +128,28 @@ at::Tensor add_up_ranks(const at::Tensor& parts) {
   return sum.finish(plus);
 }
 
-at::Tensor all_gather(const at::Tensor& x, int64_t dim) {
-  return joined(gathered(x), wrap_dim(dim, x.dim()));
+at::Tensor all_gather(const at::Tensor& x, int64_t dim, Axis axis) {
+  return joined(gathered(x, axis), wrap_dim(dim, x.dim()));
 }
 
-at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim) {
-  return summed(exchanged(parts_of(x, wrap_dim(dim, x.dim()))));
+at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, Axis axis) {
+  return summed(exchanged(parts_of(x, wrap_dim(dim, x.dim()), axis), axis));
 }
 
-at::Tensor all_to_all(const at::Tensor& x, int64_t dim) {
+at::Tensor all_to_all(const at::Tensor& x, int64_t dim, Axis axis) {
   const int64_t at = wrap_dim(dim, x.dim());
-  return joined(exchanged(parts_of(x, at)), at);
+  return joined(exchanged(parts_of(x, at, axis), axis), at);
 }
 
-at::Tensor all_reduce(const at::Tensor& x) {
+at::Tensor all_reduce(const at::Tensor& x, Axis axis) {
   // Padded if the ranks do not divide it. Each rank adds up its part, and all gather the sums.
-  const int64_t ranks = world().size(), n = (x.numel() + ranks - 1) / ranks;
+  const int64_t ranks = ranks_on(axis).size, n = (x.numel() + ranks - 1) / ranks;
   at::Tensor flat = x.reshape({-1});
   if (ranks * n != x.numel()) {
     flat = at::zeros({ranks * n}, x.options());
     flat.narrow(0, 0, x.numel()).copy_(x.reshape({-1}));
   }
-  const at::Tensor sums = all_gather(reduce_scatter(flat));
+  const at::Tensor sums = all_gather(reduce_scatter(flat, 0, axis), 0, axis);
   return sums.narrow(0, 0, x.numel()).view(x.sizes());
 }
 

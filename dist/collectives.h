@@ -7,7 +7,7 @@
 // backward pass is a collective too. A loss that every rank computes counts once for each of them:
 // the gradient of x on a rank is that of the sum of all ranks' losses, as in
 // torch.distributed.nn.functional. In a single process each op copies its input. Where a rank was
-// lost, they throw Exit::peer_lost.
+// lost, they throw Exit::peer_lost. With dist.tensor above 1 they are over the data ranks.
 #pragma once
 
 #include "autograd/variable.h"
@@ -27,14 +27,17 @@ Variable reduce_scatter(const Variable& x, int64_t dim = 0);
 /// the size of `dim`.
 Variable all_to_all(const Variable& x, int64_t dim = 0);
 
+/// The ranks that a collective is over: those of the data axis or the tensor axis (dist/world.h).
+enum class Axis : uint8_t { data, tensor };
+
 /// Does what all_reduce() of a Variable does, without a graph.
-at::Tensor all_reduce(const at::Tensor& x);
+at::Tensor all_reduce(const at::Tensor& x, Axis axis = Axis::data);
 /// Does what all_gather() of a Variable does, without a graph.
-at::Tensor all_gather(const at::Tensor& x, int64_t dim = 0);
+at::Tensor all_gather(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis::data);
 /// Does what reduce_scatter() of a Variable does, without a graph.
-at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim = 0);
+at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis::data);
 /// Does what all_to_all() of a Variable does, without a graph.
-at::Tensor all_to_all(const at::Tensor& x, int64_t dim = 0);
+at::Tensor all_to_all(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis::data);
 
 /// Returns the sum of `parts` [ranks, ...] over the ranks in the order of core/tree_sum.h, in their
 /// dtype. Overwrites them, and the result shares their memory.

@@ -21,6 +21,12 @@ struct DistConfig {
       "fp32. The bits of the run then depend on the number of processes and on dist.shard.",
       one_of({"fp32", "bf16"}))
   LATHE_FIELD(
+      int64_t, tensor, 1,
+      "Number of processes that compute each micro-batch together, each with a part of the model's "
+      "layers (tensor parallelism). The others are data parallel. Must divide the number of "
+      "processes.",
+      between(1, 1024))
+  LATHE_FIELD(
       std::string, shard, "none",
       "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "
       "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "

@@ -50,7 +50,7 @@ GradientExchange::~GradientExchange() {
 }
 
 void GradientExchange::start_with_next_backward() {
-  if (world_.size() == 1) return;
+  if (world_.data().size == 1) return;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     hooks_.push_back(parameters_[i].parameter.register_post_accumulate_grad_hook(
         [this, i](Leaf&) { note_complete(i); }));
@@ -63,7 +63,7 @@ void GradientExchange::start_with_next_backward() {
 /// order, so a full bucket waits for those before it.
 void GradientExchange::note_complete(size_t i) {
   complete_(i);
-  if (world_.size() == 1) return;
+  if (world_.data().size == 1) return;
   is_complete_[i] = 1;
   had_gradient_[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
   --missing_[layout_.bucket_of(i)];
@@ -94,7 +94,7 @@ void GradientExchange::finish() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (is_complete_[i] == 0) note_complete(i);
   }
-  if (world_.size() == 1 || is_dry_run()) return;
+  if (world_.data().size == 1 || is_dry_run()) return;
 
   {
     const std::lock_guard lock(mutex_);
@@ -107,11 +107,11 @@ void GradientExchange::finish() {
   // A parameter that no rank has a gradient of keeps none.
   at::Tensor mine = at::empty({1, static_cast<int64_t>(parameters_.size())}, at::kByte);
   std::copy(had_gradient_.begin(), had_gradient_.end(), mine.mutable_data_ptr<uint8_t>());
-  const at::Tensor all = world_.gather(mine);
+  const at::Tensor all = world_.gather_over_data(mine);
   const uint8_t* had = all.const_data_ptr<uint8_t>();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     bool anywhere = false;
-    for (int r = 0; r < world_.size(); ++r)
+    for (int r = 0; r < world_.data().size; ++r)
       anywhere = anywhere || had[r * parameters_.size() + i] != 0;
     if (!anywhere) parameters_[i].parameter.leaf().grad.reset();
     if (!anywhere && result_ == Result::own) own_[i].reset();
@@ -171,15 +171,15 @@ void GradientExchange::exchange(const Bucket& bucket) {
 
   // Add up this rank's share in the order of the tree.
   Group& group = world_.gradients();
-  const auto rank = static_cast<size_t>(world_.rank());
+  const auto rank = static_cast<size_t>(world_.data().rank);
   const int64_t begin = bucket.cuts[rank], share = bucket.cuts[rank + 1] - begin;
   // Without another dtype to send, `sent` is `flat` itself, and to() copies nothing.
   at::Tensor sent = flat.to(bucket.sent);
-  at::Tensor received = at::empty({world_.size() * share}, sent.options());
+  at::Tensor received = at::empty({world_.data().size * share}, sent.options());
   group.all_to_all(received, sent, bucket.cuts);
   received = received.to(bucket.dtype);
 
-  const at::Tensor mine = add_up_ranks(received.view({world_.size(), share}));
+  const at::Tensor mine = add_up_ranks(received.view({world_.data().size, share}));
 
   if (result_ == Result::all) {
     sent.narrow(0, begin, share).copy_(mine);
@@ -194,7 +194,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
       bucket.sent == bucket.dtype ? mine.clone() : mine.to(bucket.sent).to(bucket.dtype);
   offset = 0;
   for (const size_t i : bucket.parameters) {
-    const int64_t n = layout_.range(i, world_.rank()).size();
+    const int64_t n = layout_.range(i, world_.data().rank).size();
     own_[i] = kept.narrow(0, offset, n);
     offset += n;
   }

@@ -261,7 +261,7 @@ std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout)
 std::unique_ptr<Group> Group::make_dry(int ranks) { return std::make_unique<DryGroup>(ranks); }
 
 std::unique_ptr<Group> Group::make(Rendezvous& store, const std::string& name, const Placement& p,
-                                   double timeout) {
+                                   const RankAxis& axis, double timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout));
   options->threads = 1;
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
@@ -271,7 +271,8 @@ std::unique_ptr<Group> Group::make(Rendezvous& store, const std::string& name, c
   const auto keys =
       c10::make_intrusive<c10d::PrefixStore>(name, dynamic_cast<StoreRendezvous&>(store).store());
   return std::make_unique<GlooGroup>(
-      c10::make_intrusive<c10d::ProcessGroupGloo>(keys, p.rank, p.size, options), p.rank, p.size);
+      c10::make_intrusive<c10d::ProcessGroupGloo>(keys, axis.rank, axis.size, options), axis.rank,
+      axis.size);
 }
 
 }  // namespace lathe

@@ -30,9 +30,10 @@ class Rendezvous {
   static std::unique_ptr<Rendezvous> open(const Placement& placement, double timeout);
 };
 
-/// Collectives of all ranks. Every rank calls the same functions in the same order, from one thread
-/// at a time; tensors are contiguous, on the CPU, and of the same size and dtype on every rank. Any
-/// error, such as a lost process, is a std::exception.
+/// Collectives of the ranks of a group, which are numbered from 0 within it. Every rank calls the
+/// same functions in the same order, from one thread at a time; tensors are contiguous, on the CPU,
+/// and of the same size and dtype on every rank. Any error, such as a lost process, is a
+/// std::exception.
 class Group {
  public:
   explicit Group(int rank) : rank_(static_cast<size_t>(rank)) {}
@@ -54,9 +55,11 @@ class Group {
   /// Returns the bytes that this rank sent in all_to_all() and all_gather().
   int64_t bytes_sent() const { return bytes_sent_; }
 
-  /// Makes a group named `name`. Waits for all ranks, at most `timeout` seconds.
+  /// Makes the group named `name` of the ranks on an axis. Waits for them, at most `timeout`
+  /// seconds.
   static std::unique_ptr<Group> make(Rendezvous& store, const std::string& name,
-                                     const Placement& placement, double timeout);
+                                     const Placement& placement, const RankAxis& axis,
+                                     double timeout);
   /// Makes a group of so many ranks that sends nothing, for a dry run of rank 0.
   static std::unique_ptr<Group> make_dry(int ranks);
 

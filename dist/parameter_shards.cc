@@ -62,7 +62,7 @@ void ParameterShards::share_out() {
   own_.resize(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (layout_.buckets()[layout_.bucket_of(i)].block < 0) continue;
-    const ElementRange range = layout_.range(i, world_.rank());
+    const ElementRange range = layout_.range(i, world_.data().rank);
     own_[i] =
         parameters_[i].parameter.data().view({-1}).narrow(0, range.begin, range.size()).clone();
   }

@@ -7,6 +7,11 @@
 
 namespace lathe {
 
+/// A position on one axis of the grid of processes.
+struct RankAxis {
+  int rank = 0, size = 1;
+};
+
 struct Placement {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  ///< among the processes of this host

@@ -210,7 +210,7 @@ void gather_bucket(World& world, Group& group, const ShardLayout& layout, const 
   at::Tensor flat;
 
   // This rank's elements lie one behind the other.
-  int64_t at = bucket.cuts[static_cast<size_t>(world.rank())];
+  int64_t at = bucket.cuts[static_cast<size_t>(world.data().rank)];
   for (const size_t i : bucket.parameters) {
     const at::Tensor mine = own(i);
     if (!flat.defined()) flat = at::empty({bucket.elements()}, mine.options());
@@ -229,14 +229,14 @@ void gather_bucket(World& world, Group& group, const ShardLayout& layout, const 
 
 void gather_parameters(World& world, const ShardLayout& layout,
                        std::span<const NamedParameter> parameters, bool blocks_too) {
-  if (world.size() == 1) return;
+  if (world.data().size == 1) return;
   const auto flat_data = [&](size_t i) { return parameters[i].parameter.data().view({-1}); };
   for (const Bucket& bucket : layout.buckets()) {
     if (bucket.block >= 0 && !blocks_too) continue;
     gather_bucket(
         world, world.gradients(), layout, bucket,
         [&](size_t i) {
-          const ElementRange range = layout.range(i, world.rank());
+          const ElementRange range = layout.range(i, world.data().rank);
           return flat_data(i).narrow(0, range.begin, range.size());
         },
         [&](size_t i, const at::Tensor& all) { flat_data(i).copy_(all); });

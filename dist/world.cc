@@ -55,33 +55,47 @@ void join_world(const Placement& placement, const DistConfig& config) {
   world().join(placement, config);
 }
 
-DryWorld::DryWorld(int ranks) {
+DryWorld::DryWorld(int ranks, int tensor_ranks) {
   World& w = world();
   LATHE_CHECK(w.size() == 1, "a dry world within a run of several processes");
   w.placement_.size = ranks;
+  w.set_grid(tensor_ranks);
   w.control_ = Group::make_dry(ranks);
-  w.gradients_ = Group::make_dry(ranks);
-  w.parameters_ = Group::make_dry(ranks);
-  w.ops_ = Group::make_dry(ranks);
+  for (auto* group : {&w.gradients_, &w.parameters_, &w.ops_})
+    *group = Group::make_dry(w.data_.size);
+  w.layers_ = Group::make_dry(tensor_ranks);
 }
 
 DryWorld::~DryWorld() {
   World& w = world();
   w.placement_.size = 1;
-  w.control_.reset();
-  w.gradients_.reset();
-  w.parameters_.reset();
-  w.ops_.reset();
+  w.set_grid(1);
+  for (auto* group : {&w.control_, &w.gradients_, &w.parameters_, &w.ops_, &w.layers_})
+    group->reset();
+}
+
+void World::set_grid(int tensor_ranks) {
+  if (size() % tensor_ranks != 0) {
+    fail(Exit::usage, "dist.tensor = ", tensor_ranks, " does not divide the ", size(),
+         " processes; start a multiple of ", tensor_ranks, ", or change dist.tensor");
+  }
+  data_ = {.rank = rank() / tensor_ranks, .size = size() / tensor_ranks};
+  tensor_ = {.rank = rank() % tensor_ranks, .size = tensor_ranks};
+}
+
+/// Makes a group of this rank's data axis.
+std::unique_ptr<Group> World::make_data_group(const std::string& name) {
+  return Group::make(*store_, str(name, "/", tensor_.rank), placement_, data_, timeout_);
 }
 
 Group& World::ops() {
-  if (!ops_) ops_ = Group::make(*store_, "ops", placement_, timeout_);
+  if (!ops_) ops_ = make_data_group("ops");
   return *ops_;
 }
 
 int64_t World::bytes_sent() const {
   int64_t bytes = 0;
-  for (const Group* group : {gradients_.get(), parameters_.get(), ops_.get()})
+  for (const Group* group : {gradients_.get(), parameters_.get(), ops_.get(), layers_.get()})
     bytes += group != nullptr ? group->bytes_sent() : 0;
   return bytes;
 }
@@ -89,12 +103,17 @@ int64_t World::bytes_sent() const {
 void World::join(const Placement& p, const DistConfig& config) {
   placement_ = p;
   timeout_ = config.timeout;
+  set_grid(static_cast<int>(config.tensor));
   store_ = Rendezvous::open(p, timeout_);
   guarded([&] {
     meet();
-    control_ = Group::make(*store_, "control", p, timeout_);
-    gradients_ = Group::make(*store_, "gradients", p, timeout_);
-    parameters_ = Group::make(*store_, "parameters", p, timeout_);
+    control_ = Group::make(*store_, "control", p, {p.rank, p.size}, timeout_);
+    if (data_.size > 1) {
+      gradients_ = make_data_group("gradients");
+      parameters_ = make_data_group("parameters");
+    }
+    if (tensor_.size > 1)
+      layers_ = Group::make(*store_, str("layers/", data_.rank), p, tensor_, timeout_);
   });
 }
 
@@ -252,10 +271,10 @@ void World::report_failure(const std::string& why) {
   }
 }
 
-at::Tensor World::gather(const at::Tensor& mine) {
-  if (size() == 1) return mine;
+at::Tensor World::gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine) {
+  if (axis.size == 1) return mine;
   at::Tensor all;
-  guarded([&] { all = control_->gather(mine); });
+  guarded([&] { all = group->gather(mine); });
   return all.flatten(0, 1);
 }
 

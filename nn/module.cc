@@ -150,7 +150,7 @@ at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype)
 
 int64_t count(const std::vector<NamedParameter>& parameters) {
   int64_t n = 0;
-  for (const auto& p : parameters) n += p.parameter.numel();
+  for (const auto& p : parameters) n += whole_numel(p.parameter);
   return n;
 }
 

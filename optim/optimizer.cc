@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 
 #include "autograd/node.h"
 #include "core/device.h"
@@ -215,6 +216,14 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
             .whole = state.whole,
             .index = index,
             .own = own};
+  if (const auto& cut = p.parameter.leaf().cut) {
+    const bool has_other_sizes =
+        std::any_of(state.tensors.begin(), state.tensors.end(),
+                    [&](const StateTensor& t) { return data.sizes() != at::IntArrayRef(t.sizes); });
+    if (state.whole || !state.divisible || has_other_sizes)
+      fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs whole tensors, and ", p.path,
+           " is cut among ", cut->parts, " processes (dist.tensor); take adamw, or set it to 1");
+  }
   if (own.size() > 0) update_flops_ += state.flops;
   // State in a file has a shape alone, made without ATen's dispatcher, which a dry run replaces.
   const auto shape = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -230,7 +239,7 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
     slot.places.push_back(t.place);
     const std::vector<int64_t> sizes = is_complete ? t.sizes : std::vector{part.size()};
     slot.state.push_back(is_offloaded_ ? shape(sizes, t.dtype) : at::full(sizes, t.start, options));
-    slot.parts.push_back({t.sizes, part, index, slot.parts.size()});
+    slot.parts.push_back({t.sizes, part, index, slot.parts.size(), p.parameter.leaf().cut});
   }
 
   if (config_.ema_decay > 0) {
@@ -239,7 +248,8 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
     slot.state.push_back(is_offloaded_
                              ? shape(mine.sizes(), state_dtype(data))
                              : mine.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
-    slot.parts.push_back({data.sizes().vec(), own, index, slot.parts.size()});
+    slot.parts.push_back(
+        {data.sizes().vec(), own, index, slot.parts.size(), p.parameter.leaf().cut});
   }
   return slot;
 }
@@ -283,6 +293,34 @@ void Optimizer::sum_gradients(const StepOptions& options) {
         grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
   });
   if (is_shared_) options.sum_over_processes(partials_);
+  if (options.sum_over_tensor_ranks) add_sums_of_tensor_ranks(options);
+}
+
+/// Replaces the sums of each parameter that is cut by those of all tensor ranks: the first of them
+/// by the total, the others by 0. What is not cut has the same gradient on all of them.
+void Optimizer::add_sums_of_tensor_ranks(const StepOptions& options) {
+  double* const sums = partials_.mutable_data_ptr<double>();
+  std::vector<double> totals;
+  std::vector<int64_t> places;
+  int64_t first = 0;
+  for (const auto& group : groups_) {
+    for (const auto& slot : group.slots) {
+      if (!gradient_of(slot, options).defined()) continue;
+      const int64_t chunks = chunks_of(slot.param.data());
+      if (cut_of(slot.param) != nullptr) {
+        totals.push_back(std::accumulate(sums + first, sums + first + chunks, 0.0));
+        std::fill_n(sums + first, chunks, 0.0);
+        places.push_back(first);
+      }
+      first += chunks;
+    }
+  }
+  if (totals.empty()) return;
+
+  at::Tensor all = at::empty({static_cast<int64_t>(totals.size())}, at::kDouble);
+  std::copy(totals.begin(), totals.end(), all.mutable_data_ptr<double>());
+  options.sum_over_tensor_ranks(all);
+  for (size_t i = 0; i < places.size(); ++i) sums[places[i]] = all.const_data_ptr<double>()[i];
 }
 
 void Optimizer::decide(double lr, const StepOptions& options) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "autograd/parameter.h"
+#include "autograd/tensor_cut.h"
 #include "core/device_value.h"
 #include "core/element_range.h"
 #include "core/kernels/update.h"
@@ -28,6 +29,8 @@ struct StatePart {
   std::vector<int64_t> sizes;
   ElementRange own;
   size_t slot = 0, tensor = 0;  ///< where it is in StateOffload
+  /// How its parameter is cut among tensor ranks, whose part `sizes` describes; null: not at all.
+  std::shared_ptr<const TensorCut> cut{};
 };
 
 /// A parameter with its state. state[i] is saved in checkpoints as names[i], torch.optim's name.
@@ -67,6 +70,8 @@ struct StepOptions {
   std::span<const at::Tensor> own_parameters{};
   /// Replaces a tensor by its sum over all processes. Set with own_gradients.
   std::function<void(at::Tensor&)> sum_over_processes{};
+  /// Replaces a tensor by its sum over the tensor ranks. Set where parameters are cut among them.
+  std::function<void(at::Tensor&)> sum_over_tensor_ranks{};
 };
 
 /// The parameters of a model, their state, and the step that updates them.
@@ -88,7 +93,8 @@ class Optimizer {
   ///
   /// `shares`: of each parameter, the elements whose state is kept here and which are updated here;
   /// empty: all of all. A parameter of divisible_parameters() may be cut at multiples of
-  /// grad_sum_chunk, another one is owned as a whole or not at all. On CPUs only.
+  /// grad_sum_chunk, another one is owned as a whole or not at all. On CPUs only. Throws
+  /// Exit::usage if a parameter is cut among tensor ranks and its update needs the whole tensor.
   ///
   /// `offload`: if not empty, the state is in a scratch file in this folder (optim/offload.h), and
   /// updates have the same bits. On CPUs only. Throws FileError with Exit::io where the disk lacks
@@ -157,6 +163,7 @@ class Optimizer {
  private:
   Slot make_slot(const NamedParameter& p, size_t index, ElementRange own);
   void sum_gradients(const StepOptions& options);
+  void add_sums_of_tensor_ranks(const StepOptions& options);
   SlotUpdate update_of(const ParameterGroup& group, const Slot& slot, const at::Tensor& grad,
                        int64_t first_chunk, const StepOptions& options) const;
   void move_averages(const std::vector<SlotUpdate>& of);

@@ -14,10 +14,21 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/mode.h"
+#include "dist/tensor_ranks.h"
 #include "nn/layers/cache.h"
 #include "nn/module_call.h"
 
 namespace lathe {
+
+namespace {
+
+/// Returns how many of a layer's heads this process computes. `weight`: of their projection.
+int64_t heads_here(int64_t heads, const Variable& weight) {
+  const TensorCut* cut = cut_of(weight);
+  return cut == nullptr ? heads : heads / cut->parts;
+}
+
+}  // namespace
 
 CausalSelfAttention::CausalSelfAttention(int64_t channels, int64_t heads_, bool bias)
     : qkv(channels, 3 * channels, bias),
@@ -32,12 +43,12 @@ Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& 
   ModuleCall call(*this, {{'C', qkv.weight.size(1)}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
   const Variable packed = qkv(x_BTC);
+  const int64_t own = heads_here(heads, qkv.weight);
   KeyValueCache* cache = mode().cache;
-  if (cache == nullptr)
-    return call.result(proj(attention(packed, heads, starts), residual), "B T C");
+  if (cache == nullptr) return call.result(proj(attention(packed, own, starts), residual), "B T C");
   const auto parts = packed.data().split(packed.size(2) / 3, 2);
   const Variable y =
-      cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), heads, heads);
+      cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), own, own);
   return call.result(proj(y, residual), "B T C");
 }
 
@@ -121,17 +132,20 @@ GroupedQueryAttention::GroupedQueryAttention(int64_t channels, int64_t heads_, i
 Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tensor& rope_table,
                                            const Variable& residual,
                                            const at::Tensor& starts) const {
-  const int64_t rows = q.weight.size(0), width = rows / heads;
+  const int64_t own = heads_here(heads, q.weight), own_kv = heads_here(kv_heads, k.weight);
+  const int64_t width = q.weight.size(0) / own;
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
   if (rope_table.defined())
     call.input("rope_table", rope_table, rope_table.dim() == 3 ? "B T D" : "T D");
   const bool adapted = q.has_adapter() || k.has_adapter() || v.has_adapter();
-  const auto [q_, k_, v_BTG] =
-      adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)}
-              : linear_qkv(x_BTC, {q.weight, k.weight, v.weight}, {q.bias, k.bias, v.bias});
-  const auto normed = [&](const Variable& y, const std::optional<RMSNorm>& norm) {
+  const auto [q_, k_, v_BTG] = adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)}
+                                       : linear_qkv(q.input(x_BTC), {q.weight, k.weight, v.weight},
+                                                    {q.bias, k.bias, v.bias});
+  const auto normed = [&](const Variable& y, std::optional<RMSNorm> norm) {
     if (!norm) return y;
+    // Each tensor rank has some of the heads, which all share the weight.
+    if (own < heads) norm->weight = copy_to_tensor_ranks(norm->weight);
     if (norm->weight.size(0) == y.size(2)) return (*norm)(y);
     return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})),
                    y.sizes());
@@ -143,8 +157,8 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   KeyValueCache* cache = mode().cache;
   const Variable y =
       cache != nullptr
-          ? cache->attend(this, rotated(q_BTR), rotated(k_BTG), v_BTG, heads, kv_heads, scores)
-          : attention(q_BTR, k_BTG, v_BTG, heads, kv_heads, starts, rope_table, scores);
+          ? cache->attend(this, rotated(q_BTR), rotated(k_BTG), v_BTG, own, own_kv, scores)
+          : attention(q_BTR, k_BTG, v_BTG, own, own_kv, starts, rope_table, scores);
   return call.result(proj(y, residual), "B T C");
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "dist/tensor_ranks.h"
 #include "nn/module_call.h"
 
 namespace lathe {
@@ -20,7 +21,8 @@ Embedding::Embedding(int64_t rows, int64_t channels, const Role& role_)
 
 Variable Embedding::operator()(const at::Tensor& ids) const {
   ModuleCall call(*this, {{'C', weight.size(1)}});
-  return call.result(embedding(ids, weight), "... C");
+  return call.result(
+      is_cut(weight, 0) ? embedding_of_tensor_ranks(ids, weight) : embedding(ids, weight), "... C");
 }
 
 EmbeddingBag::EmbeddingBag(int64_t rows, int64_t channels, BagMode bag_,

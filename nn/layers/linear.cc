@@ -2,6 +2,7 @@
 
 #include "autograd/node.h"
 #include "core/quantized.h"
+#include "dist/tensor_ranks.h"
 #include "nn/module_call.h"
 
 namespace lathe {
@@ -17,9 +18,16 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const Role& role_)
       bias(with_bias ? new_parameter({out}) : Variable()),
       role(role_) {}
 
-Variable Linear::operator()(const Variable& x, const Variable& residual) const {
+Variable Linear::input(const Variable& x) const {
+  return is_cut(weight, 0) ? copy_to_tensor_ranks(x) : x;
+}
+
+Variable Linear::operator()(const Variable& x_, const Variable& residual) const {
   ModuleCall call(*this, {{'I', weight.size(1)}, {'O', weight.size(0)}});
-  call.input(x, "... I"), call.input("residual", residual, "... O");
+  call.input(x_, "... I"), call.input("residual", residual, "... O");
+  if (is_cut(weight, 1)) return call.result(sum_over_ranks(x_, residual), "... O");
+
+  const Variable x = input(x_);
   if (has_adapter() && lora_m.defined()) {
     const at::Tensor norms_O = row_norms(adapted_weight());
     const Variable z = linear(x, weight) + linear(linear(x, lora_a), lora_b) * lora_scale;
@@ -30,6 +38,13 @@ Variable Linear::operator()(const Variable& x, const Variable& residual) const {
   const Variable y = linear(x, weight, bias, residual);
   return call.result(has_adapter() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y,
                      "... O");
+}
+
+/// Returns y where ranks have parts of the inputs. The bias and the residual are whole on each.
+Variable Linear::sum_over_ranks(const Variable& x, const Variable& residual) const {
+  const Variable z = reduce_from_tensor_ranks(linear(x, weight));
+  const Variable y = bias.defined() ? z + bias : z;
+  return residual.defined() ? residual + y : cast(y, z.dtype());
 }
 
 at::Tensor Linear::adapted_weight() const {

@@ -14,6 +14,10 @@ namespace lathe {
 /// With magnitudes m, each row of the weight W + lora_scale B A is scaled to the norm that m holds
 /// for it; the gradient treats the rows' norms before scaling as constants. Liu et al. 2024,
 /// "DoRA".
+///
+/// Where tensor ranks have parts of the weight (dist/tensor_ranks.h), `out` or `in` is this rank's
+/// part: a weight that is cut along its outputs takes a whole x and returns a part of y, one that
+/// is cut along its inputs takes a part of x and returns the whole y. It can't have an adapter.
 struct Linear {
   Variable weight, bias;  ///< [out, in]; [out] or undefined
   Role role = Role::weight;
@@ -26,6 +30,9 @@ struct Linear {
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
   /// Computes y. `residual` [..., out] is added if it is given, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
+  /// Returns `x` for a fused op that multiplies it by the weight in place of a call: where tensor
+  /// ranks have parts of the outputs, with the sum of their gradients.
+  Variable input(const Variable& x) const;
   /// Returns whether calls add an adapter: there is one, and Mode::adapters does not disable it.
   bool has_adapter() const { return lora_a.defined() && mode().adapters; }
   /// Adds an adapter whose matrices have the device and dtype of `options`, and are zero until they
@@ -45,6 +52,7 @@ struct Linear {
   }
 
  private:
+  Variable sum_over_ranks(const Variable& x, const Variable& residual) const;
   /// Returns the weight, with the adapter if it has one, in float32. [out, in]
   at::Tensor adapted_weight() const;
 };

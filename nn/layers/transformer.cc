@@ -12,8 +12,8 @@ FeedForward::FeedForward(int64_t channels, bool bias)
 Variable FeedForward::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'C', up.weight.size(1)}});
   call.input(x, "... C"), call.input("residual", residual, "... C");
-  return call.result(
-      down(up.has_adapter() ? gelu(up(x)) : linear_gelu(x, up.weight, up.bias), residual), "... C");
+  const Variable h = up.has_adapter() ? gelu(up(x)) : linear_gelu(up.input(x), up.weight, up.bias);
+  return call.result(down(h, residual), "... C");
 }
 
 SwiGLU::SwiGLU(int64_t channels, int64_t hidden, bool bias)
@@ -41,9 +41,9 @@ Variable GatedFeedForward::operator()(const Variable& x, const Variable& residua
   const bool adapted = gate.has_adapter() || up.has_adapter();
   Variable h;
   if (activation == "gelu") {
-    h = (gate.has_adapter() ? gelu(gate(x)) : linear_gelu(x, gate.weight)) * up(x);
+    h = (gate.has_adapter() ? gelu(gate(x)) : linear_gelu(gate.input(x), gate.weight)) * up(x);
   } else {
-    h = adapted ? silu(gate(x)) * up(x) : linear_swiglu(x, gate.weight, up.weight);
+    h = adapted ? silu(gate(x)) * up(x) : linear_swiglu(gate.input(x), gate.weight, up.weight);
   }
   return call.result(down(h, residual), "... C");
 }

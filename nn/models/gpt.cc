@@ -62,7 +62,7 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
 }
 
 Variable GPT::operator()(const at::Tensor& ids_BT) const {
-  return linear(features(ids_BT), head_weight());
+  return head_logits(features(ids_BT), head_weight(), /*softcap=*/0);
 }
 
 double GPT::flops_per_unit() const {
@@ -76,6 +76,19 @@ std::optional<ConfigFault> GPT::check(const GPTConfig& c) {
   return ConfigFault{{"n_embd", "n_head"},
                      str("model.n_embd = ", c.n_embd,
                          " is not divisible by model.n_head = ", c.n_head, "; change one of them")};
+}
+
+std::vector<LayerCut> GPT::layer_cuts(const GPTConfig& c) {
+  std::vector<LayerCut> rules{{.layers = "tokens"},
+                              {.layers = "blocks.*.attn.qkv",
+                               .sections = 3,
+                               .units = c.n_head,
+                               .unit = "heads (model.n_head)"},
+                              {.layers = "blocks.*.attn.proj", .dim = 1},
+                              {.layers = "blocks.*.mlp.up"},
+                              {.layers = "blocks.*.mlp.down", .dim = 1}};
+  if (!c.tie_weights) rules.push_back({.layers = "head"});
+  return rules;
 }
 
 std::optional<GPTConfig> GPT::scale_down(const GPTConfig& config) {

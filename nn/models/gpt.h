@@ -85,6 +85,8 @@ struct GPT {
   /// Returns the next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then
   /// fewer heads of the same width; a single head is halved in width.
   static std::optional<GPTConfig> scale_down(const GPTConfig& config);
+  /// Returns how tensor ranks cut its layers.
+  static std::vector<LayerCut> layer_cuts(const GPTConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 
   void visit(Visit& v) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "autograd/recompute.h"
+#include "dist/tensor_ranks.h"
 #include "nn/init.h"
 #include "nn/models/convnet.h"
 #include "nn/models/gpt.h"
@@ -109,17 +110,33 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
   return ways;
 }
 
-Variable head_logits(const Variable& x, const Variable& weight, double softcap) {
-  const Variable logits = linear(x, weight);
+namespace {
+
+/// Returns c tanh(logits / c) for a softcap c, or the logits without one.
+Variable capped(const Variable& logits, double softcap) {
   if (softcap == 0) return logits;
   const Variable wide = logits.dtype() == at::kDouble ? logits : cast(logits, at::kFloat);
   return tanh(wide / softcap) * softcap;
 }
 
-Variable capped_head_loss(const Variable& x, const Variable& weight, double softcap,
-                          const at::Tensor& targets, double divisor) {
-  const auto loss_of = [weight, softcap, divisor](const Variable& rows, const at::Tensor& wanted) {
-    return cross_entropy(head_logits(rows, weight, softcap), wanted, divisor);
+}  // namespace
+
+Variable head_logits(const Variable& x, const Variable& weight, double softcap) {
+  if (!is_cut(weight, 0)) return capped(linear(x, weight), softcap);
+  return gather_from_tensor_ranks(capped(linear(copy_to_tensor_ranks(x), weight), softcap),
+                                  *cut_of(weight));
+}
+
+Variable head_cross_entropy(const Variable& x_, const Variable& weight, double softcap,
+                            const at::Tensor& targets, double divisor) {
+  const TensorCut* const cut = cut_of(weight);
+  if (softcap == 0 && cut == nullptr) return linear_cross_entropy(x_, weight, targets, divisor);
+
+  const Variable x = cut == nullptr ? x_ : copy_to_tensor_ranks(x_);
+  const auto loss_of = [=](const Variable& rows, const at::Tensor& wanted) {
+    const Variable logits = capped(linear(rows, weight), softcap);
+    return cut == nullptr ? cross_entropy(logits, wanted, divisor)
+                          : cross_entropy_of_tensor_ranks(logits, *cut, wanted, divisor);
   };
   // Without a divisor the number of targets is known only to the loss of all rows.
   if (divisor == 0) return loss_of(x, targets);
@@ -142,7 +159,7 @@ double matmul_flops(const std::vector<NamedParameter>& parameters) {
   double flops = 0;
   for (const auto& p : parameters) {
     if (p.role == Role::embedding) continue;
-    flops += (is_trained(p.parameter) ? 6.0 : 4.0) * static_cast<double>(p.parameter.numel());
+    flops += (is_trained(p.parameter) ? 6.0 : 4.0) * static_cast<double>(whole_numel(p.parameter));
   }
   return flops;
 }

@@ -216,6 +216,28 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
   return check_patterns(c);
 }
 
+std::vector<LayerCut> Llama::layer_cuts(const LlamaConfig& c) {
+  std::vector<LayerCut> rules{
+      {.layers = "tokens"},
+      {.layers = "blocks.*.attn.q", .units = c.n_head, .unit = "heads (model.n_head)"},
+      {.layers = "blocks.*.attn.proj", .dim = 1},
+      {.layers = "blocks.*.mlp.gate"},
+      {.layers = "blocks.*.mlp.up"},
+      {.layers = "blocks.*.mlp.down", .dim = 1}};
+  for (const char* layer : {"blocks.*.attn.k", "blocks.*.attn.v"})
+    rules.push_back({.layers = layer,
+                     .units = c.kv_heads(),
+                     .unit = "heads of keys and values (model.n_kv_head)"});
+  if (!c.tie_weights) rules.push_back({.layers = "head"});
+  // A norm of all heads together needs the channels of all of them.
+  if (c.qk_norm && c.qk_norm_over == "projection")
+    rules.push_back({.layers = "blocks.*.attn.q_norm",
+                     .units = 1,
+                     .unit = "group of channels that model.qk_norm_over = \"projection\" "
+                             "normalizes"});
+  return rules;
+}
+
 std::optional<LlamaConfig> Llama::scale_down(const LlamaConfig& config) {
   LlamaConfig c = config;
   if (halve(c.n_layer, 2) || halve(c.block_size, 512) || halve(c.vocab_size, 8192)) return c;

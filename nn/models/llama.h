@@ -198,6 +198,8 @@ struct Llama {
   /// Returns the next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then
   /// fewer heads of the same width; a single head is halved in width.
   static std::optional<LlamaConfig> scale_down(const LlamaConfig& config);
+  /// Returns how tensor ranks cut its layers.
+  static std::vector<LayerCut> layer_cuts(const LlamaConfig& config);
   static constexpr bool caches_keys = true, separates_documents = true;
 
   void visit(Visit& v) {

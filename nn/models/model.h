@@ -29,6 +29,8 @@
 //       returns the next smaller version, for example by halve(), or nullopt; `lathe plan` measures
 //       it in place of a model that is too large to measure. Default: each integer key is tried at
 //       half its value and at its divisors
+//   static std::vector<LayerCut> layer_cuts(const Config&)
+//       how dist.tensor cuts its layers; without it, dist.tensor must be 1
 //   static constexpr bool caches_keys = true
 //       its attention uses a KeyValueCache (nn/layers/cache.h), so that text is generated without
 //       computing known positions again
@@ -65,6 +67,19 @@ struct ConfigFault {
   std::string what;
 };
 
+/// How the layers that a pattern matches are cut among tensor ranks (dist/tensor_ranks.h):
+/// "blocks.*.mlp.up". A layer that is cut along its outputs (dim 0 of its weight) must feed layers
+/// that are cut along their inputs (dim 1); an Embedding and the head are cut along the vocabulary
+/// (dim 0).
+struct LayerCut {
+  std::string layers;
+  int64_t dim = 0;
+  int64_t sections = 1;  ///< equal ones of the outputs, each of which is cut, such as 3 of packed
+                         ///< queries, keys and values
+  int64_t units = 0;     ///< the ranks must divide this number; 0: parts may differ by a row
+  std::string unit{};    ///< what they are, with the key: "heads (model.n_head)"
+};
+
 /// A model of any kind.
 class Model {
  public:
@@ -99,10 +114,10 @@ class Model {
 Variable head_logits(const Variable& x, const Variable& weight, double softcap);
 /// Returns the summed cross-entropy of head_logits() of x [N, C] over the targets [N] that are not
 /// -100, divided by `divisor` (0 stands for their number), without keeping complete logits. With a
-/// softcap and a divisor the logits of some rows at a time are computed, and again in the backward
-/// pass.
-Variable capped_head_loss(const Variable& x, const Variable& weight, double softcap,
-                          const at::Tensor& targets, double divisor);
+/// divisor and a softcap, or tensor ranks that have parts of the vocabulary, the logits of some
+/// rows at a time are computed, and again in the backward pass.
+Variable head_cross_entropy(const Variable& x, const Variable& weight, double softcap,
+                            const at::Tensor& targets, double divisor);
 
 /// Returns the cap of a model's logits, or 0.
 template <class Headed>
@@ -120,10 +135,8 @@ Variable head_loss(const Headed& model, const at::Tensor& inputs, const at::Tens
                    double divisor = 0) {
   const Variable x = model.features(inputs);
   const Variable rows = reshape(x, {-1, x.sizes().back()});
-  const double softcap = logit_softcap_of(model);
-  return softcap > 0
-             ? capped_head_loss(rows, model.head_weight(), softcap, targets.reshape({-1}), divisor)
-             : linear_cross_entropy(rows, model.head_weight(), targets.reshape({-1}), divisor);
+  return head_cross_entropy(rows, model.head_weight(), logit_softcap_of(model),
+                            targets.reshape({-1}), divisor);
 }
 
 /// Returns 6 FLOPs per token or sample for each trained parameter, and 4 for each frozen one.
@@ -142,6 +155,8 @@ struct ModelKind {
   bool separates_documents = false;  ///< whether its forwards follow SeparateDocuments
   /// Returns the next smaller version of a config; empty if the module has no scale_down().
   std::function<std::optional<AnyConfig>(const AnyConfig&)> scale_down{};
+  /// Returns how tensor ranks cut the layers; empty if the module has no layer_cuts().
+  std::function<std::vector<LayerCut>(const AnyConfig&)> layer_cuts{};
 
   bool models_tokens() const {
     return config.find<int64_t>("block_size") && config.find<int64_t>("vocab_size");
@@ -228,6 +243,10 @@ ModelKind model_kind(const char* name, const char* doc) {
       *static_cast<Config*>(scaled.data()) = *smaller;
       return scaled;
     };
+  }
+
+  if constexpr (requires(const Config& c) { Module::layer_cuts(c); }) {
+    kind.layer_cuts = [](const AnyConfig& any) { return Module::layer_cuts(any.as<Config>()); };
   }
 
   if constexpr (requires { Module::separates_documents; })

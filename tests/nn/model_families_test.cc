@@ -192,7 +192,7 @@ TEST_CASE("the loss of capped logits is that of complete ones, in chunks of rows
   });
   for (const double divisor : {199.0, 0.0}) {
     const auto got = run([&](const Variable& px, const Variable& pw) {
-      return capped_head_loss(px, pw, 2.5, targets, divisor);
+      return head_cross_entropy(px, pw, 2.5, targets, divisor);
     });
     for (size_t i = 0; i < got.size(); ++i) CHECK(got[i].allclose(wanted[i], 1e-4, 1e-7));
   }

@@ -7,7 +7,7 @@ namespace lathe {
 void Checkpointer::save(bool now) {
   newest_ = state_.step;
   const ParameterShards::Gathered complete(session_.shards.get());
-  if (lock_ == nullptr && !session_.optimizer.is_shared()) return;
+  if (lock_ == nullptr && !collects_state(session_.optimizer)) return;
   world().note(state_.step, "saving");
   if (lock_ == nullptr) {
     send_state(session_.saved, session_.optimizer, save_dtype(session_.config.checkpoint));

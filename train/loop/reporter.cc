@@ -98,7 +98,7 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
     if (e.code() != Exit::diverged) throw;
     const ParameterShards::Gathered complete(session_.shards.get());
     if (!world().is_writer()) {
-      if (session_.optimizer.is_shared())
+      if (collects_state(session_.optimizer))
         send_state(session_.saved, session_.optimizer, std::nullopt);
       world().wait_for_all();  // a launcher ends the others soon after the first one failed
       throw;
@@ -114,7 +114,7 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
     } catch (const Error& why) {
       log_warn("the step is not kept for `lathe replay`: ", why.what());
       // The others may be sending state that nobody takes; they end with this process.
-      if (session_.optimizer.is_shared()) throw e;
+      if (collects_state(session_.optimizer)) throw e;
       world().wait_for_all();
       throw e;
     }

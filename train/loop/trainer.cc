@@ -215,8 +215,10 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline
              source_.string());
   if (world().size() > 1) {
     const int64_t all = session_.config.train.grad_accum;
-    log_info("processes ", world().size(), ", each with ", world().share(all).count, " of the ",
-             all, " micro-batches of a step");
+    const int layers = world().tensor().size;
+    log_info("processes ", world().size(),
+             layers > 1 ? str(", ", layers, " of which compute each layer together") : "",
+             ", each with ", world().share(all).count, " of the ", all, " micro-batches of a step");
   }
   if (!needs) return;
   log(needs->enough ? Level::info : Level::warn,
@@ -261,13 +263,15 @@ void Run::check_last_validation() const {
 
 void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
   const ParameterShards::Gathered complete(session_.shards.get());
-  if (!world().is_writer()) return;
+  // Ranks that compute layers together must also stop together, which they do after the step.
+  const bool is_together = world().tensor().size > 1;
+  if (world().data().rank != 0) return;
   const ModeGuard guard;
   mode().block_hooks = session_.block_hooks();
   const std::string text =
       session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
-                           session_.device, [&] { return stop.asked(); });
-  if (text.empty()) return;
+                           session_.device, [&] { return !is_together && stop.asked(); });
+  if (text.empty() || !world().is_writer()) return;
   log_info("sample    ", text);
   metrics.add_sample(state_.step, text);
 }
@@ -344,6 +348,7 @@ void check_models_agree(const Session& session) {
   if (world().size() == 1) return;
   std::string weights;
   for (const NamedParameter& p : session.saved) {
+    if (cut_of(p.parameter) != nullptr) continue;
     const at::Tensor t = p.parameter.data().contiguous();
     const Digest bytes = digest({static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
     weights += str(p.path, " ", describe(t), " with checksum ", bytes.high, bytes.low, "\n");
@@ -404,7 +409,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
 Exit train(LoadedConfig loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
   if (const auto placement = placement_from_environment()) {
-    check_shares(loaded, placement->size);
+    check_shares(loaded, placement->size / std::max(loaded.config.dist.tensor, int64_t{1}));
     if (placement->rank > 0) {
       silence_stop_messages();
       set_console_level(Level::warn);

@@ -84,7 +84,7 @@ ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParamete
           is_shared ? divisible_parameters(config.optim, params)
                     : std::vector<bool>(params.size(), true),
           {.bucket_bytes = static_cast<int64_t>(1e6 * config.dist.bucket_mb),
-           .ranks = world().size(),
+           .ranks = world().data().size,
            .blocks_apart = config.dist.shard == "parameters",
            .reduce_dtype = config.dist.reduce_dtype == "bf16" ? at::kBFloat16 : at::kFloat}};
 }
@@ -98,10 +98,10 @@ fs::path scratch_folder(const RunConfig& c) {
 Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
                          const ShardLayout& layout, std::optional<uint64_t> rounding_seed) {
   const RunConfig& c = loaded.config;
-  const bool is_shared = c.dist.shard != "none" && world().size() > 1;
+  const bool is_shared = c.dist.shard != "none" && world().data().size > 1;
   try {
     return Optimizer(c.optim, params, rounding_seed, {},
-                     is_shared ? layout.ranges(world().rank()) : std::vector<ElementRange>(),
+                     is_shared ? layout.ranges(world().data().rank) : std::vector<ElementRange>(),
                      c.memory.offloads("optimizer") ? scratch_folder(c) : "");
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;
@@ -203,7 +203,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             low_grad,
             std::move(mapped)};
   s.config.train.threads = threads;
-  if (config.dist.shard == "parameters" && world().size() > 1)
+  if (config.dist.shard == "parameters" && world().data().size > 1)
     s.shards = std::make_unique<ParameterShards>(world(), s.params, *s.layout);
   if (s.mapped) s.pages = std::make_unique<ParameterPages>(parameters(*s.model));
   if (config.memory.offloads("activations"))

@@ -18,7 +18,7 @@ namespace {
 /// Calls f(rank, n) for the micro-batches of a step in their order: each is the n-th of a rank.
 template <class F>
 void each_micro_batch(const BatchPlan& plan, F&& f) {
-  const int ranks = world().size();
+  const int ranks = world().data().size;
   for (int64_t i = 0; i < ranks * plan.count; ++i) {
     // Either ranks take turns, or each computes a block.
     if (plan.stride > 1)
@@ -31,7 +31,7 @@ void each_micro_batch(const BatchPlan& plan, F&& f) {
 }  // namespace
 
 DeferRunningStatistics::DeferRunningStatistics(const BatchPlan& plan) : plan_(plan) {
-  if (world().size() > 1) mode().running_statistics = &recorded_;
+  if (world().data().size > 1) mode().running_statistics = &recorded_;
 }
 
 void DeferRunningStatistics::apply() {
@@ -41,7 +41,7 @@ void DeferRunningStatistics::apply() {
   // micro-batches.
   std::vector<at::Tensor> mine;
   for (const RunningStatistic& s : recorded_) mine.push_back(s.value.reshape({-1}));
-  const at::Tensor all = world().gather(at::cat(mine).unsqueeze(0));
+  const at::Tensor all = world().gather_over_data(at::cat(mine).unsqueeze(0));
 
   const auto layers = std::ssize(recorded_) / plan_.count;
   const int64_t elements = all.size(1) / plan_.count;  // of a micro-batch
@@ -64,10 +64,10 @@ at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan&
     return std::accumulate(losses.begin() + 1, losses.end(), losses.at(0), plus);
 
   TreeSum<at::Tensor> sum;
-  if (world().size() == 1) {
+  if (world().data().size == 1) {
     for (const at::Tensor& loss : losses) sum.add(loss, plus);
   } else {
-    const at::Tensor all = world().gather(at::stack(losses));
+    const at::Tensor all = world().gather_over_data(at::stack(losses));
     each_micro_batch(plan, [&](int64_t rank, int64_t n) {
       sum.add(all.select(0, rank * plan.count + n), plus);
     });

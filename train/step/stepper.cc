@@ -15,6 +15,7 @@
 #include "core/named_range.h"
 #include "core/timing.h"
 #include "core/tree_sum.h"
+#include "dist/collectives.h"
 #include "dist/exchange.h"
 #include "train/step/gradient_sum.h"
 #include "train/step/shared_step.h"
@@ -32,9 +33,11 @@ BatchPlan batch_plan(const RunConfig& config) {
   const Share share = world().share(all);
   // Gradients that are shared out after every micro-batch are added up over the ranks first, so
   // the micro-batches of one round are neighbors in the order of core/tree_sum.h.
-  if (exchanges_every_micro_batch(config.dist.shard, world().size()))
-    return {
-        .per_step = all, .first = world().rank(), .count = share.count, .stride = world().size()};
+  if (exchanges_every_micro_batch(config.dist.shard, world().data().size))
+    return {.per_step = all,
+            .first = world().data().rank,
+            .count = share.count,
+            .stride = world().data().size};
   return {.per_step = all,
           .first = share.first,
           .count = share.count,
@@ -148,7 +151,8 @@ void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
   const auto sums = [&](size_t i) {
     if (own[i].defined()) return own[i];
     const at::ScalarType dtype = s.params[i].parameter.leaf().precision.grad_dtype;
-    return at::zeros({s.layout->range(i, world().rank()).size()}, at::TensorOptions().dtype(dtype));
+    return at::zeros({s.layout->range(i, world().data().rank).size()},
+                     at::TensorOptions().dtype(dtype));
   };
   const auto put = [&](size_t i, const at::Tensor& all) {
     const Variable& p = s.params[i].parameter;
@@ -163,7 +167,12 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   const NamedRange range([] { return std::string("optimizer"); });
   world().note(step, "update");
   StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
-  options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum(t)); };
+  options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum_over_data(t)); };
+  if (world().tensor().size > 1) {
+    options.sum_over_tensor_ranks = [](at::Tensor& t) {
+      t.copy_(add_up_ranks(world().gather_over_tensor(t.unsqueeze(0))));
+    };
+  }
   if (s.shards) options.own_parameters = s.shards->own();
   if (s.scaler) s.scaler->prepare(options);
   s.optimizer.step(r.lr, options);

@@ -27,11 +27,16 @@ struct SavedTensor {
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
-  std::vector<int64_t> sizes;
-  int64_t own_end;                       ///< the last element that this rank has, + 1
+  std::vector<int64_t> sizes;              ///< of this tensor rank's part, where it is cut
+  int64_t own_end;                         ///< the last element that this rank has, + 1
+  std::shared_ptr<const TensorCut> cut{};  ///< how it is cut among tensor ranks, or null
   std::vector<int64_t> cuts{};           ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
   const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
   StatePart part{};                      ///< for the optimizer
+
+  std::vector<int64_t> whole_sizes() const { return cut ? cut->whole_sizes(sizes) : sizes; }
+  /// Returns whether several ranks have parts of it.
+  bool is_collected() const { return !cuts.empty() || cut; }
 
   at::Tensor value() const {
     return optimizer != nullptr ? optimizer->read_state(tensor, part) : tensor;
@@ -42,27 +47,62 @@ struct SavedTensor {
 void find_cuts(std::vector<SavedTensor>& all) {
   at::Tensor mine = at::empty({1, static_cast<int64_t>(all.size())}, at::kLong);
   for (size_t i = 0; i < all.size(); ++i) mine.mutable_data_ptr<int64_t>()[i] = all[i].own_end;
-  const at::Tensor of_ranks = world().gather(mine);
+  const at::Tensor of_ranks = world().gather_over_data(mine);
   const int64_t* ends = of_ranks.const_data_ptr<int64_t>();
 
   for (size_t i = 0; i < all.size(); ++i) {
     if (ends[i] == c10::multiply_integers(all[i].sizes)) continue;
     all[i].cuts = {0};
-    for (int r = 0; r < world().size(); ++r)
+    for (int r = 0; r < world().data().size; ++r)
       all[i].cuts.push_back(ends[static_cast<size_t>(r) * all.size() + i]);
   }
 }
 
-/// Returns the complete tensor on rank 0, of a tensor with cuts. A collective.
-at::Tensor collect(const SavedTensor& saved) {
+/// Returns, on data rank 0, what the tensor rank has of a tensor whose elements data ranks share.
+at::Tensor collect_over_data(const SavedTensor& saved) {
   const at::Tensor own = saved.value().reshape({-1});
   at::Tensor flat = own;
-  if (world().is_writer()) {
+  if (world().data().rank == 0) {
     flat = at::empty({saved.cuts.back()}, own.options());
     flat.narrow(0, 0, saved.cuts[1]).copy_(own);
   }
   world().guarded([&] { world().gradients().collect(flat, saved.cuts); });
   return flat;
+}
+
+/// Returns the whole tensor on tensor rank 0. `part`: of this tensor rank.
+at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
+  std::vector<int64_t> cuts{0};
+  for (int64_t p = 0; p < cut.parts; ++p)
+    cuts.push_back(cuts.back() + c10::multiply_integers(cut.part_sizes(part.sizes(), p)));
+  at::Tensor flat = part.reshape({-1});
+  if (cut.part == 0) {
+    flat = at::empty({cuts.back()}, part.options());
+    flat.narrow(0, 0, cuts[1]).copy_(part.reshape({-1}));
+  }
+  world().guarded([&] { world().layers().collect(flat, cuts); });
+  if (cut.part != 0) return flat;
+
+  std::vector<at::Tensor> parts;
+  for (int64_t p = 0; p < cut.parts; ++p) {
+    const auto at = static_cast<size_t>(p);
+    parts.push_back(
+        flat.narrow(0, cuts[at], cuts[at + 1] - cuts[at]).view(cut.part_sizes(part.sizes(), p)));
+  }
+  return cut.join(parts);
+}
+
+/// Returns the complete tensor on rank 0, of a tensor that is_collected(). A collective.
+at::Tensor collect(const SavedTensor& saved) {
+  at::Tensor own = saved.cuts.empty() ? saved.value() : collect_over_data(saved);
+  if (saved.cut && world().data().rank == 0)
+    own = collect_over_tensor(*saved.cut, own.view(saved.sizes));
+  return own.to(saved.dtype);
+}
+
+std::shared_ptr<const TensorCut> shared_cut_of(const Variable& v) {
+  const Leaf* leaf = v.as_leaf();
+  return leaf == nullptr ? nullptr : leaf->cut;
 }
 
 /// Returns all of them, in one order on all ranks: a collective where ranks share the optimizer's
@@ -74,10 +114,10 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
     all.push_back({true, p.path, t, is_saved_lower(t, dtype) ? *dtype : t.scalar_type(),
-                   t.sizes().vec(), t.numel()});
+                   t.sizes().vec(), t.numel(), shared_cut_of(p.parameter)});
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
-    all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end});
+    all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end, part.cut});
     if (!t.is_meta()) return;
     all.back().optimizer = &optimizer;
     all.back().part = part;
@@ -85,15 +125,16 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
     if (is_saved_lower(t, dtype))
-      all.push_back({false, p.path + ".master", t, t.scalar_type(), t.sizes().vec(), t.numel()});
+      all.push_back({false, p.path + ".master", t, t.scalar_type(), t.sizes().vec(), t.numel(),
+                     shared_cut_of(p.parameter)});
   }
 
-  if (!optimizer.is_shared()) return all;
+  if (!collects_state(optimizer)) return all;
   // The order in which a file is written.
   std::stable_sort(all.begin(), all.end(), [](const SavedTensor& a, const SavedTensor& b) {
     return a.in_model != b.in_model ? a.in_model : a.name < b.name;
   });
-  find_cuts(all);
+  if (optimizer.is_shared()) find_cuts(all);
   return all;
 }
 
@@ -105,7 +146,7 @@ void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host
 TensorEntry entry_without_bytes(const SavedTensor& saved) {
   return {.name = saved.name,
           .dtype = safetensors_dtype(saved.dtype),
-          .shape = saved.sizes,
+          .shape = saved.whole_sizes(),
           .bytes = {}};
 }
 
@@ -119,7 +160,7 @@ void add_collected(Snapshot& snapshot, const SavedTensor& saved,
     *current = collect(saved);
     return make_entry(saved.name, *current).bytes;
   };
-  snapshot.optimizer.push_back(std::move(entry));
+  (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(std::move(entry));
 }
 
 /// Adds an entry that is copied from the optimizer's scratch file when it is written.
@@ -182,7 +223,7 @@ Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimiz
   Snapshot snapshot;
   const auto current = std::make_shared<at::Tensor>();
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
-    if (!saved.cuts.empty())
+    if (saved.is_collected())
       add_collected(snapshot, saved, current);
     else if (saved.optimizer != nullptr)
       add_streamed(snapshot, saved);
@@ -203,21 +244,25 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
     at::Tensor copy = snapshot.held.size() < reused.held.size() ? reused.held[snapshot.held.size()]
                                                                 : at::Tensor();
     if (!copy.defined() || copy.scalar_type() != saved.dtype ||
-        copy.sizes() != at::IntArrayRef(saved.sizes)) {
+        copy.sizes() != at::IntArrayRef(saved.whole_sizes())) {
       const auto on_host =
           at::TensorOptions().dtype(saved.dtype).pinned_memory(saved.tensor.is_cuda());
-      copy = at::empty(saved.sizes, on_host);
+      copy = at::empty(saved.whole_sizes(), on_host);
     }
-    copy.copy_(saved.cuts.empty() ? saved.value() : collect(saved).view(saved.sizes));
+    copy.copy_(saved.is_collected() ? collect(saved).view(saved.whole_sizes()) : saved.value());
     add(snapshot, saved, copy);
   }
   return snapshot;
 }
 
+bool collects_state(const Optimizer& optimizer) {
+  return optimizer.is_shared() || world().tensor().size > 1;
+}
+
 void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                 std::optional<at::ScalarType> dtype) {
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
-    if (!saved.cuts.empty()) collect(saved);
+    if (saved.is_collected()) collect(saved);
   }
 }
 
@@ -225,8 +270,8 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
                          std::optional<at::ScalarType> dtype) {
   int64_t bytes = 0;
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype))
-    bytes +=
-        c10::multiply_integers(saved.sizes) * static_cast<int64_t>(c10::elementSize(saved.dtype));
+    bytes += c10::multiply_integers(saved.whole_sizes()) *
+             static_cast<int64_t>(c10::elementSize(saved.dtype));
   return bytes;
 }
 

@@ -42,6 +42,8 @@ Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimiz
 /// copied.
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
+/// Returns whether rank 0 collects parts of the state from other ranks.
+bool collects_state(const Optimizer& optimizer);
 /// Sends rank 0 this rank's parts of the state, while it takes either snapshot or writes a view.
 void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                 std::optional<at::ScalarType> dtype);

@@ -23,12 +23,9 @@ Variable row_losses(const Model& model, const Batch& batch) {
   std::vector<Variable> losses;
   for (size_t b = 0; b < rows.size(); ++b) {
     const at::Tensor targets = batch.targets[static_cast<int64_t>(b)];
-    if (!has_head)
-      losses.push_back(cross_entropy(rows[b], targets, 1));
-    else if (softcap > 0)
-      losses.push_back(capped_head_loss(rows[b], model.head_weight(), softcap, targets, 1));
-    else
-      losses.push_back(linear_cross_entropy(rows[b], model.head_weight(), targets, 1));
+    losses.push_back(has_head
+                         ? head_cross_entropy(rows[b], model.head_weight(), softcap, targets, 1)
+                         : cross_entropy(rows[b], targets, 1));
   }
   return stack(losses);
 }

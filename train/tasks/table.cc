@@ -120,8 +120,8 @@ std::string text_of(const std::vector<Scores>& scores) {
   return json_text(all, -1);
 }
 
-/// Returns the sum of the scores of `batches` batches, of which this process has every size()-th.
-/// A collective.
+/// Returns the sum of the scores of `batches` batches, which the data ranks took turns at. A
+/// collective.
 Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
   std::vector<Json> of_ranks;
   for (const std::string& text : world().gather_texts(text_of(mine)))
@@ -129,7 +129,8 @@ Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
 
   Scores total;
   for (int64_t n = 0; n < batches; ++n) {
-    const Json& one = of_ranks[n % world().size()][n / world().size()];
+    const int64_t ranks = world().data().size, rank = n % ranks * world().tensor().size;
+    const Json& one = of_ranks[static_cast<size_t>(rank)][static_cast<size_t>(n / ranks)];
     total.targets += one[0].get<int64_t>();
     for (const auto& [name, bits] : one[1].items())
       total.sums[name] += std::bit_cast<double>(bits.get<int64_t>());
@@ -153,7 +154,7 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   int64_t n = 0;
   for (Batch batch; windows->next(batch); ++n) {
     if (stop && stop()) return std::nullopt;
-    if (n % world().size() != world().rank()) continue;
+    if (n % world().data().size != world().data().rank) continue;
     mine.push_back({.detailed = detailed});
     task.score(model, batch, data.facts(), mine.back());
   }

@@ -5,6 +5,7 @@
 #include "train/config/transform.h"
 #include "train/transforms/adapters.h"
 #include "train/transforms/fp8.h"
+#include "train/transforms/tensor.h"
 
 namespace lathe {
 namespace {
@@ -15,6 +16,7 @@ std::vector<Transform>& transform_table() {
   static std::vector<Transform> all{
       {"adapters", "low-rank adapters on a frozen model (Hu et al. 2021, \"LoRA\")",
        AnyConfig::of<AdaptersConfig>(), add_adapters, check_adapters},
+      {"tensor", "", AnyConfig::of<NoKeys>(), cut_for_tensor_ranks, check_tensor},
       {"fp8", "", AnyConfig::of<NoKeys>(), add_fp8_layers, check_fp8},
   };
   return all;

@@ -1,0 +1,40 @@
+// How a parameter is cut among the processes that compute its layer together (tensor parallelism).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "autograd/variable.h"
+#include "core/element_range.h"
+
+namespace lathe {
+
+/// One part of a tensor that is cut along a dimension. The tensor may consist of sections, such as
+/// the queries, keys and values of a packed projection: a part then has its share of each.
+struct TensorCut {
+  int64_t dim = 0;
+  std::vector<int64_t> sections;  ///< their sizes along `dim` in the whole tensor
+  int64_t part = 0, parts = 1;    ///< which part this process has, and of how many
+
+  /// Returns the rows along `dim` of a section that a part has, counted in that section.
+  ElementRange range(size_t section, int64_t part_) const;
+  /// Returns the sizes of a part's tensor. `sizes`: of any part's.
+  std::vector<int64_t> part_sizes(at::IntArrayRef sizes, int64_t part_) const;
+  /// Returns the sizes of the whole tensor. `sizes`: of any part's.
+  std::vector<int64_t> whole_sizes(at::IntArrayRef sizes) const;
+  /// Returns a contiguous copy of this process's part of the whole tensor.
+  at::Tensor part_of(const at::Tensor& whole) const;
+  /// Returns the whole tensor of all parts, in their order.
+  at::Tensor join(const std::vector<at::Tensor>& all) const;
+};
+
+/// Returns how a parameter is cut; null if this process has all of it or it is no parameter.
+const TensorCut* cut_of(const Variable& v);
+/// Returns whether a parameter is cut along `dim`.
+bool is_cut(const Variable& v, int64_t dim);
+/// Returns the number of elements of a parameter before it was cut.
+int64_t whole_numel(const Variable& v);
+
+}  // namespace lathe

@@ -1,0 +1,122 @@
+#include "dist/tensor_ranks.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "autograd/op.h"
+#include "autograd/ops.h"
+#include "core/dtype.h"
+#include "dist/collectives.h"
+#include "dist/group.h"
+#include "dist/world.h"
+
+namespace lathe {
+namespace {
+
+bool is_alone() { return world().tensor().size == 1; }
+
+struct CopyToTensorRanks {
+  static constexpr OpInfo info{.name = "copy_to_tensor_ranks", .each = {0, 1}};
+  at::Tensor forward(const at::Tensor& x) { return x.view(x.sizes()); }
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {all_reduce(dy, Axis::tensor)}; }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
+    return {reduce_from_tensor_ranks(dy)};
+  }
+};
+
+struct ReduceFromTensorRanks {
+  static constexpr OpInfo info{.name = "reduce_from_tensor_ranks", .each = {1, 0}};
+  at::Tensor forward(const at::Tensor& x) { return all_reduce(x, Axis::tensor); }
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy}; }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
+    return {copy_to_tensor_ranks(dy)};
+  }
+};
+
+struct GatherFromTensorRanks {
+  static constexpr OpInfo info{.name = "gather_from_tensor_ranks", .each = {0, 0}};
+  TensorCut cut;
+
+  at::Tensor forward(const at::Tensor& x) {
+    const int64_t rows = x.numel() / std::max<int64_t>(x.size(-1), 1);
+    std::vector<int64_t> cuts{0};
+    for (int64_t p = 0; p < cut.parts; ++p) cuts.push_back(rows * cut.range(0, p).end);
+
+    at::Tensor flat = at::empty({cuts.back()}, x.options());
+    const auto part = static_cast<size_t>(cut.part);
+    flat.narrow(0, cuts[part], x.numel()).copy_(x.reshape({-1}));
+    world().guarded([&] { world().layers().all_gather(flat, cuts); });
+
+    std::vector<at::Tensor> all;
+    std::vector<int64_t> sizes = x.sizes().vec();
+    for (int64_t p = 0; p < cut.parts; ++p) {
+      sizes.back() = cut.range(0, p).size();
+      all.push_back(flat.narrow(0, cuts[static_cast<size_t>(p)], rows * sizes.back()).view(sizes));
+    }
+    return at::cat(all, -1);
+  }
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
+    const ElementRange own = cut.range(0, cut.part);
+    return {dy.slice(-1, own.begin, own.end)};
+  }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
+    const ElementRange own = cut.range(0, cut.part);
+    return {slice(dy, -1, own.begin, own.end)};
+  }
+};
+
+}  // namespace
+
+Variable copy_to_tensor_ranks(const Variable& x) {
+  return is_alone() ? x : apply(CopyToTensorRanks{}, x);
+}
+
+Variable reduce_from_tensor_ranks(const Variable& x) {
+  return is_alone() ? x : apply(ReduceFromTensorRanks{}, x);
+}
+
+Variable gather_from_tensor_ranks(const Variable& x, const TensorCut& cut) {
+  return is_alone() ? x : apply(GatherFromTensorRanks{cut}, x);
+}
+
+Variable embedding_of_tensor_ranks(const at::Tensor& ids, const Variable& weight) {
+  const TensorCut& cut = *cut_of(weight);
+  const ElementRange own = cut.range(0, cut.part);
+  const at::Tensor is_others = ids.ge(0)
+                                   .logical_and(ids.lt(cut.sections.at(0)))
+                                   .logical_and(ids.lt(own.begin).logical_or(ids.ge(own.end)));
+
+  // An id outside of the vocabulary stays outside of this rank's rows, for embedding() to refuse.
+  const at::Tensor here = (ids - own.begin).masked_fill(is_others, 0);
+  return reduce_from_tensor_ranks(masked_fill(embedding(here, weight), is_others.unsqueeze(-1), 0));
+}
+
+Variable cross_entropy_of_tensor_ranks(const Variable& logits, const TensorCut& cut,
+                                       const at::Tensor& targets, double divisor) {
+  const NamedRange range([] { return std::string("cross_entropy_of_tensor_ranks"); });
+  const Variable z =
+      cast(logits, logits.dtype() == at::kDouble ? at::kDouble : at::kFloat);  // [N, V / ranks]
+
+  const at::Tensor ignored = targets.eq(-100).unsqueeze(1);  // [N, 1]
+  const ElementRange own = cut.range(0, cut.part);
+  const at::Tensor is_others =
+      targets.lt(own.begin).logical_or(targets.ge(own.end)).unsqueeze(1).logical_or(ignored);
+  const at::Tensor index = (targets - own.begin).unsqueeze(1).masked_fill(is_others, 0);
+
+  // log softmax(z)[target], with the largest logit of all ranks subtracted; its gradient is zero.
+  const at::Tensor largest =
+      all_gather(z.data().amax(1, /*keepdim=*/true), 1, Axis::tensor).amax(1, /*keepdim=*/true);
+  const Variable shifted = z - Variable(largest);
+  const Variable sums = reduce_from_tensor_ranks(sum(exp(shifted), {1}, /*keepdim=*/true));
+  const Variable picked =
+      reduce_from_tensor_ranks(masked_fill(gather(shifted, 1, index), is_others, 0));
+
+  const double counted = divisor != 0 ? divisor : ignored.logical_not().sum().item<double>();
+  return sum(masked_fill(log(sums) - picked, ignored, 0)) * (1 / counted);
+}
+
+}  // namespace lathe
