@@ -24,7 +24,7 @@ struct DistConfig {
       int64_t, tensor, 1,
       "Number of processes that compute each micro-batch together, each with a part of the model's "
       "layers (tensor parallelism). The others are data parallel. Must divide the number of "
-      "processes.",
+      "processes; one process alone ignores it.",
       between(1, 1024))
   LATHE_FIELD(
       std::string, shard, "none",

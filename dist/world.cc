@@ -103,7 +103,7 @@ int64_t World::bytes_sent() const {
 void World::join(const Placement& p, const DistConfig& config) {
   placement_ = p;
   timeout_ = config.timeout;
-  set_grid(static_cast<int>(config.tensor));
+  set_grid(p.size == 1 ? 1 : static_cast<int>(config.tensor));
   store_ = Rendezvous::open(p, timeout_);
   guarded([&] {
     meet();

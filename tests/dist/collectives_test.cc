@@ -2,28 +2,21 @@
 // them have, so it checks its own results and gradients against LibTorch's autograd.
 #include "dist/collectives.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "dist/world.h"
+#include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
-#include "tests/support/process.h"
 #include "tests/support/torch_oracle.h"
 
 namespace {
 
 using namespace lathe;
-using lathe::test::Finished;
-using lathe::test::TempFolder;
 using Tensors = std::vector<at::Tensor>;
 
 /// A collective: its op, and the results of all ranks from the inputs of all ranks.
@@ -136,46 +129,10 @@ TEST_CASE("a rank checks the collectives", "[.rank_of_collectives]") {
   world().wait_for_all();
 }
 
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
-  REQUIRE(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
-
 TEST_CASE("collectives have the values, gradients and second derivatives of LibTorch's autograd",
           "[collectives]") {
   for (const int ranks : {2, 3, 4}) {
-    const TempFolder f;
-    const std::string port = std::to_string(free_port());
-    std::vector<Finished> done(static_cast<size_t>(ranks));
-    {
-      std::vector<std::jthread> threads;
-      for (int r = 0; r < ranks; ++r) {
-        threads.emplace_back([&, r] {
-          done[static_cast<size_t>(r)] = lathe::test::run(
-              {.binary = (lathe::test::binary_folder() / "tests/lathe_tests").string(),
-               .args = {"[.rank_of_collectives]"},
-               .folder = f.path(),
-               .environment = {{"RANK", std::to_string(r)},
-                               {"WORLD_SIZE", std::to_string(ranks)},
-                               {"MASTER_ADDR", "127.0.0.1"},
-                               {"MASTER_PORT", port},
-                               {"OMP_NUM_THREADS", "1"}},
-               .apart = true});
-        });
-      }
-    }
-    for (int r = 0; r < ranks; ++r) {
-      INFO("rank " << r << " of " << ranks << ": " << done[static_cast<size_t>(r)].out
-                   << done[static_cast<size_t>(r)].err);
-      CHECK(done[static_cast<size_t>(r)].code == 0);
-    }
+    lathe::test::check_on_ranks(ranks, "[.rank_of_collectives]");
   }
 }
 

@@ -1,10 +1,16 @@
 // Runs on several processes of this machine.
 #pragma once
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/io/json.h"
+#include "tests/support/catch.h"
 #include "tests/support/process.h"
 
 namespace lathe::test {
@@ -49,6 +55,47 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})
     all += slurp(run / "checkpoints" / checkpoint / file);
   return all;
+}
+
+inline int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
+  REQUIRE(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
+/// Runs the hidden test case with `tag` in `ranks` processes, and checks that it passes in each.
+inline void check_on_ranks(int ranks, const std::string& tag) {
+  const TempFolder f;
+  const std::string port = std::to_string(free_port());
+  std::vector<Finished> done(static_cast<size_t>(ranks));
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < ranks; ++r) {
+      threads.emplace_back([&, r] {
+        done[static_cast<size_t>(r)] =
+            run({.binary = (binary_folder() / "tests/lathe_tests").string(),
+                 .args = {tag},
+                 .folder = f.path(),
+                 .environment = {{"RANK", std::to_string(r)},
+                                 {"WORLD_SIZE", std::to_string(ranks)},
+                                 {"MASTER_ADDR", "127.0.0.1"},
+                                 {"MASTER_PORT", port},
+                                 {"OMP_NUM_THREADS", "1"}},
+                 .apart = true});
+      });
+    }
+  }
+  for (int r = 0; r < ranks; ++r) {
+    INFO("rank " << r << " of " << ranks << ": " << done[static_cast<size_t>(r)].out
+                 << done[static_cast<size_t>(r)].err);
+    CHECK(done[static_cast<size_t>(r)].code == 0);
+  }
 }
 
 }  // namespace lathe::test

@@ -19,8 +19,10 @@
 #include "core/io/text.h"
 #include "core/mode.h"
 #include "core/timing.h"
+#include "dist/group.h"
 #include "dist/world.h"
 #include "train/session/peak.h"
+#include "train/step/shares.h"
 #include "train/step/stepper.h"
 
 namespace lathe {
@@ -285,13 +287,14 @@ ScaledConfig scale_down(const LoadedConfig& given) {
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
                         const DryStep& small) {
   const double flops = dry.micro_batch.total() / small.micro_batch.total();
-  const int64_t micro_batches = config.train.grad_accum / dry.ranks;
+  const int64_t micro_batches = config.train.grad_accum / dry.data_ranks();
   const double work = flops * static_cast<double>(micro_batches);
   double update = small.update_flops > 0
                       ? dry.update_flops / small.update_flops
                       : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
   // dry.update_flops are this process's alone.
-  if (config.dist.shard != "none" && small.update_flops == 0) update /= dry.ranks;
+  if (config.dist.shard != "none" && small.update_flops == 0) update /= dry.data_ranks();
+  if (small.update_flops == 0) update /= dry.tensor_ranks;
   return {measured.forward * work, measured.backward * work, measured.optimizer * update};
 }
 
@@ -325,7 +328,8 @@ DryStep dry_step(const LoadedConfig& given, int ranks) {
 DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   const LoadedConfig loaded = one_step(given);
   std::optional<DryWorld> others;
-  if (ranks > 1) others.emplace(ranks);
+  const int tensor = tensor_ranks(loaded.config, ranks), data_ranks = ranks / tensor;
+  if (ranks > 1) others.emplace(ranks, tensor);
 
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
@@ -342,13 +346,16 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   // keeps grow with the logarithm of its micro-batches, so more than so many make no difference
   // that counts.
   constexpr int64_t most = 64;
-  const int64_t all = s.config.train.grad_accum, own = std::min(all / ranks, most);
+  const int64_t all = s.config.train.grad_accum, own = std::min(all / data_ranks, most);
   FlopCount flops;
+  int64_t sent_for_layers = 0;
   for (int64_t step = 0; step < 2; ++step) {
-    s.config.train.grad_accum = ranks * (step == 0 ? 1 : own);
+    s.config.train.grad_accum = data_ranks * (step == 0 ? 1 : own);
     flops = {};
+    const int64_t before = tensor > 1 ? world().layers().bytes_sent() : 0;
     const CountFlops counting(flops);
     run_step(s, [&] { return batches.next(); }, step);
+    if (tensor > 1) sent_for_layers = world().layers().bytes_sent() - before;
   }
 
   if (const StateOffload* offload = s.optimizer.offload()) {
@@ -373,7 +380,10 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
 
   result.micro_batch = flops;
   result.ranks = ranks;
-  result.sent_bytes = bytes_sent_by_first(*s.layout, s.params, s.config.dist.shard, all / ranks);
+  result.tensor_ranks = tensor;
+  result.sent_bytes =
+      bytes_sent_by_first(*s.layout, s.params, s.config.dist.shard, all / data_ranks) +
+      sent_for_layers * (all / data_ranks) / own;
   result.peaks = memory_stats();
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);

@@ -25,6 +25,7 @@ struct DryStep {
   double update_flops = 0;              ///< FLOPs of the matrix products of an optimizer update
   int64_t checkpoint_bytes = 0;
   int ranks = 1;              ///< processes; the numbers are those of one of them
+  int tensor_ranks = 1;       ///< those that compute each layer together
   int64_t sent_bytes = 0;     ///< that the first of them sends to the others in a step
   int64_t held_bytes = 0;     ///< size of the copy that a background save writes
   int64_t scratch_bytes = 0;  ///< disk that memory.offload takes; read and written in each step
@@ -32,6 +33,7 @@ struct DryStep {
   bool has_copies = false;    ///< weights have working copies in the matmul dtype
   int64_t blocks = 0;         ///< repeated blocks of the model with trained parameters
   std::string unit{};         ///< what throughput counts: "tokens" or "samples"
+  int data_ranks() const { return ranks / tensor_ranks; }
   /// Returns the peak resident memory of the run, without that of the program.
   int64_t resident() const { return peaks.touched_peak + held_bytes + mapped_bytes; }
 };

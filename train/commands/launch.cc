@@ -69,13 +69,8 @@ Exit run_launch(const Arguments& arguments) {
   const Command& train = find_command("train");
   const LoadedConfig loaded = load_config_argument(parse_arguments(
       train, std::vector<std::string>(parsed.command.begin() + 1, parsed.command.end())));
-  const auto tensor = static_cast<int>(loaded.config.dist.tensor);
-  if (parsed.ranks % tensor != 0) {
-    fail(Exit::usage, origin_of(loaded, "dist.tensor"), ": dist.tensor = ", tensor,
-         " does not divide the ", parsed.ranks, " processes; start a multiple of ", tensor,
-         ", or change dist.tensor");
-  }
-  check_shares(loaded, parsed.ranks / tensor);
+  const int tensor = tensor_ranks(loaded.config, parsed.ranks);
+  check_shares(loaded, parsed.ranks);
 
   const auto ranks_after_loss = [&](int left) {
     for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {

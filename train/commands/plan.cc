@@ -84,7 +84,8 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
 
   // Parameters and the optimizer's state stay as they are made; the others are peaks of the steps.
   if (d.ranks > 1) {
-    line("processes", str(d.ranks, ", each with ", c.train.grad_accum / d.ranks, " of the ",
+    line("processes", str(d.ranks, d.tensor_ranks > 1 ? str(" in groups of ", d.tensor_ranks) : "",
+                          ", each with ", c.train.grad_accum / d.data_ranks(), " of the ",
                           c.train.grad_accum, " micro-batches of a step; memory is that of one"));
   }
   const auto mapped = static_cast<double>(d.mapped_bytes);
@@ -113,10 +114,10 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
          human_bytes(static_cast<double>(d.sent_bytes)) + " sent by a process in a step");
   out << weights;
   // The dry run counts one micro-batch; a step has several.
-  line("FLOPs a step",
-       format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
-              d.micro_batch.matmul() * micro_batches(c), d.formula_flops * micro_batches(c),
-              d.micro_batch.total() * micro_batches(c)));
+  line("FLOPs a step", format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
+                              d.micro_batch.matmul() * d.tensor_ranks * micro_batches(c),
+                              d.formula_flops * micro_batches(c),
+                              d.micro_batch.total() * d.tensor_ranks * micro_batches(c)));
 
   const double step_s = f.times.total();
   line("time of a step",

@@ -409,7 +409,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
 Exit train(LoadedConfig loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
   if (const auto placement = placement_from_environment()) {
-    check_shares(loaded, placement->size / std::max(loaded.config.dist.tensor, int64_t{1}));
+    check_shares(loaded, placement->size);
     if (placement->rank > 0) {
       silence_stop_messages();
       set_console_level(Level::warn);

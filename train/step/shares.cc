@@ -22,8 +22,18 @@ std::string alternatives(const std::vector<int64_t>& numbers) {
 
 }  // namespace
 
-void check_shares(const LoadedConfig& loaded, int64_t processes) {
+int tensor_ranks(const RunConfig& config, int64_t processes) {
+  return processes == 1 ? 1 : static_cast<int>(config.dist.tensor);
+}
+
+void check_shares(const LoadedConfig& loaded, int64_t all) {
   const TrainConfig& c = loaded.config.train;
+  const int64_t tensor = tensor_ranks(loaded.config, all), processes = all / tensor;
+  if (all % tensor != 0) {
+    fail(Exit::usage, origin_of(loaded, "dist.tensor"), ": dist.tensor = ", tensor,
+         " does not divide the ", all, " processes; start a multiple of ", tensor,
+         ", or change dist.tensor");
+  }
   if (c.sum_order == "sequence" && processes > 1) {
     fail(Exit::usage, origin_of(loaded, "train.sum_order"),
          ": train.sum_order = \"sequence\" adds all micro-batches of a step one after another, "
@@ -34,7 +44,7 @@ void check_shares(const LoadedConfig& loaded, int64_t processes) {
 
   std::vector<int64_t> counts;
   for (int64_t n = 1; n <= c.grad_accum && counts.size() < 8; ++n) {
-    if (c.grad_accum % n == 0) counts.push_back(n);
+    if (c.grad_accum % n == 0) counts.push_back(n * tensor);
   }
 
   // Other ways to cut the same global batch: the nearest with more micro-batches.
@@ -48,7 +58,8 @@ void check_shares(const LoadedConfig& loaded, int64_t processes) {
   }
   fail(Exit::usage, origin_of(loaded, "train.grad_accum"), ": the ", c.grad_accum,
        " micro-batches of a step (train.grad_accum) can't be shared out equally among ", processes,
-       " processes; start ", alternatives(counts), other);
+       tensor > 1 ? str(" groups of ", tensor) : "", " processes; start ", alternatives(counts),
+       other);
 }
 
 std::string library_checksum() {

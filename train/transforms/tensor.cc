@@ -78,7 +78,7 @@ std::optional<ConfigFault> check_tensor(const RunConfig& c) {
   const std::vector<LayerCut> rules = rules_of(c);
   if (rules.empty()) {
     return fault("model.kind",
-                 str("needs a kind of model that says how its layers are cut, such as "
+                 str("needs a kind of model with rules for cutting its layers, such as "
                      "gpt or llama, not \"",
                      c.model.kind, "\"; set it to 1"));
   }
@@ -93,6 +93,10 @@ std::optional<ConfigFault> check_tensor(const RunConfig& c) {
   if (c.memory.offloads("parameters"))
     return fault("memory.offload",
                  "is for parameters in memory so far; set it to 1, or leave the parameters out");
+  if (c.memory.update_in_backward)
+    return fault("memory.update_in_backward",
+                 "is for updates after the backward pass so far; set it to 1, or leave "
+                 "memory.update_in_backward out");
   if (c.train.task != "auto" && c.train.task != "language")
     return fault("train.task", "is for the task \"language\" so far; set it to 1");
   return std::nullopt;

@@ -1,0 +1,383 @@
+// Tensor parallelism: its ops beside LibTorch's autograd of the whole tensors, and runs whose
+// layers several processes compute together beside runs on one process.
+#include "dist/tensor_ranks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "autograd/engine.h"
+#include "autograd/node.h"
+#include "autograd/ops.h"
+#include "core/config.h"
+#include "dist/world.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+#include "tests/support/torch_oracle.h"
+#include "train/config/run_config.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::Finished;
+using lathe::test::Kind;
+using lathe::test::results_of;
+using lathe::test::TempFolder;
+using lathe::test::train_on;
+using lathe::test::with_keys;
+using Tensors = std::vector<at::Tensor>;
+using Words = std::vector<std::string>;
+
+constexpr int tensor_ranks = 2;
+
+bool equals_whole(const at::Tensor& a, const at::Tensor& b) {
+  // Sums of a few terms in another order, in float64.
+  return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-12, 1e-12);
+}
+
+at::Tensor random(uint64_t seed, at::IntArrayRef sizes) {
+  torch::manual_seed(seed);
+  return torch::randn(sizes, at::kDouble);
+}
+
+TensorCut cut_of_vocabulary(int64_t size) {
+  return {.dim = 0, .sections = {size}, .part = world().tensor().rank, .parts = tensor_ranks};
+}
+
+/// Returns this rank's part along a dimension of a tensor that all ranks have.
+at::Tensor own_part(const at::Tensor& whole, int64_t dim) {
+  const ElementRange own = cut_of_vocabulary(whole.size(dim)).range(0, world().tensor().rank);
+  return whole.slice(dim, own.begin, own.end);
+}
+
+/// Checks a loss that all ranks compute from x: its value, gradient and second derivatives. `ours`
+/// computes it with this rank's part of the weights, `oracle` with all of them.
+void check_loss(const std::function<Variable(const Variable&)>& ours,
+                const std::function<at::Tensor(const at::Tensor&)>& oracle, const at::Tensor& x) {
+  const at::Tensor theirs = x.clone().requires_grad_();
+  const at::Tensor loss = oracle(theirs);
+  const at::Tensor g = torch::autograd::grad({loss}, {theirs}, {}, std::nullopt, true)[0];
+  const at::Tensor h = torch::autograd::grad({(g * g).sum()}, {theirs})[0];
+
+  Variable mine(x.clone());
+  mine.requires_grad_();
+  const Variable result = ours(mine);
+  CHECK(equals_whole(result.data(), loss.detach()));
+  const Variable first = grad(result, {mine}, {}, /*create_graph=*/true)[0];
+  CHECK(equals_whole(first.data(), g.detach()));
+  CHECK(equals_whole(grad(sum(first * first), {mine})[0].data(), h));
+}
+
+/// A feed-forward block whose hidden units are cut, and one whose outputs are gathered.
+void check_products() {
+  const at::Tensor x = random(1, {4, 6}), up = random(2, {5, 6}), down = random(3, {6, 5}),
+                   weights = random(4, {4, 6}), wide = random(5, {4, 5});
+  check_loss(
+      [&](const Variable& v) {
+        const Variable h = linear(copy_to_tensor_ranks(v * v), Variable(own_part(up, 0)));
+        const Variable y = linear(h * h, Variable(own_part(down, 1).contiguous()));
+        return sum(reduce_from_tensor_ranks(y) * Variable(weights));
+      },
+      [&](const at::Tensor& v) {
+        const at::Tensor h = torch::linear(v * v, up);
+        return (torch::linear(h * h, down) * weights).sum();
+      },
+      x);
+  check_loss(
+      [&](const Variable& v) {
+        const Variable h = linear(copy_to_tensor_ranks(v * v), Variable(own_part(up, 0)));
+        const Variable y = gather_from_tensor_ranks(h * h, cut_of_vocabulary(5));
+        return sum(y * Variable(wide));
+      },
+      [&](const at::Tensor& v) {
+        const at::Tensor h = torch::linear(v * v, up);
+        return (h * h * wide).sum();
+      },
+      x);
+}
+
+/// The loss of a vocabulary that the ranks can't divide equally, with targets that do not count and
+/// with large logits.
+void check_cross_entropy() {
+  const at::Tensor head = random(6, {7, 6}), targets = torch::tensor({0, 6, -100, 3, 2, 4});
+  for (const double size : {1.0, 1e3}) {
+    for (const double divisor : {0.0, 3.0}) {
+      INFO(size << " " << divisor);
+      const at::Tensor x = size * random(7, {6, 6});
+      check_loss(
+          [&](const Variable& v) {
+            const Variable logits = linear(copy_to_tensor_ranks(v), Variable(own_part(head, 0)));
+            return cross_entropy_of_tensor_ranks(logits, cut_of_vocabulary(7), targets, divisor);
+          },
+          [&](const at::Tensor& v) {
+            const at::Tensor sum = torch::nn::functional::cross_entropy(
+                torch::linear(v, head), targets,
+                torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+            return sum / (divisor == 0 ? 5 : divisor);
+          },
+          x);
+    }
+  }
+}
+
+/// Rows of an embedding that is cut, and their gradients.
+void check_embedding() {
+  const at::Tensor table = random(8, {7, 3}), weights = random(9, {2, 4, 3}),
+                   ids = torch::tensor({{0, 6, 3, 3}, {2, 4, 5, 1}});
+  const at::Tensor whole = table.clone().requires_grad_();
+  const at::Tensor rows = torch::embedding(whole, ids);
+  const at::Tensor g = torch::autograd::grad({(rows * weights).sum()}, {whole})[0];
+
+  const Variable part = Variable::parameter(own_part(table, 0).clone(), "part");
+  part.leaf().cut = std::make_shared<TensorCut>(cut_of_vocabulary(7));
+  const Variable mine = embedding_of_tensor_ranks(ids, part);
+  CHECK(mine.data().equal(rows.detach()));
+  backward(sum(mine * Variable(weights)));
+  CHECK(equals_whole(part.grad(), own_part(g, 0)));
+  CHECK_THROWS(embedding_of_tensor_ranks(torch::tensor({7}), part));
+  CHECK_THROWS(embedding_of_tensor_ranks(torch::tensor({-1}), part));
+}
+
+// A rank of the next test, in a process of its own.
+TEST_CASE("a rank checks the ops of tensor parallelism", "[.rank_of_tensor_ranks]") {
+  const auto placement = placement_from_environment();
+  REQUIRE(placement);
+  DistConfig config;
+  config.tensor = tensor_ranks;
+  join_world(*placement, config);
+  check_products();
+  check_cross_entropy();
+  check_embedding();
+  world().wait_for_all();
+}
+
+TEST_CASE("ops of tensor parallelism have the derivatives of whole tensors, on 2 and 4 processes",
+          "[tensor_ranks]") {
+  for (const int ranks : {2, 4}) lathe::test::check_on_ranks(ranks, "[.rank_of_tensor_ranks]");
+}
+
+TEST_CASE("parts of a tensor are its sections' shares, and join to the same tensor",
+          "[tensor_ranks]") {
+  const at::Tensor whole = torch::arange(2 * 13 * 3).view({2, 13, 3});
+  for (const int64_t parts : {1, 2, 3}) {
+    Tensors all;
+    for (int64_t p = 0; p < parts; ++p) {
+      const TensorCut cut{.dim = 1, .sections = {6, 7}, .part = p, .parts = parts};
+      all.push_back(cut.part_of(whole));
+      CHECK(cut.part_sizes(all[0].sizes(), p) == all.back().sizes().vec());
+      CHECK(cut.whole_sizes(all.back().sizes()) == whole.sizes().vec());
+    }
+    CHECK(TensorCut{.dim = 1, .sections = {6, 7}, .parts = parts}.join(all).equal(whole));
+  }
+  // Two parts of sections of 6 and 7 rows: rows 0 to 2 and 6 to 8.
+  const TensorCut first{.dim = 1, .sections = {6, 7}, .part = 0, .parts = 2};
+  CHECK(first.part_of(whole).select(0, 0).select(1, 0).equal(torch::tensor({0, 3, 6, 18, 21, 24})));
+}
+
+const Kind tied_gpt{"gpt", "text",
+                    "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+const Kind untied_gpt{"gpt", "text",
+                      "n_layer = 2\nn_head = 4\nn_embd = 32\nblock_size = 12\ntie_weights = "
+                      "false\nbias = false\n"};
+const Kind small_llama{
+    "llama", "text",
+    "n_layer = 2\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = 12\nqk_norm = "
+    "true\nlogit_softcap = 20\nn_inner = 51\n"};
+const Kind gated_llama{"llama", "text",
+                       "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\nactivation = "
+                       "\"gelu\"\ntie_weights = false\n"};
+
+const Words keys{"--train.grad_accum=2", "--train.batch_size=4",     "--train.eval_batches=3",
+                 "--dist.timeout=60",    "--checkpoint.interval=50", "--optim.lr=1e-3"};
+
+/// Returns one of the numbers that metrics.jsonl has of a run's steps.
+std::vector<double> numbers_of(const fs::path& run, const char* name) {
+  std::vector<double> all;
+  std::istringstream lines(lathe::test::slurp(run / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const Json json = Json::parse(line);
+    if (json.contains(name)) all.push_back(json[name].get<double>());
+  }
+  return all;
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, std::fabs(a[i] - b[i]) / std::fabs(a[i]));
+  return largest;
+}
+
+TEST_CASE(
+    "a run whose layers two processes compute has the losses of one process, and its own bits",
+    "[tensor_ranks]") {
+  struct Cell {
+    const Kind& kind;
+    Words keys;
+    double tolerance;
+  };
+  // Products of 32 to 128 terms whose sum two processes share, over 50 steps: in float32 1e-6, in
+  // bfloat16 as much more as its rounding is coarser, with room for steps that amplify it.
+  const std::vector<Cell> cells{
+      {tied_gpt, {"--optim.grad_clip=0.5", "--train.eval_interval=25"}, 1e-6},
+      {untied_gpt, {"--memory.recompute=blocks"}, 1e-6},
+      {small_llama, {"--train.eval_interval=25", "--optim.kind=sgd"}, 1e-6},
+      {gated_llama, {"--amp.dtype=bf16"}, 2e-2},
+  };
+
+  for (const Cell& cell : cells) {
+    const TempFolder f;
+    lathe::test::make_data(f);
+    lathe::test::write_config(f, cell.kind);
+    const Words all = with_keys(with_keys(keys, {"--train.steps=50"}), cell.keys);
+    const Words cut = with_keys(all, {"--dist.tensor=2"});
+    INFO(cell.kind.name << " " << cell.keys[0]);
+    const auto train = [&](int ranks, const std::string& name, const Words& of) {
+      const Finished done = train_on(f, ranks, "kind.toml", name, of);
+      INFO(done.out << done.err);
+      REQUIRE(done.code == 0);
+      return results_of(f / ("runs/" + name), "step-00000050");
+    };
+
+    const std::string alone = train(1, "1", all), two = train(2, "2", cut);
+    const auto difference = [&](const char* name) {
+      return largest_difference(numbers_of(f / "runs/1", name), numbers_of(f / "runs/2", name));
+    };
+    CHECK(numbers_of(f / "runs/1", "loss").size() == 50);
+    CHECK(difference("loss") < cell.tolerance);
+    CHECK(difference("val_loss") < cell.tolerance);
+    CHECK(difference("grad_norm") < 10 * cell.tolerance);  // a gradient is a small difference
+    CHECK((two != alone));  // the control: a sum that two processes share has another order
+    // With other data ranks beside them, whatever these share out, the bits stay.
+    CHECK((train(4, "4", with_keys(cut, {"--dist.shard=gradients"})) == two));
+  }
+}
+
+TEST_CASE("checkpoints of cut layers are those of one process, and runs resume on any grid",
+          "[tensor_ranks]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, small_llama);
+  const Words cut = with_keys(keys, {"--train.steps=9", "--dist.tensor=2", "--optim.ema_decay=0.9",
+                                     "--amp.dtype=bf16", "--checkpoint.dtype=bf16"});
+  const auto with = [&](const std::string& more) { return with_keys(cut, {more}); };
+  REQUIRE(train_on(f, 2, "kind.toml", "whole", cut).code == 0);
+  REQUIRE(train_on(f, 4, "kind.toml", "moved", with("--train.pause_at=3")).code == 75);
+  REQUIRE(train_on(f, 2, "kind.toml", "moved", with("--train.pause_at=6")).code == 75);
+  REQUIRE(train_on(f, 4, "kind.toml", "moved",
+                   with_keys(cut, {"--dist.shard=optimizer", "--memory.offload=optimizer"}))
+              .code == 0);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const auto bytes = [&](const char* run) {
+      return lathe::test::slurp(f / "runs" / run / "checkpoints/step-00000009" / file);
+    };
+    CHECK(bytes("whole").size() > 1000);
+    CHECK((bytes("moved") == bytes("whole")));
+  }
+
+  // A step that changes no weight: one process writes a file, two cut and join it.
+  const Words still = with_keys(
+      keys, {"--optim.kind=sgd", "--optim.lr=0", "--train.steps=2", "--checkpoint.keep=5"});
+  REQUIRE(train_on(f, 1, "kind.toml", "still", with_keys(still, {"--train.pause_at=1"})).code ==
+          75);
+  const Finished last = train_on(f, 2, "kind.toml", "still", with_keys(still, {"--dist.tensor=2"}));
+  INFO(last.out << last.err);
+  REQUIRE(last.code == 0);
+  const auto model = [&](const char* step) {
+    return lathe::test::slurp(f / "runs/still/checkpoints" / step / "model.safetensors");
+  };
+  CHECK(model("step-00000001").size() > 1000);
+  CHECK((model("step-00000001") == model("step-00000002")));
+  const Finished evaluated = lathe::test::run(
+      {.binary = "lathe", .args = {"eval", "runs/still"}, .folder = f.path(), .environment = {}});
+  CHECK(evaluated.code == 0);
+}
+
+TEST_CASE("cut layers take the memory and send the bytes that plan forecasts", "[tensor_ranks]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(
+      f, {"gpt", "text", "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
+  const Words all = with_keys(keys, {"--train.steps=2", "--train.eval_interval=0"});
+  std::vector<double> memory;
+  for (const char* tensor : {"1", "2"}) {
+    const Words own = with_keys(all, {std::string("--dist.tensor=") + tensor});
+    REQUIRE(train_on(f, 2, "kind.toml", tensor, own).code == 0);
+    std::istringstream lines(lathe::test::slurp(f / "runs" / tensor / "metrics.jsonl"));
+    std::string last;
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("\"ranks\"") != std::string::npos) last = line;
+    }
+    const Json figures = Json::parse(last).at("ranks").at(0);
+    memory.push_back(figures.at("memory_bytes"));
+
+    Words words{"plan", "kind.toml", "--ranks", "2", "--json"};
+    words.insert(words.end(), own.begin(), own.end());
+    const Finished plan =
+        lathe::test::run({.binary = "lathe", .args = words, .folder = f.path(), .environment = {}});
+    INFO(plan.err);
+    const Json forecast = Json::parse(plan.out);
+    CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
+    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
+          Approx(memory.back()).epsilon(0.05));
+  }
+  // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.
+  CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
+}
+
+TEST_CASE("dist.tensor is refused where a layer or an update can't be cut", "[tensor_ranks]") {
+  struct Refused {
+    std::string model;
+    Overrides keys;
+    std::string message;
+  };
+  const std::string small = "n_layer = 2\nn_head = 4\nn_embd = 32\nblock_size = 8\n";
+  const std::vector<Refused> cases{
+      {"kind = \"gpt\"\n" + small, {}, ""},  // the control
+      {"kind = \"gpt\"\n" + small, {{"dist.tensor", "3"}}, "does not divide the 4 heads"},
+      {"kind = \"llama\"\nn_kv_head = 1\n" + small, {}, "heads of keys and values"},
+      {"kind = \"llama\"\nqk_norm = true\nqk_norm_over = \"projection\"\n" + small,
+       {},
+       "qk_norm_over"},
+      {"kind = \"mlp\"\n", {}, "such as gpt or llama"},
+      {"kind = \"gpt\"\n" + small,
+       {{"memory.offload", "parameters"},
+        {"memory.recompute", "blocks"},
+        {"memory.update_in_backward", "true"}},
+       "parameters in memory"},
+      {"kind = \"gpt\"\n" + small, {{"memory.update_in_backward", "true"}}, "update_in_backward"},
+      {"kind = \"gpt\"\n" + small, {{"train.task", "dpo"}}, "task \"language\""},
+  };
+  const TempFolder f;
+  for (const Refused& c : cases) {
+    lathe::test::write_file(f / "a.toml",
+                            "[model]\n" + c.model + "[data]\ndir = \"x\"\n[dist]\ntensor = 2\n");
+    const std::string got = error_of([&] { load_config((f / "a.toml").string(), c.keys); });
+    INFO(c.model << c.message << ": " << got);
+    if (c.message.empty())
+      CHECK(got.empty());
+    else
+      CHECK_THAT(got, ContainsSubstring("dist.tensor") && ContainsSubstring(c.message));
+  }
+
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, tied_gpt);
+  for (const char* kind : {"muon", "adam8bit"}) {
+    const Finished done = train_on(
+        f, 2, "kind.toml", kind, with_keys(keys, {"--dist.tensor=2", str("--optim.kind=", kind)}));
+    CHECK(done.code == 2);
+    CHECK_THAT(done.err, ContainsSubstring("needs whole tensors"));
+    CHECK(!fs::exists(f / str("runs/", kind)));
+  }
+  const Finished three = train_on(f, 3, "kind.toml", "three", with_keys(keys, {"--dist.tensor=2"}));
+  CHECK(three.code == 2);
+  CHECK_THAT(three.err, ContainsSubstring("dist.tensor = 2 does not divide the 3 processes"));
+}
+
+}  // namespace
