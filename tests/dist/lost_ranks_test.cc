@@ -79,25 +79,33 @@ TEST_CASE("a killed or hung rank ends the run with its name, and nothing that wa
           "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
-  for (const int signal : {SIGKILL, SIGSTOP}) {
-    for (const int rank : {0, 1}) {
-      if (signal == SIGSTOP && rank == 0) continue;  // it has the output that this test reads
-      const std::string name = std::to_string(signal) + "-" + std::to_string(rank);
-      INFO("signal " << signal << " to rank " << rank);
-      const auto begin = Clock::now();
-      const Attack attack(rank, signal, f, name, 12);
-      const Finished done = train_on(f, 2, "tiny.toml", name, long_run());
-      INFO(done.out << done.err);
-      CHECK(attack.struck());
-      CHECK(done.code == 7);
-      CHECK_THAT(done.err, ContainsSubstring("rank " + std::to_string(rank)));
-      CHECK_THAT(done.err, ContainsSubstring("no longer answers"));
-      CHECK(done.err.find("frame #") == std::string::npos);
-      CHECK(seconds_since(begin) < 60);
-      CHECK(process_of(0, f.path()) == 0);
-      CHECK(process_of(1, f.path()) == 0);
-      CHECK(lathe::test::lathe_in(f, {"verify", "runs/" + name}).code == 0);
-    }
+  struct Loss {
+    int signal, rank;
+    const char* tensor;  // dist.tensor
+  };
+  // Rank 0 is not stopped: it has the output that this test reads.
+  const std::vector<Loss> losses{{SIGKILL, 0, "1"},
+                                 {SIGKILL, 1, "1"},
+                                 {SIGSTOP, 1, "1"},
+                                 {SIGKILL, 1, "2"},
+                                 {SIGSTOP, 1, "2"}};
+  for (const auto& [signal, rank, tensor] : losses) {
+    const std::string name = str(signal, "-", rank, "-", tensor);
+    INFO("signal " << signal << " to rank " << rank << ", dist.tensor = " << tensor);
+    const auto begin = Clock::now();
+    const Attack attack(rank, signal, f, name, 12);
+    const Finished done =
+        train_on(f, 2, "tiny.toml", name, long_run({str("--dist.tensor=", tensor)}));
+    INFO(done.out << done.err);
+    CHECK(attack.struck());
+    CHECK(done.code == 7);
+    CHECK_THAT(done.err, ContainsSubstring("rank " + std::to_string(rank)));
+    CHECK_THAT(done.err, ContainsSubstring("no longer answers"));
+    CHECK(done.err.find("frame #") == std::string::npos);
+    CHECK(seconds_since(begin) < 60);
+    CHECK(process_of(0, f.path()) == 0);
+    CHECK(process_of(1, f.path()) == 0);
+    CHECK(lathe::test::lathe_in(f, {"verify", "runs/" + name}).code == 0);
   }
 }
 

@@ -352,7 +352,6 @@ TEST_CASE("dist.tensor is refused where a layer or an update can't be cut", "[te
         {"memory.update_in_backward", "true"}},
        "parameters in memory"},
       {"kind = \"gpt\"\n" + small, {{"memory.update_in_backward", "true"}}, "update_in_backward"},
-      {"kind = \"gpt\"\n" + small, {{"train.task", "dpo"}}, "task \"language\""},
   };
   const TempFolder f;
   for (const Refused& c : cases) {

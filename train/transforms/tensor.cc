@@ -97,8 +97,6 @@ std::optional<ConfigFault> check_tensor(const RunConfig& c) {
     return fault("memory.update_in_backward",
                  "is for updates after the backward pass so far; set it to 1, or leave "
                  "memory.update_in_backward out");
-  if (c.train.task != "auto" && c.train.task != "language")
-    return fault("train.task", "is for the task \"language\" so far; set it to 1");
   return std::nullopt;
 }
 

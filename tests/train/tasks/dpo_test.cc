@@ -149,6 +149,12 @@ TEST_CASE("a run learns to prefer what was chosen, and resumes to the same bits"
   // Several processes, each with its own reference.
   dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml", "--train.out_dir=two"});
   CHECK(difference(f / "whole", f / "two") == "");
+  // Two that compute the layers together, beside a reference that each has as a whole: in float32,
+  // sums of a few terms in another order.
+  dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml", "--train.out_dir=cut",
+             "--dist.tensor=2"});
+  const Json cut = parse_json(dpo_in(f, {"eval", "cut"}).out, "", Exit::internal);
+  CHECK(cut["val_loss"].get<double>() == Approx(after["val_loss"].get<double>()).epsilon(1e-5));
 
   // Other commands on such a run and its config.
   dpo_in(f, {"generate", "whole", "--prompt", "Q a:", "--tokens", "4"});
