@@ -17,8 +17,6 @@
 namespace lathe {
 namespace {
 
-bool is_alone() { return world().tensor().size == 1; }
-
 struct CopyToTensorRanks {
   static constexpr OpInfo info{.name = "copy_to_tensor_ranks", .each = {0, 1}};
   at::Tensor forward(const at::Tensor& x) { return x.view(x.sizes()); }
@@ -49,7 +47,7 @@ struct GatherFromTensorRanks {
     at::Tensor flat = at::empty({cuts.back()}, x.options());
     const auto part = static_cast<size_t>(cut.part);
     flat.narrow(0, cuts[part], x.numel()).copy_(x.reshape({-1}));
-    world().guarded([&] { world().layers().all_gather(flat, cuts); });
+    if (cut.parts > 1) world().guarded([&] { world().layers().all_gather(flat, cuts); });
 
     std::vector<at::Tensor> all;
     std::vector<int64_t> sizes = x.sizes().vec();
@@ -71,16 +69,12 @@ struct GatherFromTensorRanks {
 
 }  // namespace
 
-Variable copy_to_tensor_ranks(const Variable& x) {
-  return is_alone() ? x : apply(CopyToTensorRanks{}, x);
-}
+Variable copy_to_tensor_ranks(const Variable& x) { return apply(CopyToTensorRanks{}, x); }
 
-Variable reduce_from_tensor_ranks(const Variable& x) {
-  return is_alone() ? x : apply(ReduceFromTensorRanks{}, x);
-}
+Variable reduce_from_tensor_ranks(const Variable& x) { return apply(ReduceFromTensorRanks{}, x); }
 
 Variable gather_from_tensor_ranks(const Variable& x, const TensorCut& cut) {
-  return is_alone() ? x : apply(GatherFromTensorRanks{cut}, x);
+  return apply(GatherFromTensorRanks{cut}, x);
 }
 
 Variable embedding_of_tensor_ranks(const at::Tensor& ids, const Variable& weight) {

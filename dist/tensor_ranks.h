@@ -4,7 +4,7 @@
 // along its inputs goes through reduce_from_tensor_ranks().
 //
 // Every tensor rank calls the same ops in the same order. What is not cut has the same bits on all
-// of them, and so have its gradients. With one tensor rank, each function returns its input.
+// of them, and so have its gradients. With one tensor rank, their values are those of the input.
 #pragma once
 
 #include "autograd/tensor_cut.h"

@@ -3,6 +3,7 @@
 #include "autograd/ops.h"
 #include "autograd/ops/shapes.h"
 #include "dist/collectives.h"
+#include "dist/tensor_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/op_case.h"
 
@@ -241,6 +242,10 @@ void add_collectives(std::vector<OpCase>& t) {
   add("all_gather", [](X x) { return all_gather(x, 1); });
   add("reduce_scatter", [](X x) { return reduce_scatter(x, -1); });
   add("all_to_all", [](X x) { return all_to_all(x, 1); });
+  add("copy_to_tensor_ranks", [](X x) { return copy_to_tensor_ranks(x); });
+  add("reduce_from_tensor_ranks", [](X x) { return reduce_from_tensor_ranks(x); });
+  add("gather_from_tensor_ranks",
+      [](X x) { return gather_from_tensor_ranks(x, {.dim = 0, .sections = {4}}); });
 }
 
 }  // namespace
