@@ -56,11 +56,13 @@ TEST_CASE("a budget recomputes as few blocks as it takes", "[memory_budget][proc
   const int64_t all = runs.needed("none"), least = runs.needed("blocks");
   CHECK(all - least > 20e6);
 
-  // In the middle, recomputation of parts of all blocks takes the least time.
-  LoadedConfig half = runs.load({"--memory.budget=" + std::to_string((all + least) / 2)});
+  // In the middle, recomputation of parts of all blocks takes the least time. The memory of this
+  // process, which counts, grows by some MB between the forecasts.
+  const int64_t middle = (all + least) / 2 + 4'000'000;
+  LoadedConfig half = runs.load({"--memory.budget=" + std::to_string(middle)});
   CHECK_THAT(apply_memory_budget(half), ContainsSubstring("blocks are recomputed in part"));
   CHECK(half.config.memory.recompute == "selective");
-  CHECK(runs.needed("selective") <= (all + least) / 2 + 4'000'000);
+  CHECK(runs.needed("selective") <= middle + 4'000'000);
 
   // Above: some blocks, and not one fewer.
   const int64_t budget = all - (all - least) / 4;
@@ -80,15 +82,14 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
   const BudgetedRuns runs;
   REQUIRE(runs.train("all", {}).code == 0);
 
-  // The smallest budget of these that is enough.
-  std::string budget;
-  for (int mb = 90; mb < 200 && budget.empty(); mb += 10) {
-    const Words key{"--memory.budget=" + std::to_string(mb) + "MB"};
-    const Finished done = runs.train("some", key);
-    if (done.code == 0) budget = key[0];
-  }
+  // The smallest budget of these that is enough, and 4 MB, by which the program's own memory may
+  // differ from process to process.
+  const auto key = [](int mb) { return Words{"--memory.budget=" + std::to_string(mb) + "MB"}; };
+  int least = 90;
+  while (least < 200 && runs.train("probe", key(least)).code != 0) least += 10;
+  const std::string budget = key(least + 4)[0];
   INFO(budget);
-  REQUIRE(!budget.empty());
+  REQUIRE(runs.train("some", {budget}).code == 0);
   CHECK(
       lathe::test::slurp(runs.folder() / "runs/some/config.toml").find("\nrecompute = \"none\"") ==
       std::string::npos);
