@@ -12,6 +12,7 @@ struct RankAxis {
   int rank = 0, size = 1;
 };
 
+/// The rank of this process and the host and port where all meet, from a launcher's variables.
 struct Placement {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  ///< among the processes of this host
