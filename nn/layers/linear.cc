@@ -1,5 +1,7 @@
 #include "nn/layers/linear.h"
 
+#include <ATen/ops/zeros.h>
+
 #include "autograd/node.h"
 #include "core/quantized.h"
 #include "dist/tensor_ranks.h"
