@@ -246,9 +246,11 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     std::string near = nearest(key, keys);
     // The same name in another section is a better suggestion than a similar spelling.
     const size_t point = key.find('.');
-    const std::string last = point == std::string::npos ? key : key.substr(point + 1);
-    for (const auto& k : keys) {
-      if (point != std::string::npos && k.ends_with("." + name_here(last))) near = k;
+    if (point != std::string::npos) {
+      const std::string last_part = "." + name_here(key.substr(point + 1));
+      for (const auto& k : keys) {
+        if (k.ends_with(last_part)) near = k;
+      }
     }
     fail(Exit::usage, where, ": there is no key ", key,
          near.empty() ? "; `lathe config docs` lists them all" : "; did you mean " + near + "?");

@@ -75,10 +75,8 @@ DryWorld::~DryWorld() {
 }
 
 void World::set_grid(int tensor_ranks) {
-  if (size() % tensor_ranks != 0) {
-    fail(Exit::usage, "dist.tensor = ", tensor_ranks, " does not divide the ", size(),
-         " processes; start a multiple of ", tensor_ranks, ", or change dist.tensor");
-  }
+  LATHE_CHECK(size() % tensor_ranks == 0, "dist.tensor = ", tensor_ranks, " does not divide the ",
+              size(), " processes");
   data_ = {.rank = rank() / tensor_ranks, .size = size() / tensor_ranks};
   tensor_ = {.rank = rank() % tensor_ranks, .size = tensor_ranks};
 }
@@ -103,7 +101,7 @@ int64_t World::bytes_sent() const {
 void World::join(const Placement& p, const DistConfig& config) {
   placement_ = p;
   timeout_ = config.timeout;
-  set_grid(p.size == 1 ? 1 : static_cast<int>(config.tensor));
+  set_grid(static_cast<int>(config.tensor));
   store_ = Rendezvous::open(p, timeout_);
   guarded([&] {
     meet();

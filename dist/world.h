@@ -142,7 +142,7 @@ class DryWorld {
 
 /// Joins the other processes. Call it once, before anything else of this folder. Throws
 /// Exit::peer_lost with the ranks that did not come within dist.timeout, and Exit::usage where two
-/// processes have one rank or dist.tensor does not divide their number.
+/// processes have one rank. dist.tensor must divide their number.
 void join_world(const Placement& placement, const DistConfig& config);
 
 }  // namespace lathe

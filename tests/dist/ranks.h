@@ -57,6 +57,28 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
   return all;
 }
 
+/// Returns the figures of rank 0 in the last logged step.
+inline Json rank_figures(const fs::path& run) {
+  std::string text = slurp(run / "metrics.jsonl"), last;
+  for (size_t end = 0; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1)) {
+    if (text.substr(0, end).find("\"ranks\"") != std::string::npos) last = text.substr(0, end);
+  }
+  return Json::parse(last).at("ranks").at(0);
+}
+
+/// Returns what `lathe plan` forecasts for one of `ranks` processes.
+inline Json plan_of(const TempFolder& f, int ranks, const std::string& config,
+                    const std::vector<std::string>& keys) {
+  std::vector<std::string> words{"plan", config, "--ranks", std::to_string(ranks), "--json"};
+  words.insert(words.end(), keys.begin(), keys.end());
+  const Finished plan =
+      run({.binary = "lathe", .args = words, .folder = f.path(), .environment = {}});
+  INFO(plan.err);
+  REQUIRE(plan.code == 0);
+  return Json::parse(plan.out);
+}
+
+/// Returns a TCP port of the loopback that nothing listens on.
 inline int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};

@@ -175,15 +175,6 @@ TEST_CASE("what ranks share out changes no bit, with any optimizer and precision
   CHECK((runs.results(2, {"--dist.shard=optimizer", "--train.seed=7"}) != runs.results(1, {})));
 }
 
-/// The figures of rank 0 in the last logged step.
-lathe::Json rank_figures(const fs::path& run) {
-  std::string text = lathe::test::slurp(run / "metrics.jsonl"), last;
-  for (size_t end = 0; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1)) {
-    if (text.substr(0, end).find("\"ranks\"") != std::string::npos) last = text.substr(0, end);
-  }
-  return lathe::Json::parse(last).at("ranks").at(0);
-}
-
 TEST_CASE("what ranks share out takes less memory of each, and sends what plan says", "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
@@ -201,15 +192,10 @@ TEST_CASE("what ranks share out takes less memory of each, and sends what plan s
     INFO(shard);
     const Words own = with_keys(keys, {std::string("--dist.shard=") + shard});
     REQUIRE(train_on(f, 4, "kind.toml", shard, own).code == 0);
-    const lathe::Json figures = rank_figures(f / "runs" / shard);
+    const lathe::Json figures = lathe::test::rank_figures(f / "runs" / shard);
     memory.push_back(figures.at("memory_bytes"));
 
-    Words words{"plan", "kind.toml", "--ranks", "4", "--json"};
-    words.insert(words.end(), own.begin(), own.end());
-    const Finished plan =
-        lathe::test::run({.binary = "lathe", .args = words, .folder = f.path(), .environment = {}});
-    INFO(plan.err);
-    const lathe::Json forecast = lathe::Json::parse(plan.out);
+    const lathe::Json forecast = lathe::test::plan_of(f, 4, "kind.toml", own);
     CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
     // Buckets wait for the exchange in an order of their own: four of them are 1.2 MB.
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
@@ -244,8 +230,8 @@ TEST_CASE("dist.reduce_dtype = bf16 sends half of the bytes and rounds what is s
   CHECK((train(2, "sharded", with_keys(low, {"--dist.shard=optimizer"})) == first));
   CHECK((train(1, "alone-low", low) == alone));
 
-  CHECK(rank_figures(f / "runs/first").at("sent_bytes").get<int64_t>() * 2 ==
-        rank_figures(f / "runs/full").at("sent_bytes").get<int64_t>());
+  CHECK(lathe::test::rank_figures(f / "runs/first").at("sent_bytes").get<int64_t>() * 2 ==
+        lathe::test::rank_figures(f / "runs/full").at("sent_bytes").get<int64_t>());
 
   // Adam's first steps have the size of the learning rate whatever the gradient's size, so two
   // roundings to 8 bits show in the third digit of the loss.

@@ -309,20 +309,10 @@ TEST_CASE("cut layers take the memory and send the bytes that plan forecasts", "
   for (const char* tensor : {"1", "2"}) {
     const Words own = with_keys(all, {std::string("--dist.tensor=") + tensor});
     REQUIRE(train_on(f, 2, "kind.toml", tensor, own).code == 0);
-    std::istringstream lines(lathe::test::slurp(f / "runs" / tensor / "metrics.jsonl"));
-    std::string last;
-    for (std::string line; std::getline(lines, line);) {
-      if (line.find("\"ranks\"") != std::string::npos) last = line;
-    }
-    const Json figures = Json::parse(last).at("ranks").at(0);
+    const Json figures = lathe::test::rank_figures(f / "runs" / tensor);
     memory.push_back(figures.at("memory_bytes"));
 
-    Words words{"plan", "kind.toml", "--ranks", "2", "--json"};
-    words.insert(words.end(), own.begin(), own.end());
-    const Finished plan =
-        lathe::test::run({.binary = "lathe", .args = words, .folder = f.path(), .environment = {}});
-    INFO(plan.err);
-    const Json forecast = Json::parse(plan.out);
+    const Json forecast = lathe::test::plan_of(f, 2, "kind.toml", own);
     CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.05));

@@ -15,23 +15,21 @@
 namespace lathe {
 namespace {
 
+/// Returns a saved tensor, or this process's part of it where `cut` is not null. `sizes`: of what
+/// is returned.
+at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const TensorCut* cut,
+                      const fs::path& path) {
+  return cut == nullptr ? entry_tensor(entry, sizes, path)
+                        : cut->part_of(entry_tensor(entry, cut->whole_sizes(sizes), path));
+}
+
 void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to,
-               const fs::path& path) {
+               const fs::path& path, const TensorCut* cut = nullptr) {
   const TensorEntry& entry = file.at(name);
-  to.copy_(entry_tensor(entry, to.sizes(), path));
+  to.copy_(own_tensor(entry, to.sizes(), cut, path));
   // Pages of the file that were read must not add up to a second copy in memory.
   file.release(entry);
   release_pages(to);
-}
-
-/// Does the same for a parameter, of which this process may have a part.
-void copy_parameter(const SafetensorsFile& file, const std::string& name, const Variable& to,
-                    const fs::path& path) {
-  const TensorCut* const cut = cut_of(to);
-  if (cut == nullptr) return copy_into(file, name, to.data(), path);
-  const TensorEntry& entry = file.at(name);
-  to.data().copy_(cut->part_of(entry_tensor(entry, cut->whole_sizes(to.sizes()), path)));
-  file.release(entry);
 }
 
 /// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
@@ -150,7 +148,8 @@ void load_parameters(const fs::path& checkpoint, const std::vector<NamedParamete
     fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ",
          parameters.size());
   }
-  for (const auto& p : parameters) copy_parameter(file, p.path, p.parameter, path);
+  for (const auto& p : parameters)
+    copy_into(file, p.path, p.parameter.data(), path, cut_of(p.parameter));
 }
 
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
@@ -167,16 +166,14 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   const SafetensorsFile file(path);
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
     const TensorEntry& entry = file.at(name);
-    const at::Tensor saved =
-        part.cut ? part.cut->part_of(entry_tensor(entry, part.cut->whole_sizes(part.sizes), path))
-                 : entry_tensor(entry, part.sizes, path);
+    const at::Tensor saved = own_tensor(entry, part.sizes, part.cut.get(), path);
     optimizer.write_state(t, part, saved.view({-1}).narrow(0, part.own.begin, part.own.size()));
     file.release(entry);
   });
   for (const auto& group : optimizer.groups()) {
     for (const auto& slot : group.slots) {
       if (file.find(slot.path + ".master") != nullptr)
-        copy_parameter(file, slot.path + ".master", slot.param, path);
+        copy_into(file, slot.path + ".master", slot.param.data(), path, cut_of(slot.param));
     }
   }
 }

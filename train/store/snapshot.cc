@@ -27,16 +27,18 @@ struct SavedTensor {
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
-  std::vector<int64_t> sizes;              ///< of this tensor rank's part, where it is cut
-  int64_t own_end;                         ///< the last element that this rank has, + 1
-  std::shared_ptr<const TensorCut> cut{};  ///< how it is cut among tensor ranks, or null
+  std::vector<int64_t> sizes;            ///< of this tensor rank's part, where it is cut
+  int64_t own_end;                       ///< the last element that this rank has, + 1
+  const TensorCut* cut = nullptr;        ///< how it is cut among tensor ranks, or null
   std::vector<int64_t> cuts{};           ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
   const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
   StatePart part{};                      ///< for the optimizer
 
-  std::vector<int64_t> whole_sizes() const { return cut ? cut->whole_sizes(sizes) : sizes; }
+  std::vector<int64_t> whole_sizes() const {
+    return cut != nullptr ? cut->whole_sizes(sizes) : sizes;
+  }
   /// Returns whether several ranks have parts of it.
-  bool is_collected() const { return !cuts.empty() || cut; }
+  bool is_collected() const { return !cuts.empty() || cut != nullptr; }
 
   at::Tensor value() const {
     return optimizer != nullptr ? optimizer->read_state(tensor, part) : tensor;
@@ -58,15 +60,17 @@ void find_cuts(std::vector<SavedTensor>& all) {
   }
 }
 
-/// Returns, on data rank 0, what the tensor rank has of a tensor whose elements data ranks share.
-at::Tensor collect_over_data(const SavedTensor& saved) {
-  const at::Tensor own = saved.value().reshape({-1});
+/// Returns, on rank 0 of a group, what all of its ranks have one after the other: rank r has the
+/// elements [cuts[r], cuts[r + 1]). A collective of the group.
+at::Tensor collect_flat(Group& group, bool is_first, const at::Tensor& part,
+                        const std::vector<int64_t>& cuts) {
+  const at::Tensor own = part.reshape({-1});
   at::Tensor flat = own;
-  if (world().data().rank == 0) {
-    flat = at::empty({saved.cuts.back()}, own.options());
-    flat.narrow(0, 0, saved.cuts[1]).copy_(own);
+  if (is_first) {
+    flat = at::empty({cuts.back()}, own.options());
+    flat.narrow(0, 0, cuts[1]).copy_(own);
   }
-  world().guarded([&] { world().gradients().collect(flat, saved.cuts); });
+  world().guarded([&] { group.collect(flat, cuts); });
   return flat;
 }
 
@@ -75,12 +79,7 @@ at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
   std::vector<int64_t> cuts{0};
   for (int64_t p = 0; p < cut.parts; ++p)
     cuts.push_back(cuts.back() + c10::multiply_integers(cut.part_sizes(part.sizes(), p)));
-  at::Tensor flat = part.reshape({-1});
-  if (cut.part == 0) {
-    flat = at::empty({cuts.back()}, part.options());
-    flat.narrow(0, 0, cuts[1]).copy_(part.reshape({-1}));
-  }
-  world().guarded([&] { world().layers().collect(flat, cuts); });
+  const at::Tensor flat = collect_flat(world().layers(), cut.part == 0, part, cuts);
   if (cut.part != 0) return flat;
 
   std::vector<at::Tensor> parts;
@@ -94,15 +93,12 @@ at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
 
 /// Returns the complete tensor on rank 0, of a tensor that is_collected(). A collective.
 at::Tensor collect(const SavedTensor& saved) {
-  at::Tensor own = saved.cuts.empty() ? saved.value() : collect_over_data(saved);
-  if (saved.cut && world().data().rank == 0)
+  const bool is_first = world().data().rank == 0;
+  at::Tensor own = saved.value();
+  if (!saved.cuts.empty()) own = collect_flat(world().gradients(), is_first, own, saved.cuts);
+  if (saved.cut != nullptr && is_first)
     own = collect_over_tensor(*saved.cut, own.view(saved.sizes));
   return own.to(saved.dtype);
-}
-
-std::shared_ptr<const TensorCut> shared_cut_of(const Variable& v) {
-  const Leaf* leaf = v.as_leaf();
-  return leaf == nullptr ? nullptr : leaf->cut;
 }
 
 /// Returns all of them, in one order on all ranks: a collective where ranks share the optimizer's
@@ -114,10 +110,10 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
     all.push_back({true, p.path, t, is_saved_lower(t, dtype) ? *dtype : t.scalar_type(),
-                   t.sizes().vec(), t.numel(), shared_cut_of(p.parameter)});
+                   t.sizes().vec(), t.numel(), cut_of(p.parameter)});
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
-    all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end, part.cut});
+    all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end, part.cut.get()});
     if (!t.is_meta()) return;
     all.back().optimizer = &optimizer;
     all.back().part = part;
@@ -126,7 +122,7 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
     const at::Tensor& t = p.parameter.data();
     if (is_saved_lower(t, dtype))
       all.push_back({false, p.path + ".master", t, t.scalar_type(), t.sizes().vec(), t.numel(),
-                     shared_cut_of(p.parameter)});
+                     cut_of(p.parameter)});
   }
 
   if (!collects_state(optimizer)) return all;
