@@ -57,7 +57,7 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
   return all;
 }
 
-/// Returns the figures of rank 0 in the last logged step.
+/// Returns the statistics of rank 0 in the last logged step.
 inline Json rank_figures(const fs::path& run) {
   std::string text = slurp(run / "metrics.jsonl"), last;
   for (size_t end = 0; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1)) {

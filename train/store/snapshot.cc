@@ -79,7 +79,7 @@ at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
   std::vector<int64_t> cuts{0};
   for (int64_t p = 0; p < cut.parts; ++p)
     cuts.push_back(cuts.back() + c10::multiply_integers(cut.part_sizes(part.sizes(), p)));
-  const at::Tensor flat = collect_flat(world().layers(), cut.part == 0, part, cuts);
+  at::Tensor flat = collect_flat(world().layers(), cut.part == 0, part, cuts);
   if (cut.part != 0) return flat;
 
   std::vector<at::Tensor> parts;
