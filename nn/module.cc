@@ -68,15 +68,25 @@ std::vector<NamedBuffer> buffers(const ConstModuleRef& model) {
 
 void replace_parameters(const ModuleRef& model,
                         const std::function<Variable(const NamedParameter&)>& make) {
-  std::map<const void*, std::pair<Variable, Variable>>
-      made;  // old and new; the old one is kept alive, so that no other tensor can get its address
+  struct Found {
+    NamedParameter first;
+    std::vector<Variable*> places;  // several where parameters are tied
+  };
+  std::vector<Found> all;
+  std::map<const void*, size_t> indices;
   Visit visit({.parameter = [&](const NamedParameter& found, Variable& place) {
-    const void* key = identity(found.parameter.data());
-    auto at = made.find(key);
-    if (at == made.end()) at = made.emplace(key, std::pair(found.parameter, make(found))).first;
-    place = at->second.second;
+    const auto [at, is_new] = indices.emplace(identity(found.parameter.data()), all.size());
+    if (is_new) all.push_back({found, {}});
+    all[at->second].places.push_back(&place);
   }});
   model.visit(visit);
+
+  // Each old parameter is freed before the next new one is made, if nothing else holds it.
+  for (Found& found : all) {
+    const Variable made = make(found.first);
+    for (Variable* place : found.places) *place = made;
+    found.first = {};
+  }
 }
 
 void replace_buffers(const ModuleRef& model,

@@ -131,6 +131,17 @@ TensorEntry make_entry(const std::string& name, const at::Tensor& t) {
           .bytes = {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}};
 }
 
+TensorEntry make_entry(const std::string& name, at::ScalarType dtype, std::vector<int64_t> sizes,
+                       std::function<at::Tensor()> make) {
+  TensorEntry entry{
+      .name = name, .dtype = safetensors_dtype(dtype), .shape = std::move(sizes), .bytes = {}};
+  entry.stream = [name, make = std::move(make)](const auto& put) {
+    const at::Tensor t = make().to(at::kCPU).contiguous();
+    put(make_entry(name, t).bytes);
+  };
+  return entry;
+}
+
 void save_state_dict(const StateDict& state, const fs::path& path) {
   std::vector<at::Tensor> held;  // until the bytes are written
   std::vector<TensorEntry> entries;

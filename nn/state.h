@@ -11,6 +11,10 @@ namespace lathe {
 
 /// Returns an entry that shares the memory of `t`, which is contiguous and on the CPU.
 TensorEntry make_entry(const std::string& name, const at::Tensor& t);
+/// Returns an entry whose tensor exists only while it is written: `make` returns it then, with
+/// these sizes and on any device.
+TensorEntry make_entry(const std::string& name, at::ScalarType dtype, std::vector<int64_t> sizes,
+                       std::function<at::Tensor()> make);
 
 /// Writes the tensors to a safetensors file, which other programs read too. The file is written
 /// under another name, synced and renamed, so readers see either the old file or the new one.

@@ -8,6 +8,7 @@
 
 #include "core/dry_run.h"
 #include "core/error.h"
+#include "core/free_memory.h"
 #include "core/kernels/update.h"
 #include "core/memory.h"
 #include "core/timing.h"
@@ -67,6 +68,7 @@ StateOffload::StateOffload(const fs::path& folder, std::vector<OffloadedSlot> sl
   if (is_dry_run()) return;
 
   file_ = std::make_unique<ScratchFile>(folder, static_cast<uint64_t>(file_bytes_));
+  if (file_bytes_ > free_memory()) file_->bypass_cache();
   reader_ = std::make_unique<WorkThread>();
   writer_ = std::make_unique<WorkThread>();
 }
@@ -114,7 +116,9 @@ void StateOffload::allocate(size_t unit_bytes) {
   holds_.assign(std::max(largest, std::min(all, buffers_at_least)), -1);
 
   const MemoryScope scope(Memory::optimizer);
-  buffers_ = at::empty({static_cast<int64_t>(holds_.size() * buffer_bytes_)}, at::kByte);
+  buffers_ = at::empty({static_cast<int64_t>(holds_.size() * buffer_bytes_ + page)}, at::kByte);
+  const auto address = reinterpret_cast<uintptr_t>(buffers_.mutable_data_ptr());
+  buffers_ = buffers_.slice(0, static_cast<int64_t>(round_up(address, page) - address));
 }
 
 size_t StateOffload::buffers_of(size_t unit) const {
@@ -143,10 +147,12 @@ void StateOffload::transfer(size_t unit, bool is_write) {
   const Clock::time_point begin = Clock::now();
   std::exception_ptr error;
   try {
+    // Complete pages, as direct transfers need them. The file has room for them.
+    const size_t bytes = round_up(u.bytes, page);
     if (is_write)
-      file_->write(u.offset, memory_of(unit), u.bytes);
+      file_->write(u.offset, memory_of(unit), bytes);
     else
-      file_->read(u.offset, memory_of(unit), u.bytes);
+      file_->read(u.offset, memory_of(unit), bytes);
     fault_point(is_write ? "offload: written" : "offload: read");
   } catch (...) {
     error = std::current_exception();

@@ -14,8 +14,9 @@
 // before. A buffer is reused once its unit is on its way to the disk's cache and was used since it
 // was read. After the last unit of a step the first ones of the next step are read.
 //
-// Reads and writes pass through the system's cache of files, which keeps as much of the file as
-// memory is free for, and is not resident memory of the process. An error of the disk is thrown by
+// If the state fits into free memory when the file is opened, reads and writes pass through the
+// system's cache of files, which is not resident memory of the process. Otherwise the cache would
+// only copy the bytes once more, and they bypass it (O_DIRECT). An error of the disk is thrown by
 // the next call on the training thread and ends the run; its checkpoints do not depend on the file.
 #pragma once
 

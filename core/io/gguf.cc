@@ -20,10 +20,16 @@ enum ValueType : uint32_t {
   type_list = 9
 };
 
-uint32_t tensor_type(const TensorEntry& tensor) {
+const GGUFType& type_of(const TensorEntry& tensor) {
   const GGUFType* type = find_gguf_type(tensor.dtype);
   LATHE_CHECK(type != nullptr, "GGUF: tensor \"", tensor.name, "\" is ", tensor.dtype);
-  return type->number;
+  return *type;
+}
+
+/// Returns the bytes of a tensor in the file, without padding.
+uint64_t bytes_of(const TensorEntry& tensor) {
+  const GGUFType& type = type_of(tensor);
+  return static_cast<uint64_t>(tensor.numel() / type.elements) * type.bytes;
 }
 
 class Writer {
@@ -37,10 +43,22 @@ class Writer {
     number(uint64_t{s.size()});
     text_ += s;
   }
-  void put(uint32_t x) { number<uint32_t>(type_u32), number(x); }
-  void put(float x) { number<uint32_t>(type_f32), number(x); }
-  void put(bool x) { number<uint32_t>(type_bool), number<uint8_t>(x ? 1 : 0); }
-  void put(const std::string& x) { number<uint32_t>(type_text), text(x); }
+  void put(uint32_t x) {
+    number<uint32_t>(type_u32);
+    number(x);
+  }
+  void put(float x) {
+    number<uint32_t>(type_f32);
+    number(x);
+  }
+  void put(bool x) {
+    number<uint32_t>(type_bool);
+    number<uint8_t>(x ? 1 : 0);
+  }
+  void put(const std::string& x) {
+    number<uint32_t>(type_text);
+    text(x);
+  }
   void put(const std::vector<std::string>& list) {
     begin_list(type_text, list.size());
     for (const auto& x : list) text(x);
@@ -58,7 +76,9 @@ class Writer {
 
  private:
   void begin_list(ValueType type, size_t size) {
-    number<uint32_t>(type_list), number<uint32_t>(type), number(uint64_t{size});
+    number<uint32_t>(type_list);
+    number<uint32_t>(type);
+    number(uint64_t{size});
   }
   std::string text_;
 };
@@ -85,9 +105,9 @@ void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
     // GGUF lists sizes innermost first.
     for (auto size = t.shape.rbegin(); size != t.shape.rend(); ++size)
       head.number(static_cast<uint64_t>(*size));
-    head.number(tensor_type(t));
+    head.number(type_of(t).number);
     head.number(offset);
-    offset += aligned(t.bytes.size());
+    offset += aligned(bytes_of(t));
   }
   head.pad();
 
@@ -96,8 +116,8 @@ void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
   // The last tensor is padded too, as the format asks.
   const std::string zeros(alignment, '\0');
   for (const TensorEntry& t : tensors) {
-    file.write(t.bytes.data(), t.bytes.size());
-    file.write(zeros.data(), aligned(t.bytes.size()) - t.bytes.size());
+    t.write([&](std::span<const std::byte> part) { file.write(part.data(), part.size()); });
+    file.write(zeros.data(), aligned(bytes_of(t)) - bytes_of(t));
   }
 
   file.sync();

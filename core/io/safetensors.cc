@@ -83,6 +83,13 @@ uint64_t TensorEntry::size() const {
   return static_cast<uint64_t>(numel() * safetensors_dtype_size(dtype));
 }
 
+void TensorEntry::write(const std::function<void(std::span<const std::byte>)>& put) const {
+  if (stream)
+    stream(put);
+  else
+    put(bytes);
+}
+
 int64_t safetensors_dtype_size(const std::string& dtype) {
   for (const auto& [name, size] : dtypes) {
     if (dtype == name) return size;
@@ -116,14 +123,8 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   };
   put(&length, sizeof length);
   put(text.data(), text.size());
-  for (const auto& t : tensors) {
-    if (t.stream) {
-      t.stream([&](std::span<const std::byte> part) { put(part.data(), part.size()); });
-      continue;
-    }
-    const std::span<const std::byte> bytes = t.load ? t.load() : t.bytes;
-    put(bytes.data(), bytes.size());
-  }
+  for (const auto& t : tensors)
+    t.write([&](std::span<const std::byte> part) { put(part.data(), part.size()); });
   file.sync();
   file.close();
   return sum.hex();

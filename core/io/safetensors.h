@@ -19,16 +19,16 @@ struct TensorEntry {
   std::string dtype;  ///< "F64" "F32" "F16" "BF16" "I64" "I32" "I16" "I8" "U8" "BOOL"
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  ///< contiguous, row-major, little-endian; not owned
-  /// If set, write_safetensors() calls it for the bytes when it writes them; they are valid until
-  /// the next entry's are asked for.
-  std::function<std::span<const std::byte>()> load{};
-  /// If set, write_safetensors() calls it with a function that takes the bytes part by part.
+  /// If set, it takes the place of `bytes`: it is called when the entry is written, and passes the
+  /// bytes to `put` part by part.
   std::function<void(const std::function<void(std::span<const std::byte>)>& put)> stream{};
 
   /// Returns the product of the sizes.
   int64_t numel() const;
   /// Returns how many bytes the elements take.
   uint64_t size() const;
+  /// Passes the bytes to `put`, part by part.
+  void write(const std::function<void(std::span<const std::byte>)>& put) const;
 };
 
 /// Returns the bytes of one element of a safetensors dtype; 0 for an unknown dtype.

@@ -19,6 +19,8 @@
 namespace lathe {
 namespace {
 
+constexpr size_t page = 4096;  // direct transfers begin and end on one
+
 /// Opens a file that has no name in the folder; -1 where it can't.
 int open_unnamed(const fs::path& folder) {
   constexpr mode_t own = 0600;
@@ -111,7 +113,16 @@ void ScratchFile::fails_to_reserve(uint64_t bytes) const {
 }
 
 ScratchFile::~ScratchFile() {
+  if (direct_fd_ >= 0) file_calls.close(direct_fd_);
   if (fd_ >= 0) file_calls.close(fd_);
+}
+
+void ScratchFile::bypass_cache() {
+  if (direct_fd_ >= 0) return;
+  // The file has no other name. Some file systems refuse the flag: everything is cached there.
+  const std::string path = str("/proc/self/fd/", fd_);
+  direct_fd_ = retry_interrupted(
+      [&] { return file_calls.open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC, 0); });
 }
 
 void ScratchFile::fails(const std::string& what) const {
@@ -120,30 +131,38 @@ void ScratchFile::fails(const std::string& what) const {
                   number);
 }
 
-void ScratchFile::read(uint64_t offset, void* to, size_t bytes) const {
-  auto* at = static_cast<char*>(to);
+/// Calls call(descriptor, memory, bytes, offset), which reads or writes a part, until all of it is
+/// transferred.
+template <class Call>
+void ScratchFile::transfer(const char* name, uint64_t offset, char* memory, size_t bytes,
+                           Call&& call) const {
+  bool is_refused = false;  // by a disk with larger pages
   while (bytes > 0) {
-    const ssize_t n = retry_interrupted(
-        [&] { return file_calls.pread(fd_, at, bytes, static_cast<off_t>(offset)); });
+    const bool is_aligned = (offset | reinterpret_cast<uintptr_t>(memory) | bytes) % page == 0;
+    const bool is_direct = direct_fd_ >= 0 && is_aligned && !is_refused;
+    const ssize_t n = retry_interrupted([&] {
+      return call(is_direct ? direct_fd_ : fd_, memory, bytes, static_cast<off_t>(offset));
+    });
+    if (n < 0 && errno == EINVAL && is_direct) {
+      is_refused = true;
+      continue;
+    }
+
     if (n == 0) errno = EIO;  // the file has its size, so there is no end before
-    if (n <= 0) fails("cannot read the scratch file");
-    at += n;
+    if (n <= 0) fails(str("cannot ", name, " the scratch file"));
+    memory += n;
     offset += static_cast<uint64_t>(n);
     bytes -= static_cast<size_t>(n);
   }
 }
 
+void ScratchFile::read(uint64_t offset, void* to, size_t bytes) const {
+  transfer("read", offset, static_cast<char*>(to), bytes, file_calls.pread);
+}
+
 void ScratchFile::write(uint64_t offset, const void* from, size_t bytes) const {
-  const auto* at = static_cast<const char*>(from);
-  while (bytes > 0) {
-    const ssize_t n = retry_interrupted(
-        [&] { return file_calls.pwrite(fd_, at, bytes, static_cast<off_t>(offset)); });
-    if (n == 0) errno = EIO;
-    if (n <= 0) fails("cannot write the scratch file");
-    at += n;
-    offset += static_cast<uint64_t>(n);
-    bytes -= static_cast<size_t>(n);
-  }
+  transfer("write", offset, const_cast<char*>(static_cast<const char*>(from)), bytes,
+           file_calls.pwrite);
 }
 
 WorkThread::WorkThread() {

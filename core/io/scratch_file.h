@@ -51,15 +51,22 @@ class ScratchFile {
   void map(std::byte* at, uint64_t offset, size_t bytes) const;
   /// Gives the space of a part back to the disk, which reads as zeros then. Does not throw.
   void discard(uint64_t offset, size_t bytes) const;
+  /// Transfers complete pages past the system's cache of files (O_DIRECT) from now on, where the
+  /// file system can do that: parts that begin and end on pages of 4096 bytes, from and to memory
+  /// that begins on one. Other parts still pass through the cache.
+  void bypass_cache();
   /// Returns the folder that the file is in.
   const fs::path& folder() const { return folder_; }
 
  private:
+  template <class Call>
+  void transfer(const char* name, uint64_t offset, char* memory, size_t bytes, Call&& call) const;
   [[noreturn]] void fails(const std::string& what) const;
   [[noreturn]] void fails_to_reserve(uint64_t bytes) const;
 
   fs::path folder_;
   int fd_ = -1;
+  int direct_fd_ = -1;  // the same file past the cache; -1: none
   uint64_t size_ = 0;
 };
 

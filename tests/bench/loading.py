@@ -57,6 +57,7 @@ def peaks_of(lathe, folder, layers, width):
     peaks["generate"] = peak("generate", "run", "--prompt", "the lathe", "--tokens", "4")
     peaks["verify"] = peak("verify", "run")
     peaks["export"] = peak("export", "run", "--out", "exported")
+    peaks["export, gguf in q8_0"] = peak("export", "run", "--out", "gguf", "--format", "gguf", "--dtype", "q8_0")
     peaks["import"] = peak("import", "exported", "--out", "imported", "--tokenizer", "none")
     return peaks, weights
 
@@ -70,7 +71,7 @@ def main():
     lathe = str(Path(a.lathe).resolve())
     # What stays while a command runs, in multiples of the weights.
     kept = {"train": 4, "train, init_from": 4, "resume": 4, "resume, offload": 2, "eval": 1, "generate": 1, "verify": 0,
-            "export": 0, "import": 0}
+            "export": 0, "export, gguf in q8_0": 0, "import": 0}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = "the lathe turns wood and a tool cuts what turns slowly under it " * 200

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -116,6 +118,58 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
   CHECK(error_of([&] { file.write(999, &byte, 1); }) == "");
   CHECK(error_of([&] { file.read(999, &byte, 1); }) == "");
   CHECK_THAT(error_of([&] { file.read(1000, &byte, 1); }), ContainsSubstring("cannot read"));
+}
+
+TEST_CASE("complete pages bypass the cache of files and have the bytes of cached ones",
+          "[scratch_file]") {
+  const TempFolder folder;
+  // Counts the transfers by descriptors with O_DIRECT, and refuses them as a disk with larger pages
+  // does.
+  static int direct = 0;
+  static bool is_refused = false;
+  direct = 0;
+  const auto counted = [](int fd) {
+    const bool is_direct = (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
+    direct += is_direct ? 1 : 0;
+    if (is_direct && is_refused) errno = EINVAL;
+    return !(is_direct && is_refused);
+  };
+  static bool (*const allowed)(int) = counted;
+  file_calls.pread = [](int fd, void* data, size_t n, off_t offset) -> ssize_t {
+    return allowed(fd) ? scratch_calls.pread(fd, data, n, offset) : -1;
+  };
+  file_calls.pwrite = [](int fd, const void* data, size_t n, off_t offset) -> ssize_t {
+    return allowed(fd) ? scratch_calls.pwrite(fd, data, n, offset) : -1;
+  };
+
+  constexpr size_t page = 4096, bytes = 8 * page;
+  auto* const memory = static_cast<char*>(std::aligned_alloc(page, bytes));
+  for (const bool refused : {false, true}) {
+    is_refused = refused;
+    ScratchFile file(folder.path(), bytes);
+    for (size_t i = 0; i < bytes; ++i) memory[i] = static_cast<char>(i * i % 251);
+    const std::string written(memory, bytes);
+    file.write(0, memory, bytes);
+    CHECK(direct == 0);
+
+    file.bypass_cache();
+    file.write(0, memory, bytes);
+    file.read(page, memory, 2 * page);
+    const int by_pages = std::exchange(direct, 0);
+    CHECK(std::string(memory, 2 * page) == written.substr(page, 2 * page));
+
+    // Parts of pages, and memory that does not begin on one, are cached, and see the same bytes.
+    file.write(5, "lathe", 5);
+    file.read(0, memory + 1, page);
+    CHECK(std::exchange(direct, 0) == 0);
+    CHECK(std::string(memory + 1, 12) == written.substr(0, 5) + "lathe" + written.substr(10, 2));
+    file.read(0, memory, page);
+    CHECK(std::string(memory, 12) == written.substr(0, 5) + "lathe" + written.substr(10, 2));
+    CHECK((direct > 0) == (by_pages > 0));  // file systems without O_DIRECT have none
+    direct = 0;
+  }
+  std::free(memory);
+  file_calls = scratch_calls;
 }
 
 TEST_CASE("a thread does its work in order", "[scratch_file]") {

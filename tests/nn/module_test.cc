@@ -1,6 +1,7 @@
 // What walks modules: paths, children of every kind, buffers, state dicts; roles, modes, and
 // streams of random numbers.
 
+#include <algorithm>
 #include <array>
 
 #include "amp/amp.h"
@@ -117,6 +118,25 @@ struct Counting {
     v("out", out);
   }
 };
+
+TEST_CASE("replacing parameters frees each before the next is made, and ties stay", "[module]") {
+  std::vector<Linear> model;
+  for (int i = 0; i < 3; ++i) model.emplace_back(8, 8, /*bias=*/false);
+  model.push_back(model.front());  // shares its weight
+
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> old;
+  std::vector<size_t> alive;
+  replace_parameters(model, [&](const NamedParameter& p) {
+    alive.push_back(static_cast<size_t>(
+        std::ranges::count_if(old, [](const auto& t) { return t.use_count() > 0; })));
+    old.emplace_back(p.parameter.data().getIntrusivePtr());
+    return Variable::parameter(p.parameter.data().to(at::kDouble), p.path);
+  });
+  CHECK(alive == std::vector<size_t>{0, 0, 0});
+  CHECK(model.front().weight.data().is_same(model.back().weight.data()));
+  for (const NamedParameter& p : parameters(model))
+    CHECK(p.parameter.data().scalar_type() == at::kDouble);
+}
 
 TEST_CASE("buffers are listed by path, move with their model, and are no parameters", "[module]") {
   Counting model;

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <fstream>
 
 #include "core/error.h"
+#include "core/free_memory.h"
 #include "core/io/file.h"
 #include "core/io/text.h"
 #include "train/formats/source.h"
@@ -20,13 +20,6 @@
 
 namespace lathe {
 namespace {
-
-/// Reads the integer that a file begins with; nullopt for "max" and for a missing file.
-std::optional<int64_t> number_in(const char* path) {
-  std::ifstream file(path);
-  int64_t n = 0;
-  return file >> n ? std::optional(n) : std::nullopt;
-}
 
 /// Returns the resident bytes of a run of these keys; nullopt where the keys contradict each other.
 std::optional<int64_t> resident(const std::string& path, const Overrides& given,
@@ -120,27 +113,6 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
   resolve_init_from(loaded);
   resolve_adapter_base(loaded);
   return loaded;
-}
-
-int64_t free_memory() {
-  int64_t free = 0;
-  std::ifstream info("/proc/meminfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("MemAvailable:")) free = 1024 * std::stoll(line.substr(13));
-  }
-  const auto limit = number_in("/sys/fs/cgroup/memory.max"),
-             used = number_in("/sys/fs/cgroup/memory.current");
-  if (!limit || !used) return free;
-
-  // The cache of files counts as used, and is given up where memory is asked for.
-  int64_t cached = 0;
-  std::ifstream statistics("/sys/fs/cgroup/memory.stat");
-  for (std::string line; std::getline(statistics, line);) {
-    for (const std::string name : {"inactive_file ", "active_file "}) {
-      if (line.starts_with(name)) cached += std::stoll(line.substr(name.size()));
-    }
-  }
-  return std::min(free, std::max<int64_t>(0, *limit - *used + cached));
 }
 
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {

@@ -15,9 +15,6 @@ namespace lathe {
 /// train.init_from and adapters.base set.
 LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more);
 
-/// Returns the bytes of memory that this process may still take: those of the machine, or of its
-/// control group where that has less.
-int64_t free_memory();
 /// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text; the
 /// message begins with `where`.
 int64_t parse_bytes(const std::string& text, const std::string& where = "command line");

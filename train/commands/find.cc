@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/device.h"
+#include "core/free_memory.h"
 #include "core/io/json.h"
 #include "core/io/text.h"
 #include "core/memory.h"

@@ -6,6 +6,7 @@
 
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/free_memory.h"
 #include "core/io/json.h"
 #include "core/io/text.h"
 #include "train/analysis/fit.h"

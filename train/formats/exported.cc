@@ -92,12 +92,22 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   std::tie(family, family_config) = family_for(config);
 }
 
-at::Tensor ExportedModel::tensor(const NamedParameter& p) const {
-  const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name)
-                                        : nullptr;  // null for frozen parameters
-  at::Tensor t =
-      entry_tensor(average != nullptr ? *average : model_->at(p.path), p.parameter.sizes(), path_);
-  const at::ScalarType wanted = p.parameter.dim() >= 2 ? dtype_from_config(dtype) : at::kFloat;
+at::ScalarType ExportedModel::dtype_of(const NamedParameter& p) const {
+  return p.parameter.dim() >= 2 ? dtype_from_config(dtype) : at::kFloat;
+}
+
+at::Tensor ExportedModel::read(const NamedParameter& p) const {
+  // Frozen parameters have no average.
+  const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;
+  const SafetensorsFile& file = average != nullptr ? *optimizer_ : *model_;
+  const TensorEntry& entry = average != nullptr ? *average : model_->at(p.path);
+
+  // One tensor of the mapped files is resident at a time.
+  if (release_) release_();
+  release_ = [&file, &entry] { file.release(entry); };
+
+  at::Tensor t = entry_tensor(entry, p.parameter.sizes(), path_);
+  const at::ScalarType wanted = dtype_of(p);
   if (t.scalar_type() == wanted) return t;
   const at::Tensor cast = t.to(wanted);
   if (wanted == at::kHalf && !at::isfinite(cast).all().item<bool>())
@@ -106,21 +116,24 @@ at::Tensor ExportedModel::tensor(const NamedParameter& p) const {
   return cast;
 }
 
-void ExportedModel::each(const std::function<void(const TensorRule& rule, int64_t block,
-                                                  const at::Tensor& t)>& f) const {
+std::vector<ExportedTensor> ExportedModel::tensors() const {
   std::set<std::string> paths;
   for (const NamedParameter& p : parameters) paths.insert(p.path);
+
+  std::vector<ExportedTensor> all;
   for (const NamedParameter& p : parameters) {
     const auto [rule, block] = rule_of(*family, p.path);
     LATHE_CHECK(rule != nullptr, "the family ", family->model_type, " has no rule for ", p.path);
-    f(*rule, block, tensor(p));
+    all.push_back({rule, block, p.parameter.sizes().vec(), dtype_of(p), [&] { return read(p); }});
 
     if (!p.path.ends_with("weight")) continue;
     const std::string bias = p.path.substr(0, p.path.size() - std::strlen("weight")) + "bias";
     const auto [bias_rule, bias_block] = rule_of(*family, bias);
-    if (bias_rule != nullptr && bias_rule->always && !paths.contains(bias))
-      f(*bias_rule, bias_block, at::zeros({p.parameter.size(0)}));
+    if (bias_rule == nullptr || !bias_rule->always || paths.contains(bias)) continue;
+    const int64_t size = p.parameter.size(0);
+    all.push_back({bias_rule, bias_block, {size}, at::kFloat, [=] { return at::zeros({size}); }});
   }
+  return all;
 }
 
 }  // namespace lathe

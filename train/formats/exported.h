@@ -20,6 +20,15 @@ std::pair<const Family*, Json> family_for(const RunConfig& config);
 /// keep.
 void check_exportable(const ExportOptions& options, const RunConfig& config);
 
+/// A tensor of the family for which a model is exported. Valid as long as its ExportedModel.
+struct ExportedTensor {
+  const TensorRule* rule;
+  int64_t block;                     ///< -1: of no block
+  std::vector<int64_t> sizes;        ///< as ours
+  at::ScalarType dtype;              ///< matrices: ExportedModel::dtype, others float32
+  std::function<at::Tensor()> read;  ///< returns it on the CPU; valid until another one is read
+};
+
 /// A checkpoint's weights, and the family for which they are written.
 struct ExportedModel {
   RunState state;
@@ -31,18 +40,21 @@ struct ExportedModel {
   std::vector<NamedParameter> parameters;  ///< shapes only
 
   explicit ExportedModel(const ExportOptions& options);
-  /// Returns a parameter's values on the CPU: matrices in `dtype`, others in float32. Throws
-  /// Exit::usage for a value beyond float16's range.
-  at::Tensor tensor(const NamedParameter& parameter) const;
-  /// Calls f(rule, block, tensor) for each tensor of the family: the parameters, and zeros for
-  /// biases that our model lacks.
-  void each(const std::function<void(const TensorRule& rule, int64_t block, const at::Tensor& t)>&
-                f) const;
+  ExportedModel(const ExportedModel&) = delete;
+  ExportedModel& operator=(const ExportedModel&) = delete;
+
+  /// Returns each tensor of the family: the parameters, and zeros for biases that our model lacks.
+  /// Reading one throws Exit::usage for a value beyond float16's range.
+  std::vector<ExportedTensor> tensors() const;
 
  private:
+  at::ScalarType dtype_of(const NamedParameter& parameter) const;
+  at::Tensor read(const NamedParameter& parameter) const;
+
   fs::path path_;
   bool average_;
   std::unique_ptr<SafetensorsFile> model_, optimizer_;
+  mutable std::function<void()> release_;  // the memory of the tensor that was read last
 };
 
 }  // namespace lathe

@@ -5,7 +5,10 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/dtype.h"
 #include "core/io/gguf_types.h"
@@ -41,48 +44,51 @@ at::Tensor in_pairs(const at::Tensor& t, int64_t heads) {
   return halves.transpose(1, 2).reshape(t.sizes());
 }
 
-/// The tensors of a file.
-class Tensors {
+/// Returns a float32 matrix in blocks of `type`, as llama.cpp's converter makes them.
+at::Tensor in_blocks(const GGUFType& type, const std::string& name, const at::Tensor& t) {
+  if (!at::isfinite(t).all().item<bool>())
+    fail(Exit::usage, "the matrix ", name, " has values that are not finite; give --dtype fp32");
+
+  const at::Tensor values = t.contiguous();
+  const int64_t blocks = values.numel() / type.elements;
+  at::Tensor bytes = at::empty({blocks, static_cast<int64_t>(type.bytes)}, at::kByte);
+  auto* block = static_cast<std::byte*>(bytes.mutable_data_ptr());
+  const float* from = values.const_data_ptr<float>();
+  for (int64_t i = 0; i < blocks; ++i, from += type.elements, block += type.bytes) {
+    if (!type.write(from, block))
+      fail(Exit::usage, "the matrix ", name, " has values beyond the range of ", dtype_of(type),
+           "; give --dtype bf16");
+  }
+  return bytes;
+}
+
+/// The entries of a file, whose tensors are read when they are written.
+class Entries {
  public:
   /// `type`: of matrices, or null for their own dtype.
-  explicit Tensors(const GGUFType* type) : type_(type) {}
+  explicit Entries(const GGUFType* type) : type_(type) {}
 
-  void add(const std::string& name, const at::Tensor& t) {
-    // Entries do not own their bytes; `held` does.
-    snapshot_.held.push_back(t.contiguous());
-    snapshot_.model.push_back(make_entry(name, snapshot_.held.back()));
+  void add(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
+           std::function<at::Tensor()> make) {
+    entries_.push_back(make_entry(name, dtype, sizes, std::move(make)));
   }
-  /// Adds a float32 matrix in blocks, as llama.cpp's converter does: rows that are no multiple of a
-  /// block are not quantized.
-  void add_matrix(const std::string& name, const at::Tensor& t) {
-    if (type_ == nullptr) return add(name, t);
-    if (t.size(-1) % type_->elements != 0) {
-      const at::Tensor half = t.to(at::kHalf);
-      const bool fits = at::isfinite(half).all().item<bool>();
+  /// Adds a matrix in blocks, where there is a type. Rows that are no multiple of a block are
+  /// written in float16, or in float32 where they exceed its range.
+  void add_matrix(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
+                  std::function<at::Tensor()> make) {
+    if (type_ == nullptr) return add(name, dtype, sizes, std::move(make));
+    if (sizes.back() % type_->elements != 0) {
+      const bool fits = at::isfinite(make().to(at::kHalf)).all().item<bool>();
+      const at::ScalarType kept = fits ? at::kHalf : at::kFloat;
       kept_.push_back(name);
-      return add(name, fits ? half : t);
+      return add(name, kept, sizes, [kept, make = std::move(make)] { return make().to(kept); });
     }
 
-    if (!at::isfinite(t).all().item<bool>())
-      fail(Exit::usage, "the matrix ", name, " has values that are not finite; give --dtype fp32");
-    const at::Tensor values = t.contiguous();
-    const int64_t blocks = values.numel() / type_->elements;
-    const at::Tensor bytes =
-        at::empty({blocks, static_cast<int64_t>(type_->bytes)}, at::TensorOptions(at::kByte));
-    auto* block = static_cast<std::byte*>(bytes.mutable_data_ptr());
-    const float* from = values.const_data_ptr<float>();
-    for (int64_t i = 0; i < blocks; ++i, from += type_->elements, block += type_->bytes) {
-      if (!type_->write(from, block))
-        fail(Exit::usage, "the matrix ", name, " has values beyond the range of ", dtype_of(*type_),
-             "; give --dtype bf16");
-    }
-    snapshot_.held.push_back(bytes);
-    TensorEntry entry = make_entry(name, bytes);
-    entry.dtype = type_->name;
-    entry.shape = t.sizes().vec();
-    snapshot_.model.push_back(std::move(entry));
+    add(name, at::kByte, sizes,
+        [name, type = type_, make = std::move(make)] { return in_blocks(*type, name, make()); });
+    entries_.back().dtype = type_->name;
   }
-  const std::vector<TensorEntry>& entries() const { return snapshot_.model; }
+  const std::vector<TensorEntry>& all() const { return entries_; }
   /// Reports the matrices that are not quantized.
   void report() const {
     if (kept_.empty()) return;
@@ -93,7 +99,7 @@ class Tensors {
 
  private:
   const GGUFType* type_;
-  Snapshot snapshot_;
+  std::vector<TensorEntry> entries_;
   std::vector<std::string> kept_;
 };
 
@@ -139,23 +145,30 @@ void export_gguf(const ExportOptions& o) {
   }
 
   NewFolder out(o.out, o.stop);
-  Tensors tensors(type);
-  m.each([&](const TensorRule& rule, int64_t block, const at::Tensor& t) {
-    out.check_stop();
-    const std::string name = with_block(rule.gguf, block);
-    if (t.dim() < 2 || rule.gguf_wide) return tensors.add(name, t.to(at::kFloat));
-    tensors.add_matrix(name, rule.gguf_rows == TensorRule::Rows::as_they_are
-                                 ? t
-                                 : in_pairs(t, heads_of_rows(rule, own)));
-  });
-  tensors.report();
+  Entries entries(type);
+  for (const ExportedTensor& t : m.tensors()) {
+    const std::string name = with_block(t.rule->gguf, t.block);
+    const auto make = [&out, &own, t] {
+      out.check_stop();
+      return t.rule->gguf_rows == TensorRule::Rows::as_they_are
+                 ? t.read()
+                 : in_pairs(t.read(), heads_of_rows(*t.rule, own));
+    };
+    if (t.sizes.size() >= 2 && !t.rule->gguf_wide)
+      entries.add_matrix(name, t.dtype, t.sizes, make);
+    else
+      entries.add(name, at::kFloat, t.sizes, [make] { return make().to(at::kFloat); });
+  }
+  entries.report();
 
   if (m.family->gguf_tensors) {
-    for (const auto& [name, values] : m.family->gguf_tensors(own))
-      tensors.add(name, at::tensor(values, at::kFloat));
+    for (const auto& [name, values] : m.family->gguf_tensors(own)) {
+      const at::Tensor t = at::tensor(values, at::kFloat);
+      entries.add(name, at::kFloat, t.sizes().vec(), [t] { return t; });
+    }
   }
 
-  write_gguf(out.path() / "model.gguf", metadata, tensors.entries());
+  write_gguf(out.path() / "model.gguf", metadata, entries.all());
   out.publish();
 }
 

@@ -206,14 +206,19 @@ void export_hugging_face(const ExportOptions& o) {
   head.update(m.family_config);
 
   NewFolder out(o.out, o.stop);
-  Snapshot snapshot;
-  m.each([&](const TensorRule& rule, int64_t block, const at::Tensor& t) {
-    out.check_stop();
-    const at::Tensor shifted = rule.shift != 0 ? t + rule.shift : t;
-    snapshot.held.push_back((rule.transposed ? shifted.t() : shifted).contiguous());
-    snapshot.model.push_back(make_entry(with_block(rule.theirs, block), snapshot.held.back()));
-  });
-  write_safetensors(out.path() / "model.safetensors", snapshot.model, {{"format", "pt"}});
+  std::vector<TensorEntry> entries;
+  for (const ExportedTensor& t : m.tensors()) {
+    std::vector<int64_t> sizes = t.sizes;
+    if (t.rule->transposed) std::ranges::reverse(sizes);
+    const auto make = [&out, t] {
+      out.check_stop();
+      const at::Tensor ours = t.read();
+      const at::Tensor shifted = t.rule->shift != 0 ? ours + t.rule->shift : ours;
+      return t.rule->transposed ? shifted.t() : shifted;
+    };
+    entries.push_back(make_entry(with_block(t.rule->theirs, t.block), t.dtype, sizes, make));
+  }
+  write_safetensors(out.path() / "model.safetensors", entries, {{"format", "pt"}});
 
   if (m.state.tokenizer && m.state.tokenizer->bpe() != nullptr) {
     const BPEDefinition& tokenizer = m.state.tokenizer->bpe()->definition();

@@ -124,22 +124,13 @@ fs::path import_model(const ModelSource& source, const ImportOptions& o) {
 
   NewFolder out(o.out, o.stop);
   Snapshot snapshot;
-  const auto current = std::make_shared<at::Tensor>();
   for (const NamedParameter& p : source.parameters()) {
     // Runs keep vectors in float32, whatever the dtype of their matrices.
     const at::ScalarType dtype = p.parameter.dim() < 2 ? at::kFloat : source.dtype(p);
-    TensorEntry entry{.name = p.path,
-                      .dtype = safetensors_dtype(dtype),
-                      .shape = p.parameter.sizes().vec(),
-                      .bytes = {}};
-    // Read when it is written, so that there is one tensor at a time.
-    entry.load = [&, dtype, current] {
+    snapshot.model.push_back(make_entry(p.path, dtype, p.parameter.sizes().vec(), [&, dtype] {
       out.check_stop();
-      current->reset();
-      *current = source.tensor(p).to(dtype).contiguous();
-      return make_entry(p.path, *current).bytes;
-    };
-    snapshot.model.push_back(std::move(entry));
+      return source.tensor(p).to(dtype);
+    }));
   }
 
   make_folders(out.path() / "checkpoints");

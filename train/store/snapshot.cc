@@ -134,48 +134,40 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   return all;
 }
 
+void add(Snapshot& snapshot, const SavedTensor& saved, TensorEntry entry) {
+  (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(std::move(entry));
+}
+
 void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host) {
   snapshot.held.push_back(on_host);
-  (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(make_entry(saved.name, on_host));
+  add(snapshot, saved, make_entry(saved.name, on_host));
 }
 
-TensorEntry entry_without_bytes(const SavedTensor& saved) {
-  return {.name = saved.name,
-          .dtype = safetensors_dtype(saved.dtype),
-          .shape = saved.whole_sizes(),
-          .bytes = {}};
+TensorEntry entry_of(const SavedTensor& saved, std::function<at::Tensor()> make) {
+  return make_entry(saved.name, saved.dtype, saved.whole_sizes(), std::move(make));
 }
 
-/// Adds an entry that is collected from all ranks when it is written. Entries share `current`, so
-/// that there is one complete tensor at a time.
-void add_collected(Snapshot& snapshot, const SavedTensor& saved,
-                   const std::shared_ptr<at::Tensor>& current) {
-  TensorEntry entry = entry_without_bytes(saved);
-  entry.load = [saved, current] {
-    current->reset();
-    *current = collect(saved);
-    return make_entry(saved.name, *current).bytes;
-  };
-  (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(std::move(entry));
+/// Adds an entry that is collected from all ranks when it is written.
+void add_collected(Snapshot& snapshot, const SavedTensor& saved) {
+  add(snapshot, saved, entry_of(saved, [saved] { return collect(saved); }));
 }
 
 /// Adds an entry that is copied from the optimizer's scratch file when it is written.
 void add_streamed(Snapshot& snapshot, const SavedTensor& saved) {
-  TensorEntry entry = entry_without_bytes(saved);
+  TensorEntry entry = entry_of(saved, {});
   entry.stream = [saved](const auto& put) { saved.optimizer->stream_state(saved.part, put); };
-  snapshot.optimizer.push_back(std::move(entry));
+  add(snapshot, saved, std::move(entry));
 }
 
 /// Adds an entry that is converted to its dtype when it is written, so that one tensor at a time is
 /// converted, or resident if it is mapped.
 void add_converted(Snapshot& snapshot, const SavedTensor& saved) {
-  TensorEntry entry = entry_without_bytes(saved);
-  entry.stream = [saved](const auto& put) {
-    const at::Tensor t = saved.tensor.to(saved.dtype).to(at::kCPU).contiguous();
-    put(make_entry(saved.name, t).bytes);
+  TensorEntry entry = entry_of(saved, [saved] { return saved.tensor.to(saved.dtype); });
+  entry.stream = [saved, write = std::move(entry.stream)](const auto& put) {
+    write(put);
     release_pages(saved.tensor);
   };
-  (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(std::move(entry));
+  add(snapshot, saved, std::move(entry));
 }
 
 }  // namespace
@@ -217,10 +209,9 @@ int64_t Snapshot::bytes() const {
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype) {
   Snapshot snapshot;
-  const auto current = std::make_shared<at::Tensor>();
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
     if (saved.is_collected())
-      add_collected(snapshot, saved, current);
+      add_collected(snapshot, saved);
     else if (saved.optimizer != nullptr)
       add_streamed(snapshot, saved);
     else if (saved.tensor.scalar_type() != saved.dtype ||
