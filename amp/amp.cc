@@ -37,7 +37,7 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
     const bool wide = p.parameter.dtype() == at::kFloat;
-    // The other float32 parameters compute in float32 and keep float32 gradients.
+    // A float32 parameter that no matmul reads computes in float32 and keeps float32 gradients.
     if (!is_multiplied(p.role) && wide) continue;
 
     Precision& kept = p.parameter.leaf().precision;

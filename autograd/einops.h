@@ -1,6 +1,6 @@
 // Operations on named dims: Rogozhnikov's einops (ICLR 2022) and Einstein summation. They are
-// composed of ops, so they have gradients of any order. Each pattern is parsed once and cached. A
-// wrong pattern is an error that names the pattern, the axis and the sizes.
+// composed of ops, so they have gradients of any order. Each thread parses a pattern once and
+// caches it. The error for a wrong pattern names the pattern, the axis and the sizes.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ using AxisSizes = std::vector<std::pair<std::string, int64_t>>;
 // Names consist of letters, digits and underscores. Parentheses join several names into one dim,
 // outermost first; "..." stands for all other dims; 1 (or "()") is a dim of size 1. Every size that
 // does not follow from the shape of x must be given.
-/// Reorders, joins and splits dims. Both sides have the same names.
+/// Reorders, joins and splits dims. Both sides must have the same names.
 Variable rearrange(const Variable& x, const std::string& pattern, const AxisSizes& sizes = {});
 /// Does the same for several tensors of one shape, stacked along a new first dim.
 Variable rearrange(const std::vector<Variable>& xs, const std::string& pattern,
                    const AxisSizes& sizes = {});
 /// Reduces over the names that appear on the left only, by "sum", "mean", "max", "min" or "prod". A
 /// number above 1 on the left is an axis of that size: "b (h 2) (w 2) -> b h w" halves an image.
-/// Ties of max and min share their gradient.
+/// Elements that tie for the max or min share its gradient.
 Variable reduce(const Variable& x, const std::string& pattern, const std::string& reduction,
                 const AxisSizes& sizes = {});
 /// Repeats x along the names that appear on the right only, whose sizes must be given. A number
@@ -54,7 +54,7 @@ struct EinsumPlan {
   /// the cheapest pair is always taken next.
   double multiplications = 0;
 };
-/// Returns the plan for operands of these shapes. Throws as einsum does.
+/// Returns the plan for operands of these shapes. Throws the same errors as einsum().
 EinsumPlan einsum_plan(const std::string& equation,
                        const std::vector<std::vector<int64_t>>& shapes);
 

@@ -58,13 +58,13 @@ Labels parse_labels(const std::string& part, bool named, Equation& e) {
     }
 
     if (part.compare(i, 3, "...") == 0) {
-      check(e.text, !has(labels, open_ellipsis), "\"...\" twice in \"", part, "\"");
+      check(e.text, !has(labels, open_ellipsis), "\"...\" appears twice in \"", part, "\"");
       labels.push_back(open_ellipsis);
       i += 3;
       continue;
     }
 
-    check(e.text, is_letter(part[i]), "\"", part[i], "\" is not a part of an equation");
+    check(e.text, is_letter(part[i]), "\"", part[i], "\" is not allowed in an equation");
     size_t end = i + 1;
     while (named && end < part.size() && continues_name(part[end])) ++end;
     labels.push_back(number_of(part.substr(i, end - i), e.names));
@@ -124,12 +124,12 @@ Equation parse(const std::string& text, bool named) {
     check(e.text, static_cast<size_t>(label) < known, "index ", name,
           " of the result is in no operand");
     check(e.text, std::count(e.out.begin(), e.out.end(), label) == 1, "index ", name,
-          " is twice in the result");
+          " appears twice in the result");
   }
   return e;
 }
 
-/// Returns the equation of a text, which is parsed at its first use on this thread.
+/// Returns the equation of a text. Each thread parses a text once and caches the equation.
 const Equation& equation_of(const std::string& text, bool named) {
   thread_local std::unordered_map<std::string, std::unique_ptr<const Equation>> kept;
   if (kept.size() > 10000) kept.clear();
@@ -149,8 +149,8 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
   std::string all;
   for (const at::IntArrayRef s : shapes) all += (all.empty() ? "" : ", ") + describe(s);
   const std::string text = e.text + " of " + all;
-  check(text, shapes.size() == e.in.size(), e.in.size(), " operands are named and ", shapes.size(),
-        " given");
+  check(text, shapes.size() == e.in.size(), "the equation has ", e.in.size(), " operands, and ",
+        shapes.size(), " were given");
 
   FittedEquation b;
   int64_t spread = 0;  // dims of "..." in the result
@@ -160,7 +160,7 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
     const int64_t more = static_cast<int64_t>(shapes[i].size()) -
                          static_cast<int64_t>(e.in[i].size()) + (with_ellipsis ? 1 : 0);
     check(text, more >= 0 && (more == 0 || with_ellipsis), "operand ", i, " has ", shapes[i].size(),
-          " dims, and ", e.in[i].size() - (with_ellipsis ? 1 : 0), " indices");
+          " dims but ", e.in[i].size() - (with_ellipsis ? 1 : 0), " indices");
 
     if (with_ellipsis) spread = std::max(spread, more);
     // Broadcast dims are aligned at the last one as in NumPy, so they are numbered from the right:
@@ -179,8 +179,8 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
       // A size of 1 broadcasts: between operands, and between two dims of one operand that have the
       // same index.
       check(text, size == it->second || size == 1 || it->second == 1, "index ",
-            l < 0 ? std::string("\"...\"") : e.names[static_cast<size_t>(l)], " is ", it->second,
-            " and ", size, " in operand ", i);
+            l < 0 ? std::string("\"...\"") : e.names[static_cast<size_t>(l)], " has size ",
+            it->second, ", but size ", size, " in operand ", i);
       if (it->second == 1) it->second = size;
     }
 
@@ -202,7 +202,7 @@ struct Labeled {
   Labels labels;
 };
 
-/// Takes diagonals of repeated indices, and drops dims that broadcast.
+/// Returns an operand with dims that broadcast dropped, and repeated indices reduced to diagonals.
 Labeled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
   Labeled o{x, labels};
 
@@ -313,7 +313,7 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     return wanted_by(b.out, others);
   };
 
-  // Sum over indices of one operand only before multiplying, which makes the products smaller.
+  // First sum over indices that are in only one operand, so that the matrix products are smaller.
   for (size_t i = 0; i < list.size(); ++i) sum_out(list[i], wanted_beside(i, i));
 
   std::vector<Labels> labels;

@@ -21,13 +21,16 @@
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/named_range.h"
+#include "core/sum.h"
 
 namespace lathe {
 namespace {
 
 std::atomic<uint64_t> next_sequence{1};
 
-at::Tensor reduce_to(const at::Tensor& g, at::IntArrayRef sizes) { return at::sum_to(g, sizes); }
+at::Tensor reduce_to(const at::Tensor& g, at::IntArrayRef sizes) {
+  return g.sizes() == sizes ? g : fixed_sum_to(g, sizes);
+}
 Variable reduce_to(const Variable& g, at::IntArrayRef sizes) { return sum_to(g, sizes); }
 const at::Tensor& tensor_of(const at::Tensor& t) { return t; }
 const at::Tensor& tensor_of(const Variable& v) { return v.data(); }

@@ -19,27 +19,29 @@
 namespace lathe {
 namespace {
 
-/// A recorded function. The op has an input for each use that needs a gradient, the newest first,
-/// so that the engine adds gradients in the order in which it would without fusing; then one for
-/// each of the other inputs of the formula.
+/// A recorded function. Its op has one input for each use that needs a gradient, the newest use
+/// first, so that the engine adds gradients in the same order as without fusing. The other inputs
+/// of the formula follow, one each.
 struct Recorded {
   ChainFormula formula, backward;
   int result = 0, dy = 0;
   std::vector<ChainUse> uses;  // of `backward`
-  std::vector<int> kept;       // the values that backward is given besides the inputs and dy
-  std::vector<size_t> place;   // of each input of the formula, its first among the op's
+  std::vector<int> kept;       // values that backward gets in addition to the inputs and dy
+  std::vector<size_t> place;   // for each input of the formula, the first op input that holds it
   std::vector<Chain::Input> layouts;
   // Of each input of the formula:
   std::vector<std::vector<int64_t>> shapes;
   std::vector<at::ScalarType> dtypes;
-  std::vector<bool> reads;        // backward reads its values
-  std::vector<bool> reads_twice;  // second derivatives do
+  std::vector<bool> reads;        // the first backward pass reads its values
+  std::vector<bool> reads_twice;  // second derivatives read its values
+  // Of the whole formula:
   std::vector<int64_t> sizes;
   PerElement cost;
 };
 
-/// Returns how a chain reads a gradient: one value for all elements, or one for each. nullopt for
-/// other layouts, in which ATen's functions would divide their work otherwise.
+/// Returns how a chain reads a gradient: one value for all elements, or one for each element.
+/// Returns nullopt for other layouts, for which ATen's functions would divide their work among
+/// threads differently than a chain does.
 std::optional<Chain::Input> gradient_layout(const at::Tensor& dy) {
   if (dy.is_contiguous()) return Chain::Input{};
   const bool is_number = std::all_of(dy.strides().begin(), dy.strides().end(),
@@ -85,10 +87,10 @@ at::Tensor run_comparison(const ChainValue& v, const std::vector<Variable>& x) {
   }
 }
 
-/// Runs the recorded ops one by one on the op's inputs.
+/// Runs the recorded ops one by one, on the inputs of the fused op.
 Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
   const ModeGuard guard;
-  mode().compute = at::kFloat;  // casts of autocast have been recorded
+  mode().compute = at::kFloat;  // the casts of autocast were recorded as ops
   mode().chain = nullptr;
 
   const auto& values = r.formula.values();
@@ -121,7 +123,7 @@ Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
 struct Fused {
   static constexpr OpInfo info{.name = "fused", .exact = true};
   std::shared_ptr<const Recorded> recorded;
-  std::vector<Saved> kept{};    // the inputs of the formula; undefined where nothing reads them
+  std::vector<Saved> kept{};    // the formula's inputs; undefined if no gradient reads them
   std::vector<Saved> values{};  // those of Recorded::kept
 
   at::Tensor forward(at::TensorList x) {
@@ -202,8 +204,8 @@ struct Fused {
   }
 
  private:
-  /// Replaces the gradients that an input gets from several uses by their sum, where the engine
-  /// would add them to nothing else before.
+  /// For each input with several uses, replaces their gradients by one sum, unless the engine would
+  /// add the first of them to another gradient. The order of additions stays the engine's.
   void add_up(ChainFormula& formula, std::vector<ChainUse>& uses, GradSlots& slots) const {
     for (size_t first = 0; first < uses.size(); ++first) {
       ChainUse& use = uses[first];
@@ -219,7 +221,7 @@ struct Fused {
     }
   }
 
-  /// Returns the op's inputs. Zeros take the place of those that no gradient depends on.
+  /// Returns the op's inputs as constants. Inputs that no gradient depends on are zeros.
   std::vector<Variable> constants(size_t count) const {
     const Recorded& r = *recorded;
     std::vector<Variable> inputs(count), of_formula;
@@ -235,7 +237,7 @@ struct Fused {
   }
 };
 
-/// Returns the formula of a function, and the inputs of its op.
+/// Returns the recorded function with its backward pass, and the inputs of its op.
 std::pair<std::shared_ptr<Recorded>, std::vector<Variable>> finish(const ChainTrace& trace,
                                                                    int result) {
   const auto r = std::make_shared<Recorded>();
@@ -246,7 +248,7 @@ std::pair<std::shared_ptr<Recorded>, std::vector<Variable>> finish(const ChainTr
   r->dy = r->backward.add_input(r->formula[result].dtype, false);
   r->uses = r->backward.add_backward(result, r->dy);
 
-  // ATen's functions cost more than to keep what they return.
+  // Keep the results of ATen's functions, since calling those again costs more.
   std::vector<int> wanted;
   for (const ChainUse& use : r->uses) wanted.push_back(use.gradient);
   r->reads_twice = r->backward.inputs_of(wanted);
@@ -277,8 +279,8 @@ std::pair<std::shared_ptr<Recorded>, std::vector<Variable>> finish(const ChainTr
 
 using Finished = std::optional<std::pair<std::shared_ptr<Recorded>, std::vector<Variable>>>;
 
-/// Records a function; nullopt if it is to run op by op. With `silent`, no observer and no
-/// recomputation learns of the ops of smaller tensors, which run.
+/// Records a function. Returns nullopt if it must run op by op. Ops of smaller tensors do run while
+/// recording; with `silent`, observers and recomputations are not notified of them.
 Finished traced(std::span<const Variable> inputs, const detail::FusedFunction& fn, bool silent) {
   const auto uses = mode().uses != nullptr ? std::optional(*mode().uses) : std::nullopt;
   const auto flops = mode().flops != nullptr ? std::optional(*mode().flops) : std::nullopt;
@@ -296,7 +298,8 @@ Finished traced(std::span<const Variable> inputs, const detail::FusedFunction& f
   } catch (const LeftChain&) {
     // It runs op by op.
   } catch (const std::exception&) {
-    // Such as by reading a value, which it does not have: a real error is thrown again below.
+    // For example, fn read a value, which traced tensors do not have. fn runs again below, op by
+    // op, which throws a real error again.
   }
 
   if (!found || silent) {
@@ -309,10 +312,11 @@ Finished traced(std::span<const Variable> inputs, const detail::FusedFunction& f
 }  // namespace
 
 Variable detail::run_fused(std::span<const Variable> inputs, const FusedFunction& fn) {
-  // Within another fused() the ops belong to its chain.
+  // Inside another fused(), the ops belong to the outer chain.
   if (mode().chain != nullptr) return fn(inputs);
 
-  // What observes or records ops must not meet those of a trace that is given up.
+  // Observers and recomputations must not see the ops of a trace that is abandoned. So try one
+  // silently first.
   const Mode& m = mode();
   const bool is_watched =
       m.observers != nullptr || m.recording != nullptr || m.replaying != nullptr;

@@ -1,6 +1,7 @@
-// Fusion: a function of elementwise ops runs as one op. Forward it reads each input once and writes
-// its result once. Backward it writes one gradient for each input of the result's shape; an input
-// that is broadcast gets a gradient of the result's shape for each use, which is then summed.
+// Fusion: a function of elementwise ops runs as one op. The forward pass reads each input once and
+// writes its result once. The backward pass writes one gradient for each input that has the
+// result's shape. A broadcast input gets a gradient of the result's shape for each use; each of
+// these is then summed to the input's shape.
 #pragma once
 
 #include <array>
@@ -22,20 +23,20 @@ Variable run_fused(std::span<const Variable> inputs, const FusedFunction& fn);
 
 }  // namespace detail
 
-/// Returns fn(inputs...), computed by one op "fused" where fn consists of elementwise ops: + - * /
+/// Returns fn(inputs...). If fn consists of elementwise ops, one op "fused" computes it: + - * /
 /// with Variables and numbers, neg, exp, log, sqrt, rsqrt, reciprocal, pow, tanh, erf, sigmoid,
 /// relu, silu, gelu, cast, masked_fill, where and comparisons. The result and the gradients have
 /// the bits of the ops run one by one (NaNs may differ in their payload); second derivatives agree
-/// up to rounding. For backward the op keeps the inputs that its gradients depend on and the
-/// results of functions such as exp(); it computes the other values again. What is read only for
-/// second derivatives, such as the argument of exp(), may change in place until then.
+/// up to rounding. For backward, the op keeps the inputs that its gradients depend on and the
+/// results of functions such as exp(), and computes the other values again. An input that only
+/// second derivatives read, such as the argument of exp(), may be changed in place if none are
+/// taken.
 ///
-/// It applies on CPUs to float32 and bfloat16. The inputs and what fn captures have the result's
-/// shape, or are a row, a column or a number that is broadcast to it; all are contiguous. Anything
-/// else runs op by op as without fused(), such as gelu() where ATen's threads would divide it
-/// otherwise than a chain. fn is called for each call of fused(), at first with tensors that have
-/// no values, and again if it can't be fused, is observed or is recomputed. So it must have no
-/// other effects than its result.
+/// Only float32 and bfloat16 on CPUs are fused. Inputs and captured tensors must be contiguous and
+/// have the result's shape, or be a row, a column or a number that is broadcast to it. Anything
+/// else runs op by op, as without fused(). So does gelu() on sizes that ATen divides among its
+/// threads differently than a chain. fused() calls fn first with tensors that have no values, and
+/// again if fn can't be fused, or if it is observed or recomputed. So fn must have no side effects.
 template <class F, std::same_as<Variable>... In>
 Variable fused(const F& fn, const In&... inputs) {
   static_assert(std::is_same_v<std::invoke_result_t<const F&, const In&...>, Variable>,

@@ -45,27 +45,29 @@ struct GradSlot {
   bool owned() const;
 };
 
-/// The gradients that the inputs of a running node have so far, for fused ops that add their own
+/// The gradients that the inputs of a running node have so far. Fused ops add their own to these
 /// directly.
 class GradSlots {
  public:
   virtual ~GradSlots() = default;
-  /// Hands over the gradient that input i has so far: the op adds its own in place and returns the
-  /// tensor as the gradient of input i. Returns an undefined tensor if there is none of that dtype
-  /// yet, if it is not owned, or if hooks, observers or grad() need the contribution of this pass
-  /// alone. If the op throws, the gradient is lost: do not use gradients after a backward that
-  /// failed.
-  /// The op must add one number to each element and round once: the tensor may hold what earlier
-  /// passes left in a parameter, and the bits must be those of an addition afterwards, so that a
-  /// step's bits do not depend on which micro-batches a process computes (core/tree_sum.h).
+  /// Hands over the gradient that input i has so far. The op adds its own in place and returns the
+  /// tensor as the gradient of input i. Returns an undefined tensor if there is no gradient of that
+  /// dtype yet, if it is not owned, or if hooks, observers or grad() need the contribution of this
+  /// pass alone. If the op throws, the gradient is lost: do not use gradients after a backward pass
+  /// that failed.
+  /// The op must add one number to each element and round once. The tensor may hold what earlier
+  /// passes left in a parameter, and the result must have the bits of a separate addition.
+  /// Otherwise a step's bits would depend on which micro-batches a process computes
+  /// (core/tree_sum.h).
   virtual at::Tensor take(size_t i, at::ScalarType dtype) = 0;
-  /// Returns whether input i takes gradients of this dtype as they are and has none so far in this
-  /// pass: an op that has several for it may then return their sum, added in the same order.
+  /// Returns whether input i takes gradients of this dtype without a cast and has none so far in
+  /// this pass. An op that has several gradients for the input may then return their sum, added in
+  /// the same order.
   virtual bool is_first(size_t i, at::ScalarType dtype) = 0;
 };
 
 /// A step of a recorded forward pass: the op that made the outputs, and where the gradients of its
-/// inputs go. The Variables that it made and the nodes after it own it.
+/// inputs go. It is owned by the Variables that it made and by the nodes that use them.
 struct Node : std::enable_shared_from_this<Node> {
   /// Receives the gradient of an output; a defined result of the same shape replaces it.
   using Hook = std::function<at::Tensor(const at::Tensor&)>;
@@ -88,12 +90,13 @@ struct Node : std::enable_shared_from_this<Node> {
   virtual GradList<Variable> backward(const GradList<Variable>& dy, const NeedsList& needs) = 0;
   /// Frees the tensors that were saved for backward.
   virtual void release() {}
-  /// Frees the op; `recomputed` can restore it.
+  /// Frees the op with all that it saved, for a recomputation: `recomputed` can restore it.
   virtual void drop_saved() {}
-  /// Returns whether the op can compute its result from what it keeps beside its inputs.
+  /// Returns whether the op can compute its result from what it keeps in addition to its inputs.
   virtual bool rebuilds_result() const { return false; }
   /// Calls `visit` with each tensor that the op keeps, which it may change.
   virtual void visit_saved(const SavedVisit&) {}
+  /// Returns this node if it is a leaf, else null.
   virtual Leaf* as_leaf() { return nullptr; }
   const Leaf* as_leaf() const { return const_cast<Node*>(this)->as_leaf(); }
 
@@ -110,7 +113,7 @@ struct Node : std::enable_shared_from_this<Node> {
   bool frozen = false;      ///< a leaf that currently takes no gradient
   bool packed = false;      ///< the op keeps packed tensors (autograd/packing.h)
   const uint64_t sequence;  ///< order of creation: consumers come after producers
-  Flops backward_flops;     ///< if every input that requires a gradient gets one
+  Flops backward_flops;     ///< FLOPs of backward if every input that needs a gradient gets one
   std::shared_ptr<Recomputation>
       recomputed;  ///< the part that must run again before backward, or null
 };
@@ -128,8 +131,9 @@ struct Leaf final : Node {
   }
   GradList<Variable> backward(const GradList<Variable>&, const NeedsList&) override { return {}; }
   Leaf* as_leaf() override { return this; }
-  /// Adds to `grad` unless the parameter is frozen. The first gradient is taken over if it is
-  /// owned; later ones are added in place. Passes on several threads may call it at the same time.
+  /// Adds to `grad` unless the parameter is frozen. Stores the first gradient without a copy if it
+  /// is owned, and adds later ones in place. Passes on several threads may call it at the same
+  /// time.
   void accumulate(GradSlot slot);
   /// Hands over `grad` if it is owned, as GradSlots::take does.
   at::Tensor take_grad();
@@ -147,7 +151,7 @@ struct Leaf final : Node {
 
 namespace detail {
 
-/// An op that a recomputation kept, and that does not run again.
+/// What a recomputation kept of an op, so that the op does not run again.
 struct KeptOp {
   std::shared_ptr<Node> node;       ///< null: the op was not kept
   std::vector<at::Tensor> outputs;  ///< of the first run; empty: the op rebuilds its result
@@ -161,7 +165,7 @@ inline const Precision* precision_of(const Variable& v) {
   return leaf == nullptr ? nullptr : &leaf->precision;
 }
 
-/// Returns whether it is a parameter that an optimizer updates.
+/// Returns whether `v` is a parameter that an optimizer updates.
 inline bool is_trained(const Variable& v) {
   const Precision* p = precision_of(v);
   return p != nullptr && p->quantized == nullptr && v.requires_grad();

@@ -20,17 +20,17 @@ struct TensorCut {
 
   /// Returns the rows along `dim` of a section that a part has, counted in that section.
   ElementRange range(size_t section, int64_t part_) const;
-  /// Returns the sizes of a part's tensor. `sizes`: of any part's.
+  /// Returns the sizes of the tensor of part `part_`. `sizes`: those of any part's tensor.
   std::vector<int64_t> part_sizes(at::IntArrayRef sizes, int64_t part_) const;
-  /// Returns the sizes of the whole tensor. `sizes`: of any part's.
+  /// Returns the sizes of the whole tensor. `sizes`: those of any part's tensor.
   std::vector<int64_t> whole_sizes(at::IntArrayRef sizes) const;
   /// Returns a contiguous copy of this process's part of the whole tensor.
   at::Tensor part_of(const at::Tensor& whole) const;
-  /// Returns the whole tensor of all parts, in their order.
+  /// Returns the whole tensor, joined from the tensors of all parts in the order of parts.
   at::Tensor join(const std::vector<at::Tensor>& all) const;
 };
 
-/// Returns how a parameter is cut; null if this process has all of it or it is no parameter.
+/// Returns how a parameter is cut; null if this process has all of it or `v` is not a parameter.
 const TensorCut* cut_of(const Variable& v);
 /// Returns whether a parameter is cut along `dim`.
 bool is_cut(const Variable& v, int64_t dim);

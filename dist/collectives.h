@@ -1,13 +1,13 @@
 // Collectives as differentiable ops, for models that combine values of several processes, such as
-// batch statistics or the negatives of a contrastive loss. Sums are added in the order of
-// core/tree_sum.h, so they do not depend on a library.
+// batch statistics or the negatives of a contrastive loss. Sums are computed in the order of
+// core/tree_sum.h, so their bits do not depend on the communication library.
 //
 // Every rank calls the same ops in the same order, from the training thread, with tensors of the
-// same shape and dtype on the CPU. So all ranks must also need the same gradients, since each
-// backward pass is a collective too. A loss that every rank computes counts once for each of them:
-// the gradient of x on a rank is that of the sum of all ranks' losses, as in
-// torch.distributed.nn.functional. In a single process each op copies its input. Where a rank was
-// lost, they throw Exit::peer_lost. With dist.tensor above 1 they are over the data ranks.
+// same shape and dtype on the CPU. Each backward pass is a collective too, so all ranks must also
+// need the same gradients. A loss that every rank computes counts once for each of them: the
+// gradient of x on a rank is that of the sum of all ranks' losses, as in
+// torch.distributed.nn.functional. In a single process, each op copies its input. The ops throw
+// Exit::peer_lost if a rank was lost. With dist.tensor above 1, "all ranks" are the data ranks.
 #pragma once
 
 #include "autograd/variable.h"
@@ -19,15 +19,16 @@ namespace lathe {
 Variable all_reduce(const Variable& x);
 /// Returns `x` of all ranks, concatenated along `dim` in the order of ranks.
 Variable all_gather(const Variable& x, int64_t dim = 0);
-/// Returns this rank's part of the sum of `x` over all ranks, which is cut into equal parts along
-/// `dim`. Throws if the number of ranks does not divide the size of `dim`.
+/// Sums `x` over all ranks, cuts the sum into equal parts along `dim`, and returns this rank's
+/// part. Throws if the number of ranks does not divide the size of `dim`.
 Variable reduce_scatter(const Variable& x, int64_t dim = 0);
 /// Cuts `x` into equal parts along `dim`, sends part r to rank r, and returns the parts received,
 /// concatenated along `dim` in the order of ranks. Throws if the number of ranks does not divide
 /// the size of `dim`.
 Variable all_to_all(const Variable& x, int64_t dim = 0);
 
-/// The ranks that a collective is over: those of the data axis or the tensor axis (dist/world.h).
+/// The ranks that take part in a collective: those of the data or of the tensor axis
+/// (dist/world.h).
 enum class Axis : uint8_t { data, tensor };
 
 /// Does what all_reduce() of a Variable does, without a graph.

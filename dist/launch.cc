@@ -247,9 +247,7 @@ Exit launch(const LaunchOptions& options) {
     // Only the loss of a process is worth another attempt: an error would come again.
     if (result != Exit::peer_lost || attempt.was_stopped() || restarts == options.max_restarts)
       return result;
-    const int left = options.ranks_after_loss(ranks - attempt.lost());
-    if (left == 0) return result;
-    ranks = left;
+    ranks = options.ranks_after_loss(ranks - attempt.lost());
     log_info("restart ", restarts + 1, " of ", options.max_restarts, " with ", ranks,
              " processes, from the newest checkpoint");
   }

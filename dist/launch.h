@@ -14,7 +14,7 @@ struct LaunchOptions {
   int max_restarts = 0;  ///< how often the run is started again after a process was lost
   /// The words after `lathe` that each process gets.
   std::vector<std::string> command;
-  /// Returns how many processes to start again with when `left` are left; 0 for not at all.
+  /// Returns how many processes to start again with when `left` are left.
   std::function<int(int left)> ranks_after_loss;
 };
 

@@ -84,7 +84,7 @@ Variable embedding_of_tensor_ranks(const at::Tensor& ids, const Variable& weight
                                    .logical_and(ids.lt(cut.sections.at(0)))
                                    .logical_and(ids.lt(own.begin).logical_or(ids.ge(own.end)));
 
-  // An id outside of the vocabulary stays outside of this rank's rows, for embedding() to refuse.
+  // An id outside the vocabulary stays outside this rank's rows, so that embedding() refuses it.
   const at::Tensor here = (ids - own.begin).masked_fill(is_others, 0);
   return reduce_from_tensor_ranks(masked_fill(embedding(here, weight), is_others.unsqueeze(-1), 0));
 }
@@ -96,12 +96,18 @@ Variable cross_entropy_of_tensor_ranks(const Variable& logits, const TensorCut& 
       cast(logits, logits.dtype() == at::kDouble ? at::kDouble : at::kFloat);  // [N, V / ranks]
 
   const at::Tensor ignored = targets.eq(-100).unsqueeze(1);  // [N, 1]
+  const at::Tensor outside =
+      targets.lt(0).logical_or(targets.ge(cut.sections.at(0))).logical_and(targets.ne(-100));
+  LATHE_CHECK(!outside.any().item<bool>(), "target ",
+              targets.masked_select(outside).min().item<int64_t>(), " is outside [0, ",
+              cut.sections.at(0), ")");
   const ElementRange own = cut.range(0, cut.part);
   const at::Tensor is_others =
       targets.lt(own.begin).logical_or(targets.ge(own.end)).unsqueeze(1).logical_or(ignored);
   const at::Tensor index = (targets - own.begin).unsqueeze(1).masked_fill(is_others, 0);
 
-  // log softmax(z)[target], with the largest logit of all ranks subtracted; its gradient is zero.
+  // Compute log_softmax(z)[target]. Subtract the largest logit of all ranks, which cancels and so
+  // needs no gradient.
   const at::Tensor largest =
       all_gather(z.data().amax(1, /*keepdim=*/true), 1, Axis::tensor).amax(1, /*keepdim=*/true);
   const Variable shifted = z - Variable(largest);
@@ -109,7 +115,9 @@ Variable cross_entropy_of_tensor_ranks(const Variable& logits, const TensorCut& 
   const Variable picked =
       reduce_from_tensor_ranks(masked_fill(gather(shifted, 1, index), is_others, 0));
 
-  const double counted = divisor != 0 ? divisor : ignored.logical_not().sum().item<double>();
+  // Without a target the loss is 0.
+  const double counted =
+      divisor != 0 ? divisor : std::max(1.0, ignored.logical_not().sum().item<double>());
   return sum(masked_fill(log(sums) - picked, ignored, 0)) * (1 / counted);
 }
 

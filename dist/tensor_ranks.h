@@ -1,10 +1,11 @@
 // The collectives of tensor parallelism (Shoeybi et al. 2019, "Megatron-LM"): the tensor ranks
 // (dist/world.h) compute a layer together, each with a part of its weights. A matrix that is cut
-// along its outputs takes inputs from copy_to_tensor_ranks(); the product with a matrix that is cut
+// along its outputs takes its input from copy_to_tensor_ranks(). The output of a matrix that is cut
 // along its inputs goes through reduce_from_tensor_ranks().
 //
-// Every tensor rank calls the same ops in the same order. What is not cut has the same bits on all
-// of them, and so have its gradients. With one tensor rank, their values are those of the input.
+// Every tensor rank calls the same ops in the same order. Tensors that are not cut have the same
+// bits on all of them, and so have their gradients. With one tensor rank, each op returns its
+// input's values.
 #pragma once
 
 #include "autograd/tensor_cut.h"
@@ -12,22 +13,24 @@
 
 namespace lathe {
 
-/// Returns `x`, which is the same on all tensor ranks. Its gradient is the sum of theirs.
+/// Returns `x`, which must be the same on all tensor ranks. The gradient of `x` is the sum of the
+/// gradients on all tensor ranks.
 Variable copy_to_tensor_ranks(const Variable& x);
 /// Returns the sum of `x` over the tensor ranks, with the same bits on each. The gradient of `x` is
 /// that of the result. Low-precision inputs are added in float32 and rounded once.
 Variable reduce_from_tensor_ranks(const Variable& x);
-/// Returns the whole tensor, of which `x` is this rank's part along the last dimension. The
-/// gradient of `x` is its part of the result's. `cut`: along dimension 0 of a matrix that computed
-/// `x`, which has one section.
+/// Returns the complete tensor, of which `x` is this rank's part along the last dimension. The
+/// gradient of `x` is this rank's part of the result's gradient. `cut` is the cut of the weight
+/// that computed `x`: along dimension 0, in one section.
 Variable gather_from_tensor_ranks(const Variable& x, const TensorCut& cut);
 
-/// Returns the rows of an embedding whose rows are cut. ids int64 [...] -> [..., C].
+/// Returns the rows `ids` of an embedding table [V, C] whose rows are cut among the tensor ranks.
+/// ids int64 [...] -> [..., C].
 Variable embedding_of_tensor_ranks(const at::Tensor& ids, const Variable& weight);
 
-/// Returns the summed cross-entropy over the targets [N] that are not -100, divided by `divisor` (0
-/// stands for their number), of logits [N, V] whose columns are cut as `cut` cuts the head's rows.
-/// No rank gets another one's logits. `logits`: the columns of this rank.
+/// Returns the cross-entropy summed over the targets [N] that are not -100 and divided by `divisor`
+/// (0: by the number of these targets). The logits [N, V] are cut along their columns as `cut` cuts
+/// the rows of the head; `logits` has the columns of this rank. No rank receives another's logits.
 Variable cross_entropy_of_tensor_ranks(const Variable& logits, const TensorCut& cut,
                                        const at::Tensor& targets, double divisor);
 

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
+#include <optional>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -123,7 +124,8 @@ void World::meet() {
     fail(Exit::usage, "rank ", p.rank, " of ", p.size,
          " was started twice; give each process a RANK of its own");
   }
-  store_->set(key("size", p.rank), std::to_string(p.size));
+  const std::string mine = str(p.size, " ", tensor_.size);
+  store_->set(key("grid", p.rank), mine);
   store_->set(key("pulse", p.rank), pulse());
   monitor_ = store_->connect(/*timeout=*/1);
   std::thread([this, store = std::shared_ptr(store_->connect(timeout_))] {
@@ -131,20 +133,37 @@ void World::meet() {
   }).detach();
 
   const auto begin = Clock::now();
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
+  std::optional<int> other;  // a rank that was started differently
+  std::string its_grid;
   for (int rank = 0; rank < p.size; ++rank) {
-    std::string size;
-    while ((size = store_->get(key("size", rank))).empty()) {
+    std::string grid;
+    while ((grid = store_->get(key("grid", rank))).empty()) {
       if (seconds_since(begin) > timeout_) {
         fail(Exit::peer_lost, "rank ", rank, " of ", p.size, " did not come within ", timeout_,
              " s (dist.timeout); see what its process printed");
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      pause();
     }
-    if (size != std::to_string(p.size)) {
-      fail(Exit::usage, "rank ", rank, " was started with WORLD_SIZE = ", size, " and rank ",
-           p.rank, " with ", p.size, "; start all of them with one number");
-    }
+    if (grid == mine || other) continue;
+    other = rank;
+    its_grid = grid;
   }
+  store_->set(key("met", p.rank), "yes");
+  if (!other) return;
+
+  // Rank 0 has the store, which the others must have read before it ends.
+  const auto found = Clock::now();
+  for (int rank = 1; p.rank == 0 && rank < p.size; ++rank) {
+    while (store_->get(key("met", rank)).empty() && seconds_since(found) < 2) pause();
+  }
+  const size_t space = its_grid.find(' ');
+  if (const std::string size = its_grid.substr(0, space); size != std::to_string(p.size)) {
+    fail(Exit::usage, "rank ", *other, " was started with WORLD_SIZE = ", size, " and rank ",
+         p.rank, " with ", p.size, "; start all of them with one number");
+  }
+  fail(Exit::usage, "dist.tensor is ", its_grid.substr(space + 1), " in the config of rank ",
+       *other, " and ", tensor_.size, " in that of rank ", p.rank, "; start all with one config");
 }
 
 std::string World::pulse() const {

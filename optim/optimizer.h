@@ -1,6 +1,6 @@
-// Optimizers: groups of slots, each of which holds a parameter and its state. An update is
-// torch.optim's where torch has one, otherwise its paper's; optim/method.h lists the files of the
-// formulas.
+// Optimizers: groups of slots, each of which holds a parameter and its state. An update follows
+// torch.optim if torch has that optimizer, otherwise the optimizer's paper. optim/method.h explains
+// where the formulas are.
 #pragma once
 
 #include <cstdint>
@@ -23,24 +23,24 @@
 
 namespace lathe {
 
-/// The complete tensor that a tensor of state belongs to, and which of its elements this process
-/// keeps: all of them, unless processes share the parameters out.
+/// The complete tensor that a tensor of state belongs to, and the range of its elements that this
+/// process keeps. The range is all of them unless the state is sharded among processes.
 struct StatePart {
   std::vector<int64_t> sizes;
   ElementRange own;
-  size_t slot = 0, tensor = 0;  ///< where it is in StateOffload
-  /// How its parameter is cut among tensor ranks, whose part `sizes` describes; null: not at all.
+  size_t slot = 0, tensor = 0;  ///< its indices in StateOffload
+  /// How the parameter is cut among tensor ranks; `sizes` then describes one part. Null: not cut.
   std::shared_ptr<const TensorCut> cut{};
 };
 
-/// A parameter with its state. state[i] is saved in checkpoints as names[i], torch.optim's name.
+/// A parameter with its state. Checkpoints store state[i] as names[i], the name in torch.optim.
 struct Slot {
   std::string path;
   Variable param;
   std::vector<std::string> names;
-  std::vector<int> places;  ///< indices in UpdateArgs::state; the average, last in `state` if there
-                            ///< is one, has none
-  std::vector<at::Tensor> state;  ///< on the meta device where it is in a file
+  std::vector<int> places;  ///< indices in UpdateArgs::state of all but the moving average, which
+                            ///< is last in `state` if there is one
+  std::vector<at::Tensor> state;  ///< on the meta device if it is in a file
   std::vector<StatePart> parts;   ///< of each tensor of state
   bool whole = false;             ///< as in StateOf
   size_t index = 0;               ///< of the parameter, in the order of the constructor
@@ -59,18 +59,19 @@ struct StepOptions {
   int64_t step = 0;  ///< from 0; named in the error that ends a run
   at::Tensor
       loss{};  ///< [] float32; if given, a non-finite loss has the effect of a non-finite gradient
-  ScaleState* scale = nullptr;  ///< scale of the loss that the gradients carry; null: 1, and a
-                                ///< non-finite gradient ends the run
+  ScaleState* scale = nullptr;  ///< the loss scale of the gradients; null: 1, and a non-finite
+                                ///< gradient ends the run
   ScalePolicy scale_policy{};
-  /// Where processes share the parameters out: the gradients of the elements that this one owns,
-  /// 1-D, in the order of the constructor's parameters; undefined for a parameter without one.
+  /// If updates are sharded among processes: for each of the constructor's parameters, the gradient
+  /// of the elements that this process owns, 1-D; undefined for a parameter without a gradient.
   std::span<const at::Tensor> own_gradients{};
-  /// Where processes share the parameters themselves out: the elements that this one owns, updated
-  /// in place of the parameter's; undefined for a parameter that is complete.
+  /// If the parameters themselves are sharded: for each of the constructor's parameters, the
+  /// elements that this process owns, which are updated in place of the parameter; undefined for a
+  /// parameter that is complete.
   std::span<const at::Tensor> own_parameters{};
   /// Replaces a tensor by its sum over all processes. Set with own_gradients.
   std::function<void(at::Tensor&)> sum_over_processes{};
-  /// Replaces a tensor by its sum over the tensor ranks. Set where parameters are cut among them.
+  /// Replaces a tensor by its sum over the tensor ranks. Set if parameters are cut among them.
   std::function<void(at::Tensor&)> sum_over_tensor_ranks{};
 };
 
@@ -84,21 +85,22 @@ class Optimizer {
   /// `rounding_seed`, the path, the element and the update. With nullopt, and for float16, rounding
   /// is to nearest.
   ///
-  /// Weight decay applies to parameters of 2 and more dimensions unless their roles decide
-  /// otherwise. Updates are counted for all parameters together: a parameter whose first gradient
-  /// comes late gets the bias correction that it would have after gradients of zero.
+  /// Weight decay applies to parameters with two or more dimensions, unless their roles decide
+  /// otherwise. One count of updates serves all parameters. So a parameter whose first gradient
+  /// comes late gets the same bias correction as if its earlier gradients had been zero.
   ///
-  /// A parameter belongs to the first of `own`, then of config.groups, that chooses it. Throws
-  /// Exit::usage if one of them gets no parameter or the kind has no code for the device.
+  /// A parameter belongs to the first group of `own`, then of config.groups, that selects it.
+  /// Throws Exit::usage if a group gets no parameter, or if the kind does not support the device.
   ///
-  /// `shares`: of each parameter, the elements whose state is kept here and which are updated here;
-  /// empty: all of all. A parameter of divisible_parameters() may be cut at multiples of
-  /// grad_sum_chunk, another one is owned as a whole or not at all. On CPUs only. Throws
-  /// Exit::usage if a parameter is cut among tensor ranks and its update needs the whole tensor.
+  /// `shares`: for each parameter, the elements whose state this process keeps and which it
+  /// updates. Empty: all elements of all parameters. A parameter of divisible_parameters() may be
+  /// cut at multiples of grad_sum_chunk; any other one is owned completely or not at all. On CPUs
+  /// only. Throws Exit::usage if a parameter is cut among tensor ranks and its update needs all of
+  /// it.
   ///
   /// `offload`: if not empty, the state is in a scratch file in this folder (optim/offload.h), and
-  /// updates have the same bits. On CPUs only. Throws FileError with Exit::io where the disk lacks
-  /// the space, and Exit::usage where there is no state.
+  /// updates have the same bits. On CPUs only. Throws FileError with Exit::io if the disk lacks the
+  /// space, and Exit::usage if the optimizer has no state.
   Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
             std::optional<uint64_t> rounding_seed = std::nullopt,
             const std::vector<GroupOptions>& own = {}, const std::vector<ElementRange>& shares = {},
@@ -125,39 +127,40 @@ class Optimizer {
   void decide(double lr, const StepOptions& options);
   /// Updates parameter i, whose gradient may be freed afterwards.
   void update_parameter(size_t i, const StepOptions& options);
-  /// Moves the averages of parameters without a gradient. Records the norm of all gradients, and a
-  /// failed step where it is not finite.
+  /// Updates the averages of parameters without a gradient. Records the norm of all gradients, and
+  /// a failed step if the norm is not finite.
   void end_stages(const StepOptions& options);
 
   /// Returns the group with weight decay and the one without, then the same two for each of `own`
   /// and of config.groups. Their settings may be changed between steps.
   std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
-  /// Returns the state of all parameters together, by name, to be saved with the slots' state.
+  /// Returns the state that belongs to no single parameter, by name. Checkpoints save it too.
   const std::vector<std::pair<std::string, at::Tensor>>& shared_state() const {
     return shared_state_;
   }
   /// Returns the FLOPs of an update's matrix products, such as Newton-Schulz iterations; 0 if there
   /// are none.
   double update_flops() const { return update_flops_; }
-  /// Returns whether processes share the parameters out.
+  /// Returns whether updates are sharded among processes.
   bool is_shared() const { return is_shared_; }
-  /// Returns the state that is in a scratch file; null where it is in memory.
+  /// Returns the state that is in a scratch file; null if the state is in memory.
   const StateOffload* offload() const { return offload_.get(); }
   /// Waits until the scratch file, if there is one, has all of the state. Throws the error of a
-  /// read or write that failed since the last step.
+  /// failed read or write.
   void settle_offload() const;
-  /// Returns a tensor of a slot's state or of shared_state(). If it is in a file, that is a copy of
-  /// the part that this process keeps; `part` describes it.
+  /// Returns a tensor of a slot's state or of shared_state(). If the state is in a file, returns a
+  /// copy of the part that this process keeps, which `part` describes.
   at::Tensor read_state(const at::Tensor& state, const StatePart& part) const;
-  /// Calls `put` with the bytes of such a part of a tensor in a file, as StateOffload::read() does.
+  /// Calls `put` with the bytes of a part of state in a file, as StateOffload::read() does.
   void stream_state(const StatePart& part,
                     const std::function<void(std::span<const std::byte>)>& put) const;
-  /// Sets such a tensor. `values`: as many elements, on the CPU.
+  /// Sets the values of a tensor as read_state() returns it. `values`: as many elements, on the
+  /// CPU.
   void write_state(const at::Tensor& state, const StatePart& part, const at::Tensor& values);
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
-  /// Resumes after n updates, for example after loading. Forgets a step that ended the run.
+  /// Resumes after n updates, for example after loading. Clears the record of a failed step.
   void set_updates(int64_t n);
 
  private:
@@ -200,11 +203,11 @@ class Optimizer {
   std::unique_ptr<StateOffload> offload_;
 };
 
-/// Returns which parameters processes may share out in parts (StateOf::divisible).
+/// Returns for each parameter whether its update can be sharded within it (StateOf::divisible).
 std::vector<bool> divisible_parameters(const OptimConfig& config,
                                        const std::vector<NamedParameter>& parameters);
 
-/// The name that follows a parameter's path in checkpoints for its average.
+/// The suffix of a parameter's path that names its moving average in checkpoints.
 constexpr const char* average_name = "ema";
 
 }  // namespace lathe

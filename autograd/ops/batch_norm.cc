@@ -12,15 +12,29 @@
 namespace lathe {
 namespace {
 
+/// Returns x [B, C, ...] contiguous and, if it has one value per channel and sample, as [1, C, B].
+/// On CPUs, ATen cuts the sums of [B, C] into as many parts as there are threads, so that their
+/// bits depend on that number.
+at::Tensor by_channel(const at::Tensor& x) {
+  if (!x.is_cpu() || x.numel() != x.size(0) * x.size(1)) return x.contiguous();
+  return x.reshape({x.size(0), x.size(1)}).t().contiguous().unsqueeze(0);
+}
+
+/// Returns what by_channel() has changed in the shape that it had.
+at::Tensor by_sample(const at::Tensor& x, at::IntArrayRef sizes) {
+  return x.sizes() == sizes ? x : x.squeeze(0).t().reshape(sizes);
+}
+
 struct BatchNormOp {
   static constexpr OpInfo info{.name = "batch_norm", .optional = inputs_at({1, 2})};
   double eps;
   at::ScalarType out;
-  bool given = false;  // statistics are given; else those of the batch are computed
+  bool given = false;  // true: use the given statistics; false: compute those of the batch
   Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2);
-  Saved mean{}, var{};  // if of the batch, `var` is 1 / sqrt(var + eps)
+  Saved mean{}, var{};  // for statistics of the batch, `var` holds 1 / sqrt(var + eps)
 
-  // y = (x - mean) / sqrt(var + eps) * weight + bias; and the batch's mean and unbiased variance
+  // Returns y = (x - mean) / sqrt(var + eps) * weight + bias. Without given statistics, also
+  // returns the batch's mean and unbiased variance.
   std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_,
                                   const at::Tensor& bias_) {
     LATHE_CHECK(x_.dim() >= 2, "x must be [B, C, ...]");
@@ -30,24 +44,24 @@ struct BatchNormOp {
                   "weight, bias and statistics must have shape [", c, "]");
     }
     LATHE_CHECK(given || x_.numel() == 0 || x_.numel() > c,
-                "statistics need more than one value a channel; a batch of one can be evaluated, "
-                "not trained on");
+                "batch statistics need more than one value per channel; train on larger batches, "
+                "or use given statistics");
 
     x = x_.contiguous();
     weight = weight_;
     bias = bias_;
     if (x_.numel() == 0) return {x_.to(out)};
 
-    const at::Tensor wide = at_least_float32(x.data());
+    const at::Tensor wide = by_channel(at_least_float32(x.data()));
 
     if (given) {
       auto [y, unused_mean, unused_var] = at::native_batch_norm(
           wide, optional(weight_), optional(bias_), optional(mean.data()), optional(var.data()),
           /*training=*/false, /*momentum=*/0, eps);
-      return {y.to(out)};
+      return {by_sample(y, x_.sizes()).to(out)};
     }
 
-    // With a momentum of 1, ATen's running statistics become the batch's own.
+    // With a momentum of 1, ATen's running statistics become those of this batch.
     const at::Tensor batch_mean = at::zeros({c}, wide.options()),
                      batch_var = at::zeros({c}, wide.options());
     auto [y, m, r] =
@@ -56,7 +70,7 @@ struct BatchNormOp {
 
     mean = m;
     var = r;
-    return {y.to(out), batch_mean, batch_var};
+    return {by_sample(y, x_.sizes()).to(out), batch_mean, batch_var};
   }
   // h = (x - mean) / sqrt(var + eps), g = dy * weight:  dweight = sum(dy * h), dbias = sum(dy),
   // dx = (g - avg(g) - h * avg(g * h)) / sqrt(var + eps), with given statistics g / sqrt(var + eps)
@@ -74,9 +88,10 @@ struct BatchNormOp {
     // given.
     if (given && in.is_cuda()) saved_mean = m, saved_rstd = optional(var.data().add(eps).rsqrt_());
     auto [dx, dw, db] = at::native_batch_norm_backward(
-        at_least_float32(dy[0]).contiguous(), at_least_float32(in), optional(weight.data()),
-        given ? m : none, given ? v : none, saved_mean, saved_rstd, !given, eps, needs);
-    return {dx, dw, db};
+        by_channel(at_least_float32(dy[0])), by_channel(at_least_float32(in)),
+        optional(weight.data()), given ? m : none, given ? v : none, saved_mean, saved_rstd, !given,
+        eps, needs);
+    return {dx.defined() ? by_sample(dx, in.sizes()) : dx, dw, db};
   }
   Grads<3, Variable> backward(const GradList<Variable>& dy, Needs<3> needs) const {
     const auto plain = [this](const std::vector<Variable>& in) {
@@ -107,8 +122,8 @@ struct BatchNormOp {
   }
 
  private:
-  /// Returns t contiguous in float32 or wider: ATen's backward reads a weight [C] with other
-  /// strides incorrectly if x is [B, C].
+  /// Returns t as a contiguous tensor in float32 or wider. ATen's backward reads a non-contiguous
+  /// weight [C] incorrectly if x is [B, C].
   static std::optional<at::Tensor> optional(const at::Tensor& t) {
     return t.defined() ? std::optional(at_least_float32(t).contiguous()) : std::nullopt;
   }

@@ -1,4 +1,4 @@
-// Dropout, keyed by position and step.
+// Dropout, whose mask depends on the seed, the step and the position in the global batch.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -50,11 +50,10 @@ Variable dropout(const Variable& x, double p, uint64_t stream) {
   LATHE_CHECK(p >= 0 && p < 1, "dropout: p = ", p, " is outside [0, 1)");
   if (p == 0 || !is_training()) return x;
   const auto& random = mode().random;
-  LATHE_CHECK(
-      random,
-      "dropout: no random numbers; enter training by TrainingStep or Training (core/mode.h)");
+  LATHE_CHECK(random,
+              "dropout: no random numbers; make a TrainingStep or Training first (core/mode.h)");
   LATHE_CHECK(x.dim() >= 1 && x.size(0) > 0, "dropout(", describe(x.data()),
-              "): dim 0 must be the batch");
+              "): needs dim 0, the batch, with at least one element");
   const int64_t row = x.numel() / x.size(0);
   const uint64_t use = (*mode().uses)[stream]++;
   return apply(

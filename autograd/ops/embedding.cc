@@ -25,10 +25,10 @@ struct EmbeddingOp {
     rows = weight.size(0);
     return at::embedding(weight, ids.data()).to(out);
   }
-  // dweight[id] += dy at each position that has the id, in float32 or wider
+  // dweight[id] += sum of dy over the positions that have the id, computed in float32 or wider
   Grads<1> backward(const at::Tensor& dy, Needs<1>, GradSlots& slots) const {
     if (kernel_ready(dy) && kernel_dtype(grad)) {
-      // Add to the gradient that the table has already, such as that of a tied head, or to zeros.
+      // Add to the gradient that the table already has, for example from a tied head, or to zeros.
       at::Tensor table = slots.take(0, grad);
       if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
@@ -53,8 +53,8 @@ Variable embedding(const at::Tensor& ids, const Variable& weight) {
   require_defined("embedding", {&weight});
   EmbeddingOp op;
   op.ids = ids;
-  // Under autocast the result is the start of a float32 residual stream, even if the weight has low
-  // precision.
+  // Under autocast, return float32 even for a low-precision weight: the result begins the residual
+  // stream, which is float32.
   const bool widen = mode().compute != at::kFloat && weight.dtype() != at::kDouble;
   op.out = widen ? at::kFloat : weight.dtype();
   const Precision* kept = precision_of(weight);

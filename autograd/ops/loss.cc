@@ -17,6 +17,7 @@
 #include "core/dtype.h"
 #include "core/kernels/loss.h"
 #include "core/kernels/scratch.h"
+#include "core/sum.h"
 
 namespace lathe {
 namespace {
@@ -52,7 +53,7 @@ struct CrossEntropy {
     // Masked, not multiplied by 0: an ignored row may hold infinities or NaN.
     const at::Tensor picked =
         log_p.data().gather(1, index_N1.data()).masked_fill_(ignored_N1.data(), 0);
-    return picked.mul_(scale.data()).sum().neg_();
+    return fixed_sum(picked.mul_(scale.data())).neg_();
   }
   // dlogits = (softmax(logits) - onehot(target)) * dy / divisor, 0 in ignored rows
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
@@ -160,7 +161,7 @@ struct LinearCrossEntropy {
     if (needs[1] && dweight.scalar_type() != weight_type) dweight = dweight.to(weight_type);
     dx_saved = dx;
     dweight_saved = dweight;
-    return (losses.sum(at::kDouble) / (by > 0 ? by : 1.0)).to(at::kFloat);
+    return (fixed_sum(losses.to(at::kDouble)) / (by > 0 ? by : 1.0)).to(at::kFloat);
   }
   /// Computes the loss on a GPU. The host does not wait: the divisor stays a tensor, and backward
   /// applies it.

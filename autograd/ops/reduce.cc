@@ -6,6 +6,7 @@
 
 #include "autograd/ops/dims.h"
 #include "autograd/ops/formula.h"
+#include "core/sum.h"
 
 namespace lathe {
 namespace {
@@ -19,7 +20,7 @@ struct Sum {
   at::Tensor forward(const at::Tensor& x) {
     sizes = dims_of(x.sizes());
     dims = wrapped(at::OptionalIntArrayRef(dims), x.dim());
-    return x.dim() == 0 ? x.clone() : x.sum(dims, keepdim);
+    return x.dim() == 0 ? x.clone() : fixed_sum(x, dims, keepdim);
   }
   /// Returns dy repeated along the dims that were reduced.
   template <class T>
@@ -43,7 +44,11 @@ struct Mean {
   at::Tensor forward(const at::Tensor& x) {
     sum.sizes = dims_of(x.sizes());
     count = reduced_count(x.sizes(), sum.dims);
-    return x.dim() == 0 ? x.clone() : x.mean(sum.dims, sum.keepdim);
+    if (x.dim() == 0) return x.clone();
+    // A mean to one number is a sum (core/sum.h) and a division, as in ATen.
+    if (count != static_cast<double>(x.numel()) || !x.is_cpu())
+      return x.mean(sum.dims, sum.keepdim);
+    return (fixed_sum(at_least_float32(x), sum.dims, sum.keepdim) / count).to(x.scalar_type());
   }
   // dx = dy / count
   template <class T>
@@ -62,7 +67,7 @@ struct SumTo {
     from = dims_of(x.sizes());
     LATHE_CHECK(at::is_expandable_to(to, x.sizes()), describe(to), " does not broadcast to ",
                 describe(x.sizes()));
-    return at::sum_to(x, to, /*always_return_non_view=*/true);
+    return fixed_sum_to(x, to);
   }
   // dx = dy, repeated along the summed dims
   template <class T>

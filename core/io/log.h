@@ -1,6 +1,7 @@
-// Console and log file (spdlog behind plain strings). Information goes to standard output, warnings
-// and errors to standard error, and all of it to the run's log.txt once that is open. A progress
-// line is rewritten in place on a terminal and omitted otherwise.
+// The console and the log file, by spdlog behind plain strings. Information goes to standard
+// output; warnings and errors go to standard error. The run's log.txt gets all of it, including up
+// to 1000 lines that were logged before it was opened. A progress line is rewritten in place on a
+// terminal and omitted otherwise.
 #pragma once
 
 #include <cstddef>
@@ -44,30 +45,30 @@ void log_warn(const Args&... args) {
   log(Level::warn, str(args...));
 }
 
-/// Opens /dev/null on each of standard input, output and error that is closed. Otherwise the first
-/// file opened would get its number, and console output would be written into that file. Call it
-/// before anything else. Throws Exit::io if it can't.
+/// Opens /dev/null on each of standard input, output and error that is closed. Otherwise the next
+/// file that is opened would get the descriptor of that stream, and console output would be written
+/// into the file. Call it before anything else. Throws Exit::io if /dev/null can't be opened.
 void open_standard_streams();
 
 /// Sets the lowest level that the console shows (log.level).
 void set_console_level(Level level);
-/// Begins each later line with `prefix`, as "rank 3: " does. Call it before other threads log.
+/// Prefixes each later line with `prefix`, such as "rank 3: ". Call it before other threads log.
 void set_log_prefix(const std::string& prefix);
-/// Also appends everything to this file, with time and level. Throws Exit::io if the file can't be
-/// opened.
+/// Also appends every line to this file, with time and level, beginning with up to 1000 lines that
+/// were logged earlier. Throws Exit::io if the file can't be opened.
 void open_log_file(const std::string& path);
 /// Returns how many lines were lost so far because standard output or standard error is closed or
 /// full.
 int64_t lines_dropped();
 /// Returns whether standard output is a terminal that accepts control sequences.
 bool is_terminal();
-/// Returns the terminal width of standard output, at least 20; 80 if it is unknown or not a
-/// terminal.
+/// Returns the width of the terminal on standard output, at least 20. Returns 80 if standard output
+/// is not a terminal or its width is unknown.
 size_t terminal_width();
-/// Shows `line`, which must fit into the terminal, in place of the last progress line. Does nothing
-/// if standard output is not a terminal.
+/// Replaces the last progress line by `line`, which must fit on one line of the terminal. Does
+/// nothing if standard output is not a terminal.
 void progress(const std::string& line);
-/// Removes the progress line, before something else is written to standard output.
+/// Removes the progress line. Call it before writing anything else to standard output.
 void clear_progress();
 
 }  // namespace lathe

@@ -162,8 +162,8 @@ class NewImages final : public ImageSource {
       if (images_.size() == before) fail(Exit::data, path, " holds no PNG or JPEG images");
     }
     if (others_ > 0)
-      log_warn(quantity(others_, "file"), others_ == 1 ? " is" : " are",
-               " neither PNG nor JPEG images or are links to folders, and left out");
+      log_warn(quantity(others_, "file"), others_ == 1 ? " was" : " were",
+               " left out: only PNG and JPEG images are read, and no links to folders");
     for (ImagePath& image : images_) {
       if (!is_utf8(image.path)) fail(Exit::data, image.path, " is not UTF-8; rename the file");
       image.label = image.path;

@@ -1,9 +1,9 @@
-// The making of data folders: progress, stops, and publishing either all files or none. No LibTorch
-// header.
+// Creates data folders: shows progress, handles stops, and publishes either all files or none.
+// Includes no LibTorch header.
 //
-// Shards get their names when all are written and the manifest is on disk as
-// .unfinished-manifest.json, which is renamed last. A repeated command recognizes an interrupted
-// preparation by that file, and removes the files that it lists if their checksums match.
+// Shards get their final names once all of them are written and the manifest is on disk as
+// .unfinished-manifest.json. The manifest is renamed last. If a command was interrupted in between,
+// its repetition finds that file, and removes the files that it lists if their checksums match.
 #pragma once
 
 #include <cstdint>
@@ -26,16 +26,16 @@ class ProgressReporter {
   /// Both must outlive this object; `stop` may be empty.
   ProgressReporter(const fs::path& out, const std::function<bool()>& stop)
       : out_(out), stop_(stop) {}
-  /// Begins a stage with its name and its bytes (0: unknown), which the progress bar shows.
+  /// Begins a stage named `doing` of `bytes` bytes (0: unknown), which the progress bar shows.
   void begin(const char* doing, uint64_t bytes) {
     done_ = 0;
     began_ = Clock::now();
     bar_.emplace(doing, static_cast<double>(bytes));
   }
   static constexpr size_t piece = size_t{4} << 20;  ///< bytes of input between two calls of advance
-  /// Adds bytes to the progress. Throws Exit::stopped where `stop` returns true.
+  /// Adds bytes to the progress. Throws Exit::stopped if `stop` returns true.
   void advance(uint64_t bytes);
-  /// Notes that a stop loses nothing from now on, for its message.
+  /// Records that a stop from now on loses nothing, so that its error offers to resume.
   void resumable() { resumable_ = true; }
 
  private:
@@ -50,14 +50,14 @@ class ProgressReporter {
 /// The record of a preparation's progress, kept in the data folder until it is published.
 class Journal {
  public:
-  /// `command`: everything that must be unchanged for a preparation to resume, of any length.
+  /// `command`: a text of any length with everything that must be unchanged to resume.
   Journal(const fs::path& out, const std::string& command);
-  /// Returns the progress of an interrupted preparation by the same command; nullopt where there is
-  /// no record or, with a warning, where it is damaged.
+  /// Returns the progress of an interrupted preparation by the same command. Returns nullopt if
+  /// there is no record, and also, with a warning, if the record is damaged.
   std::optional<Progress> read() const;
   /// Replaces the record, durably.
   void write(const Progress& progress) const;
-  /// Throws Exit::data, since the input of the finished parts has changed.
+  /// Throws Exit::data with an error that the input of the finished parts has changed.
   [[noreturn]] void input_changed() const;
   /// The name to pass to OutFolder::clear.
   static constexpr const char* name = "manifest.json-progress";
@@ -74,31 +74,32 @@ struct MadeFile {
   std::string file, xxh3;
 };
 
-/// The locked destination of a data folder. Its files are written under names that nothing reads,
-/// and get their final names when all exist, the manifest last. If a process ends in between, the
-/// next OutFolder recognizes the files that belong to it. On failure everything created is removed,
-/// and so is the folder if it is new.
+/// The locked destination of a data folder. Files are written under temporary names, and get their
+/// final names when all of them exist, the manifest last. If the process ends in between, the next
+/// OutFolder recognizes its files. On failure, everything that was created is removed, including
+/// the folder if it is new, unless keep() was called.
 class OutFolder {
  public:
-  /// Locks the folder. Throws Exit::busy where another process prepares data there.
+  /// Locks the folder. Throws Exit::busy if another process prepares data there.
   explicit OutFolder(const fs::path& path);
   ~OutFolder();
   OutFolder(const OutFolder&) = delete;
   OutFolder& operator=(const OutFolder&) = delete;
 
-  /// Throws Exit::usage where the folder holds data that is not from an interrupted preparation.
+  /// Throws Exit::usage if the folder holds data that is not from an interrupted preparation.
   static void check(const fs::path& path);
-  /// Removes the files of an interrupted preparation. Published files without a manifest are
-  /// recognized by the manifest that was about to be written and by their checksums. Throws
-  /// Exit::usage where there is any other data. Unfinished files with the names in `but` stay.
+  /// Removes the files of an interrupted preparation, except unfinished files with the names in
+  /// `but`. Published files without a manifest are recognized by the manifest that was about to be
+  /// written and by their checksums. Throws Exit::usage if there is any other data.
   void clear(const std::vector<std::string>& but = {});
   /// Keeps unfinished files from now on, even on failure: the next preparation resumes from them.
   void keep() { keep_ = true; }
+  /// Returns whether unfinished files stay on failure.
   bool kept() const { return keep_; }
-  /// Returns the path of a file before it gets its name, "train..." or "val..." with .bin or .npy.
+  /// Returns the path that `file` has until it is published.
   static fs::path unfinished(const fs::path& folder, const std::string& file);
-  /// Calls `write`, which writes the manifest under the given name, then gives the finished files
-  /// their names, removes the record of the progress, and finally gives the manifest its own name.
+  /// Calls `write`, which writes the manifest under the given name. Then gives the finished files
+  /// their final names, removes the record of the progress, and renames the manifest last.
   void publish(const std::vector<MadeFile>& files,
                const std::function<void(const std::string& name)>& write);
 

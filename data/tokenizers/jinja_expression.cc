@@ -19,7 +19,7 @@ void JinjaScope::set_member(const std::string& name, const std::string& member, 
   for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
     const auto found = level->find(name);
     if (found == level->end()) continue;
-    // Members that are structures could double with each statement.
+    // Nested structures are refused: each statement could double their size.
     if (!found->second.is_object() || value.is_structured()) throw JinjaError();
     found->second[member] = std::move(value);
     return;
@@ -70,7 +70,7 @@ JinjaParser::JinjaParser(const std::string& text) {
       i = end;
     }
   }
-  // Evaluation goes as deep as an expression is long.
+  // The recursion depth of an evaluation grows with the length of the expression.
   if (tokens_.size() > 1000) throw JinjaError();
 }
 
@@ -113,8 +113,8 @@ JinjaExpression JinjaParser::expression() {
   return made;
 }
 
-/// Parses `or` and `and`, whose second operand is evaluated only where the first does not decide,
-/// and the levels of arithmetic.
+/// Parses `or`, `and`, and the levels of arithmetic, from the weakest operator on. The second
+/// operand of `or` and `and` is evaluated only if the first one does not decide the result.
 JinjaExpression JinjaParser::binary(size_t level) {
   static const std::vector<std::vector<std::string>> marks{
       {"or"}, {"and"}, {"+", "-"}, {"~"}, {"*", "%"}};
@@ -148,7 +148,8 @@ JinjaExpression JinjaParser::negation() {
 }
 
 JinjaExpression JinjaParser::comparison() {
-  JinjaExpression made = binary(2);
+  const JinjaExpression first = binary(2);
+  std::vector<std::pair<std::string, JinjaExpression>> others;
   for (;;) {
     std::string mark;
     for (const char* one : {"==", "!=", "<=", ">=", "<", ">", "in"}) {
@@ -158,16 +159,23 @@ JinjaExpression JinjaParser::comparison() {
       at_ += 2;
       mark = "not in";
     }
-    if (mark.empty()) {
-      if (!take("is")) return made;
-      made = kind_test(made);
-      continue;
-    }
-    const JinjaExpression right = binary(2);
-    made = [mark, left = made, right](JinjaScope& s) {
-      return jinja::operation(mark, left(s), right(s));
-    };
+    if (mark.empty()) break;
+    others.emplace_back(mark, binary(2));
   }
+  if (others.empty()) return first;
+
+  // As in Python, a < b < c is a < b and b < c.
+  return [first, others](JinjaScope& s) {
+    Json left = first(s), result;
+    for (const auto& [mark, operand] : others) {
+      s.spend();
+      Json right = operand(s);
+      result = jinja::operation(mark, left, right);
+      if (!jinja::truth(result)) break;
+      left = std::move(right);
+    }
+    return result;
+  };
 }
 
 JinjaExpression JinjaParser::kind_test(const JinjaExpression& x) {
@@ -177,20 +185,24 @@ JinjaExpression JinjaParser::kind_test(const JinjaExpression& x) {
       [x, name, negated](JinjaScope& s) -> Json { return jinja::is_kind(x(s), name) != negated; };
 }
 
+/// Parses filters and tests, which bind more tightly than all operators but the sign.
 JinjaExpression JinjaParser::filtered() {
-  if (take("-")) {
-    const JinjaExpression x = postfix();
-    return [x](JinjaScope& s) { return jinja::operation("-", 0, x(s)); };
-  }
+  const bool is_negative = take("-");
   JinjaExpression made = postfix();
-  while (take("|")) {
+  if (is_negative) made = [x = made](JinjaScope& s) { return jinja::operation("-", 0, x(s)); };
+
+  for (;;) {
+    if (take("is")) {
+      made = kind_test(made);
+      continue;
+    }
+    if (!take("|")) return made;
     const std::string name = word();
     const auto given = next_is("(") ? arguments() : std::vector<JinjaExpression>();
     made = [name, given, x = made](JinjaScope& s) {
       return jinja::filter(name, x(s), jinja_values(given, s));
     };
   }
-  return made;
 }
 
 JinjaExpression JinjaParser::postfix() {
@@ -240,7 +252,7 @@ JinjaExpression JinjaParser::primary() {
   if (token.kind == Token::Kind::name) return name_or_call();
   ++at_;
   if (token.kind == Token::Kind::string) {
-    // Strings that follow each other are one.
+    // Adjacent string literals are concatenated.
     std::string text = token.text;
     while (at_ < tokens_.size() && tokens_[at_].kind == Token::Kind::string)
       text += tokens_[at_++].text;
@@ -265,7 +277,7 @@ JinjaExpression JinjaParser::name_or_call() {
   if (!next_is("(")) return [name](JinjaScope& s) { return s.get(name); };
 
   if (name != "namespace") {
-    // raise_exception, strftime_now and others: an error where it is called.
+    // Other functions, such as raise_exception and strftime_now, throw only if they are evaluated.
     arguments();
     return [](JinjaScope&) -> Json { throw JinjaError(); };
   }

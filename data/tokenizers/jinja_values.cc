@@ -42,7 +42,11 @@ bool contains(const Json& x, const Json& item) {
 
 bool are_equal(const Json& a, const Json& b) {
   if (a.is_discarded() || b.is_discarded()) return a.is_discarded() && b.is_discarded();
-  return a == b;
+  // As in Python, true is 1 and false is 0.
+  const auto number = [](const Json& x) {
+    return x.is_boolean() ? Json(x.get<bool>() ? 1 : 0) : x;
+  };
+  return number(a) == number(b);
 }
 
 }  // namespace

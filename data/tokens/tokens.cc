@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t llmc_header_bytes = 256 * sizeof(int32_t);
 
-/// Returns the shards of a split that has no manifest, in name order. Throws Exit::data where they
-/// belong to two data sets.
+/// Returns the shards of a split that has no manifest, in name order. Throws Exit::data if they
+/// belong to more than one data set.
 std::vector<fs::path> find_shards(const fs::path& folder, const std::string& split) {
   if (fs::exists(folder / (split + ".bin"))) return {folder / (split + ".bin")};
   std::vector<fs::path> found;
@@ -28,7 +28,7 @@ std::vector<fs::path> find_shards(const fs::path& folder, const std::string& spl
       found.push_back(entry.path());
   }
 
-  // What precedes the split's name is the name of the data set.
+  // The part of a file name before the split's name is the name of the data set.
   std::sort(found.begin(), found.end());
   const auto set_of = [&](const fs::path& path) {
     return path.stem().string().substr(0, place_of(path));
@@ -65,8 +65,8 @@ TokenFile::TokenFile(const fs::path& folder, const std::string& split,
     for (const auto& path : find_shards(folder, split)) add(path, 2, nullptr);
   }
   if (total_ == 0) {
-    fail(Exit::data, folder.string(), " has no ", split, " tokens: no ", split, ".bin, ", split,
-         "_*.bin or *_", split, "_*.bin with anything in it; make them with `lathe prepare`");
+    fail(Exit::data, folder.string(), " has no ", split, " tokens: there is no ", split, ".bin, ",
+         split, "_*.bin or *_", split, "_*.bin that is not empty; make them with `lathe prepare`");
   }
 }
 
@@ -86,32 +86,32 @@ void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expect
     header = llmc_header_bytes;
     shard.width = llmc16 ? 2 : 4;
   }
-  // As raw tokens, a header of an unknown version would be taken for data.
+  // Refuse a header of an unknown version, which would otherwise be read as raw tokens.
   if (header == 0 && (words[0] == 20240520 || words[0] == 20240801)) {
-    fail(Exit::data, path.string(), ": an llm.c shard of version ", words[1],
-         ", which this build does not know; it reads version 1 of 16-bit and version 7 of 32-bit "
-         "tokens");
+    fail(Exit::data, path.string(), " is an llm.c shard of version ", words[1],
+         ", which this build can't read; it reads version 1 (16-bit tokens) and version 7 (32-bit "
+         "tokens)");
   }
 
   const size_t body = bytes.size() - header;
   if (body % static_cast<size_t>(shard.width) != 0) {
-    fail(
-        Exit::data, path.string(), ": ", bytes.size(), " bytes are no whole number of ",
-        8 * shard.width,
-        "-bit tokens; the file is cut short or no token shard (text goes through `lathe prepare`)");
+    fail(Exit::data, path.string(), " has ", bytes.size(),
+         " bytes, which is not a whole number of ", 8 * shard.width,
+         "-bit tokens; the file is truncated or is not a token shard (for text, use `lathe "
+         "prepare`)");
   }
   shard.tokens = static_cast<int64_t>(body) / shard.width;
 
   // The third word of llm.c's header is the number of tokens.
   if (header != 0 && shard.tokens != words[2]) {
-    fail(Exit::data, path.string(), ": its header claims ", words[2], " tokens and it has ",
-         shard.tokens);
+    fail(Exit::data, path.string(), ": its header claims ", words[2], " tokens, but it has ",
+         shard.tokens, "; it is truncated or was replaced, so prepare or download it again");
   }
 
   if (expected != nullptr && shard.tokens != expected->tokens) {
     fail(Exit::data, path.string(), ": manifest.json claims ", expected->tokens,
          " tokens and the file has ", shard.tokens,
-         "; it is cut short or was replaced, make the data again");
+         "; it is truncated or was replaced, so prepare the data again");
   }
 
   if (shard.tokens == 0) return;
@@ -186,7 +186,7 @@ std::vector<int64_t> TokenFile::positions_of(int64_t wanted) const {
 void TokenFile::refuse(const Shard& shard, int64_t at, uint32_t id, int64_t vocab) {
   fail(Exit::data, shard.file.path().string(), ": token ", at, " is ", id,
        ", beyond the vocabulary of ", vocab,
-       "; set model.vocab_size, or the file is not a token shard");
+       "; raise model.vocab_size, or check that the file is a token shard");
 }
 
 std::string TokenFile::table() const {

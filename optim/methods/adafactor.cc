@@ -1,5 +1,5 @@
-// Sums run over pieces of fixed size in a fixed order, and then over the pieces. Clipping by
-// parameter does the same.
+// Sums run over pieces, in a fixed order within each piece and then over the pieces. The size of a
+// piece depends only on the shape of the parameter, so sums do not depend on the number of threads.
 #include "core/kernels/adafactor.h"
 
 #include <cmath>
@@ -11,8 +11,8 @@
 namespace lathe {
 namespace {
 
-/// Adafactor, see core/kernels/adafactor.h. Parameters of 2 and more dimensions are factored, as
-/// matrices [first size, all others].
+/// Implements Adafactor (core/kernels/adafactor.h). A parameter with two or more dimensions is
+/// factored as a matrix [size of dim 0, product of the other sizes].
 class Adafactor final : public Method {
  public:
   explicit Adafactor(const OptimConfig& config)
@@ -42,14 +42,15 @@ class Adafactor final : public Method {
 
  private:
   void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
-    // A vector has no rows: its squares are kept per element.
+    // A parameter with fewer than two dimensions is not factored: it has no rows, and a second
+    // moment is kept for each of its elements.
     const auto t = static_cast<double>(control->updates);
     const int64_t n = slot.args.n, rows = slot.sizes.size() < 2 ? 0 : slot.sizes[0],
                   columns = rows > 0 ? n / rows : 0;
     const AdafactorArgs args{slot.args, rows, columns, 1 - std::pow(t, -decay_)};
 
-    // A piece is a number of rows, or of elements for a vector. There are at most 64 pieces of
-    // rows, since each has sums for all columns.
+    // A piece is a block of rows, or of elements if the parameter is not factored. Use at most 64
+    // blocks of rows, because each one needs a sum for every column.
     const int64_t all = rows > 0 ? rows : n;
     const int64_t piece = rows > 0
                               ? std::max({int64_t{1}, grad_sum_chunk / columns, (rows + 63) / 64})
@@ -58,8 +59,8 @@ class Adafactor final : public Method {
     std::vector<double> sums(static_cast<size_t>(pieces * columns)),
         row_factors(static_cast<size_t>(rows)), column_factors(static_cast<size_t>(columns));
 
-    // First pass: the moments of rows, and each piece's sums over columns. Returns the sum of the
-    // parameter's squares.
+    // First pass: update the row moments, and add up each column within each piece. `squares` is
+    // the sum of the parameter's squares.
     const double squares = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
       return adafactor_moments_cpu(args, rule, *control, begin, end,
                                    sums.data() + begin / piece * columns);
@@ -76,7 +77,7 @@ class Adafactor final : public Method {
       r = row_factors.data(), c = column_factors.data();
     }
 
-    // Second pass: the sum of the squares of the update's direction, for clipping by its root mean
+    // Second pass: compute the sum of squares of the update, which is clipped by its root mean
     // square.
     const double direction = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
       return adafactor_direction_cpu(args, rule, *control, begin, end, r, c);
@@ -84,7 +85,7 @@ class Adafactor final : public Method {
     double scale = 1 / std::max(1.0, std::sqrt(direction / static_cast<double>(n)) / clip_);
     const double lr = rule.lr * slot.args.lr_scale;
 
-    // Factors of the paper's step size alpha. As in torch, they do not scale weight decay.
+    // Scale by the factors of the paper's step size alpha. As in torch, weight decay is not scaled.
     if (relative_step_ && lr > 0) scale *= std::min(lr, 1 / std::sqrt(t)) / lr;
     if (scale_parameter_) scale *= std::max(1e-3, std::sqrt(squares / static_cast<double>(n)));
 

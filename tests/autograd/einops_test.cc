@@ -281,14 +281,14 @@ TEST_CASE("a wrong pattern is one sentence with the pattern, the axis and the si
     return error_of([&] { einsum(equation, {x, x}); });
   };
   CHECK(summed("ijk,jkl->il") ==
-        "einsum \"ijk,jkl->il\" of [2,6,3], [2,6,3]: index j is 6 and 2 in operand 1");
+        "einsum \"ijk,jkl->il\" of [2,6,3], [2,6,3]: index j has size 6, but size 2 in operand 1");
   CHECK(summed("ijk->i") ==
-        "einsum \"ijk->i\" of [2,6,3], [2,6,3]: 1 operands are named and 2 given");
+        "einsum \"ijk->i\" of [2,6,3], [2,6,3]: the equation has 1 operands, and 2 were given");
   CHECK(summed("ij,ijk->i") ==
-        "einsum \"ij,ijk->i\" of [2,6,3], [2,6,3]: operand 0 has 3 dims, and 2 indices");
+        "einsum \"ij,ijk->i\" of [2,6,3], [2,6,3]: operand 0 has 3 dims but 2 indices");
   CHECK(summed("ijk,ijk->iz") == "einsum \"ijk,ijk->iz\": index z of the result is in no operand");
-  CHECK(summed("ijk,ijk->ii") == "einsum \"ijk,ijk->ii\": index i is twice in the result");
-  CHECK(summed("ij3,ijk->i") == "einsum \"ij3,ijk->i\": \"3\" is not a part of an equation");
+  CHECK(summed("ijk,ijk->ii") == "einsum \"ijk,ijk->ii\": index i appears twice in the result");
+  CHECK(summed("ij3,ijk->i") == "einsum \"ij3,ijk->i\": \"3\" is not allowed in an equation");
 }
 
 }  // namespace

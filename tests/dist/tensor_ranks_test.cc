@@ -20,6 +20,7 @@
 #include "tests/support/kinds.h"
 #include "tests/support/torch_oracle.h"
 #include "train/config/run_config.h"
+#include "train/step/shares.h"
 
 namespace {
 
@@ -33,7 +34,7 @@ using lathe::test::with_keys;
 using Tensors = std::vector<at::Tensor>;
 using Words = std::vector<std::string>;
 
-constexpr int tensor_ranks = 2;
+constexpr int tensor_parts = 2;
 
 bool equals_whole(const at::Tensor& a, const at::Tensor& b) {
   // Sums of a few terms in another order, in float64.
@@ -46,7 +47,7 @@ at::Tensor random(uint64_t seed, at::IntArrayRef sizes) {
 }
 
 TensorCut cut_of_vocabulary(int64_t size) {
-  return {.dim = 0, .sections = {size}, .part = world().tensor().rank, .parts = tensor_ranks};
+  return {.dim = 0, .sections = {size}, .part = world().tensor().rank, .parts = tensor_parts};
 }
 
 /// Returns this rank's part along a dimension of a tensor that all ranks have.
@@ -125,6 +126,20 @@ void check_cross_entropy() {
   }
 }
 
+/// No target that counts, and targets outside of the vocabulary.
+void check_targets_of_cross_entropy() {
+  const Variable logits(own_part(random(6, {7, 3}), 0).t().contiguous());
+  const auto loss_of = [&](const at::Tensor& targets) {
+    return cross_entropy_of_tensor_ranks(logits, cut_of_vocabulary(7), targets, 0).data();
+  };
+  CHECK(loss_of(at::full({3}, -100, at::kLong)).item<float>() == 0);
+  for (const int64_t wrong : {int64_t{7}, int64_t{-1}}) {
+    const at::Tensor targets = torch::tensor({int64_t{0}, wrong, int64_t{-100}});
+    CHECK_THROWS_WITH(loss_of(targets),
+                      ContainsSubstring(str("target ", wrong, " is outside [0, 7)")));
+  }
+}
+
 /// Rows of an embedding that is cut, and their gradients.
 void check_embedding() {
   const at::Tensor table = random(8, {7, 3}), weights = random(9, {2, 4, 3}),
@@ -148,10 +163,11 @@ TEST_CASE("a rank checks the ops of tensor parallelism", "[.rank_of_tensor_ranks
   const auto placement = placement_from_environment();
   REQUIRE(placement);
   DistConfig config;
-  config.tensor = tensor_ranks;
+  config.tensor = tensor_parts;
   join_world(*placement, config);
   check_products();
   check_cross_entropy();
+  check_targets_of_cross_entropy();
   check_embedding();
   world().wait_for_all();
 }
@@ -340,14 +356,15 @@ TEST_CASE("dist.tensor is refused where a layer or an update can't be cut", "[te
        {{"memory.offload", "parameters"},
         {"memory.recompute", "blocks"},
         {"memory.update_in_backward", "true"}},
-       "parameters in memory"},
+       "parameters on disk"},
       {"kind = \"gpt\"\n" + small, {{"memory.update_in_backward", "true"}}, "update_in_backward"},
   };
   const TempFolder f;
   for (const Refused& c : cases) {
     lathe::test::write_file(f / "a.toml",
                             "[model]\n" + c.model + "[data]\ndir = \"x\"\n[dist]\ntensor = 2\n");
-    const std::string got = error_of([&] { load_config((f / "a.toml").string(), c.keys); });
+    const std::string got =
+        error_of([&] { check_tensor_ranks(load_config((f / "a.toml").string(), c.keys), 2); });
     INFO(c.model << c.message << ": " << got);
     if (c.message.empty())
       CHECK(got.empty());
@@ -367,6 +384,44 @@ TEST_CASE("dist.tensor is refused where a layer or an update can't be cut", "[te
   const Finished three = train_on(f, 3, "kind.toml", "three", with_keys(keys, {"--dist.tensor=2"}));
   CHECK(three.code == 2);
   CHECK_THAT(three.err, ContainsSubstring("dist.tensor = 2 does not divide the 3 processes"));
+}
+
+TEST_CASE("dist.tensor is checked against the model of a source", "[tensor_ranks]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(
+      f, {"gpt", "text", "n_layer = 1\nn_head = 3\nn_embd = 24\nblock_size = 12\n"});
+  REQUIRE(train_on(f, 1, "kind.toml", "source", keys).code == 0);
+
+  // The defaults of [model] have 4 heads, which 2 divides and 3 does not.
+  lathe::test::write_config(f, {"gpt", "text", ""});
+  const auto on = [&](int ranks, const std::string& name) {
+    return train_on(f, ranks, "kind.toml", name,
+                    with_keys(keys, {"--train.grad_accum=1", "--train.init_from=runs/source",
+                                     str("--dist.tensor=", std::max(ranks, 2))}));
+  };
+  const Finished two = on(2, "two");
+  CHECK(two.code == 2);
+  CHECK_THAT(two.err, ContainsSubstring("dist.tensor = 2 does not divide the 3 heads"));
+  CHECK(!fs::exists(f / "runs/two"));
+  CHECK(on(3, "three").code == 0);
+
+  // A process alone ignores the key, and so does what reads its checkpoint.
+  REQUIRE(on(1, "alone").code == 0);
+  for (const char* command : {"eval", "verify", "inspect"})
+    CHECK(lathe::test::lathe_in(f, {command, "runs/alone"}).code == 0);
+}
+
+TEST_CASE("a layer that is too small for the tensor ranks is refused by its name",
+          "[tensor_ranks]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(
+      f, {"llama", "text", "n_layer = 1\nn_head = 2\nn_embd = 8\nblock_size = 12\nn_inner = 1\n"});
+  const Finished done = train_on(f, 2, "kind.toml", "small", with_keys(keys, {"--dist.tensor=2"}));
+  CHECK(done.code == 2);
+  CHECK_THAT(done.err, ContainsSubstring("dist.tensor = 2: blocks.0.mlp.gate.weight"));
+  CHECK(!fs::exists(f / "runs/small"));
 }
 
 }  // namespace

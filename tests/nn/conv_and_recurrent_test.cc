@@ -133,7 +133,7 @@ TEST_CASE("statistics are moved by each micro-batch, once, in training alone",
         }) == 0);
   CHECK(moved([&] { norm(Variable(torch::empty({0, 2}))); }) == 0);
   CHECK_THAT(error_of([&] { norm(Variable(torch::ones({1, 2}))); }),
-             ContainsSubstring("more than one value a channel"));
+             ContainsSubstring("more than one value per channel"));
   CHECK_THAT(
       error_of([&] { norm(Variable(torch::ones({4, 3}))); }),
       ContainsSubstring("BatchNorm1d: expected an input of shape [B,C=2], got float32[4,3]"));

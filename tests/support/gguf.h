@@ -1,5 +1,4 @@
-// GGUF files and blocks made without Lathe's code, as ggml's docs/gguf.md and ggml-quants.c
-// describe them.
+// Creates GGUF files without Lathe's code, as ggml's docs/gguf.md describes them.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +9,20 @@
 
 namespace lathe::test {
 
-/// The bytes of a number or struct as they are in memory.
+/// Returns the bytes of a number or struct as they are in memory.
 template <class T>
 std::string raw(T x) {
   return {reinterpret_cast<const char*>(&x), sizeof x};
 }
+/// Returns the bytes of a string of a GGUF file.
 inline std::string gguf_text(const std::string& s) { return raw(uint64_t{s.size()}) + s; }
-/// A value of the metadata, with the number of its type before it.
+/// Returns the bytes of a metadata value, preceded by the number of its type.
 inline std::string gguf_value(const std::string& s) { return raw(uint32_t{8}) + gguf_text(s); }
 inline std::string gguf_value(const char* s) { return gguf_value(std::string(s)); }
 inline std::string gguf_value(uint32_t x) { return raw(uint32_t{4}) + raw(x); }
 inline std::string gguf_value(float x) { return raw(uint32_t{6}) + raw(x); }
 inline std::string gguf_value(bool x) { return raw(uint32_t{7}) + raw(uint8_t{x}); }
+/// Returns the bytes of a list whose elements have the type number `type`. `bytes` converts one.
 template <class T, class F>
 std::string gguf_list(uint32_t type, const std::vector<T>& list, F&& bytes) {
   std::string made = raw(uint32_t{9}) + raw(type) + raw(uint64_t{list.size()});
@@ -38,14 +39,14 @@ inline std::string gguf_value(const std::vector<float>& list) {
   return gguf_list(6, list, raw<float>);
 }
 
-/// A file, of which each part may be a lie.
+/// A GGUF file. Each part can be changed to one that does not match the others.
 struct GGUFBytes {
   struct Tensor {
     std::string name;
     std::vector<uint64_t> sizes;  ///< innermost first
     uint32_t type = 0;
     std::string bytes;
-    std::optional<uint64_t> offset{};  ///< in place of the right one
+    std::optional<uint64_t> offset{};  ///< written instead of the correct offset
   };
   std::string magic = "GGUF";
   uint32_t version = 3;
@@ -55,13 +56,14 @@ struct GGUFBytes {
   uint64_t alignment = 32;
   bool padded_end = true;
 
-  /// Returns the value of a key, for another one in its place; adds the key where it is missing.
+  /// Returns a reference to the value of a key. Adds the key if it is missing.
   std::string& value(const std::string& key) {
     for (auto& [name, value] : values) {
       if (name == key) return value;
     }
     return values.emplace_back(key, "").second;
   }
+  /// Returns a reference to a tensor. Adds it if it is missing.
   Tensor& tensor(const std::string& name) {
     for (Tensor& t : tensors) {
       if (t.name == name) return t;

@@ -1,4 +1,4 @@
-// Running the binaries and small data for them, in a temporary folder.
+// Runs Lathe's binaries in temporary folders, and creates small data for them.
 #pragma once
 
 #include <map>
@@ -10,11 +10,11 @@
 
 namespace lathe::test {
 
-/// Where the project's files are, and the binaries of this build.
+/// Returns the folder of the sources, and the folder of this build's binaries.
 fs::path source_folder();
 fs::path binary_folder();
 
-/// A folder of the test's own, removed at the end.
+/// A temporary folder, which is removed with its contents on destruction.
 class TempFolder {
  public:
   TempFolder() : TempFolder(fs::temp_directory_path()) {}
@@ -27,18 +27,18 @@ class TempFolder {
   fs::path path_;
 };
 
-/// The bytes of words as they are in memory.
+/// Returns the bytes of the values as they are in memory.
 template <class T>
 std::string packed(std::vector<T> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// Where small files are made fastest: memory, where there is such a folder, else the place for
-/// temporary files.
+/// Returns the fastest folder for small files: /dev/shm, which is in memory, if it can be written,
+/// else the folder for temporary files.
 fs::path fast_folder();
 
 struct Finished {
-  int code = -1;    ///< exit code; 128 + the signal that ended it
+  int code = -1;    ///< the exit code, or 128 + the number of the signal that ended the process
   std::string out;  ///< standard output
   std::string err;  ///< standard error
   double seconds = 0;
@@ -50,39 +50,41 @@ struct Invocation {
   std::vector<std::string> args;
   fs::path folder;  ///< where it runs
   std::map<std::string, std::string> environment;
-  double kill_after_s = -1;                         ///< kill -9 after so long; < 0: never
-  int signal = 0;                                   ///< sent once standard output has said...
-  std::string signal_after = "step 0  validation";  ///< ...this, or,
-  double signal_after_s = -1;                       ///< where this is 0 or more, after so long
-  std::string close_output_after{};  ///< standard output loses its reader once it has said this;
-                                     ///< empty: never
-  /// In a process that loads LibTorch itself, as a user's does; else in a fork of one that has
-  /// (tests/support/faults/serve.h): the same program in a fifth of the time, but what is measured
-  /// of its memory differs.
+  double kill_after_s = -1;  ///< seconds after which the process gets SIGKILL; negative: never
+  int signal = 0;            ///< a signal to send once, at the moment given below; 0: none
+  std::string signal_after = "step 0  validation";  ///< send it once standard output has this text
+  double signal_after_s = -1;        ///< if not negative: send it after so many seconds instead
+  std::string close_output_after{};  ///< close the pipe's reading end once standard output has this
+                                     ///< text; empty: never
+  /// True: run in a new process, which loads LibTorch itself, as a user's does. False: run in a
+  /// fork of a process that has loaded it (tests/support/faults/serve.h), which takes a fifth of
+  /// the time but changes measurements of memory.
   bool apart = false;
 };
+/// Runs a command and waits for its end.
 Finished run(const Invocation& command);
-/// `lathe` with `args`, in the folder.
+/// Runs `lathe` with `args` in the folder.
 Finished lathe_in(const TempFolder& folder, std::vector<std::string> args,
                   double kill_after_s = -1);
-/// The same, apart.
+/// Does the same in a new process (Invocation::apart).
 Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args);
 
-/// Text with some structure, for data that needs no download.
+/// Returns text with some structure, so that tests need no download.
 std::string sample_text(size_t bytes);
+/// Replaces a file's contents.
 void write_file(const fs::path& path, const std::string& text);
+/// Returns a file's contents.
 std::string slurp(const fs::path& path);
-/// Names of what a folder holds.
+/// Returns the names of the entries of a folder.
 std::set<std::string> names(const fs::path& folder);
 
-/// `folder`/data (char tokens of sample_text) and `folder`/tiny.toml: a model that takes a
-/// millisecond a step, with prefetching, dropout and accumulation.
+/// Creates `folder`/data (char tokens of sample_text) and `folder`/tiny.toml, the config of a model
+/// that takes a millisecond per step, with prefetching, dropout and accumulation.
 void make_tiny_run(const fs::path& folder, const std::string& extra = "");
 
-/// Whether two runs agree as docs/internals/randomness.md defines it: step, loss, lr, grad_norm,
-/// tokens, loss_scale and val_loss (or other figures) of every metrics line, each step once, and
-/// the bytes of the newest model and optimizer.
-/// "" or what differs.
+/// Returns "" if two runs agree (docs/internals/randomness.md), else what differs. Compares the
+/// step, loss, lr, grad_norm, tokens or samples, loss_scale and validation metrics of every line of
+/// metrics.jsonl, and the bytes of the newest model and optimizer. Each step must occur once.
 std::string difference(const fs::path& a, const fs::path& b);
 
 }  // namespace lathe::test

@@ -5,7 +5,6 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/io/text.h"
-#include "dist/world.h"
 #include "train/analysis/fit.h"
 #include "train/analysis/forecast.h"
 
@@ -20,17 +19,18 @@ std::string first_blocks(int64_t count, int64_t all) {
 
 }  // namespace
 
-std::string apply_memory_budget(LoadedConfig& loaded) {
+std::string apply_memory_budget(LoadedConfig& loaded, int64_t ranks,
+                                std::optional<int64_t> program_bytes) {
   MemoryConfig& memory = loaded.config.memory;
   if (memory.budget.empty()) return "";
   const std::string where = origin_of(loaded, "memory.budget") + ": memory.budget";
-  if (open_device(loaded.config.train.device) != "cpu" || world().size() > 1) {
+  if (open_device(loaded.config.train.device) != "cpu" || ranks > 1) {
     fail(Exit::usage, where,
          " is for one process on a CPU so far; leave it out and set memory.recompute");
   }
 
   const int64_t budget = parse_bytes(memory.budget, where);
-  const int64_t program = process_overhead_bytes();
+  const int64_t program = program_bytes ? *program_bytes : process_overhead_bytes();
   DryStep last;
   const auto needed = [&](const std::string& policy) {
     memory.recompute = policy;

@@ -1,6 +1,8 @@
 // memory.budget: as little recomputation as a run needs to stay within its memory.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "train/config/run_config.h"
@@ -13,6 +15,10 @@ namespace lathe {
 /// the run. Returns a line about the choice; "" where the config has no budget. Throws Exit::memory
 /// where nothing is enough, and Exit::usage for a budget that is not an amount of memory, on a GPU
 /// and with several processes. Call it before the run takes its memory.
-std::string apply_memory_budget(LoadedConfig& loaded);
+///
+/// `ranks`: the number of processes of the run. `program_bytes`: what the process takes without
+/// the run, if it was measured earlier.
+std::string apply_memory_budget(LoadedConfig& loaded, int64_t ranks = 1,
+                                std::optional<int64_t> program_bytes = std::nullopt);
 
 }  // namespace lathe

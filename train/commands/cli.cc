@@ -247,9 +247,11 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
     fail(Exit::usage, "command line: ", e.what());
   }
 
-  if (arguments.positionals.size() < command.min_positionals ||
-      arguments.positionals.size() > command.max_positionals) {
-    fail(Exit::usage, "usage: lathe ", command.name, " ", command.usage);
+  const std::string usage = str("usage: lathe ", command.name, " ", command.usage);
+  if (arguments.positionals.size() < command.min_positionals) fail(Exit::usage, usage);
+  if (arguments.positionals.size() > command.max_positionals) {
+    fail(Exit::usage, "command line: ", arguments.positionals[command.max_positionals],
+         " is one word too many; ", usage);
   }
   return arguments;
 }

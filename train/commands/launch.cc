@@ -1,7 +1,9 @@
 #include "dist/launch.h"
 #include "core/io/text.h"
 #include "train/commands/commands.h"
+#include "train/formats/source.h"
 #include "train/step/shares.h"
+#include "train/transforms/adapters.h"
 
 namespace lathe {
 namespace {
@@ -67,16 +69,20 @@ Exit run_launch(const Arguments& arguments) {
 
   // A config with an error is reported here once, instead of by every process.
   const Command& train = find_command("train");
-  const LoadedConfig loaded = load_config_argument(parse_arguments(
+  LoadedConfig loaded = load_config_argument(parse_arguments(
       train, std::vector<std::string>(parsed.command.begin() + 1, parsed.command.end())));
-  const int tensor = tensor_ranks(loaded.config, parsed.ranks);
   check_shares(loaded, parsed.ranks);
+  resolve_init_from(loaded);
+  resolve_adapter_base(loaded);
+  check_tensor_ranks(loaded, parsed.ranks);
 
+  // Where no smaller number can share a step out, all are started again, as without --min-ranks.
   const auto ranks_after_loss = [&](int left) {
     for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {
+      const int tensor = tensor_ranks(loaded.config, n);
       if (n % tensor == 0 && loaded.config.train.grad_accum % (n / tensor) == 0) return n;
     }
-    return 0;
+    return parsed.ranks;
   };
   return launch({.ranks = parsed.ranks,
                  .max_restarts = parsed.max_restarts,
@@ -92,7 +98,9 @@ Command launch_command() {
       "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...] | -n N -- "
       "bench collectives",
       "Train with N processes on this machine, which share the micro-batches of each step "
-      "(train.grad_accum) and the cores, and give the bits of a single process.",
+      "(train.grad_accum) and the cores, and give the bits of a single process unless dist.tensor "
+      "is "
+      "above 1.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
        "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
       {{"max-restarts",

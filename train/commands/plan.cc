@@ -258,14 +258,17 @@ Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
   const std::string text = a.get("chart", "");
   const LoadedConfig other = load_with(loaded.path, key_arguments(a), chart_keys(text));
   check_shares(other, ranks);
+  check_tensor_ranks(other, ranks);
+  // Forecasts leave memory in this process.
+  const int64_t program = process_overhead_bytes();
   const auto forecast_of = [&](LoadedConfig of) {
-    apply_memory_budget(of);
-    return forecast(of, ranks);
+    apply_memory_budget(of, ranks, program);
+    Forecast f = forecast(of, ranks);
+    f.program_bytes = program;
+    return f;
   };
   const Forecast alone = forecast_of(loaded);
-  Forecast changed = forecast_of(other);
-  // The first forecast has left memory in this process.
-  changed.program_bytes = alone.program_bytes;
+  const Forecast changed = forecast_of(other);
   std::cout << memory_chart({{printable_line(a.positionals.at(0)), alone},
                              {"with " + printable_line(text), changed}})
             << std::flush;
@@ -288,6 +291,7 @@ Exit run_plan(const Arguments& a) {
   if (*ranks > 1 && (!fit.empty() || !cards.empty()))
     fail(Exit::usage, "command line: --ranks goes with neither --fit nor --for");
   check_shares(loaded, *ranks);
+  check_tensor_ranks(loaded, *ranks);
   if (json && (!fit.empty() || !cards.empty()))
     fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
 
@@ -305,7 +309,7 @@ Exit run_plan(const Arguments& a) {
   const bool has_budget = !loaded.config.memory.budget.empty();
   // A search for what fits takes the place of the budget.
   if (!fit.empty()) loaded.config.memory.budget.clear();
-  const std::string budget = apply_memory_budget(loaded);
+  const std::string budget = apply_memory_budget(loaded, *ranks);
   const Forecast f = forecast(loaded, *ranks);
   if (json) {
     std::cout << json_text(json_of(loaded.config, f)) << std::endl;

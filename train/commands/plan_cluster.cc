@@ -151,6 +151,7 @@ std::string lathe_text(const ParallelLayout& l, const StepWorkload& step) {
              " --train.grad_accum=", step.global_batch / l.micro_batch,
              " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
              " --dist.shard=", shards[l.shard],
+             l.tensor > 1 ? str(" --dist.tensor=", l.tensor) : "",
              l.data > 1 ? "; several processes train on CPUs so far" : "");
 }
 

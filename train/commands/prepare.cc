@@ -80,6 +80,8 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
     fail(Exit::usage,
          "command line: --field has no effect with --format preferences, which reads \"prompt\", "
          "\"chosen\" and \"rejected\"; leave it out");
+  if (arguments.flags.contains("separator") && o.source.separator.empty())
+    fail(Exit::usage, "command line: --separator must not be empty; leave it out");
   if (arguments.flags.contains("separator") && !texts)
     fail(Exit::usage,
          "command line: --separator is for text, and JSON Lines have a document on each line; "

@@ -1,5 +1,6 @@
 // A model whose keys come from the source of its weights.
 #include "core/error.h"
+#include "train/config/check_config.h"
 #include "train/config/run_config.h"
 
 namespace lathe {
@@ -55,6 +56,7 @@ void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::strin
 
   if (const auto fault = check_window(c))
     fail(Exit::usage, origin_of(loaded, "data.window"), ": ", fault->what);
+  check_transforms(loaded, /*has_model=*/true);
 }
 
 }  // namespace lathe

@@ -112,11 +112,7 @@ void check_model(const LoadedConfig& loaded) {
   if (const auto fault = has_source(c) ? std::nullopt : check_window(c))
     fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
 
-  for (const Transform& t : transforms()) {
-    if (!t.check) continue;
-    if (const auto fault = t.check(c))
-      fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
-  }
+  check_transforms(loaded, /*has_model=*/!has_source(c));
 
   for (const TaskKeys& t : task_keys()) {
     const auto fault = t.check ? t.check(c) : std::nullopt;
@@ -326,6 +322,14 @@ void check_files(const LoadedConfig& loaded) {
 }
 
 }  // namespace
+
+void check_transforms(const LoadedConfig& loaded, bool has_model) {
+  for (const Transform& t : transforms()) {
+    if (!t.check || (t.checks_model && !has_model)) continue;
+    if (const auto fault = t.check(loaded.config))
+      fail(Exit::usage, last_origin(loaded, fault->keys), ": ", fault->what);
+  }
+}
 
 bool has_source(const RunConfig& config) {
   const auto& adapters = config.transforms.at("adapters");

@@ -11,4 +11,8 @@ bool has_source(const RunConfig& config);
 /// Throws Exit::usage, with the place and the remedy, for keys that contradict each other.
 void check_config(const LoadedConfig& loaded);
 
+/// Throws Exit::usage for the conflicts that transforms find. `has_model`: the keys of [model] are
+/// known, and not replaced by those of a source.
+void check_transforms(const LoadedConfig& loaded, bool has_model);
+
 }  // namespace lathe

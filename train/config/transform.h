@@ -34,6 +34,8 @@ struct Transform {
   /// Returns a conflict between keys of a config, with complete keys ("section.name"); may be
   /// empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
+  /// check() depends on keys of [model]. It runs again once they are those of a source of weights.
+  bool checks_model = false;
 };
 
 /// All, in the order in which they are applied: Lathe's, then those that were added.

@@ -14,7 +14,8 @@
 namespace lathe {
 namespace {
 
-/// A rank that takes this much longer than the median in so many logged steps in a row is reported.
+/// A rank is reported if it takes more than slow_factor times as long as the median in slow_steps
+/// logged steps in a row.
 constexpr double slow_factor = 1.3;
 constexpr int slow_steps = 5;
 
@@ -41,7 +42,7 @@ StepReporter::StepReporter(const Session& session, const Data& data, const fs::p
 void StepReporter::report(const StepResult& result, bool write, std::vector<LayerStats> layers) {
   const StepStats stats = read_stats(result);
 
-  // A loss scaler skips steps that are not finite, but no run may end with one.
+  // A loss scaler skips steps with non-finite values, but the last step of a run must be finite.
   if (state_.step == session_.config.train.steps && !std::isfinite(stats.loss))
     end_diverged(state_.step, "loss", stats.loss);
   auto ranks = write ? gather_ranks(result) : std::vector<RankStats>();
@@ -100,11 +101,13 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
     if (!world().is_writer()) {
       if (collects_state(session_.optimizer))
         send_state(session_.saved, session_.optimizer, std::nullopt);
-      world().wait_for_all();  // a launcher ends the others soon after the first one failed
+      // Wait for the bundle: a launcher ends the other ranks soon after the first one failed.
+      world().wait_for_all();
       throw;
     }
 
-    // A step that failed in backward has updated some parameters already.
+    // With updates in backward, the failed step has already changed some parameters, so that it
+    // can't be replayed.
     if (session_.config.memory.update_in_backward) throw;
 
     // Keep the state before the step and its data for `lathe replay`.
@@ -112,35 +115,36 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
       const int64_t failed = session_.optimizer.control().failed_step;
       write_replay_bundle(run_, state_, session_, data_, failed - 1);
     } catch (const Error& why) {
-      log_warn("the step is not kept for `lathe replay`: ", why.what());
-      // The others may be sending state that nobody takes; they end with this process.
+      log_warn("cannot save the step for `lathe replay`: ", why.what());
+      // Other ranks may be sending state that this rank no longer receives. They end when it does.
       if (collects_state(session_.optimizer)) throw e;
       world().wait_for_all();
       throw e;
     }
     world().wait_for_all();
     fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
-         "` runs the step again and names where it began");
+         "` reruns the step and names the first op with a non-finite result or gradient");
   }
 }
 
 void StepReporter::save_spike_batch(const StepStats& stats) const {
   const fs::path kept = run_ / "spikes" / (checkpoint_name(state_.step) + ".safetensors");
   write_batches(kept, batches_of_step(session_, data_, state_.step - 1));
-  log_warn("step ", state_.step, ": a loss of ", format("%.4f", stats.loss), " is a spike above ",
-           format("%.4f", session_.spikes->state().mean), " (standard deviation ",
-           format("%.4f", std::sqrt(session_.spikes->state().variance)),
-           "); its update is left out, its data is in ", kept.string());
+  log_warn("step ", state_.step, ": the loss ", format("%.4f", stats.loss),
+           " is a spike above the recent mean ", format("%.4f", session_.spikes->state().mean),
+           " (standard deviation ", format("%.4f", std::sqrt(session_.spikes->state().variance)),
+           "); the update was skipped, and the batch was saved to ", kept.string());
 }
 
 void StepReporter::log_skipped_updates(const StepStats& stats) const {
   if (!stats.scaler || !state_.scaler || stats.scaler->skipped == state_.scaler->skipped) return;
   log_info("step ", state_.step, ": ", stats.scaler->skipped - state_.scaler->skipped,
-           " skipped for gradients that are not finite, loss scale now ",
+           " update(s) skipped because gradients were not finite; the loss scale is now ",
            format("%.10g", stats.scaler->scale));
 }
 
-/// Returns what each process spent in the step. A collective; empty in a single process.
+/// Returns the times, peak memory and sent bytes of each process in the step; empty for a single
+/// process. A collective.
 std::vector<RankStats> StepReporter::gather_ranks(const StepResult& result) const {
   if (world().size() == 1) return {};
   const at::Tensor mine = at::tensor(
@@ -160,7 +164,7 @@ std::vector<RankStats> StepReporter::gather_ranks(const StepResult& result) cons
   return ranks;
 }
 
-/// Names a rank that all others wait for, once until it is fast again.
+/// Warns about each slow rank, once until it has been fast again.
 void StepReporter::warn_of_slow_rank(const std::vector<RankStats>& ranks) {
   if (ranks.empty()) return;
   slow_in_row_.resize(ranks.size());
@@ -172,13 +176,14 @@ void StepReporter::warn_of_slow_rank(const std::vector<RankStats>& ranks) {
   for (size_t r = 0; r < ranks.size(); ++r) {
     slow_in_row_[r] = ranks[r].busy_ms > slow_factor * median ? slow_in_row_[r] + 1 : 0;
     if (slow_in_row_[r] != slow_steps) continue;
-    log_warn("rank ", r, " is slow, and the others wait for it: ", format("%.0f", ranks[r].busy_ms),
-             " ms of work in step ", state_.step, ", where the median of all ranks is ",
-             format("%.0f", median), " ms");
+    log_warn("rank ", r, " is slow and makes the other ranks wait: it worked ",
+             format("%.0f", ranks[r].busy_ms), " ms in step ", state_.step,
+             "; the median of all ranks is ", format("%.0f", median), " ms");
   }
 }
 
-/// Adds the peak of each category of memory where one has changed.
+/// Adds the peak of every category of memory if any has changed since the last report. On CPUs
+/// only.
 void StepReporter::add_memory_peaks(StepMetrics& m) {
   if (session_.device.is_cuda()) return;
   const auto peak = memory_stats().peak;

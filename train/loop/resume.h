@@ -9,6 +9,7 @@
 
 namespace lathe {
 
+/// The checkpoint that a run resumes from, and its state.
 struct ResumePoint {
   fs::path checkpoint;
   RunState state;
@@ -16,15 +17,15 @@ struct ResumePoint {
       true;  ///< false: the checkpoint is another run's, and this run begins as a branch of it
 };
 
-/// The checkpoint that a run resumes from, by checkpoint.resume, or nullopt for a new run. A
-/// branch's own checkpoints come before what it branched from, which need not be there any more.
-/// Nothing is created or changed. Exit::usage where the run folder is another run's,
-/// Exit::checkpoint where no checkpoint can be used.
+/// Returns the checkpoint that a run resumes from, as checkpoint.resume selects it, or nullopt for
+/// a new run. A branch prefers its own checkpoints to the one that it began from, which may be gone
+/// by then. Creates and changes nothing. Throws Exit::usage if the run folder belongs to another
+/// run, and Exit::checkpoint if no checkpoint can be used.
 std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded);
 
-/// The keys that differ between the config of a checkpoint of `step` and the one now; those that
-/// only steer a process (checkpoint.resume, train.threads, train.pause_at) are left out.
-/// Exit::usage where a fixed one differs.
+/// Returns the keys that differ between `saved`, the config of a checkpoint of `step`, and `now`.
+/// Omits those that only steer a process: checkpoint.resume, train.threads and train.pause_at.
+/// Throws Exit::usage if a key that must not change differs.
 std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedConfig& now,
                                          int64_t step);
 

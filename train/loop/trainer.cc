@@ -362,6 +362,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   // Open everything that the config names before anything is created.
   resolve_init_from(loaded);
   resolve_adapter_base(loaded);
+  check_tensor_ranks(loaded, world().size());
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);
   if (verify_data) {
@@ -369,7 +370,8 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
     log_info("data      ", loaded.config.data.dir, " is what was written");
   }
 
-  if (const std::string budget = apply_memory_budget(loaded); !budget.empty()) log_info(budget);
+  if (const std::string budget = apply_memory_budget(loaded, world().size()); !budget.empty())
+    log_info(budget);
 
   // Lock a run that has checkpoints before one is chosen. The folder of a new run is made once
   // everything else is ready.

@@ -15,12 +15,12 @@ namespace {
 constexpr int64_t most_texts_of_a_prompt = 128, most_likely_tokens = 20;
 constexpr size_t most_stops = 16;
 
-/// Fields that concern OpenAI's accounts and servers, not the answer.
+/// OpenAI's fields that do not change the answer, such as those for accounts and servers.
 constexpr std::array ignored_fields{"user",         "metadata",           "store",
                                     "service_tier", "safety_identifier",  "prompt_cache_key",
                                     "prediction",   "parallel_tool_calls"};
 
-/// A field that is not supported, and the values of it that ask for nothing, as JSON.
+/// An unsupported field, and its values that have no effect, as JSON.
 struct Unsupported {
   const char* name;
   std::vector<Json> neutral;
@@ -45,11 +45,11 @@ const std::vector<Unsupported>& unsupported_fields() {
 }
 
 [[noreturn]] void refuse(const std::string& field, const std::string& what) {
-  // A name that the client made up may have any characters.
+  // The client chooses the name of the field, which may contain control characters.
   throw ApiError(400, printable_line(field) + " " + what, "", field);
 }
 
-/// The fields of a request. A field that is null counts as absent.
+/// The fields of a request. A null field counts as absent. Each read marks the field as known.
 class Fields {
  public:
   explicit Fields(std::string_view body) {
@@ -62,12 +62,14 @@ class Fields {
       throw ApiError(400, "the request body must be a JSON object", "invalid_json");
   }
 
-  /// Returns a field's value, or null where it is absent.
+  /// Returns a field's value, or a null pointer if it is absent.
   const Json* find(const char* name) {
     known_.insert(name);
     const auto found = json_.find(name);
     return found == json_.end() || found->is_null() ? nullptr : &*found;
   }
+  /// Returns a number from `least` to `most`, or `otherwise` if the field is absent. Throws
+  /// ApiError for any other value; so do the functions below.
   double number(const char* name, double otherwise, double least, double most) {
     const Json* value = find(name);
     if (value == nullptr) return otherwise;
@@ -76,6 +78,7 @@ class Fields {
       refuse(name, str("must be a number from ", least, " to ", most));
     return x;
   }
+  /// Returns an integer from `least` to `most`, or nullopt if the field is absent.
   std::optional<int64_t> whole(const char* name, int64_t least, int64_t most) {
     if (find(name) == nullptr) return std::nullopt;
     try {
@@ -84,18 +87,20 @@ class Fields {
       refuse(name, str("must be a whole number from ", least, " to ", most));
     }
   }
+  /// Returns a boolean, or false if the field is absent.
   bool flag(const char* name) {
     const Json* value = find(name);
     if (value != nullptr && !value->is_boolean()) refuse(name, "must be true or false");
     return value != nullptr && value->get<bool>();
   }
+  /// Returns a string, or "" if the field is absent.
   std::string text(const char* name) {
     const Json* value = find(name);
     if (value != nullptr && !value->is_string()) refuse(name, "must be a string");
     return value == nullptr ? "" : value->get<std::string>();
   }
 
-  /// Throws for fields that were not asked for, apart from those that change nothing.
+  /// Throws ApiError for each field that was not read above, unless it has no effect.
   void check_others() const {
     for (const auto& item : json_.items()) {
       const std::string& name = item.key();
@@ -107,7 +112,7 @@ class Fields {
       const auto field = std::find_if(all.begin(), all.end(),
                                       [&](const Unsupported& u) { return u.name == name; });
       if (field == all.end())
-        refuse(name, "is not a field of this request that lathe serve knows; leave it out");
+        refuse(name, "is not a field that lathe serve knows in this request; leave it out");
       const auto& neutral = field->neutral;
       if (std::find(neutral.begin(), neutral.end(), item.value()) == neutral.end())
         refuse(name, "is not supported by lathe serve; leave it out");
@@ -139,7 +144,7 @@ std::vector<std::string> stops_of(Fields& fields) {
 void read_shared(Fields& fields, GenerationRequest& request) {
   request.model = fields.text("model");
 
-  // top_k, min_p and repetition_penalty are not OpenAI's; other servers have them by these names.
+  // top_k, min_p and repetition_penalty are extensions, with the names that other servers use.
   Sampling& s = request.sampling;
   s.temperature = fields.number("temperature", 1, 0, 2);
   s.top_p = fields.number("top_p", 1, 0, 1);
@@ -156,13 +161,13 @@ void read_shared(Fields& fields, GenerationRequest& request) {
 
   request.streams = fields.flag("stream");
   if (const Json* options = fields.find("stream_options")) {
-    if (!request.streams) refuse("stream_options", "belongs to a request with stream: true");
+    if (!request.streams) refuse("stream_options", "is allowed only with stream: true");
     if (!options->is_object()) refuse("stream_options", "must be an object");
     for (const auto& [name, value] : options->items()) {
-      // Obfuscation pads events against an eavesdropper, and nothing here does.
+      // include_obfuscation asks for padding against eavesdroppers, which is not supported.
       const bool is_known = name == "include_usage" || name == "include_obfuscation";
       if (!is_known || !value.is_boolean() || (name == "include_obfuscation" && value.get<bool>()))
-        refuse("stream_options", "may have include_usage, true or false");
+        refuse("stream_options", "may contain only include_usage, which must be true or false");
     }
     request.includes_usage = options->value("include_usage", false);
   }
@@ -173,7 +178,7 @@ Prompt prompt_of(const Json& value) {
   Prompt prompt{.text = {}, .ids = {}, .is_text = false};
   for (const Json& id : value) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0)
-      refuse("prompt", "must be a string, a list of strings, a list of ids, or a list of these");
+      refuse("prompt", "must be a string, a list of token ids, or a list of such prompts");
     prompt.ids.push_back(id.get<int64_t>());
   }
   return prompt;
@@ -184,19 +189,19 @@ std::vector<Prompt> prompts_of(Fields& fields) {
   if (value == nullptr) refuse("prompt", "is missing; give the text to continue");
   if (value->is_string()) return {prompt_of(*value)};
   if (!value->is_array() || value->empty())
-    refuse("prompt", "must be a string or a list that is not empty");
+    refuse("prompt", "must be a string or a non-empty list");
   if (value->front().is_number()) return {prompt_of(*value)};
 
   std::vector<Prompt> prompts;
   for (const Json& one : *value) {
     if (!one.is_string() && !one.is_array())
-      refuse("prompt", "must be a string, a list of strings, a list of ids, or a list of these");
+      refuse("prompt", "must be a string, a list of token ids, or a list of such prompts");
     prompts.push_back(prompt_of(one));
   }
   return prompts;
 }
 
-/// Returns the text of a message: a string, or the texts of its parts.
+/// Returns the text of a message: its content if that is a string, else the texts of its parts.
 std::string content_of(const Json& message, const std::string& field) {
   const auto content = message.find("content");
   if (content != message.end() && content->is_string()) return content->get<std::string>();
@@ -220,7 +225,7 @@ std::string content_of(const Json& message, const std::string& field) {
 std::vector<ChatMessage> messages_of(Fields& fields) {
   const Json* list = fields.find("messages");
   if (list == nullptr || !list->is_array() || list->empty())
-    refuse("messages", "must be a list of messages that is not empty");
+    refuse("messages", "must be a non-empty list of messages");
 
   std::vector<ChatMessage> messages;
   for (size_t i = 0; i < list->size(); ++i) {
@@ -236,7 +241,7 @@ std::vector<ChatMessage> messages_of(Fields& fields) {
       refuse(field, "must have the role system, developer, user or assistant");
 
     for (const auto& [name, value] : message.items()) {
-      // A client may send an earlier answer back with the fields that it had no use for.
+      // A client may send back an earlier answer, including its fields that are null or [].
       const bool is_nothing = value.is_null() || (value.is_array() && value.empty());
       if (name != "role" && name != "content" && !is_nothing)
         refuse(field + "." + name, "is not supported by lathe serve; leave it out");
@@ -291,7 +296,7 @@ GenerationRequest parse_chat_request(std::string_view body) {
 
   const bool scores = fields.flag("logprobs");
   const auto top = fields.whole("top_logprobs", 0, most_likely_tokens);
-  if (top && !scores) refuse("top_logprobs", "belongs to a request with logprobs: true");
+  if (top && !scores) refuse("top_logprobs", "is allowed only with logprobs: true");
   if (scores) request.top = top.value_or(0);
   fields.check_others();
   return request;

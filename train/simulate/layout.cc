@@ -148,7 +148,6 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
 }
 
 std::string lathe_fault(const ParallelLayout& l) {
-  if (l.tensor > 1) return "it has no tensor parallelism";
   if (l.context > 1) return "it has no context parallelism";
   if (l.pipeline > 1) return "it has no pipeline parallelism";
   if (l.shard == 3 && l.recompute == Recompute::none)

@@ -6,6 +6,8 @@
 
 #include "core/error.h"
 #include "core/io/checksum.h"
+#include "train/transforms/adapters.h"
+#include "train/transforms/tensor.h"
 
 namespace lathe {
 namespace {
@@ -60,6 +62,35 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
        " micro-batches of a step (train.grad_accum) can't be shared out equally among ", processes,
        tensor > 1 ? str(" groups of ", tensor) : "", " processes; start ", alternatives(counts),
        other);
+}
+
+void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {
+  const RunConfig& c = loaded.config;
+  const int64_t ranks = tensor_ranks(c, processes);
+  if (ranks == 1) return;
+  const auto refuse = [&](const auto&... why) {
+    fail(Exit::usage, origin_of(loaded, "dist.tensor"), ": dist.tensor = ", ranks, " ", why...);
+  };
+
+  const std::vector<LayerCut> rules = layer_cuts_of(c);
+  if (rules.empty()) {
+    refuse("needs a model kind with rules for cutting its layers, such as gpt or llama, not \"",
+           c.model.kind, "\"; set it to 1");
+  }
+  for (const LayerCut& rule : rules) {
+    if (rule.units % ranks != 0)
+      refuse("does not divide the ", rule.units, " ", rule.unit, "; change one of them");
+  }
+
+  if (adapters_of(c).rank > 0) refuse("does not support adapters yet; set it to 1");
+  if (c.memory.offloads("parameters")) {
+    refuse("does not support parameters on disk yet; set it to 1, or remove \"parameters\" from ",
+           "memory.offload");
+  }
+  if (c.memory.update_in_backward) {
+    refuse("does not support updates in the backward pass yet; set it to 1, or leave ",
+           "memory.update_in_backward out");
+  }
 }
 
 std::string library_checksum() {

@@ -1,4 +1,4 @@
-// How a step is shared out among the processes of a run, and what they must have in common.
+// Divides a step among the processes of a run, and identifies the code that they run.
 #pragma once
 
 #include <string>
@@ -7,12 +7,20 @@
 
 namespace lathe {
 
-/// Throws Exit::usage unless dist.tensor divides `processes`, and the quotient divides
-/// train.grad_accum: with the counts that do, and with other keys of the same global batch that it
-/// divides.
+/// Throws Exit::usage unless dist.tensor divides `processes` and the quotient divides
+/// train.grad_accum. The error names numbers of processes that work, or other keys with the same
+/// global batch. Also throws for train.sum_order = "sequence" with several data
+/// ranks.
 void check_shares(const LoadedConfig& loaded, int64_t processes);
 
-/// Returns how many of `processes` compute each layer together: dist.tensor, but for one process 1.
+/// Throws Exit::usage if the processes can't compute the layers of this model together
+/// (dist.tensor): its kind has no rules for that, they do not divide its units, or other keys
+/// exclude it. Does nothing for a single process, which ignores dist.tensor. The keys of [model]
+/// must be known: call it after resolve_init_from() and resolve_adapter_base().
+void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
+
+/// Returns how many of `processes` compute each layer together: 1 for a single process, otherwise
+/// dist.tensor.
 int tensor_ranks(const RunConfig& config, int64_t processes);
 
 /// Returns a checksum of the code that runs, which distinguishes builds.

@@ -26,8 +26,8 @@ void check_config_record(const fs::path& run) {
   const fs::path path = run / "config.toml";
   if (fs::exists(path) && !is_ours(path)) {
     fail(Exit::usage, path.string(),
-         " is not a file that lathe wrote, and the run's own config.toml would take its ",
-         "place; give another --train.out_dir, or rename it");
+         " is not a file that lathe wrote, and the run would write its own config there; give ",
+         "another --train.out_dir, or rename the file");
   }
 }
 

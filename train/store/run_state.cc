@@ -62,7 +62,8 @@ void visit_fields(Visitor& v, State& s) {
     part.field("loss_scale", scaler.scale);
     part.field("growth_tracker", scaler.growth_tracker,
                {.max = std::numeric_limits<int32_t>::max()});
-    part.field("skipped", scaler.skipped, {.max = s.step});
+    // A step that is kept for `lathe replay` has its own skipped update too.
+    part.field("skipped", scaler.skipped, {.max = s.step + 1});
     part.field("skipped_in_row", scaler.skipped_in_row, {.max = scaler.skipped});
   });
   v.optional_parts("spikes", s.spikes, [&](auto& part, auto& spikes) {

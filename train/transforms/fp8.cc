@@ -1,4 +1,4 @@
-// The checks run on every device, so a config that runs on a CPU also runs on a GPU.
+// The checks run on every device, so that a config that a GPU can't run is refused on a CPU too.
 #include "train/transforms/fp8.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace lathe {
 namespace {
 
 std::string no_blocks(const RunConfig& config) {
-  return str("amp.dtype = \"fp8\" is for models of repeated blocks, and model.kind = \"",
+  return str("amp.dtype = \"fp8\" needs a model with repeated blocks, and model.kind = \"",
              config.model.kind, "\" has none; use \"bf16\"");
 }
 
@@ -22,6 +22,15 @@ void add_fp8_layers(Model& model, const TransformContext& context) {
                    [](const NamedParameter& p) { return p.block >= 0; }))
     fail(Exit::usage, no_blocks(context.config));
   make_fp8_layers(trained, context.config.amp);
+
+  for (const NamedParameter& p : trained) {
+    const at::Tensor& weight = p.parameter.data();
+    const bool is_multiple = weight.dim() != 2 || (weight.size(0) | weight.size(1)) % 16 == 0;
+    if (p.parameter.leaf().precision.fp8 == nullptr || is_multiple) continue;
+    fail(Exit::usage, "amp.dtype = \"fp8\": ", p.path, " is ", describe(weight),
+         ", and fp8 matmuls need sizes that are multiples of 16; change the keys of [model] that "
+         "set them, or amp.dtype");
+  }
 }
 
 std::optional<ConfigFault> check_fp8(const RunConfig& c) {
@@ -35,8 +44,8 @@ std::optional<ConfigFault> check_fp8(const RunConfig& c) {
   if (width == nullptr || blocks == nullptr || !find_model_kind(c.model.kind)->models_tokens())
     return fault("amp.dtype", no_blocks(c));
 
-  // fp8 matmuls on a GPU need multiples of 16. The rows of a micro-batch count, too: they are the
-  // inner dimension in the gradient of a weight.
+  // fp8 matmuls on a GPU need sizes that are multiples of 16. This includes the number of rows of a
+  // micro-batch, which is the inner dimension of a weight's gradient.
   if (*width % 16 != 0) {
     return fault("model.n_embd", "model.n_embd = ", *width,
                  " is not a multiple of 16, which fp8 matmuls need; change it or amp.dtype");
@@ -50,8 +59,8 @@ std::optional<ConfigFault> check_fp8(const RunConfig& c) {
 
   if (2 * c.amp.fp8_edge_blocks >= *blocks) {
     return fault("amp.fp8_edge_blocks", "amp.fp8_edge_blocks = ", c.amp.fp8_edge_blocks,
-                 " first and last blocks leave none of model.n_layer = ", *blocks,
-                 " to fp8; lower it");
+                 " blocks at each end leave none of the model.n_layer = ", *blocks,
+                 " blocks for fp8; lower it");
   }
   return std::nullopt;
 }

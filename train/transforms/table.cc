@@ -16,8 +16,9 @@ std::vector<Transform>& transform_table() {
   static std::vector<Transform> all{
       {"adapters", "low-rank adapters on a frozen model (Hu et al. 2021, \"LoRA\")",
        AnyConfig::of<AdaptersConfig>(), add_adapters, check_adapters},
-      {"tensor", "", AnyConfig::of<NoKeys>(), cut_for_tensor_ranks, check_tensor},
-      {"fp8", "", AnyConfig::of<NoKeys>(), add_fp8_layers, check_fp8},
+      {"tensor", "", AnyConfig::of<NoKeys>(), cut_for_tensor_ranks},
+      {"fp8", "", AnyConfig::of<NoKeys>(), add_fp8_layers, check_fp8,
+       /*checks_model=*/true},
   };
   return all;
 }

@@ -17,13 +17,8 @@
 namespace lathe {
 namespace {
 
-std::vector<LayerCut> rules_of(const RunConfig& config) {
-  const ModelKind& kind = *find_model_kind(config.model.kind);
-  return kind.layer_cuts ? kind.layer_cuts(config.model.own) : std::vector<LayerCut>();
-}
-
-/// Returns the rule that cuts a parameter, or null. The bias of a layer that is cut along its
-/// inputs stays whole.
+/// Returns the rule that cuts a parameter, or null. A bias has no dim 1, so the bias of a layer
+/// that is cut along its inputs (dim 1) stays complete.
 const LayerCut* find_rule(const std::vector<LayerCut>& rules, const NamedParameter& p) {
   const std::string layer = p.path.substr(0, p.path.rfind('.'));
   const auto rule = std::find_if(rules.begin(), rules.end(), [&](const LayerCut& r) {
@@ -36,13 +31,17 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
   const RankAxis& ranks = world().tensor();
   const at::Tensor& whole = p.parameter.data();
   const int64_t size = whole.size(rule.dim);
-  LATHE_CHECK(size % rule.sections == 0 && size / rule.sections >= ranks.size, p.path, " ",
-              describe(whole), " can't be cut into ", ranks.size, " parts of ", rule.sections,
-              " equal sections along dim ", rule.dim);
+  if (size % rule.sections != 0 || size / rule.sections < ranks.size) {
+    fail(Exit::usage, "dist.tensor = ", ranks.size, ": ", p.path, " ", describe(whole),
+         " can't be cut among ", ranks.size, " processes along dim ", rule.dim,
+         rule.sections > 1 ? str(", which has ", rule.sections, " equal sections") : "",
+         "; lower dist.tensor, or raise the key of [model] that sets this size");
+  }
   auto made = std::make_shared<TensorCut>();
   made->dim = rule.dim;
   made->sections.assign(static_cast<size_t>(rule.sections), size / rule.sections);
-  made->part = ranks.rank, made->parts = ranks.size;
+  made->part = ranks.rank;
+  made->parts = ranks.size;
 
   const Variable part =
       Variable::parameter(made->part_of(whole), p.path).requires_grad_(p.parameter.requires_grad());
@@ -52,10 +51,22 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
 
 }  // namespace
 
+std::vector<LayerCut> layer_cuts_of(const RunConfig& config) {
+  const ModelKind& kind = *find_model_kind(config.model.kind);
+  return kind.layer_cuts ? kind.layer_cuts(config.model.own) : std::vector<LayerCut>();
+}
+
 void cut_for_tensor_ranks(Model& model, const TransformContext& context) {
-  if (world().tensor().size == 1) return;
+  const int ranks = world().tensor().size;
+  if (ranks == 1) return;
   const MemoryScope memory(Memory::parameters);
-  const std::vector<LayerCut> rules = rules_of(context.config);
+  const std::vector<LayerCut> rules = layer_cuts_of(context.config);
+  for (const LayerCut& rule : rules) {
+    if (rule.units % ranks != 0)
+      fail(Exit::usage, "dist.tensor = ", ranks, " does not divide the ", rule.units, " ",
+           rule.unit);
+  }
+
   std::set<const LayerCut*> used;
   replace_parameters(model, [&](const NamedParameter& p) {
     const LayerCut* const rule = find_rule(rules, p);
@@ -66,38 +77,6 @@ void cut_for_tensor_ranks(Model& model, const TransformContext& context) {
   for (const LayerCut& rule : rules)
     LATHE_CHECK(used.contains(&rule), "layer_cuts() of model.kind = \"", context.config.model.kind,
                 "\": no layer is called ", rule.layers);
-}
-
-std::optional<ConfigFault> check_tensor(const RunConfig& c) {
-  const int64_t ranks = c.dist.tensor;
-  if (ranks == 1) return std::nullopt;
-  const auto fault = [&](const std::string& key, const std::string& why) {
-    return ConfigFault{{"dist.tensor", key}, str("dist.tensor = ", ranks, " ", why)};
-  };
-
-  const std::vector<LayerCut> rules = rules_of(c);
-  if (rules.empty()) {
-    return fault("model.kind",
-                 str("needs a kind of model with rules for cutting its layers, such as "
-                     "gpt or llama, not \"",
-                     c.model.kind, "\"; set it to 1"));
-  }
-  for (const LayerCut& rule : rules) {
-    if (rule.units > 0 && rule.units % ranks != 0)
-      return fault("model.kind",
-                   str("does not divide the ", rule.units, " ", rule.unit, "; change one of them"));
-  }
-
-  if (adapters_of(c).rank > 0)
-    return fault("adapters.rank", "is for models without adapters so far; set it to 1");
-  if (c.memory.offloads("parameters"))
-    return fault("memory.offload",
-                 "is for parameters in memory so far; set it to 1, or leave the parameters out");
-  if (c.memory.update_in_backward)
-    return fault("memory.update_in_backward",
-                 "is for updates after the backward pass so far; set it to 1, or leave "
-                 "memory.update_in_backward out");
-  return std::nullopt;
 }
 
 }  // namespace lathe

@@ -1,14 +1,17 @@
 // Cuts a model's layers among tensor ranks (dist.tensor), by the rules of its kind.
 #pragma once
 
+#include <vector>
+
 #include "train/config/transform.h"
 
 namespace lathe {
 
-/// Replaces each parameter that a rule of the model's kind cuts by the part of this process. Does
-/// nothing with one tensor rank.
+/// Returns the rules of the model kind; empty if it has none.
+std::vector<LayerCut> layer_cuts_of(const RunConfig& config);
+/// Replaces each parameter that the rules cut with this process's part of it. Does nothing with one
+/// tensor rank. Throws Exit::usage if the ranks do not divide the units of a rule, or a parameter
+/// has too few rows.
 void cut_for_tensor_ranks(Model& model, const TransformContext& context);
-/// Returns a conflict of dist.tensor with other keys, if any.
-std::optional<ConfigFault> check_tensor(const RunConfig& config);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// Documents in `lathe prepare`: JSON Lines, compressed files, what is dropped and counted, and that
-// neither the number of workers nor the packing of a file changes a byte.
+// Documents in `lathe prepare`: JSON Lines, compressed files, and counts of dropped documents. The
+// number of workers and the compression of a file must not change a byte of the result.
 #include <zstd.h>
 
 #include <cstdlib>
@@ -34,7 +34,7 @@ std::string all_of(const fs::path& path, size_t most) {
   return text;
 }
 
-TEST_CASE("a long document is cut behind a line break with no white space on either side",
+TEST_CASE("a long document is cut after a line break with no white space on either side",
           "[prepare_documents]") {
   const TempFolder f;
   std::string text;
@@ -54,7 +54,7 @@ TEST_CASE("a long document is cut behind a line break with no white space on eit
   CHECK(all == text);
 }
 
-TEST_CASE("compressed files are the text that was packed, and damage is noticed",
+TEST_CASE("compressed files decompress to their text, and damage is detected",
           "[prepare_documents]") {
   const TempFolder f;
   std::string text = sample_text(700000);
@@ -66,8 +66,7 @@ TEST_CASE("compressed files are the text that was packed, and damage is noticed"
       write_file(f / "a", pack(some) + pack("more") + pack(""));
       CHECK(all_of(f / "a", most) == some + "more");
     }
-    // What unpacks to far more than its size, so that text waits in the decoder when the file is
-    // through.
+    // Data that expands a lot: after the whole file was read, the decoder still holds text.
     write_file(f / "a", pack(std::string(3'000'000, 'x')));
     CHECK(all_of(f / "a", 1000) == std::string(3'000'000, 'x'));
     const std::string packed = pack(text);
@@ -80,7 +79,7 @@ TEST_CASE("compressed files are the text that was packed, and damage is noticed"
     for (size_t i = other.size() / 2; i < other.size() / 2 + 64; ++i)
       other[i] = static_cast<char>(~other[i]);
     write_file(f / "a", other);
-    bool noticed = false;  // zstd without a checksum may take some flips for text
+    bool noticed = false;  // without a checksum, zstd may decode some flipped bits as text
     try {
       noticed = all_of(f / "a", 1000) != text;
     } catch (const Error& e) {
@@ -110,7 +109,7 @@ std::vector<int64_t> split_ids(const fs::path& folder, const char* split) {
   return ids;
 }
 
-/// The data folder's files, by name.
+/// Returns the contents of the folder's files, by name.
 std::map<std::string, std::string> contents(const fs::path& folder) {
   std::map<std::string, std::string> all;
   for (const std::string& name : names(folder)) all[name] = slurp(folder / name);
@@ -123,7 +122,7 @@ std::string line_of(const std::string& text) {
   return Json{{"id", 1}, {"text", text}, {"more", {1, 2}}}.dump() + "\n";
 }
 
-TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the packing",
+TEST_CASE("JSON Lines give the same tokens with any number of workers and any compression",
           "[prepare_documents]") {
   const TempFolder f;
   const Tokenizer tokenizer = trained(f);
@@ -137,7 +136,7 @@ TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the p
     texts.push_back(str("document ", i, " cuts ", i * i, " under it"));
     lines += line_of(texts.back());
   }
-  lines.pop_back();  // the last line needs no end
+  lines.pop_back();  // the last line does not need a line break
   std::vector<int64_t> wanted;
   BPE::Encoder encoder(*tokenizer.bpe());
   for (const std::string& text : texts) {
@@ -174,7 +173,8 @@ TEST_CASE("JSON Lines give the documents' tokens, whatever the workers and the p
   CHECK(again == wanted);
 }
 
-TEST_CASE("lines that are no documents are refused by their number", "[prepare_documents]") {
+TEST_CASE("lines that are not documents are refused with their line numbers",
+          "[prepare_documents]") {
   const TempFolder f;
   const auto refusal = [&](const std::string& lines, const std::string& field = "text") {
     write_file(f / "a.jsonl", lines);
@@ -218,7 +218,7 @@ TEST_CASE("documents are dropped, repaired and split by their content, and all o
   CHECK(counts["empty"] == 1);
   const auto in_val = counts["in_validation"].get<int>();
   CHECK((in_val > 45 && in_val < 105));
-  // Another order puts every document where it was.
+  // Reordering the documents leaves each of them in its split.
   std::vector<std::string> reversed;
   for (int i = 299; i >= 0; --i) reversed.push_back(line_of(str("document ", i, " of some")));
   lines.clear();
@@ -273,7 +273,7 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end",
   prepare_documents(parts);
   CHECK(split_ids(f / "parts", "train") == wanted);
   CHECK(counts_of(f / "parts")["read"] == 1);
-  // Standard input is the same data.
+  // Standard input gives the same data.
   write_file(f / "long.gz", gzipped(text));
   const std::string lathe = (binary_folder() / "lathe").string();
   const auto shell = [&](const std::string& words) {
@@ -286,7 +286,7 @@ TEST_CASE("texts are split at separators, and long ones cut where pieces end",
   CHECK(contents(f / "stdin") == contents(f / "parts"));
 }
 
-TEST_CASE("lines that came before in any document are dropped, and counted",
+TEST_CASE("lines that already appeared in any document are dropped and counted",
           "[prepare_documents]") {
   const TempFolder f;
   const std::string lines = line_of("menu\none\n\n  menu \ntwo") + line_of("menu\n\nthree\nthree") +
@@ -301,7 +301,7 @@ TEST_CASE("lines that came before in any document are dropped, and counted",
   CHECK(counts_of(f / "out")["kept"] == 2);
 }
 
-TEST_CASE("a preparation that was cut short goes on where it was, to the byte, whatever the mode",
+TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every mode",
           "[prepare_documents]") {
   const TempFolder f(fast_folder());
   const Tokenizer tokenizer = trained(f);
@@ -326,7 +326,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
     const auto wanted = contents(f / "whole");
     o.out = f / "parts", o.progress_seconds = 0;
     int64_t asked = 0, times = 0;
-    for (const int64_t after : {5, 3, 6}) {  // looks at `stop`, once a part
+    for (const int64_t after : {5, 3, 6}) {  // calls of `stop`, one for each part
       asked = 0;
       o.stop = [&] { return ++asked > after; };
       const std::string what = error_of([&] { prepare_documents(o); });
@@ -334,13 +334,13 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
       CHECK_THAT(what, ContainsSubstring("to resume"));
       CHECK(fs::exists(f / "parts/.unfinished-manifest.json-progress"));
       ++times;
-      if (times != 2) {  // what was written behind the record is not believed
+      if (times != 2) {  // bytes after the recorded length must be discarded
         for (const auto& entry : fs::directory_iterator(f / "parts")) {
           if (entry.path().extension() == ".bin")
             std::ofstream(entry.path(), std::ios::app) << "torn";
         }
       }
-      if (times == 2) {  // another command starts over, and so does this one behind it
+      if (times == 2) {  // another command starts over, and then so does the first one
         DocumentOptions other = o;
         other.tokenizer = Tokenizer::byte(), asked = -3;
         CHECK_THAT(error_of([&] { prepare_documents(other); }), ContainsSubstring("to resume"));
@@ -353,7 +353,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
     for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
   }
 
-  // An input that is another one now is refused; a shard that is gone means to start over.
+  // A changed input is refused. A missing shard makes the preparation start over.
   DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "whole"};
   o.val_by_hash = true;
   prepare_documents(o);
@@ -378,7 +378,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
   CHECK((contents(f / "parts") == wanted));
-  // So does a bit that has changed in what was written, in a file that is full as in the last one.
+  // So does a flipped bit in the written data, both in a full shard and in the last one.
   for (const int64_t shard : {int64_t{100'000'000}, int64_t{200'000}}) {
     for (const bool by_hash : {true, false}) {
       INFO("shards of " << shard
@@ -399,7 +399,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
     }
   }
   o.shard_tokens = 100'000'000, o.val_by_hash = true;
-  // So does a record that is damaged.
+  // So does a damaged record.
   for (const char* record : {"{\"command\": 5}", "[]", "{"}) {
     INFO(record);
     fs::remove_all(f / "parts");
@@ -410,7 +410,7 @@ TEST_CASE("a preparation that was cut short goes on where it was, to the byte, w
   }
 }
 
-TEST_CASE("the total of the progress is unknown wherever standard input is among the files",
+TEST_CASE("the total size of the input is unknown if standard input is among the files",
           "[prepare_documents]") {
   const TempFolder f;
   write_file(f / "a.txt", "12345");

@@ -26,7 +26,7 @@ std::string llmc_header(int32_t magic, int32_t version, int32_t tokens) {
   return packed(words);
 }
 
-TEST_CASE("text comes back from its ids", "[shards_and_windows]") {
+TEST_CASE("decoding the ids of a text gives the text", "[shards_and_windows]") {
   const std::string text = "na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80\n";
   const Tokenizer chars = Tokenizer::characters(text);
   CHECK(chars.size() == 9);
@@ -38,12 +38,13 @@ TEST_CASE("text comes back from its ids", "[shards_and_windows]") {
   CHECK(chars.decode({99}) == "\xEF\xBF\xBD");
 }
 
-TEST_CASE("what is not UTF-8 is refused at its byte", "[shards_and_windows]") {
+TEST_CASE("text that is not UTF-8 is refused with the position of the byte",
+          "[shards_and_windows]") {
   for (const char* bad : {"ab\x80", "ab\xC0\x80", "ab\xE0\x80\x80", "ab\xED\xA0\x80",
                           "ab\xF5\x80\x80\x80", "ab\xE2\x82"}) {
     CHECK_THAT(error_of([&] { Tokenizer::characters(bad); }),
                ContainsSubstring("byte 2 of the text is not UTF-8"));
-    // What encodes a prompt has no --tokenizer to advise.
+    // The error for a prompt must not advise another --tokenizer.
     CHECK(error_of([&] { Tokenizer::characters("ab").encode(bad); }) ==
           "byte 2 of the text is not UTF-8; convert it to UTF-8");
   }
@@ -74,16 +75,16 @@ TEST_CASE("shards in every layout read as one sequence", "[shards_and_windows]")
   }
 }
 
-TEST_CASE("shards that can't be right are refused", "[shards_and_windows]") {
+TEST_CASE("malformed shards are refused", "[shards_and_windows]") {
   const TempFolder f;
   const auto problem = [&](const std::string& bytes) {
     write_file(f / "train.bin", bytes);
     return error_of([&] { TokenFile(f.path(), "train", std::nullopt); });
   };
   CHECK_THAT(problem(""), ContainsSubstring("has no train tokens"));
-  CHECK_THAT(problem("abc"), ContainsSubstring("no whole number of 16-bit tokens"));
+  CHECK_THAT(problem("abc"), ContainsSubstring("not a whole number of 16-bit tokens"));
   CHECK_THAT(problem(llmc_header(20240520, 1, 7) + "abcd"),
-             ContainsSubstring("claims 7 tokens and it has 2"));
+             ContainsSubstring("claims 7 tokens, but it has 2"));
   write_file(f / "train.bin", packed(counting(50)));
   const TokenFile tokens(f.path(), "train", std::nullopt);
   std::vector<int64_t> out(50);
@@ -112,7 +113,7 @@ TEST_CASE("an epoch has every window once, and epochs differ", "[shards_and_wind
   }
   CHECK(order[0] != order[1]);
   CHECK(!std::is_sorted(order[0].begin(), order[0].end()));
-  // Barely enough text: one window, always inside.
+  // With barely enough text there is one window, which stays inside.
   const WindowSampler tight(17, 16, 1);
   for (int64_t i = 0; i < 5; ++i) CHECK(tight.start_of(i) == 0);
   const WindowSampler snug(30, 16, 1);
@@ -131,8 +132,8 @@ TEST_CASE("batches depend on the step alone, not on workers or where loading beg
     Loader loader(tokens, shape, 7, first, c, at::kCPU);
     Batch b;
     for (int64_t i = first; i <= n; ++i) b = loader.next();
-    CHECK((b.targets - b.inputs).remainder(1000).eq(1).all().item<bool>());  // targets are one
-                                                                             // token on
+    // Each target is the token after its input.
+    CHECK((b.targets - b.inputs).remainder(1000).eq(1).all().item<bool>());
     return b.inputs.clone();
   };
   const at::Tensor wanted = batch(0, 0, 11);
@@ -150,7 +151,7 @@ TEST_CASE("a worker's error reaches the training thread", "[shards_and_windows]"
   CHECK_THAT(error_of([&] { loader.next(); }), ContainsSubstring("beyond the vocabulary of 10"));
 }
 
-TEST_CASE("evaluation scores every target once, the short last window too",
+TEST_CASE("evaluation scores every target once, including those of the short last window",
           "[shards_and_windows]") {
   const TempFolder f;
   write_file(f / "val.bin", packed(counting(100)));
@@ -169,7 +170,7 @@ TEST_CASE("evaluation scores every target once, the short last window too",
   CHECK(scored == 32);
 }
 
-TEST_CASE("a part of an evaluation is spread evenly over the split, the same each time",
+TEST_CASE("a partial evaluation takes evenly spread windows, the same ones each time",
           "[shards_and_windows]") {
   const TempFolder f;
   std::vector<uint16_t> ids(1605);  // 100 windows and 4 more targets
@@ -189,7 +190,7 @@ TEST_CASE("a part of an evaluation is spread evenly over the split, the same eac
     return begins;
   };
 
-  // One window of each of 20 equal parts, and no fixed distance between them.
+  // The sample has one window from each of 20 equal parts, at no fixed distance from each other.
   const auto sample = windows_of(5);
   REQUIRE(sample.size() == 20);
   std::set<int64_t> places;
@@ -201,7 +202,7 @@ TEST_CASE("a part of an evaluation is spread evenly over the split, the same eac
   CHECK(windows_of(5) == sample);
   CHECK(windows_of(25).size() == 100);  // all complete windows
 
-  // Parts of different lengths hold as many windows to one.
+  // If `count` does not divide `size`, the parts differ in length, and each still gets one index.
   for (const int64_t size : {7, 23, 100}) {
     for (int64_t count = 1; count <= size; ++count) {
       for (int64_t i = 0, last = -1; i < count; ++i) {

@@ -41,6 +41,12 @@ class BudgetedRuns {
   int64_t needed(const std::string& policy) const {
     return dry_step(load({"--memory.recompute=" + policy})).resident() + process_overhead_bytes();
   }
+  /// Returns the words of `lathe plan` with these keys.
+  Words plan(const Words& more) const {
+    Words words{"plan", "kind.toml"};
+    for (const std::string& key : with_keys(keys_, more)) words.push_back(key);
+    return words;
+  }
   Finished train(const std::string& name, const Words& more) const {
     return train_on(folder_, 1, "kind.toml", name, with_keys(keys_, more));
   }
@@ -150,6 +156,32 @@ TEST_CASE("a budget that is not enough, or no amount, is refused before anything
     CHECK_THAT(beyond.err, ContainsSubstring(range) && ContainsSubstring("8 blocks"));
   }
   CHECK(!fs::exists(runs.folder() / "runs"));
+}
+
+TEST_CASE("plan --chart measures the program once, and plan --ranks refuses a budget",
+          "[memory_budget]") {
+  const BudgetedRuns runs;
+  // In a process of its own, since what the program takes counts.
+  const auto plan = [&](const Words& more) {
+    return lathe::test::run({.binary = "lathe",
+                             .args = runs.plan(more),
+                             .folder = runs.folder().path(),
+                             .environment = {},
+                             .apart = true});
+  };
+  // The least budget that plan accepts, to a twentieth.
+  int64_t least = 0;
+  for (int64_t megabytes = 100; megabytes < 4000 && least == 0; megabytes += megabytes / 20) {
+    if (plan({str("--memory.budget=", megabytes, "MB")}).code == 0) least = megabytes;
+  }
+  REQUIRE(least > 0);
+  const Finished chart = plan({str("--chart=memory.budget=", least + least / 20, "MB")});
+  INFO(chart.out << chart.err);
+  CHECK(chart.code == 0);
+
+  const Finished ranks = plan({"--ranks=2", "--memory.budget=4GB", "--train.grad_accum=2"});
+  CHECK(ranks.code == 2);
+  CHECK_THAT(ranks.err, ContainsSubstring("memory.budget is for one process"));
 }
 
 }  // namespace

@@ -199,7 +199,7 @@ TEST_CASE("bad data folders", "[cli]") {
              {with("ids"), 3, "beyond the vocabulary"},
              {with("empty"), 3, "has no train tokens"},
              {with("blank"), 3, "has no train tokens"},
-             {with("huge"), 3, "no whole number of 16-bit tokens"},
+             {with("huge"), 3, "not a whole number of 16-bit tokens"},
              {with("raw"), 2, "model.vocab_size must be given"},
              {{"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"},
               3,
@@ -494,7 +494,7 @@ TEST_CASE("token shards of other trainers are trained on, shown and checked", "[
   write_file(f / "two/b_train_0.bin", train);
   refuse(f, {{{"verify", "llmc"},
               3,
-              "fineweb_train_000002.bin: its header claims 8000 tokens and it has 1988"},
+              "fineweb_train_000002.bin: its header claims 8000 tokens, but it has 1988"},
              {{"inspect", "llmc"}, 3, "its header claims 8000 tokens"},
              {{"verify", "two"},
               3,

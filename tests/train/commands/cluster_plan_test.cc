@@ -84,11 +84,16 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   const Finished r = f.plan(words);
   INFO(r.err << r.out);
   REQUIRE(r.code == 0);
-  for (const char* part : {"16 x h100", "2 nodes of 8", "200G", "exchange: data",
-                           "exchange: tensor", "mfu", "GPU hours", "at 2.50 for a GPU hour",
-                           "does not have this layout: it has no tensor parallelism"}) {
+  for (const char* part :
+       {"16 x h100", "2 nodes of 8", "200G", "exchange: data", "exchange: tensor", "mfu",
+        "GPU hours", "at 2.50 for a GPU hour", "has this layout, with", "--dist.tensor=4"}) {
     CHECK_THAT(r.out, ContainsSubstring(part));
   }
+
+  std::vector<std::string> deep = words;
+  deep[7] = "data=4,shard=1,pipeline=4";
+  CHECK_THAT(f.plan(deep).out,
+             ContainsSubstring("does not have this layout: it has no pipeline parallelism"));
 
   const Json one = f.json(words)["fastest"][0];
   CHECK(one["price"].get<double>() == Approx(2.5 * one["gpu_hours"].get<double>()));

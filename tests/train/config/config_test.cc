@@ -111,7 +111,7 @@ TEST_CASE("keys that contradict each other", "[config]") {
       {"fp8_scaling = \"delayed\"", "amp.fp8_scaling has no effect without amp.dtype = \"fp8\""},
       {"dtype = \"fp8\"\nfp8_history = 4", "c.toml:3:1: amp.fp8_history has no effect without"},
       {"dtype = \"fp8\"\nfp8_edge_blocks = 2",
-       "c.toml:3:1: amp.fp8_edge_blocks = 2 first and last blocks leave none"},
+       "c.toml:3:1: amp.fp8_edge_blocks = 2 blocks at each end leave none"},
       {"dtype = \"fp8\"\n[model]\nn_embd = 120",
        "c.toml:4:1: model.n_embd = 120 is not a multiple of 16"},
       {"dtype = \"fp8\"\n[train]\nbatch_size = 3\n[model]\nblock_size = 24",

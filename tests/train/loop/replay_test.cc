@@ -169,6 +169,18 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
   refused("tensor \"starts\" has a value");
 }
 
+TEST_CASE("a run whose first steps all overflow leaves a step that is replayed", "[replay]") {
+  const TempFolder f;
+  make_tiny_run(f.path(),
+                "[amp]\ndtype = \"fp16\"\nscaler = \"fixed\"\nloss_scale = 16777216\nmax_skips = "
+                "3\n");
+  REQUIRE(run({"lathe", {"train", "tiny.toml"}, f.path(), {}}).code == 5);
+  const Finished again = run({"lathe", {"replay", "runs/tiny"}, f.path(), {}});
+  INFO(again.out << again.err);
+  CHECK(again.code == 0);
+  CHECK_THAT(again.out, ContainsSubstring("what is first not finite"));
+}
+
 TEST_CASE("a bundle of examples is held to its model's sizes", "[replay]") {
   const TempFolder f;
   std::string csv = "a,b,y\n";

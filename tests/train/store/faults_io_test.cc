@@ -1,5 +1,5 @@
-// Files that cannot be written: every call of a save fails once, or from then on, or is
-// interrupted, or writes less than asked; and things that are no files stand where files should be.
+// Write failures: each file call of a save fails once, fails from then on, is interrupted, or
+// writes fewer bytes than asked. Also pipes, sockets and devices in place of regular files.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -25,8 +25,8 @@ using namespace lathe::test;
 
 const FileCalls real_calls = file_calls;
 
-/// Replaces every call of the table while it lives. `errno_of` is called before each: 0 lets it
-/// through.
+/// While alive, replaces the calls of `file_calls`, except pread, pwrite and fallocate. `errno_of`
+/// runs before each call: 0 lets the call through, and any other errno makes it fail.
 class Interposed {
  public:
   explicit Interposed(std::function<int(const char* call)> errno_of,
@@ -42,7 +42,7 @@ class Interposed {
         .fsync = [](int fd) { return fails("fsync") ? -1 : real_calls.fsync(fd); },
         .close =
             [](int fd) {
-              real_calls.close(fd);  // a close that fails has closed
+              real_calls.close(fd);  // close() closes the descriptor even if it fails
               return fails("close") ? -1 : 0;
             },
         .ftruncate =
@@ -78,7 +78,7 @@ class Interposed {
   static inline size_t at_most = SIZE_MAX;
 };
 
-/// A run folder with the checkpoints of steps 10 and 20.
+/// A run folder, with checkpoints of steps 10 and 20 unless `with_old` is false.
 struct Run : Small {
   TempFolder folder{fast_folder()};
 
@@ -106,7 +106,7 @@ struct Run : Small {
   }
 };
 
-/// The calls of a third save.
+/// Returns the names of the file calls that a third save makes.
 std::vector<std::string> calls_of_a_save() {
   std::vector<std::string> calls;
   Run run;
@@ -118,7 +118,7 @@ std::vector<std::string> calls_of_a_save() {
   return calls;
 }
 
-TEST_CASE("a save that fails at any call leaves what was there, says why, and can be repeated",
+TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and can be repeated",
           "[faults_io]") {
   const auto calls = calls_of_a_save();
   REQUIRE(calls.size() > 50);
@@ -128,8 +128,8 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
     run.save(30);
     return run.written();
   }();
-  // The first three renames are those of state.json, manifest.json and the new checkpoint; with the
-  // fourth the old one begins to go, when the new one is safe.
+  // The first three renames are for state.json, manifest.json and the new checkpoint. The fourth
+  // begins the deletion of the old checkpoint, once the new one is safe.
   size_t deletes = 0;
   for (int renames = 0; renames < 4; ++deletes) renames += calls.at(deletes) == "rename";
   --deletes;
@@ -140,7 +140,7 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
     for (const bool once : {true, false}) {
       for (size_t nth = 0; nth < calls.size(); ++nth) {
         INFO("call " << nth << " of " << calls.size() << ", " << calls[nth] << ", fails with errno "
-                     << number << (once ? " once" : ", and what needs space from then on"));
+                     << number << (once ? " once" : ", as do later calls that need space"));
         Run run;
         const size_t logged = slurp(logs / "log.txt").size();
         const at::Tensor before = run.params[0].parameter.data().clone();
@@ -171,7 +171,7 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
           CHECK_THAT(said, ContainsSubstring("run the same command again"));
           CHECK_THAT(said, ContainsSubstring(number == EIO ? "see to the disk" : "free space"));
         }
-        // Until the new checkpoint has its name and its folder is synced, nothing old may go.
+        // No old checkpoint may be deleted until the new one has its name and the folder is synced.
         const auto names = run.names();
         const bool renamed = fs::exists(run.checkpoint(30));
         if (!renamed) {
@@ -179,15 +179,15 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
           CHECK_THAT(said, ContainsSubstring("checkpoint step-00000030 is not saved"));
           if (number != EIO) {
             CHECK_THAT(said, ContainsSubstring("it takes a little over 180 bytes"));
-            CHECK_THAT(said, !ContainsSubstring(
-                                 " are free"));  // There is room: that is not what is missing.
+            // The disk has space, so the error must not report the number of free bytes.
+            CHECK_THAT(said, !ContainsSubstring(" are free"));
           }
         }
         for (const auto& path : list_checkpoints(run.folder.path())) verify_checkpoint(path);
         CHECK(list_checkpoints(run.folder.path()).size() >= 2);
         CHECK(run.params[0].parameter.data().equal(before));
-        // The same command again: what was left is cleaned and the save goes through, with the bits
-        // of one that never failed.
+        // Repeat the command: it removes what was left behind, and the save writes the bytes of a
+        // save that never failed.
         clean_checkpoints(run.folder.path());
         if (renamed && nth < deletes) continue;
         run.save(nth < deletes ? 30 : 40);
@@ -203,7 +203,7 @@ TEST_CASE("a save that fails at any call leaves what was there, says why, and ca
   set_console_level(Level::info);
 }
 
-TEST_CASE("a save goes through interrupted calls and short writes", "[faults_io]") {
+TEST_CASE("a save completes despite interrupted calls and short writes", "[faults_io]") {
   const auto calls = calls_of_a_save();
   Run reference;
   reference.save(30);
@@ -211,7 +211,8 @@ TEST_CASE("a save goes through interrupted calls and short writes", "[faults_io]
     Run run;
     size_t at = 0;
     {
-      // Every call is interrupted once; the last round writes a byte at a time as well.
+      // Round n interrupts call n once. The last round interrupts every call once, and each write
+      // takes only one byte.
       bool interrupted = false;
       const Interposed some(
           [&](const char*) {
@@ -226,7 +227,7 @@ TEST_CASE("a save goes through interrupted calls and short writes", "[faults_io]
     CHECK(run.names() == std::vector<std::string>{"step-00000020", "step-00000030"});
     CHECK(run.written() == reference.written());
   }
-  // What else a run calls.
+  // The other files that a run writes: the lock, the metrics and the config.
   Run run;
   write_file(run.folder / "metrics.jsonl", "one\ntwo\n");
   bool interrupted = false;
@@ -246,7 +247,7 @@ TEST_CASE("a save goes through interrupted calls and short writes", "[faults_io]
   CHECK(slurp(run.folder / "config.toml") == "a = 1\n");
 }
 
-TEST_CASE("a folder is made with the parent of each new one synced", "[faults_io]") {
+TEST_CASE("creating nested folders syncs the parent of each new one", "[faults_io]") {
   const TempFolder folder(fast_folder());
   std::vector<std::string> calls;
   {
@@ -266,7 +267,7 @@ TEST_CASE("a folder is made with the parent of each new one synced", "[faults_io
              ContainsSubstring("cannot create the folder"));
 }
 
-TEST_CASE("a text that is not written leaves no part of itself", "[faults_io]") {
+TEST_CASE("a failed write keeps the old file and leaves no partial one", "[faults_io]") {
   const TempFolder folder(fast_folder());
   write_file(folder / "file", "old");
   for (const char* call : {"write", "fsync", "close", "rename"}) {
@@ -296,9 +297,9 @@ void make_special(const std::string& kind, const fs::path& path) {
   }
 }
 
-TEST_CASE("a pipe, a socket or a device in place of a file is an error, not a wait",
+TEST_CASE("opening a pipe, a socket or a device in place of a file fails instead of blocking",
           "[faults_io]") {
-  alarm(60);  // a hang is a failure, not an endless test
+  alarm(60);  // ends the test if a call blocks
   for (const char* kind : {"pipe", "socket", "device"}) {
     INFO(kind);
     const TempFolder folder(fast_folder());
@@ -320,7 +321,8 @@ TEST_CASE("a pipe, a socket or a device in place of a file is an error, not a wa
   alarm(0);
 }
 
-TEST_CASE("a pipe in place of any file that a run opens ends it with a sentence", "[faults_io]") {
+TEST_CASE("a pipe in place of any file that a run opens ends the run with an error",
+          "[faults_io]") {
   const TempFolder folder(fast_folder());
   make_tiny_run(folder.path());
   const auto train = [&](const std::string& steps = "3") {
@@ -356,7 +358,7 @@ TEST_CASE("a pipe in place of any file that a run opens ends it with a sentence"
   CHECK(train().code == 0);
 }
 
-TEST_CASE("a run whose disk fills up ends with exit code 6 and goes on exactly", "[faults_io]") {
+TEST_CASE("a run whose disk fills up ends with exit code 6 and resumes exactly", "[faults_io]") {
   const TempFolder folder(fast_folder());
   make_tiny_run(folder.path());
   const auto train = [&](const std::string& run, const std::string& fault) {
@@ -388,7 +390,8 @@ TEST_CASE("a run whose disk fills up ends with exit code 6 and goes on exactly",
   }
 }
 
-TEST_CASE("a limit of file sizes is an error with a sentence, not a signal", "[faults_io]") {
+TEST_CASE("a command that exceeds the file size limit ends with an error, not with a signal",
+          "[faults_io]") {
   if (!fs::exists("/usr/bin/prlimit")) {
     WARN("skipped: there is no /usr/bin/prlimit to set the limit with");
     return;
@@ -425,7 +428,7 @@ TEST_CASE("a limit of file sizes is an error with a sentence, not a signal", "[f
   CHECK(difference(folder / "reference", folder / "run") == "");
 }
 
-TEST_CASE("a log file that can't grow is a warning, once", "[faults_io]") {
+TEST_CASE("a log file that can't grow causes a single warning", "[faults_io]") {
   if (!fs::exists("/usr/bin/prlimit")) {
     WARN("skipped: there is no /usr/bin/prlimit to set the limit with");
     return;

@@ -264,8 +264,7 @@ TEST_CASE("llm.c's shards of another version are refused", "[golden_files]") {
     write_file(f / "train.bin", std::string(reinterpret_cast<const char*>(words.data()), 1024) +
                                     std::string(4, '\1'));
     CHECK_THAT(error_of([&] { TokenFile(f.path(), "train", std::nullopt); }),
-               ContainsSubstring(
-                   "train.bin: an llm.c shard of version 2, which this build does not know"));
+               ContainsSubstring("train.bin is an llm.c shard of version 2, which"));
   }
 }
 

@@ -1,0 +1,140 @@
+// The bits of ops on any number of threads. Rows of the op table are small, and ATen computes small
+// tensors on one thread, so the ops that reduce are also run on large ones.
+#include <ATen/Parallel.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/engine.h"
+#include "autograd/op.h"
+#include "autograd/ops.h"
+#include "tests/support/catch.h"
+#include "tests/support/op_case.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::op_table;
+using lathe::test::OpCase;
+using lathe::test::variables_of;
+using Variables = std::vector<Variable>;
+
+/// Restores the number of threads.
+class Threads {
+ public:
+  ~Threads() { at::set_num_threads(before_); }
+
+ private:
+  int before_ = at::get_num_threads();
+};
+
+/// The result of `f` and the gradients of its sum, weighted, in the inputs that have one.
+std::vector<at::Tensor> results_of(const std::function<Variable(const Variables&)>& f,
+                                   const Variables& inputs) {
+  const StepRandom random = lathe::test::step_random;
+  const TrainingStep step(random);
+  const Variable y = f(inputs);
+  std::vector<at::Tensor> all{y.data()};
+  if (!y.requires_grad()) return all;
+
+  Variables trained;
+  for (const Variable& x : inputs) {
+    if (x.defined() && x.requires_grad()) trained.push_back(x);
+  }
+  const at::Tensor dy = at::arange(y.data().numel(), at::kLong)
+                            .remainder(7)
+                            .sub(3)
+                            .to(y.data().scalar_type())
+                            .view(y.data().sizes());
+  for (const Variable& g : grad(y, trained, Variable(dy))) all.push_back(g.data());
+  return all;
+}
+
+/// Returns the numbers of threads with which the bits differ from those on one thread.
+std::vector<int> differing(const std::function<Variable(const Variables&)>& f,
+                           const Variables& inputs) {
+  const Threads restored;
+  at::set_num_threads(1);
+  const auto one = results_of(f, inputs);
+  std::vector<int> differ;
+  for (const int threads : {2, 3, 4}) {
+    at::set_num_threads(threads);
+    const auto several = results_of(f, inputs);
+    for (size_t i = 0; i < one.size(); ++i) {
+      if (one[i].defined() && !at::equal(one[i].nan_to_num(), several[i].nan_to_num())) {
+        differ.push_back(threads);
+        break;
+      }
+    }
+  }
+  return differ;
+}
+
+Variables random(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType dtype) {
+  Variables all;
+  uint64_t seed = 1;
+  for (const auto& shape : shapes) {
+    auto generator = at::detail::createCPUGenerator(seed++);
+    all.push_back(Variable::parameter(at::randn(shape, generator).to(dtype), "x"));
+  }
+  return all;
+}
+
+/// Whether an op is ATen's and cuts its work by threads (docs/internals/randomness.md).
+bool is_cut_by_threads(const std::string& op) { return op.starts_with("conv"); }
+
+TEST_CASE("every op has the same bits on any number of threads", "[threads]") {
+  for (const OpCase& row : op_table()) {
+    if (is_cut_by_threads(row.op)) continue;
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      INFO(row.op << " " << row.label << " " << dtype);
+      CHECK(differing(row.ours, variables_of(row, dtype)).empty());
+    }
+  }
+}
+
+TEST_CASE("reductions of large tensors have the same bits on any number of threads", "[threads]") {
+  struct Case {
+    std::string name;
+    std::vector<std::vector<int64_t>> shapes;
+    std::function<Variable(const Variables&)> f;
+  };
+  const std::vector<Case> cases{
+      {"sum", {{300000}}, [](const Variables& v) { return sum(v[0]); }},
+      {"sum of a kept dim", {{1, 300000}}, [](const Variables& v) { return sum(v[0], 1); }},
+      {"sum over rows", {{50000, 7}}, [](const Variables& v) { return sum(v[0], 0); }},
+      {"mean", {{300, 1000}}, [](const Variables& v) { return mean(v[0]); }},
+      {"mean of squares", {{300000}}, [](const Variables& v) { return mean(v[0] * v[0]); }},
+      {"factor of all", {{300000}, {1}}, [](const Variables& v) { return v[0] * v[1]; }},
+      {"batch_norm [B, C]",
+       {{512, 96}, {96}, {96}},
+       [](const Variables& v) { return batch_norm(v[0], v[1], v[2], 1e-5).y; }},
+      {"batch_norm [B, C, 1, 1]",
+       {{512, 96, 1, 1}, {96}, {96}},
+       [](const Variables& v) { return batch_norm(v[0], v[1], v[2], 1e-5).y; }},
+      {"batch_norm [B, C, H, W]",
+       {{64, 32, 8, 8}, {32}, {32}},
+       [](const Variables& v) { return batch_norm(v[0], v[1], v[2], 1e-5).y; }},
+      {"layer_norm",
+       {{4096, 64}, {64}, {64}},
+       [](const Variables& v) { return layer_norm(v[0], v[1], v[2], 1e-5); }},
+      {"linear",
+       {{3000, 64}, {96, 64}, {96}},
+       [](const Variables& v) { return linear(v[0], v[1], v[2]); }},
+  };
+  for (const Case& c : cases) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      INFO(c.name << " " << dtype);
+      CHECK(differing(c.f, random(c.shapes, dtype)).empty());
+    }
+  }
+}
+
+TEST_CASE("ATen's own reductions show that the comparison notices threads", "[threads]") {
+  const Variables x = random({{300000}}, at::kFloat);
+  const auto sum_by_aten = [](const Variables& v) { return Variable(v[0].data().sum()); };
+  CHECK(!differing(sum_by_aten, x).empty());
+}
+
+}  // namespace
