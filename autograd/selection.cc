@@ -13,7 +13,7 @@ using Tensors = std::vector<at::Tensor>;
 /// The memory that tensors of one part share.
 struct SharedMemory {
   double bytes = 0;
-  std::map<const c10::TensorImpl*, size_t> handles;  // that the part holds, by tensor
+  std::map<const c10::TensorImpl*, size_t> handles;  // references of the part, by tensor
   bool is_held = false;   // from outside of the part too, so that keeping it costs nothing
   bool is_saved = false;  // by an op, so that it would stay without recomputation
   bool is_kept = false;
@@ -28,7 +28,10 @@ class PartMemory {
       if (!t.defined() || !t.has_storage()) continue;
       SharedMemory& block = blocks_[t.storage().unsafeGetStorageImpl()];
       block.bytes = static_cast<double>(t.storage().nbytes());
-      block.handles[t.unsafeGetTensorImpl()] += handles;
+      size_t& known = block.handles[t.unsafeGetTensorImpl()];
+      // A view keeps the tensor that it was made of.
+      if (known == 0 && t.is_view()) ++block.handles[t._base().unsafeGetTensorImpl()];
+      known += handles;
       block.is_saved |= is_saved;
     }
   }
@@ -39,7 +42,10 @@ class PartMemory {
     for (const at::Tensor& t : tensors) {
       if (!t.defined() || !t.has_storage()) continue;
       SharedMemory& block = blocks_.at(t.storage().unsafeGetStorageImpl());
-      block.is_held |= t.use_count() > block.handles.at(t.unsafeGetTensorImpl()) ||
+      const auto is_elsewhere = [&](const at::TensorBase& one) {
+        return one.use_count() > block.handles.at(one.unsafeGetTensorImpl());
+      };
+      block.is_held |= is_elsewhere(t) || (t.is_view() && is_elsewhere(t._base())) ||
                        t.storage().use_count() > block.handles.size();
     }
   }

@@ -333,6 +333,14 @@ TEST_CASE("cut layers take the memory and send the bytes that plan forecasts", "
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.05));
   }
+  // What is kept is chosen by the memory that nothing else holds, in a run as in its forecast.
+  const Words selective = with_keys(all, {"--dist.tensor=2", "--memory.recompute=selective"});
+  REQUIRE(train_on(f, 2, "kind.toml", "selective", selective).code == 0);
+  CHECK(lathe::test::plan_of(f, 2, "kind.toml", selective).at("tensors_mb").get<double>() *
+            (1 << 20) ==
+        Approx(lathe::test::rank_figures(f / "runs/selective").at("memory_bytes").get<double>())
+            .epsilon(0.01));
+
   // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
 }
