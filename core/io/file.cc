@@ -9,11 +9,13 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "core/io/text.h"
@@ -194,10 +196,21 @@ OutputFile::~OutputFile() {
   if (fd_ >= 0) file_calls.close(fd_);
 }
 
+void OutputFile::bypass_cache(bool on) {
+  const int flags = fcntl(fd_, F_GETFL);
+  if (flags < 0 || on == ((flags & O_DIRECT) != 0)) return;
+  fcntl(fd_, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT);
+}
+
 void OutputFile::write(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t n = retry_interrupted([&] { return file_calls.write(fd_, at, bytes); });
+    // A part that does not consist of pages, as after a short write.
+    if (n < 0 && errno == EINVAL && (fcntl(fd_, F_GETFL) & O_DIRECT) != 0) {
+      bypass_cache(false);
+      continue;
+    }
     if (n == 0) errno = EIO;
     if (n <= 0) io_error("write", path_);
     at += n;
@@ -217,6 +230,34 @@ uint64_t OutputFile::size() const {
   struct stat s{};
   if (::fstat(fd_, &s) != 0) io_error("read the size of", path_);
   return static_cast<uint64_t>(s.st_size);
+}
+
+void LargeWrites::add(const void* data, size_t bytes) {
+  constexpr size_t size = 8 << 20, page = 4096;
+  if (!part_) part_.reset(static_cast<std::byte*>(std::aligned_alloc(page, size)));
+  if (!part_) throw std::bad_alloc();
+
+  const auto* at = static_cast<const std::byte*>(data);
+  while (bytes > 0) {
+    const size_t n = std::min(bytes, size - used_);
+    std::memcpy(part_.get() + used_, at, n);
+    used_ += n;
+    at += n;
+    bytes -= n;
+    if (used_ < size) continue;
+    file_.bypass_cache(true);
+    write();
+  }
+}
+
+void LargeWrites::finish() {
+  file_.bypass_cache(false);
+  write();
+}
+
+void LargeWrites::write() {
+  file_.write(part_.get(), used_);
+  used_ = 0;
 }
 
 void sync_folder(const fs::path& folder) {

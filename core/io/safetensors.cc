@@ -116,15 +116,17 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   const uint64_t length = text.size();
 
   OutputFile file(path, OutputFile::Open::create);
+  LargeWrites writes(file);
   Checksum sum;
   const auto put = [&](const void* data, size_t bytes) {
-    file.write(data, bytes);
+    writes.add(data, bytes);
     sum.update(data, bytes);
   };
   put(&length, sizeof length);
   put(text.data(), text.size());
   for (const auto& t : tensors)
     t.write([&](std::span<const std::byte> part) { put(part.data(), part.size()); });
+  writes.finish();
   file.sync();
   file.close();
   return sum.hex();

@@ -166,4 +166,35 @@ TEST_CASE("numbers are printed as people write them", "[random_and_files]") {
   CHECK(quantity(0, "step") == "0 steps");
 }
 
+TEST_CASE("a file that is written in large parts has all bytes, whatever the system writes at once",
+          "[random_and_files]") {
+  const TempFolder folder;
+  const FileCalls real = file_calls;
+  static ssize_t (*const write_all)(int, const void*, size_t) = real.write;
+  constexpr size_t part = 8 << 20;
+  std::string text(2 * part + 4097, '\0');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * i % 251);
+
+  for (const bool is_short : {false, true}) {
+    // A third of it, which is not a number of pages.
+    if (is_short)
+      file_calls.write = [](int fd, const void* data, size_t n) {
+        return write_all(fd, data, n > 5000 ? n / 3 + 1 : n);
+      };
+    for (const size_t size : {size_t{0}, size_t{100}, part, part + 1, text.size()}) {
+      INFO(size << " " << is_short);
+      OutputFile file(folder / "large", OutputFile::Open::create);
+      LargeWrites writes(file);
+      // In pieces that do not end where parts do.
+      for (size_t at = 0; at < size; at += 3000001)
+        writes.add(text.data() + at, std::min<size_t>(3000001, size - at));
+      writes.finish();
+      file.sync();
+      file.close();
+      CHECK(slurp(folder / "large") == text.substr(0, size));
+    }
+  }
+  file_calls = real;
+}
+
 }  // namespace

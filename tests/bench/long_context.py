@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Memory and time of long contexts: long_context.py LATHE [--tokens N ...]
+
+Trains a model of one block and one head of 64 channels on a sequence of each length, and prints the peak memory of tensors,
+in all and for each token, and the time of a step, in all and in nanoseconds for each pair of tokens (T^2 / 2 of them).
+"""
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CONFIG = """[model]
+kind = "llama"
+n_layer = 1
+n_head = 1
+n_embd = 64
+block_size = {tokens}
+[data]
+dir = "data"
+[train]
+steps = 3
+batch_size = 1
+grad_accum = 1
+eval_interval = 0
+log_interval = 1
+[amp]
+dtype = "{dtype}"
+[checkpoint]
+interval = 0
+"""
+
+
+def run(*command, folder):
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("lathe")
+    p.add_argument("--tokens", type=int, nargs="*", default=[8192, 16384, 32768, 65536, 131072])
+    p.add_argument("--dtype", default="fp32")
+    a = p.parse_args()
+    lathe = str(Path(a.lathe).resolve())
+    print("| context | MB of tensors | KB for each token | s a step | ns for each pair |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 30000)
+        run(lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte", folder=folder)
+        for tokens in a.tokens:
+            (folder / "model.toml").write_text(CONFIG.format(tokens=tokens, dtype=a.dtype))
+            run("rm", "-rf", "run", folder=folder)
+            run(lathe, "train", "model.toml", "--train.out_dir=run", folder=folder)
+            lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+            lines = [line for line in lines if "loss" in line]
+            memory, seconds = lines[-1]["memory_bytes"], min(line["step_ms"] for line in lines[1:]) / 1e3
+            print(f"| {tokens} | {memory / 2**20:.0f} | {memory / 1024 / tokens:.2f} | {seconds:.2f} "
+                  f"| {2e9 * seconds / tokens**2:.2f} |", flush=True)
+
+
+main()

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Memory and time of memory.recompute: recompute.py LATHE [--rounds N] [--threads N]
+
+Trains small models with each policy in turn, and prints the peak memory of activations (from `lathe plan`) and the time of
+a step (the median of its rounds' medians), both also as a multiple of those without recomputation.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CONFIG = """[model]
+kind = "{kind}"
+n_layer = {layers}
+n_head = {heads}
+n_embd = {width}
+block_size = {tokens}
+[data]
+dir = "data"
+[train]
+steps = {steps}
+batch_size = {batch}
+grad_accum = 1
+eval_interval = 0
+log_interval = 1
+threads = {threads}
+[amp]
+dtype = "{dtype}"
+[checkpoint]
+interval = 0
+"""
+MODELS = {
+    "A": dict(kind="gpt", layers=16, heads=4, width=128, tokens=256, batch=8),
+    "B": dict(kind="gpt", layers=6, heads=8, width=512, tokens=512, batch=1),
+    "C": dict(kind="llama", layers=6, heads=8, width=512, tokens=512, batch=1),
+}
+POLICIES = ["none", "selective", "blocks", "sqrt"]
+
+
+def run(*command, folder):
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("lathe")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--steps", type=int, default=12)
+    p.add_argument("--threads", type=int, default=1)
+    a = p.parse_args()
+    lathe = str(Path(a.lathe).resolve())
+    print("| model | dtype | policy | activations, MB | of none | ms a step | of none |\n|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 2000)
+        run(lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte", folder=folder)
+        for model, sizes in MODELS.items():
+            for dtype in ("fp32", "bf16"):
+                (folder / "model.toml").write_text(CONFIG.format(dtype=dtype, steps=a.steps, threads=a.threads, **sizes))
+                times = {policy: [] for policy in POLICIES}
+                for _ in range(a.rounds):
+                    for policy in POLICIES:
+                        run("rm", "-rf", "run", folder=folder)
+                        run(lathe, "train", "model.toml", "--train.out_dir=run", f"--memory.recompute={policy}", folder=folder)
+                        lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+                        times[policy].append(statistics.median([line["step_ms"] for line in lines if "loss" in line][2:]))
+                for policy in POLICIES:
+                    plan = json.loads(run(lathe, "plan", "model.toml", "--json", f"--memory.recompute={policy}", folder=folder))
+                    megabytes, ms = plan["memory_mb"]["activations"], statistics.median(times[policy])
+                    if policy == "none":
+                        all_mb, all_ms = megabytes, ms
+                    print(f"| {model} | {dtype} | `{policy}` | {megabytes:.1f} | {megabytes / all_mb:.2f} | {ms:.1f} "
+                          f"| {ms / all_ms:.2f} |", flush=True)
+
+
+main()
