@@ -166,7 +166,7 @@ TEST_CASE("numbers are printed as people write them", "[random_and_files]") {
   CHECK(quantity(0, "step") == "0 steps");
 }
 
-TEST_CASE("a file that is written in large parts has all bytes, whatever the system writes at once",
+TEST_CASE("a file that is written in large parts has all bytes, whatever one call writes",
           "[random_and_files]") {
   const TempFolder folder;
   const FileCalls real = file_calls;
