@@ -23,15 +23,15 @@ Variable arange(double start, double end, double step = 1, at::TensorOptions opt
 Variable arange(double end, at::TensorOptions options = {});
 /// Returns n >= 1 evenly spaced values from start to end, including both.
 Variable linspace(double start, double end, int64_t n, at::TensorOptions options = {});
-/// Returns normal random numbers of mean 0 and standard deviation 1. The same seed gives the same
-/// numbers on every machine. They are drawn in float32.
+/// Returns normally distributed random numbers with mean 0 and standard deviation 1, drawn in
+/// float32. The same seed gives the same numbers on every machine.
 Variable randn(at::IntArrayRef sizes, uint64_t seed, at::TensorOptions options = {});
-/// Returns [..., classes] with 1 at the id and 0 elsewhere, for ids int64 [...], each in [0,
-/// classes). Write lathe::one_hot where ATen's own function, which gives an int64 tensor, is
-/// included too.
+/// Returns a tensor [..., classes] that is 1 at the index of each id and 0 elsewhere. `ids` is
+/// int64 [...], with values in [0, classes). Call it as lathe::one_hot in files that also include
+/// ATen's one_hot, which returns an int64 tensor.
 Variable one_hot(const at::Tensor& ids, int64_t classes, at::TensorOptions options = {});
 
-/// Numbers in nested braces.
+/// Converts nested braces of numbers to an argument of tensor().
 class Nested {
  public:
   template <class N>

@@ -11,12 +11,13 @@ namespace lathe {
 /// storage of 24 bytes on cpu that 2 tensors hold". Strides and positions are in elements. The
 /// description of an empty tensor has "no elements" in place of the positions.
 std::string tensor_facts(const at::Tensor& t);
-/// Adds what it is a view of or was made by, as far as its graph records that: "a view, by
-/// transpose of the parameter w". It is called a view if other tensors hold its memory too, or if
-/// it covers only a part of that.
+/// Returns the same description, followed by what x is as far as its graph records it: a constant,
+/// a parameter, or the result of an op, such as "a view, by transpose of the parameter w". A result
+/// or a constant is called a view if other tensors share its storage, or if it covers only part of
+/// its storage.
 std::string tensor_facts(const Variable& x);
-/// Returns whether two tensors share memory, fully or partly: whether they have the same storage,
-/// and their ranges of elements overlap.
+/// Returns whether two tensors have the same storage and the ranges from their first to their last
+/// element overlap. Tensors that interleave, such as two columns of a matrix, count too.
 bool shares_memory(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lathe

@@ -1,7 +1,7 @@
-// fp8 linear layers: e4m3 for inputs and weights, e5m2 for gradients, one scale per tensor, sums in
-// float32. GPUs that multiply fp8 (compute capability 8.9 and up) use cuBLASLt; other devices round
-// in the same way and use a float32 matmul. Micikevicius et al. 2022, "FP8 formats for deep
-// learning".
+// fp8 linear layers. Inputs and weights are in e4m3, gradients in e5m2, each tensor has one scale,
+// and sums are in float32. GPUs with fp8 support (compute capability 8.9 and up) use cuBLASLt.
+// Other devices round in the same way and compute a float32 matmul. See Micikevicius et al. 2022,
+// "FP8 formats for deep learning".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,30 +9,33 @@
 namespace lathe {
 
 /// The source of a linear layer's fp8 scales. A layer computes in fp8 if the Leaf of its weight has
-/// one.
+/// an Fp8Scaling.
 struct Fp8Scaling {
-  /// The role of a tensor in the layer, and its row of `history`.
+  /// The role of a tensor in the layer, which is also its row in `history`.
   enum Role { input, weight, gradient };
-  /// Undefined for current scaling. For delayed scaling [3, 1 + steps] float32, a row for each
-  /// role: the largest absolute value of this step, then of the steps before it.
+  /// Undefined for current scaling. For delayed scaling, [3, 1 + steps] float32 with one row for
+  /// each role: the largest absolute value of the current step, followed by those of the previous
+  /// steps.
   at::Tensor history;
 
-  /// Returns the absolute value that is mapped to the largest fp8 number, [] float32. With delayed
-  /// scaling this is the largest of the previous steps, or that of t if there is none yet. Records
-  /// the value of t, except in an evaluation.
+  /// Returns the absolute value that is mapped to the largest fp8 number, [] float32. With current
+  /// scaling, it is the largest absolute value of t. With delayed scaling, it is the largest value
+  /// of the previous steps; if there is none yet, or if t is not finite, it is that of t. Delayed
+  /// scaling also records the value of t if it is finite, except in an evaluation or a
+  /// recomputation.
   at::Tensor largest(Role role, const at::Tensor& t) const;
-  /// Ends a step: moves its values into the history.
+  /// Ends a step of delayed scaling: moves the step's values into the history.
   void advance() const;
 };
 
-/// A tensor in fp8, and the [] float32 factor that it must be multiplied by.
+/// A tensor in fp8. Its values are `data` times `factor`, which is [] float32.
 struct Fp8Tensor {
   at::Tensor data, factor;
 };
 
-/// Returns t * (format's largest / largest), clamped to the format and rounded to nearest even. If
-/// `largest` is not finite, the factor is NaN, so that an overflow stays visible. format:
-/// float8_e4m3fn or float8_e5m2.
+/// Returns t * (limit / largest), where `limit` is the largest number of the format, clamped to the
+/// format and rounded to nearest even. If `largest` is not finite, the factor is NaN, so that an
+/// overflow stays visible. `format` is float8_e4m3fn or float8_e5m2.
 Fp8Tensor to_fp8(const at::Tensor& t, const at::Tensor& largest, at::ScalarType format);
 
 /// Returns a b^T for a [m, k] and b [n, k], plus a float32 bias [n] if defined, in dtype `out`.

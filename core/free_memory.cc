@@ -22,19 +22,19 @@ constexpr GroupFiles version_1{.limit = "memory.limit_in_bytes",
 constexpr GroupFiles version_2{
     .limit = "memory.max", .used = "memory.current", .cached = {"inactive_file ", "active_file "}};
 
-/// Reads the integer that a file begins with; nullopt for "max" and for a missing file.
+/// Returns the integer at the beginning of a file; nullopt for "max" and for a missing file.
 std::optional<int64_t> number_in(const fs::path& path) {
   std::ifstream file(path);
   int64_t n = 0;
   return file >> n ? std::optional(n) : std::nullopt;
 }
 
-/// Returns the bytes that a group still has; nullopt where it has no limit.
+/// Returns the number of bytes that a group may still allocate; nullopt if it has no limit.
 std::optional<int64_t> free_in(const fs::path& group, const GroupFiles& files) {
   const auto limit = number_in(group / files.limit), used = number_in(group / files.used);
   if (!limit || !used) return std::nullopt;
 
-  // The cache of files counts as used, and is given up where memory is asked for.
+  // The page cache counts as used, but the kernel frees it when memory is needed.
   int64_t cached = 0;
   std::ifstream statistics(group / "memory.stat");
   for (std::string line; std::getline(statistics, line);) {
@@ -54,8 +54,8 @@ int64_t free_memory(const fs::path& root) {
     if (line.starts_with("MemAvailable:")) free = 1024 * std::stoll(line.substr(13));
   }
 
-  // Lines of the form ID:CONTROLLERS:PATH, without controllers for version 2. The limits of all
-  // groups above one apply too. Within a container the upper folders may not exist.
+  // The lines have the form ID:CONTROLLERS:PATH, and CONTROLLERS is empty for version 2. The limits
+  // of all parent groups apply too. Within a container, the folders of parents may not exist.
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);

@@ -1,4 +1,4 @@
-// The memory that this process can still get.
+// The memory that is available to this process.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace lathe {
 
-/// Returns the bytes that the machine has available, or fewer where a control group of the process
-/// has a limit, as containers and batch systems set them (Linux's cgroups, versions 1 and 2). The
-/// system's cache of files counts as free. `root`: a folder with proc and sys, for tests.
+/// Returns the number of bytes that the machine has available, or fewer if a control group limits
+/// the process (Linux cgroups, versions 1 and 2), as in containers and batch systems. The page
+/// cache counts as free. `root` is the folder that contains proc and sys; tests set it.
 int64_t free_memory(const std::filesystem::path& root = "/");
 
 }  // namespace lathe

@@ -77,7 +77,7 @@ at::Tensor gathered(const at::Tensor& x, Axis axis) {
 /// Returns the sum of parts [ranks, ...] over the ranks; overwrites them.
 at::Tensor summed(const at::Tensor& parts) {
   const at::ScalarType dtype = parts.scalar_type();
-  return add_up_ranks(c10::isReducedFloatingType(dtype) ? parts.to(at::kFloat) : parts).to(dtype);
+  return sum_over_ranks(c10::isReducedFloatingType(dtype) ? parts.to(at::kFloat) : parts).to(dtype);
 }
 
 struct AllReduce {
@@ -121,7 +121,7 @@ struct AllToAll {
 
 }  // namespace
 
-at::Tensor add_up_ranks(const at::Tensor& parts) {
+at::Tensor sum_over_ranks(const at::Tensor& parts) {
   // In place, the sum of two would keep the memory of both.
   if (parts.size(0) == 2) return parts.select(0, 0) + parts.select(0, 1);
   TreeSum<at::Tensor> sum;

@@ -42,6 +42,6 @@ at::Tensor all_to_all(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis::da
 
 /// Returns the sum of `parts` [ranks, ...] over the ranks in the order of core/tree_sum.h, in their
 /// dtype. Overwrites them, and the result shares their memory.
-at::Tensor add_up_ranks(const at::Tensor& parts);
+at::Tensor sum_over_ranks(const at::Tensor& parts);
 
 }  // namespace lathe

@@ -179,7 +179,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
   group.all_to_all(received, sent, bucket.cuts);
   received = received.to(bucket.dtype);
 
-  const at::Tensor mine = add_up_ranks(received.view({world_.data().size, share}));
+  const at::Tensor mine = sum_over_ranks(received.view({world_.data().size, share}));
 
   if (result_ == Result::all) {
     sent.narrow(0, begin, share).copy_(mine);

@@ -1,23 +1,24 @@
-// An optimizer's state in a scratch file (memory.offload), so that a model trains whose state
-// exceeds memory.
+// Keeps an optimizer's state in a scratch file (memory.offload), so that a model can be trained
+// whose optimizer state exceeds memory.
 //
-// The file is divided into units of at most 16 MiB, which are read, updated and written as a whole.
-// A unit holds the state of several small parameters, or a piece of a large one. Pieces are cut
-// where processes may cut a parameter too (StateOf::divisible), so that every update has the bits
-// of an update in memory; the state of a parameter that its method needs as a whole is one piece.
-// Units follow the parameters from the last to the first, about the order in which a backward pass
-// completes gradients.
+// The file is divided into units, each of which is read, updated and written as a whole. A unit
+// holds the state of several small parameters, or a piece of a large one. It has at most 16 MiB,
+// unless it holds the state of one parameter that cannot be divided. Parameters are cut only where
+// processes may cut them too (StateOf::divisible), so an update has the same bits as an update in
+// memory. Units hold the parameters from the last to the first, which is roughly the order in which
+// a backward pass completes gradients.
 //
-// A few buffers hold the unit that is being updated, those that come next and those that were
-// updated last. use() hands out a unit: it has the unit before written, and the next ones read, by
-// a thread each, while the caller computes. The next ones are those that followed in the step
-// before. A buffer is reused once its unit is on its way to the disk's cache and was used since it
-// was read. After the last unit of a step the first ones of the next step are read.
+// A few buffers hold the unit that is being updated, the next units, and those that were updated
+// last. use() returns the memory of a unit. While the caller computes, one thread writes the
+// previous unit and another one reads the next units, which are those that followed in the previous
+// step. A buffer is reused after its unit has been used and written to the file. If there is no
+// such buffer and no transfer is in progress, use() drops a unit that was read ahead. After the
+// last unit of a step, the first units of the next step are read.
 //
-// If the state fits into free memory when the file is opened, reads and writes pass through the
-// system's cache of files, which is not resident memory of the process. Otherwise the cache would
-// only copy the bytes once more, and they bypass it (O_DIRECT). An error of the disk is thrown by
-// the next call on the training thread and ends the run; its checkpoints do not depend on the file.
+// If the state fits into free memory when the file is opened, reads and writes use the page cache,
+// which is not part of the resident memory of the process. Otherwise the page cache would only add
+// a copy, and transfers bypass it (O_DIRECT). If the disk fails, the next call on the training
+// thread throws the error, which ends the run. The run's checkpoints do not depend on the file.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,28 +51,28 @@ struct OffloadedSlot {
   ElementRange own;      ///< elements of the parameter whose state this process keeps
   bool is_divisible = false;
 
-  /// Returns the elements of a tensor of state that belong to elements of the parameter. `range`
-  /// begins and ends where the parameter may be cut.
+  /// Returns the range of a state tensor's elements that belongs to a range of the parameter's
+  /// elements. `range` must begin and end where the parameter may be cut.
   ElementRange part(size_t tensor, ElementRange range) const;
 };
 
 /// The state of all parameters in a scratch file. Not thread-safe; throws FileError with Exit::io.
 class StateOffload {
  public:
-  /// Elements of one slot in a unit, updated together.
+  /// The elements of one slot that a unit holds. They are updated together.
   struct Piece {
     size_t slot = 0;
     ElementRange range{};           ///< of the parameter's elements
     std::vector<size_t> offsets{};  ///< in the unit's bytes, of each tensor's part
   };
-  /// What is read and written at a time.
+  /// The part of the file that is read and written at a time.
   struct Unit {
     uint64_t offset = 0;  ///< in the file
     size_t bytes = 0;
     std::vector<Piece> pieces{};
   };
-  /// Reserves the file in `folder` (see ScratchFile), with a state of zeros, and allocates the
-  /// buffers. In a dry run there is no file.
+  /// Opens the file in `folder` (see ScratchFile) with a state of zeros, and allocates the buffers.
+  /// A dry run has no file.
   StateOffload(const fs::path& folder, std::vector<OffloadedSlot> slots);
   ~StateOffload();
   StateOffload(const StateOffload&) = delete;
@@ -79,27 +80,27 @@ class StateOffload {
 
   /// Returns the units in the order of the file.
   const std::vector<Unit>& units() const { return units_; }
-  /// Returns the numbers of the units that hold a slot's state, in ascending order.
+  /// Returns the indices of the units that hold a slot's state, in ascending order.
   const std::vector<size_t>& units_of(size_t slot) const { return units_of_[slot]; }
-  /// Returns the bytes of the file.
+  /// Returns the size of the file in bytes.
   int64_t file_bytes() const { return file_bytes_; }
 
-  /// Returns the memory with a unit's bytes, to be read and changed until the next call.
+  /// Returns the memory of a unit. The caller may read and change it until the next call.
   std::byte* use(size_t unit);
-  /// Ends a step: has the last unit written and the first ones of the next step read.
+  /// Ends a step: starts to write the last unit, and to read the first units of the next step.
   void end_step();
 
-  /// Reads the part of a slot's tensor that this process keeps: calls `put` with its bytes, part by
-  /// part in their order, in memory that the next part reuses.
+  /// Reads the part of a slot's tensor that this process keeps. Calls `put` with the bytes of each
+  /// piece in order. The next piece reuses the memory.
   void read(size_t slot, size_t tensor, const std::function<void(std::span<const std::byte>)>& put);
-  /// Writes that part.
+  /// Writes the part of a slot's tensor that this process keeps.
   void write(size_t slot, size_t tensor, const void* from);
 
-  /// Waits until the file has all changes, and drops what is in memory. Throws what went wrong in
-  /// the threads.
+  /// Waits until all changes are written to the file, and drops the units in memory. Throws an
+  /// error that occurred in the threads.
   void settle();
 
-  /// Returns what the transfer took so far. Thread-safe.
+  /// Returns the statistics of all transfers so far. Thread-safe.
   TransferTimes times() const;
 
  private:
@@ -133,11 +134,11 @@ class StateOffload {
   std::vector<std::vector<size_t>> units_of_;
   int64_t file_bytes_ = 0;
 
-  at::Tensor buffers_;  // all of them, one behind the other
+  at::Tensor buffers_;  // all buffers, one after another
   size_t buffer_bytes_ = 0;
   std::vector<int64_t> holds_;  // by buffer: its unit, or -1
 
-  // What the threads change is guarded by mutex_.
+  // mutex_ guards the members that the threads change.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Status> status_;
@@ -146,7 +147,7 @@ class StateOffload {
 
   std::optional<size_t> current_;
   int64_t uses_ = 0, uses_before_ = 0;  // in all steps, and in those before this one
-  std::vector<size_t> order_, seen_;    // units of the step before and of this one, as first used
+  std::vector<size_t> order_, seen_;    // units in order of first use: previous and current step
   std::vector<size_t> position_;        // of each unit in order_
 
   std::unique_ptr<ScratchFile> file_;

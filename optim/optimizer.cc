@@ -30,10 +30,10 @@ const at::Tensor& gradient_of(const Slot& slot, const StepOptions& options) {
 }
 
 /// Throws unless a slot's gradient matches its parameter: the kernels access both by pointer alone.
-void check_slot(const Slot& slot, const at::Tensor& g, bool is_shared) {
+void check_slot(const Slot& slot, const at::Tensor& g, bool is_sharded) {
   const at::Tensor& p = slot.param.data();
   const int64_t own = slot.own.size();
-  const at::IntArrayRef sizes = is_shared ? at::IntArrayRef(own) : p.sizes();
+  const at::IntArrayRef sizes = is_sharded ? at::IntArrayRef(own) : p.sizes();
   LATHE_CHECK(g.sizes() == sizes && g.device() == p.device() && g.is_floating_point(),
               "optimizer: the gradient of ", slot.path, " is ", describe(g), " on ",
               g.device().str(), ", the parameter ", describe(p), " on ", p.device().str());
@@ -120,7 +120,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
                      const std::vector<ElementRange>& shares, const std::filesystem::path& offload)
     : config_(config),
       method_(make_method(config)),
-      is_shared_(!shares.empty()),
+      is_sharded_(!shares.empty()),
       is_offloaded_(!offload.empty()),
       rounding_seed_(rounding_seed),
       control_(parameters.empty() ? at::Device(at::kCPU)
@@ -158,7 +158,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
     const NamedParameter& p = parameters[i];
     chunks += chunks_of(p.parameter.data());
     const ElementRange all{0, p.parameter.numel()};
-    groups_[group_of(p)].slots.push_back(make_slot(p, i, is_shared_ ? shares[i] : all));
+    groups_[group_of(p)].slots.push_back(make_slot(p, i, is_sharded_ ? shares[i] : all));
   }
 
   // Sums have the order of groups and slots, as in sum_gradients().
@@ -271,7 +271,7 @@ void Optimizer::sum_gradients(const StepOptions& options) {
     for (const auto& slot : group.slots) {
       const at::Tensor& g = gradient_of(slot, options);
       if (!g.defined()) continue;
-      check_slot(slot, g, is_shared_);
+      check_slot(slot, g, is_sharded_);
       grads.push_back(
           {.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()});
       sizes.push_back(g.numel());
@@ -288,12 +288,12 @@ void Optimizer::sum_gradients(const StepOptions& options) {
   }
 
   // Chunks of other processes count as 0 until the sums are shared.
-  if (is_shared_) partials_.zero_();
+  if (is_sharded_) partials_.zero_();
   each_piece_of(sizes, grad_sum_chunk, [&](size_t which, int64_t, int64_t begin, int64_t end) {
     sums[first_chunks[which] + begin / grad_sum_chunk] =
         grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
   });
-  if (is_shared_) options.sum_over_processes(partials_);
+  if (is_sharded_) options.sum_over_processes(partials_);
   if (options.sum_over_tensor_ranks) add_sums_of_tensor_ranks(options);
 }
 
@@ -405,12 +405,12 @@ void Optimizer::step(double lr, const StepOptions& options) {
   }
 
   update_all(updates, stay);
-  if (is_shared_ && !is_dry_run()) share_rounding_counts(*control, options);
+  if (is_sharded_ && !is_dry_run()) share_rounding_counts(*control, options);
   if (offload_ != nullptr) offload_->end_step();
 }
 
 void Optimizer::begin_stages() {
-  LATHE_CHECK(!partials_.is_cuda() && !is_shared_,
+  LATHE_CHECK(!partials_.is_cuda() && !is_sharded_,
               "Optimizer: a step in stages is for CPUs and one process");
   partials_.zero_();
   chunks_ = partials_.numel();
@@ -421,7 +421,7 @@ void Optimizer::sum_gradient(size_t i) {
   Stage& stage = stages_.at(i);
   const Slot& slot = groups_[stage.group].slots[stage.slot];
   const at::Tensor& g = slot.param.grad();
-  check_slot(slot, g, is_shared_);
+  check_slot(slot, g, is_sharded_);
   double* const sums = partials_.mutable_data_ptr<double>() + stage.first_chunk;
   each_piece(g.numel(), grad_sum_chunk, [&](int64_t piece, int64_t begin, int64_t end) {
     sums[piece] = grad_sum_cpu(g.const_data_ptr(), element_of(g.scalar_type()), begin, end);

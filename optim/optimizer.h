@@ -143,7 +143,7 @@ class Optimizer {
   /// are none.
   double update_flops() const { return update_flops_; }
   /// Returns whether updates are sharded among processes.
-  bool is_shared() const { return is_shared_; }
+  bool is_sharded() const { return is_sharded_; }
   /// Returns the state that is in a scratch file; null if the state is in memory.
   const StateOffload* offload() const { return offload_.get(); }
   /// Waits until the scratch file, if there is one, has all of the state. Throws the error of a
@@ -180,7 +180,7 @@ class Optimizer {
 
   OptimConfig config_;
   std::unique_ptr<Method> method_;
-  bool is_shared_;     // processes share the parameters out
+  bool is_sharded_;    // processes share the parameters out
   bool is_offloaded_;  // the state is in a scratch file
   std::optional<uint64_t> rounding_seed_;
   std::vector<ParameterGroup> groups_;

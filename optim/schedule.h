@@ -41,11 +41,13 @@ struct ScheduleConfig {
               between(1, 100))
 };
 
-/// Returns the schedule's last learning rate: min_lr, or a tenth of lr if that is -1.
+/// Returns the final learning rate of a schedule: min_lr, or a tenth of lr if min_lr is negative.
 double end_of_schedule(const ScheduleConfig& config, double lr);
 
-/// Returns the learning rate of step 0 <= step < steps, with min_lr = end_of_schedule().
+/// Returns the learning rate of a step, 0 <= step < steps. Below, min_lr is end_of_schedule(), and
+/// x is that of linear.
 ///   warm-up          lr (step + 1) / (warmup + 1)
+///   constant         lr
 ///   linear           lr + (min_lr - lr) x,  x = (step - warmup) / (steps - warmup)
 ///   cosine           min_lr + (lr - min_lr) (1 + cos(pi x)) / 2. Loshchilov and Hutter 2017
 ///   wsd              lr until the last decay_share of the steps, then linearly to min_lr. Hu et
@@ -55,8 +57,8 @@ double end_of_schedule(const ScheduleConfig& config, double lr);
 ///   cosine_restarts  cosine within each cycle; cycle i has cycle_steps cycle_factor^i steps.
 ///                    Loshchilov and Hutter 2017
 ///   one_cycle        from lr / start_div to lr by half a cosine over the first rise_share of the
-///                    steps, then to min_lr by another. Smith and Topin 2019; torch's OneCycleLR,
-///                    whose steps end one earlier
+///                    steps, then to min_lr by another. Smith and Topin 2019; in torch's
+///                    OneCycleLR, both parts end one step earlier
 double learning_rate(const ScheduleConfig& config, double lr, int64_t step, int64_t steps);
 
 }  // namespace lathe

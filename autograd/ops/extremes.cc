@@ -7,7 +7,7 @@
 namespace lathe {
 namespace {
 
-/// Returns where x equals y. NaN counts as equal to NaN.
+/// Returns a mask that is true where x equals y. Two NaNs count as equal.
 at::Tensor same(const at::Tensor& x, const at::Tensor& y) {
   return x.eq(y).logical_or_(x.isnan().logical_and_(y.isnan()));
 }
@@ -21,7 +21,7 @@ struct Extreme {
     x = x_;
     return y = largest ? x_.max() : x_.min();
   }
-  // dx = dy where x = y, shared among ties
+  // dx = dy where x = y; ties share dy equally
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     const at::Tensor mask = same(x.data(), y.data());
@@ -30,7 +30,7 @@ struct Extreme {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 3); }
 };
 
-/// Returns values and positions; x has at least one dim.
+/// Returns the extreme values along a dim and their positions. x must have at least one dim.
 template <bool largest>
 struct ExtremeAlong {
   static constexpr OpInfo info{.name = largest ? "max" : "min", .exact = true};
@@ -46,7 +46,7 @@ struct ExtremeAlong {
     index = keepdim ? places : places.unsqueeze(dim);
     return {values, places};
   }
-  // dx[place] = dy
+  // dx[index] = dy
   template <class T>
   Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
     return {gather_backward(keepdim ? dy[0] : unsqueeze(dy[0], dim), dim, index.data(), size)};
@@ -54,7 +54,7 @@ struct ExtremeAlong {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 0); }
 };
 
-/// Returns values and positions; x has at least one dim.
+/// Returns the sorted values and their positions. x must have at least one dim.
 struct Sort {
   static constexpr OpInfo info{.name = "sort", .each = {1, 0}};
   int64_t dim;
@@ -65,7 +65,7 @@ struct Sort {
     index = places;
     return {values, places};
   }
-  // dx[place] = dy
+  // dx[index] = dy
   template <class T>
   Grads<1, T> backward(const GradList<T>& dy, Needs<1>) const {
     return {gather_backward(dy[0], dim, index.data(), index.data().size(dim))};
@@ -73,7 +73,7 @@ struct Sort {
 };
 
 using Found = std::pair<Variable, at::Tensor>;
-/// Runs `along` on x; an x without dims temporarily gets one.
+/// Calls `along` on x. If x has no dims, it is viewed as a tensor of one dim for the call.
 template <class F>
 Found with_dim(const Variable& x, int64_t dim, bool keepdim, F&& along) {
   if (x.dim() > 0) return along(x, dim);

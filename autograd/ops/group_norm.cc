@@ -1,7 +1,8 @@
-// Group norm, by ATen's kernels, with second derivatives.
+// Group norm with ATen's kernels, and with second derivatives.
 #include <ATen/ops/mean.h>
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/native_group_norm_backward.h>
+#include <ATen/ops/zeros.h>
 
 #include "autograd/ops/composed.h"
 #include "autograd/ops/dims.h"
@@ -16,7 +17,8 @@ namespace {
 
 [[maybe_unused]] const bool instance_norm_registered = composed({"instance_norm"});
 
-/// Contiguous: ATen's kernels read a weight of other strides wrongly.
+/// Makes a weight contiguous, because ATen's kernels read a weight with other strides incorrectly.
+/// Returns nullopt if it is undefined.
 std::optional<at::Tensor> optional(const at::Tensor& t) {
   return t.defined() ? std::optional(t.contiguous()) : std::nullopt;
 }
@@ -54,14 +56,19 @@ struct GroupNorm {
     return c10::multiply_integers(t.sizes().slice(2));
   }
 
-  // Within a group, g = dy * weight and h = (x - mean) * rstd:  dx = rstd * (g - avg(g) - h * avg(g
-  // * h)), dweight = sum(dy * h) and dbias = sum(dy) over all dims but 1
+  // Within a group, let g = dy * weight and h = (x - mean) * rstd. Then dx = rstd * (g - avg(g) - h
+  // * avg(g * h)). Over all dims but 1, dweight = sum(dy * h) and dbias = sum(dy).
   Grads<3> backward(const at::Tensor& dy, Needs<3> needs) const {
     const at::Tensor &in = x.data(), &w = weight.data();
-    if (in.numel() == 0)
-      return {in, w.defined() ? at::Tensor(w.new_zeros(w.sizes())) : w, at::Tensor()};
+    if (in.numel() == 0) {
+      const auto none = [&](bool need) {
+        return need ? at::zeros({in.size(1)}, at_least_float32(dy).options()) : at::Tensor();
+      };
+      return {dy, none(needs[1]), none(needs[2])};
+    }
     const at::Tensor up = at_least_float32(dy).contiguous();
-    // ATen's kernel takes the bias gradient's options from the weight.
+    // ATen's kernel takes the options of the bias gradient from the weight, so compute it here if
+    // there is no weight.
     const bool is_bias_alone = needs[2] && !w.defined();
     auto [dx, dw, db] = at::native_group_norm_backward(
         up, at_least_float32(in).contiguous(), mean_BG.data(), rstd_BG.data(),

@@ -21,9 +21,9 @@ inline ImageSizes image_sizes(at::IntArrayRef sizes) {
   return {sizes[0], sizes[1], sizes[2], sizes[3]};
 }
 
-/// Computes the adjoint of a linear map of images that is separable, `map(image, {h, w})` for an
-/// image of `from`, as dx = H^T dy W. H and W are the map's results for unit vectors along each
-/// dim. It is for GPUs, where ATen's adjoints add in an order that differs between runs.
+/// Returns dx = H^T dy W, the adjoint of a separable linear map from images of size `from`.
+/// `map(image, {h, w})` applies the map, and H and W are its results for unit vectors along each
+/// dim. For GPUs, where ATen's adjoints add in an order that differs between runs.
 template <class Map>
 at::Tensor adjoint_by_products(const at::Tensor& dy, const ImageSizes& from, Map&& map) {
   const auto options =

@@ -106,6 +106,7 @@ class OutputFile {
 class LargeWrites {
  public:
   explicit LargeWrites(OutputFile& file) : file_(file) {}
+  /// Appends these bytes. Throws FileError as OutputFile::write() does.
   void add(const void* data, size_t bytes);
   /// Writes what is left. Call it before sync().
   void finish();

@@ -1,10 +1,10 @@
-// A file without a name, for data of a process that does not fit into its memory, and the thread
-// that transfers parts of it.
+// An unnamed file for data that does not fit into the memory of a process, and the thread that
+// reads and writes parts of it.
 //
-// The file never has a name (O_TMPFILE), or loses it as soon as it is open where the file system
-// has no such files. The kernel therefore frees it however the process ends, kill -9 included. Its
-// space is reserved when it is opened, so that a disk that is too small is found at the start of a
-// run and not within a step.
+// The file has no name (O_TMPFILE). Where the file system has no unnamed files, its name is removed
+// as soon as it is open. The kernel therefore frees it however the process ends, even with kill -9.
+// Its space is reserved when it is opened, so that a run on a disk that is too small fails at its
+// start and not during a step.
 #pragma once
 
 #include <condition_variable>
@@ -18,42 +18,44 @@
 
 namespace lathe {
 
-/// What transfers to and from scratch files took.
+/// Statistics of the transfers to and from scratch files.
 struct TransferTimes {
   int64_t bytes = 0;      ///< read and written
-  double transfer_s = 0;  ///< of all threads
-  double wait_s = 0;      ///< that the training thread waited for them
+  double transfer_s = 0;  ///< time of transfers, summed over all threads
+  double wait_s = 0;      ///< time for which the training thread waited for them
 
-  /// Returns a sentence for the log.
+  /// Returns a sentence with these statistics for the log.
   std::string text() const;
 };
 
-/// A file that begins as zeros. Its functions throw FileError with Exit::io, and may be called by
-/// several threads for parts that do not overlap.
+/// A file that is initially zero. Its functions throw FileError with Exit::io. Several threads may
+/// call them for parts that do not overlap.
 class ScratchFile {
  public:
-  /// Opens a file of `bytes` bytes in nearest_folder(`folder`), and reserves its space where the
-  /// file system can.
+  /// Opens a file of `bytes` bytes in nearest_folder(`folder`), and reserves its space if the file
+  /// system supports that.
   ScratchFile(const fs::path& folder, uint64_t bytes);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  /// Makes the file `bytes` bytes long, and reserves the space that it did not have.
+  /// Extends the file to `bytes` bytes and reserves the additional space. Does nothing if the file
+  /// is that long already.
   void grow(uint64_t bytes);
-  /// Reads `bytes` bytes from `offset` on.
+  /// Reads `bytes` bytes at `offset`.
   void read(uint64_t offset, void* to, size_t bytes) const;
-  /// Writes `bytes` bytes from `offset` on.
+  /// Writes `bytes` bytes at `offset`.
   void write(uint64_t offset, const void* from, size_t bytes) const;
 
-  /// Maps `bytes` bytes from `offset` on to these addresses, which share them with the file. All
-  /// three are multiples of a page.
+  /// Maps `bytes` bytes of the file at `offset` to the address `at`, as shared memory. All three
+  /// arguments must be multiples of the page size.
   void map(std::byte* at, uint64_t offset, size_t bytes) const;
-  /// Gives the space of a part back to the disk, which reads as zeros then. Does not throw.
+  /// Returns the space of a part to the disk. The part then reads as zeros. If the file system does
+  /// not support this, the part is unchanged. Does not throw.
   void discard(uint64_t offset, size_t bytes) const;
-  /// Transfers complete pages past the system's cache of files (O_DIRECT) from now on, where the
-  /// file system can do that: parts that begin and end on pages of 4096 bytes, from and to memory
-  /// that begins on one. Other parts still pass through the cache.
+  /// Makes later transfers bypass the page cache (O_DIRECT) if the file system supports that. This
+  /// applies to parts that begin and end at multiples of 4096 bytes, and to memory that begins at
+  /// such a multiple. Other transfers still use the page cache.
   void bypass_cache();
   /// Returns the folder that the file is in.
   const fs::path& folder() const { return folder_; }
@@ -66,7 +68,7 @@ class ScratchFile {
 
   fs::path folder_;
   int fd_ = -1;
-  int direct_fd_ = -1;  // the same file past the cache; -1: none
+  int direct_fd_ = -1;  // the same file, opened with O_DIRECT; -1: not opened
   uint64_t size_ = 0;
 };
 
@@ -74,14 +76,14 @@ class ScratchFile {
 /// throw.
 class WorkThread {
  public:
-  /// Throws Exit::memory where the system refuses a thread.
+  /// Throws Exit::memory if the system cannot start a thread.
   WorkThread();
-  /// Waits for the function that is running, and drops those that have not begun.
+  /// Waits for the function that is running, and drops those that have not started.
   ~WorkThread();
   WorkThread(const WorkThread&) = delete;
   WorkThread& operator=(const WorkThread&) = delete;
 
-  /// Has a function called after those that were added before.
+  /// Adds a function, which is called after those that were added before it.
   void add(std::function<void()> work);
 
  private:

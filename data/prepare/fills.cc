@@ -8,7 +8,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the middle number, or the mean of both middle ones; 0 where there is none.
+/// Returns the median: the middle number, or the mean of the two middle ones. Returns 0 if
+/// `numbers` is empty.
 double median_of(std::vector<double>& numbers) {
   if (numbers.empty()) return 0;
   const auto middle = numbers.begin() + std::ssize(numbers) / 2;

@@ -9,11 +9,11 @@
 namespace lathe {
 namespace {
 
-/// The parts of a PNG file in memory.
+/// The remaining bytes of a PNG file in memory, and the last error of libpng.
 struct PngInput {
   const std::byte* at;
   size_t left;
-  char message[200];  // what libpng reported, for a sentence
+  char message[200];  // the error that libpng reported
 };
 
 [[noreturn]] void on_error(png_structp png, png_const_charp what) {
@@ -42,7 +42,7 @@ class PngDecoder final : public ImageFile::Decoder {
       fail(Exit::memory, name, ": libpng could not be started");
     }
     png_set_read_fn(png_, &input_, read_bytes);
-    // Texts, which may be compressed, are skipped: libpng would keep up to 8 MB of each.
+    // Skip text chunks, which may be compressed: libpng would keep up to 8 MB of each.
     png_set_chunk_cache_max(png_, 1);
   }
   ~PngDecoder() override { png_destroy_read_struct(&png_, &info_, nullptr); }

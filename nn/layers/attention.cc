@@ -22,7 +22,8 @@ namespace lathe {
 
 namespace {
 
-/// Returns how many of a layer's heads this process computes. `weight`: of their projection.
+/// Returns how many of a layer's heads this process computes. `weight` is the weight of their
+/// projection.
 int64_t heads_here(int64_t heads, const Variable& weight) {
   const TensorCut* cut = cut_of(weight);
   return cut == nullptr ? heads : heads / cut->parts;
@@ -78,15 +79,15 @@ at::Tensor Rotary::frequencies() const {
     case RotaryScaling::Kind::linear: return plain / scaling.factor;
     case RotaryScaling::Kind::llama3: break;
     case RotaryScaling::Kind::yarn: {
-      // Returns the index of the pair with `waves` waves in the original context, as a real number
-      // (Peng et al., section 3.2).
+      // Returns the real-valued index of the pair of channels that makes `waves` rotations within
+      // the original context (Peng et al., section 3.2).
       const auto pair_of = [&](double waves) {
         return static_cast<double>(width) *
                std::log(scaling.original_context / (waves * 2 * M_PI)) / (2 * std::log(base));
       };
 
-      // Pairs below `first` rotate fast enough to stay as they are, those above `last` are slowed
-      // by the factor, and those between are blended.
+      // Pairs below `first` rotate fast and keep their frequency, the frequency of those above
+      // `last` is divided by the factor, and those between are blended.
       double first = pair_of(scaling.high), last = pair_of(scaling.low);
       if (scaling.truncate) first = std::floor(first), last = std::ceil(last);
       first = std::max(first, 0.0), last = std::min(last, static_cast<double>(width - 1));
@@ -96,8 +97,8 @@ at::Tensor Rotary::frequencies() const {
       return plain * (1 - slowed + slowed / scaling.factor);
     }
   }
-  // llama3: blend by the number of waves in the original context. Angles with `low` or fewer are
-  // slowed by the full factor, those with `high` or more stay.
+  // llama3: blend by the number of rotations within the original context. The frequency of pairs
+  // with `low` or fewer rotations is divided by the factor; pairs with `high` or more keep theirs.
   const at::Tensor waves = plain * (scaling.original_context / (2 * M_PI));
   const at::Tensor kept = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1);
   return plain * (kept + (1 - kept) / scaling.factor);
@@ -144,7 +145,8 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
                                                     {q.bias, k.bias, v.bias});
   const auto normed = [&](const Variable& y, std::optional<RMSNorm> norm) {
     if (!norm) return y;
-    // Each tensor rank has some of the heads, which all share the weight.
+    // Each tensor rank normalizes some of the heads with the same weight, so its gradient must be
+    // summed over the ranks.
     if (own < heads) norm->weight = copy_to_tensor_ranks(norm->weight);
     if (norm->weight.size(0) == y.size(2)) return (*norm)(y);
     return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})),
@@ -192,7 +194,7 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
               ": a causal mask is for as many keys as queries, not ", s, " and ", t);
 
   const bool masked = mask.hidden.defined() || mask.padding.defined();
-  if (mask.causal && !masked && !drop.active() && !rotary)  // the cases of the fused kernel
+  if (mask.causal && !masked && !drop.active() && !rotary)  // attention() supports this case
     return call.result(out_proj(attention(cat({q(query), k(key), v(value)}, -1), heads)), "B T C");
 
   const auto split_heads = [&](const Variable& x, int64_t places) {
@@ -201,7 +203,7 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
   Variable q_BHTD = split_heads(q(query), t), k_BHSD = split_heads(k(key), s);
   if (rotary) q_BHTD = (*rotary)(q_BHTD), k_BHSD = (*rotary)(k_BHSD);
 
-  at::Tensor unseen, added;  // bool and floating point, broadcast to [B, H, T, S]
+  at::Tensor unseen, added;  // bool and floating-point masks that broadcast to [B, H, T, S]
   if (mask.padding.defined()) unseen = mask.padding.to(at::kBool).unsqueeze(1).unsqueeze(1);
   if (mask.hidden.defined()) {
     const at::Tensor hidden = mask.hidden.dim() == 3 ? mask.hidden.unsqueeze(1) : mask.hidden;
@@ -213,7 +215,8 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
 
   AttentionOptions options;
   options.is_causal = mask.causal, options.dropout = drop.p, options.stream = drop.stream;
-  // There is one mask option for all of this. It takes true, or a finite addend, as "may be seen".
+  // AttentionOptions has one mask. A bool mask is true where a query may see a key; in a
+  // floating-point mask, -infinity hides a key.
   if (added.defined() && unseen.defined())
     options.mask = Variable(added.masked_fill(unseen, -std::numeric_limits<double>::infinity()));
   else if (added.defined())

@@ -12,12 +12,12 @@
 
 namespace lathe {
 
-void KeyValueCache::cut(int64_t text, int64_t length) {
+void KeyValueCache::truncate(int64_t text, int64_t length) {
   int64_t& now = lengths_.at(static_cast<size_t>(text));
   now = std::min(now, length);
 }
 
-at::Tensor KeyValueCache::places(int64_t t, at::Device device) const {
+at::Tensor KeyValueCache::position_ids(int64_t t, at::Device device) const {
   std::vector<int64_t> first;
   for (const int64_t text : rows_) first.push_back(length(text));
   return (at::tensor(first, at::kLong).unsqueeze(1) + at::arange(t, at::kLong)).to(device);
@@ -56,7 +56,7 @@ KeyValueCache::Use::Use(KeyValueCache& cache, std::vector<int64_t> texts) : cach
   mode().cache = &cache;
 }
 
-void KeyValueCache::Use::done(int64_t tokens) {
+void KeyValueCache::Use::commit(int64_t tokens) {
   for (const int64_t text : cache_.rows_) cache_.lengths_.at(static_cast<size_t>(text)) += tokens;
 }
 

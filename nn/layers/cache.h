@@ -32,11 +32,11 @@ class KeyValueCache {
   /// Returns the number of tokens of a text that are cached.
   int64_t length(int64_t text) const { return lengths_.at(static_cast<size_t>(text)); }
   /// Drops all but the first `length` tokens of a text.
-  void cut(int64_t text, int64_t length);
+  void truncate(int64_t text, int64_t length);
 
   // For modules, within a Use.
   /// Returns the positions of the t new tokens of each row in its text: int64 [B, t] on `device`.
-  at::Tensor places(int64_t t, at::Device device) const;
+  at::Tensor position_ids(int64_t t, at::Device device) const;
   /// Caches k and v, and computes causal attention of the new tokens to the earlier ones and
   /// themselves: q [B, t, H D], k and v [B, t, K D], rows of any stride -> [B, t, H D]. `layer`
   /// identifies the layer of the keys. Keys outside of a window stay cached, but are not read.
@@ -44,13 +44,13 @@ class KeyValueCache {
                   int64_t heads, int64_t kv_heads, const ScoreOptions& scores = {});
 
   /// While alive, no graph is recorded, and the thread's forwards take the next tokens of `texts`,
-  /// with one row for each text and the same number of tokens in each. Call done() when they have
+  /// with one row for each text and the same number of tokens in each. Call commit() when they have
   /// passed all layers.
   class Use : ModeGuard {
    public:
     Use(KeyValueCache& cache, std::vector<int64_t> texts);
     /// Marks `tokens` more tokens of each text as cached.
-    void done(int64_t tokens);
+    void commit(int64_t tokens);
 
    private:
     KeyValueCache& cache_;

@@ -52,7 +52,7 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
               config.block_size);
   const at::Tensor starts = document_starts();
   const Variable places = mode().cache != nullptr
-                              ? positions(mode().cache->places(t, ids_BT.device()))
+                              ? positions(mode().cache->position_ids(t, ids_BT.device()))
                           : starts.defined() ? positions(position_ids(starts))
                                              : slice(positions.weight, 0, 0, t);
   const Variable x_BTC =

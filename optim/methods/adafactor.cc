@@ -79,10 +79,10 @@ class Adafactor final : public Method {
 
     // Second pass: compute the sum of squares of the update, which is clipped by its root mean
     // square.
-    const double direction = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
+    const double update_squares = piece_sum(all, piece, [&](int64_t begin, int64_t end) {
       return adafactor_direction_cpu(args, rule, *control, begin, end, r, c);
     });
-    double scale = 1 / std::max(1.0, std::sqrt(direction / static_cast<double>(n)) / clip_);
+    double scale = 1 / std::max(1.0, std::sqrt(update_squares / static_cast<double>(n)) / clip_);
     const double lr = rule.lr * slot.args.lr_scale;
 
     // Scale by the factors of the paper's step size alpha. As in torch, weight decay is not scaled.

@@ -2,6 +2,10 @@
 // factors, shared gradients.
 #include <algorithm>
 #include <bit>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/Parallel.h>
 
@@ -10,6 +14,7 @@
 #include "autograd/fp8.h"
 #include "autograd/node.h"
 #include "autograd/ops.h"
+#include "autograd/ops/images.h"
 #include "core/kernels/update_math.h"
 #include "core/mode.h"
 #include "core/rng.h"
@@ -139,6 +144,32 @@ TEST_CASE("fp8 leaves out as many blocks at both ends as asked", "[boundary_case
     if (p.parameter.leaf().precision.fp8) blocks.insert(p.block);
   }
   CHECK(blocks == std::set<int64_t>{1, 2});
+}
+
+TEST_CASE("norms of an empty batch give their weights and biases gradients of zero",
+          "[boundary_cases]") {
+  const auto parameter = [](const char* name) {
+    return Variable::parameter(torch::ones({6}), name);
+  };
+  const std::vector<std::pair<
+      std::string, std::function<Variable(const Variable&, const Variable&, const Variable&)>>>
+      norms{{"layer_norm",
+             [](const auto& x, const auto& w, const auto& b) { return layer_norm(x, w, b, 1e-5); }},
+            {"group_norm", [](const auto& x, const auto& w,
+                              const auto& b) { return group_norm(x, 2, w, b, 1e-5); }},
+            {"batch_norm", [](const auto& x, const auto& w, const auto& b) {
+               return batch_norm(x, w, b, 1e-5).y;
+             }}};
+  for (const auto& [name, norm] : norms) {
+    INFO(name);
+    const Variable w = parameter("weight"), b = parameter("bias");
+    backward(sum(norm(Variable(torch::ones({0, 6})), w, b)));
+    for (const Variable& v : {w, b}) {
+      const at::Tensor& g = v.leaf().grad;
+      REQUIRE(g.defined());
+      CHECK(g.equal(torch::zeros({6})));
+    }
+  }
 }
 
 }  // namespace

@@ -361,7 +361,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   if (const StateOffload* offload = s.optimizer.offload()) {
     result.scratch_bytes = offload->file_bytes();
     // A save reads one tensor of the state at a time where processes share it out.
-    if (s.optimizer.is_shared()) {
+    if (s.optimizer.is_sharded()) {
       each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
         s.optimizer.read_state(t, part);
       });

@@ -1,4 +1,4 @@
-// `lathe sweep` reads what the command line, or a sweep file, asks for.
+// Implements `lathe sweep`: reads the sweep from the command line or a sweep file, and runs it.
 #include <algorithm>
 #include <cmath>
 
@@ -12,15 +12,15 @@ namespace {
 /// Keys that the sweep sets itself.
 const std::set<std::string> own_keys{"train.out_dir", "train.pause_at", "checkpoint.resume"};
 
-/// A command line or a sweep file: the options of the command by name, and the keys with their
-/// values.
+/// The contents of a command line or a sweep file: the options of the command, and the config keys
+/// with their values.
 struct Description {
   std::string config;
   std::map<std::string, std::string> options;
-  std::vector<std::pair<std::string, Axis>> keys;  // each with where it was given
+  std::vector<std::pair<std::string, Axis>> keys;  // each with the location that errors name
 };
 
-/// Returns a scalar as it would be typed.
+/// Returns a scalar in the form in which a user would type it on the command line.
 std::string typed(const ConfigValue& value) {
   const auto* text = std::get_if<std::string>(&value);
   return text != nullptr ? *text : toml_text(value);
@@ -77,7 +77,7 @@ Exit run_sweep_command(const Arguments& given) {
   const std::set<std::string> known{"jobs", "samples", "seed", "out", "method", "eta", "min-steps"};
   const Description d = describe(given, known);
   Arguments arguments = given;
-  // From here on, options of the file count like those of the command line.
+  // From here on, options of the sweep file are treated like those of the command line.
   arguments.flags = d.options;
 
   const auto whole = [&](const char* name, double otherwise, double least) {
@@ -119,7 +119,8 @@ Exit run_sweep_command(const Arguments& given) {
          "a sweep needs a key with several values, as --optim.lr=1e-3,3e-3 or "
          "--optim.lr=1e-4..1e-2");
 
-  // A random search draws the other keys, and trains each draw with every seed and fold.
+  // A random search draws values for all keys except train.seed and data.fold, and trains each draw
+  // with every value of these two.
   std::vector<Axis> drawn, repeated;
   for (const Axis& axis : axes) {
     const bool repeats = method == "random" && repeats_point(axis.key) && !axis.values.empty();
@@ -153,8 +154,8 @@ Exit run_sweep_command(const Arguments& given) {
   }
 
   if (method == "asha") {
-    // By default, as many rungs as leave at least one point at the end. The 1e-9 keeps a rounded
-    // logarithm of an exact power from losing one.
+    // By default, use the largest number of rungs that leaves at least one point at the end. The
+    // 1e-9 corrects a logarithm of an exact power that was rounded down.
     const double powers = std::floor(std::log(static_cast<double>(plan.points.size())) /
                                          std::log(static_cast<double>(eta)) +
                                      1e-9);

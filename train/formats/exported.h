@@ -1,4 +1,5 @@
-// The part that all exports of a run share: its weights, and the family for which they are written.
+// The parts that all export formats share: the weights of a run, and the family for which they are
+// written.
 #pragma once
 
 #include <functional>
@@ -12,19 +13,19 @@
 
 namespace lathe {
 
-/// Returns the first family that can represent the model of a config, and its keys of config.json.
-/// Throws Exit::usage where there is none.
+/// Returns the first family that can represent the model of a config, and the keys that the family
+/// writes to config.json. Throws Exit::usage if there is none.
 std::pair<const Family*, Json> family_for(const RunConfig& config);
 
-/// Throws Exit::usage for adapters, and where a moving average is asked for that the run does not
-/// keep.
+/// Throws Exit::usage if the run has adapters, or if `options` ask for a moving average of the
+/// weights that the run does not keep.
 void check_exportable(const ExportOptions& options, const RunConfig& config);
 
-/// A tensor of the family for which a model is exported. Valid as long as its ExportedModel.
+/// A tensor of an exported model in the form of its family. Valid as long as its ExportedModel.
 struct ExportedTensor {
   const TensorRule* rule;
-  int64_t block;                     ///< -1: of no block
-  std::vector<int64_t> sizes;        ///< as ours
+  int64_t block;                     ///< index of its block; -1: outside the blocks
+  std::vector<int64_t> sizes;        ///< those of the parameter in Lathe
   at::ScalarType dtype;              ///< matrices: ExportedModel::dtype, others float32
   std::function<at::Tensor()> read;  ///< returns it on the CPU; valid until another one is read
 };
@@ -43,8 +44,8 @@ struct ExportedModel {
   ExportedModel(const ExportedModel&) = delete;
   ExportedModel& operator=(const ExportedModel&) = delete;
 
-  /// Returns each tensor of the family: the parameters, and zeros for biases that our model lacks.
-  /// Reading one throws Exit::usage for a value beyond float16's range.
+  /// Returns the tensors of the family: the parameters, and zeros for biases that Lathe's model
+  /// does not have. Reading a tensor throws Exit::usage if a value is beyond float16's range.
   std::vector<ExportedTensor> tensors() const;
 
  private:
@@ -54,7 +55,7 @@ struct ExportedModel {
   fs::path path_;
   bool average_;
   std::unique_ptr<SafetensorsFile> model_, optimizer_;
-  mutable std::function<void()> release_;  // the memory of the tensor that was read last
+  mutable std::function<void()> release_;  // releases the memory of the tensor that was read last
 };
 
 }  // namespace lathe

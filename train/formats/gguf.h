@@ -8,13 +8,14 @@
 
 namespace lathe {
 
-/// Writes a run as `out`/model.gguf: weights, the architecture's metadata, and the tokenizer, which
-/// must be a BPE. The folder is created completely or not at all. Throws Exit::usage as
-/// export_hugging_face does, and where GGUF has no name for the way in which the tokenizer splits
-/// text. Vectors and the table of positions are float32. With a quantized dtype, matrices whose
-/// rows are no multiple of its block are float16, or float32 where a value is beyond that.
+/// Writes a run as `out`/model.gguf, with its weights, the metadata of the architecture and the
+/// tokenizer. If the run has no BPE tokenizer, logs a warning and writes no tokenizer. Creates the
+/// folder completely or not at all. Throws Exit::usage in the cases of export_hugging_face, and if
+/// GGUF has no name for the tokenizer's pre-tokenizer. Vectors and position embeddings are written
+/// in float32. With a quantized dtype, a matrix whose row length is not a multiple of the block
+/// size is written in float16, or in float32 if a value exceeds float16's range.
 void export_gguf(const ExportOptions& options);
-/// Returns the values of ExportOptions::dtype that only GGUF has: the types that are quantized to.
+/// Returns the values of ExportOptions::dtype that only GGUF supports: its quantized types.
 std::vector<std::string> gguf_dtypes();
 
 }  // namespace lathe

@@ -14,7 +14,7 @@ std::optional<int64_t> optional(bool may_lack, int64_t value) {
   return may_lack ? std::optional(value) : std::nullopt;
 }
 
-/// Reads a cap that is `otherwise` where the key is absent, and none where it is null.
+/// Returns a softcap: `otherwise` if the key is absent, and 0, which means no cap, if it is null.
 double read_softcap(ConfigKeys& c, const char* key, double otherwise) {
   const bool is_null = c.is_null(key);
   const double cap = c.real(key, is_null ? 0 : otherwise);
@@ -23,7 +23,7 @@ double read_softcap(ConfigKeys& c, const char* key, double otherwise) {
   return cap;
 }
 
-/// Reads the keys that Gemma alone has.
+/// Reads the keys that only Gemma has.
 void read_gemma(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
   c.only("hidden_activation", {"gelu_pytorch_tanh"});
   c.only("use_bidirectional_attention", {false});
@@ -31,7 +31,7 @@ void read_gemma(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
   c.pass({"hidden_act", "cache_implementation"});
   model["activation"] = std::string("gelu");
   model["scale_embeddings"] = true;
-  // 0 stands for the channels of a head.
+  // In [model], 0 stands for the head dimension.
   const int64_t scalar = c.whole("query_pre_attn_scalar", 1, 1000000, 256);
   const bool is_width = scalar == std::get<int64_t>(model.at("head_dim"));
   model["query_pre_attn_scalar"] = is_width ? 0 : static_cast<double>(scalar);
@@ -42,7 +42,7 @@ void read_gemma(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
     model["logit_softcap"] = read_softcap(c, "final_logit_softcapping", variant.logit_softcap);
 }
 
-/// Returns whether a family has models with these keys of [model].
+/// Returns whether a family can represent a model with these keys of [model].
 bool represents(const LlamaVariant& variant, const AnyConfig& own) {
   const auto flag = [&](const char* key) { return value_of<bool>(own, key); };
   const auto real = [&](const char* key) { return value_of<double>(own, key); };
@@ -65,13 +65,14 @@ bool represents(const LlamaVariant& variant, const AnyConfig& own) {
   const bool has_window = value_of<int64_t>(own, "sliding_window") > 0;
   const std::string windows = digits_of_layers(own, text("window_layers"));
   if (has_window && variant.windows == Windows::none) return false;
-  // A family with a window in all layers is for models that have one.
+  // In a family whose layers all have a window, a model must have a window in every layer.
   if (variant.windows == Windows::all && (!has_window || windows.find('0') != std::string::npos))
     return false;
 
   const std::string ropes = digits_of_layers(own, text("rope_layers"));
   if (ropes.find('0') != std::string::npos && !variant.lists_rope_layers) return false;
-  // Where there are two bases, windows never have the scaling of the other layers.
+  // In a family with a separate RoPE base for layers with a window, those layers have no RoPE
+  // scaling. A model with one base for all layers therefore fits only if it has no scaling.
   const bool has_local = real("rope_local_theta") > 0;
   if (variant.has_local_rope && has_window && !has_local) return text("rope_scaling") == "none";
   return !has_local || variant.has_local_rope;
@@ -101,7 +102,7 @@ ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& c, int64_t most) {
                   {"qk_norm_over", variant.qk_norm == "none" ? "head" : variant.qk_norm},
                   {"tie_weights", c.flag("tie_word_embeddings", variant.tie_weights)}};
 
-  // Any other value would change the computation.
+  // These keys must have one of the values below, because another would change the computation.
   if (variant.is_gemma) {
     read_gemma(variant, c, model);
   } else {
@@ -116,7 +117,7 @@ ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& c, int64_t most) {
 }
 
 std::optional<Json> write_llama(const LlamaVariant& variant, const AnyConfig& own) {
-  // Another family may have this model.
+  // If this family does not fit, the caller tries the others.
   if (!variant.exported || !represents(variant, own)) return std::nullopt;
 
   const auto size = [&](const char* key) { return value_of<int64_t>(own, key); };

@@ -16,7 +16,7 @@ namespace lathe {
 
 /// Model, data, device, precision and folder; `from`: the checkpoint that it resumes from, or "";
 /// `source`: of the weights that it began with, or "".
-void log_header(const Session& session, const Data& data, const MfuBaseline& ceiling,
+void log_header(const Session& session, const Data& data, const MfuBaseline& baseline,
                 const std::string& run, const std::string& from, const std::string& source);
 
 /// Logs what reading and writing the session's scratch files took, where it has any.

@@ -26,10 +26,10 @@ class StepReporter {
   /// Does the same without a line in the metrics, unless the step was reported already.
   void report_once(const StepResult& result);
   /// Excludes the time since the last report, such as evaluation and saving, from the next step's.
-  void skip_time();
+  void restart_step_timer();
 
   /// Returns the matmul rate that MFU is a share of.
-  MfuBaseline& ceiling() { return ceiling_; }
+  MfuBaseline& mfu_baseline() { return mfu_baseline_; }
 
  private:
   StepStats read_stats(const StepResult& result) const;
@@ -45,7 +45,7 @@ class StepReporter {
   RunState& state_;
   MetricsSinks& metrics_;
   double units_per_step_, flops_per_unit_;
-  MfuBaseline ceiling_;
+  MfuBaseline mfu_baseline_;
   StepLine line_;
   decltype(MemoryStats::peak) last_reported_peaks_{};  // those in metrics.jsonl
   int64_t last_report_step_;

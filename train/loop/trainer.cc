@@ -49,7 +49,7 @@ class Run {
     return lathe::has_stalled(state_, c.eval_interval, c.early_stop);
   }
   bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
-  void log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& ceiling) const;
+  void log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& baseline) const;
   MetricsSinks open_run_folder();
   bool evaluate(MetricsSinks& metrics, StopController& stop);
   void sample(MetricsSinks& metrics, const StopController& stop) const;
@@ -116,7 +116,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
   StopController stop(c.train.max_time);
-  log_start(needs, reporter.ceiling());
+  log_start(needs, reporter.mfu_baseline());
   note_progress(state_.step, restored_.saved_step);
 
   // An evaluation that was interrupted runs first, so metrics.jsonl has the same lines.
@@ -132,7 +132,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   const auto begin = Clock::now();
   Loader loader = training_loader(session_, *data_, state_.step);
-  reporter.skip_time();
+  reporter.restart_step_timer();
 
   while (state_.step < c.train.steps) {
     const DueActions due = due_after(state_.step + 1, c);
@@ -178,10 +178,10 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
       return save_and_stop(checkpoints, stop);
     }
     if (last) break;
-    reporter.skip_time();
+    reporter.restart_step_timer();
   }
 
-  reporter.ceiling().remember(seconds_since(begin));
+  reporter.mfu_baseline().remember(seconds_since(begin));
   log_offload(session_);
   return finish(checkpoints);
 }
@@ -210,8 +210,8 @@ MetricsSinks Run::open_run_folder() {
   return metrics;
 }
 
-void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& ceiling) const {
-  log_header(session_, *data_, ceiling, run_.string(), restored_.checkpoint.string(),
+void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& baseline) const {
+  log_header(session_, *data_, baseline, run_.string(), restored_.checkpoint.string(),
              source_.string());
   if (world().size() > 1) {
     const int64_t all = session_.config.train.grad_accum;

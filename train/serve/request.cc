@@ -12,8 +12,8 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t most_texts_of_a_prompt = 128, most_likely_tokens = 20;
-constexpr size_t most_stops = 16;
+constexpr int64_t max_texts_per_prompt = 128, max_top_logprobs = 20;
+constexpr size_t max_stop_texts = 16;
 
 /// OpenAI's fields that do not change the answer, such as those for accounts and servers.
 constexpr std::array ignored_fields{"user",         "metadata",           "store",
@@ -101,7 +101,7 @@ class Fields {
   }
 
   /// Throws ApiError for each field that was not read above, unless it has no effect.
-  void check_others() const {
+  void refuse_unread_fields() const {
     for (const auto& item : json_.items()) {
       const std::string& name = item.key();
       const bool is_ignored =
@@ -131,8 +131,8 @@ std::vector<std::string> stops_of(Fields& fields) {
   std::vector<std::string> stops;
   for (const Json& stop : list) {
     if (!stop.is_string() || stop.get_ref<const std::string&>().empty() ||
-        stops.size() == most_stops) {
-      refuse("stop", str("must be a string or a list of at most ", most_stops,
+        stops.size() == max_stop_texts) {
+      refuse("stop", str("must be a string or a list of at most ", max_stop_texts,
                          " strings, none of them empty"));
     }
     stops.push_back(stop.get<std::string>());
@@ -156,7 +156,7 @@ void read_shared(Fields& fields, GenerationRequest& request) {
   request.has_seed = seed.has_value();
   s.seed = static_cast<uint64_t>(seed.value_or(0));
 
-  request.n = fields.whole("n", 1, most_texts_of_a_prompt).value_or(1);
+  request.n = fields.whole("n", 1, max_texts_per_prompt).value_or(1);
   request.stops = stops_of(fields);
 
   request.streams = fields.flag("stream");
@@ -242,8 +242,8 @@ std::vector<ChatMessage> messages_of(Fields& fields) {
 
     for (const auto& [name, value] : message.items()) {
       // A client may send back an earlier answer, including its fields that are null or [].
-      const bool is_nothing = value.is_null() || (value.is_array() && value.empty());
-      if (name != "role" && name != "content" && !is_nothing)
+      const bool is_empty = value.is_null() || (value.is_array() && value.empty());
+      if (name != "role" && name != "content" && !is_empty)
         refuse(field + "." + name, "is not supported by lathe serve; leave it out");
     }
     messages.push_back({role, content_of(message, field)});
@@ -272,11 +272,11 @@ GenerationRequest parse_completion_request(std::string_view body) {
   read_shared(fields, request);
   request.max_tokens = fields.whole("max_tokens", 0, std::numeric_limits<int32_t>::max());
   request.echoes = fields.flag("echo");
-  request.top = fields.whole("logprobs", 0, most_likely_tokens);
-  if (const auto best_of = fields.whole("best_of", 1, most_texts_of_a_prompt);
+  request.top = fields.whole("logprobs", 0, max_top_logprobs);
+  if (const auto best_of = fields.whole("best_of", 1, max_texts_per_prompt);
       best_of && *best_of != request.n)
     refuse("best_of", "must equal n: lathe serve returns every text that it generates");
-  fields.check_others();
+  fields.refuse_unread_fields();
   return request;
 }
 
@@ -295,10 +295,10 @@ GenerationRequest parse_chat_request(std::string_view body) {
   }
 
   const bool scores = fields.flag("logprobs");
-  const auto top = fields.whole("top_logprobs", 0, most_likely_tokens);
+  const auto top = fields.whole("top_logprobs", 0, max_top_logprobs);
   if (top && !scores) refuse("top_logprobs", "is allowed only with logprobs: true");
   if (scores) request.top = top.value_or(0);
-  fields.check_others();
+  fields.refuse_unread_fields();
   return request;
 }
 

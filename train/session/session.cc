@@ -79,10 +79,10 @@ void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
 /// Lays the parameters into buckets. Those that their optimizer needs as a whole are cut only
 /// where every rank updates all of them.
 ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParameter>& params) {
-  const bool is_shared = config.dist.shard != "none";
+  const bool is_sharded = config.dist.shard != "none";
   return {params,
-          is_shared ? divisible_parameters(config.optim, params)
-                    : std::vector<bool>(params.size(), true),
+          is_sharded ? divisible_parameters(config.optim, params)
+                     : std::vector<bool>(params.size(), true),
           {.bucket_bytes = static_cast<int64_t>(1e6 * config.dist.bucket_mb),
            .ranks = world().data().size,
            .blocks_apart = config.dist.shard == "parameters",
@@ -98,10 +98,10 @@ fs::path scratch_folder(const RunConfig& c) {
 Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
                          const ShardLayout& layout, std::optional<uint64_t> rounding_seed) {
   const RunConfig& c = loaded.config;
-  const bool is_shared = c.dist.shard != "none" && world().data().size > 1;
+  const bool is_sharded = c.dist.shard != "none" && world().data().size > 1;
   try {
     return Optimizer(c.optim, params, rounding_seed, {},
-                     is_shared ? layout.ranges(world().data().rank) : std::vector<ElementRange>(),
+                     is_sharded ? layout.ranges(world().data().rank) : std::vector<ElementRange>(),
                      c.memory.offloads("optimizer") ? scratch_folder(c) : "");
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;

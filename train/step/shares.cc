@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/io/checksum.h"
 #include "train/transforms/adapters.h"
-#include "train/transforms/tensor.h"
+#include "train/transforms/tensor_parallel.h"
 
 namespace lathe {
 namespace {

@@ -9,21 +9,20 @@ namespace lathe {
 
 /// Throws Exit::usage unless dist.tensor divides `processes` and the quotient divides
 /// train.grad_accum. The error names numbers of processes that work, or other keys with the same
-/// global batch. Also throws for train.sum_order = "sequence" with several data
-/// ranks.
+/// global batch. Also throws for train.sum_order = "sequence" with several data ranks.
 void check_shares(const LoadedConfig& loaded, int64_t processes);
 
-/// Throws Exit::usage if the processes can't compute the layers of this model together
-/// (dist.tensor): its kind has no rules for that, they do not divide its units, or other keys
-/// exclude it. Does nothing for a single process, which ignores dist.tensor. The keys of [model]
-/// must be known: call it after resolve_init_from() and resolve_adapter_base().
+/// Throws Exit::usage if the processes can't share the layers of this model (dist.tensor): the
+/// model kind has no rules for that, dist.tensor does not divide the units that the rules cut, such
+/// as heads, or other keys exclude it. Does nothing for a single process, which ignores
+/// dist.tensor. Call it after resolve_init_from() and resolve_adapter_base(), which set the keys of
+/// [model].
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
 
-/// Returns how many of `processes` compute each layer together: 1 for a single process, otherwise
-/// dist.tensor.
+/// Returns how many processes share each layer: 1 for a single process, otherwise dist.tensor.
 int tensor_ranks(const RunConfig& config, int64_t processes);
 
-/// Returns a checksum of the code that runs, which distinguishes builds.
+/// Returns a checksum of the program's code, which differs between builds.
 std::string library_checksum();
 
 }  // namespace lathe

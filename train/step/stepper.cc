@@ -71,7 +71,7 @@ class StepGradients {
         plan_(plan),
         each_(plan.stride > 1),
         sum_(s.params, plan.in_sequence),
-        own_(s.optimizer.is_shared() ? s.params.size() : 0) {}
+        own_(s.optimizer.is_sharded() ? s.params.size() : 0) {}
 
   /// Prepares for the backward pass of the n-th micro-batch of this process.
   void begin(int64_t n) {
@@ -170,7 +170,7 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum_over_data(t)); };
   if (world().tensor().size > 1) {
     options.sum_over_tensor_ranks = [](at::Tensor& t) {
-      t.copy_(add_up_ranks(world().gather_over_tensor(t.unsqueeze(0))));
+      t.copy_(sum_over_ranks(world().gather_over_tensor(t.unsqueeze(0))));
     };
   }
   if (s.shards) options.own_parameters = s.shards->own();
@@ -180,7 +180,7 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   const bool is_updated = s.optimizer.control().skip == 0;
   if (is_updated && s.shards) {
     s.shards->publish_update();
-  } else if (is_updated && s.optimizer.is_shared()) {
+  } else if (is_updated && s.optimizer.is_sharded()) {
     gather_parameters(world(), *s.layout, s.params);
     refresh_working_copies(s.params);
   }
@@ -211,7 +211,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   StepGradients gradients(s, batch_plan(s.config));
   r.loss = run_micro_batches(s, next, step, divisor, gradients, r.exchange_wait_s);
   const std::vector<at::Tensor> own = gradients.take_own();
-  if (keep_gradients && s.optimizer.is_shared()) keep_all_gradients(s, own);
+  if (keep_gradients && s.optimizer.is_sharded()) keep_all_gradients(s, own);
 
   share_fp8_history(s.params);
 

@@ -13,13 +13,14 @@ namespace {
 
 constexpr int64_t most = std::numeric_limits<int64_t>::max();
 
-/// The range of a whole number.
+/// The allowed range of an integer field.
 struct Bounds {
   int64_t min = 0, max = most;
 };
 
-/// The fields of state.json in their order, for StateWriter and StateReader. Bounds may depend on a
-/// field that was visited before. Optional fields are left out where they have their default.
+/// Visits the fields of state.json in their order, with a StateWriter or a StateReader. Bounds may
+/// depend on a field that was visited before. Optional fields with their default value are not
+/// written.
 template <class Visitor, class State>
 void visit_fields(Visitor& v, State& s) {
   v.field("step", s.step, {.max = 1'000'000'000'000'000});
@@ -62,7 +63,7 @@ void visit_fields(Visitor& v, State& s) {
     part.field("loss_scale", scaler.scale);
     part.field("growth_tracker", scaler.growth_tracker,
                {.max = std::numeric_limits<int32_t>::max()});
-    // A step that is kept for `lathe replay` has its own skipped update too.
+    // The state that is saved for `lathe replay` also counts the skipped update of its own step.
     part.field("skipped", scaler.skipped, {.max = s.step + 1});
     part.field("skipped_in_row", scaler.skipped_in_row, {.max = scaler.skipped});
   });
@@ -146,7 +147,8 @@ class StateReader {
   }
   void field(const char* key, ExampleEncoding& encoding, Bounds = {}) {
     const auto json = json_get<Json>(json_, key, where_, Exit::checkpoint);
-    // The task may be one of a user, so its name does not show what the targets are.
+    // The task may be user-defined, so its name does not show whether targets are classes. Only
+    // targets that are numbers have statistics.
     encoding =
         read_encoding(json, !json.contains("targets"), where_ + ": examples", Exit::checkpoint);
   }
@@ -191,7 +193,7 @@ class StateReader {
   std::string where_;
 };
 
-/// Checks fields against each other.
+/// Checks that fields are consistent with each other.
 void check_state(const RunState& s, const std::string& where) {
   if (s.val_loss.has_value() != s.best_val_loss.has_value())
     fail(Exit::checkpoint, where, ": \"val_loss\" and \"best_val_loss\" belong together");

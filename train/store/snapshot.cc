@@ -130,7 +130,7 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   std::stable_sort(all.begin(), all.end(), [](const SavedTensor& a, const SavedTensor& b) {
     return a.in_model != b.in_model ? a.in_model : a.name < b.name;
   });
-  if (optimizer.is_shared()) find_cuts(all);
+  if (optimizer.is_sharded()) find_cuts(all);
   return all;
 }
 
@@ -243,7 +243,7 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
 }
 
 bool collects_state(const Optimizer& optimizer) {
-  return optimizer.is_shared() || world().tensor().size > 1;
+  return optimizer.is_sharded() || world().tensor().size > 1;
 }
 
 void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,

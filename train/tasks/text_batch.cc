@@ -91,7 +91,7 @@ int64_t TextBatch::join(BatchText text) {
   *free = {.text = std::move(text), .is_taken = true};
   ++texts_;
   const int64_t row = free - rows_.begin();
-  if (cache_) cache_->cut(row, 0);
+  if (cache_) cache_->truncate(row, 0);
   return row;
 }
 
@@ -177,14 +177,14 @@ at::Tensor TextBatch::prompt_logits(int64_t row) {
   }
 
   const at::Tensor logits = logits_at(model_, x, length - 1, length)[0][0];
-  if (use) use->done(length);
+  if (use) use->commit(length);
   return logits;
 }
 
 at::Tensor TextBatch::cached_logits(const std::vector<int64_t>& rows, const at::Tensor& ids_BT) {
   KeyValueCache::Use use(*cache_, rows);
   const at::Tensor logits = next_logits(model_, ids_BT);
-  use.done(ids_BT.size(1));
+  use.commit(ids_BT.size(1));
   return logits;
 }
 

@@ -1,11 +1,11 @@
-// The table of transforms.
+// The table of transforms, and the functions that use it.
 #include <algorithm>
 
 #include "train/config/run_config.h"
 #include "train/config/transform.h"
 #include "train/transforms/adapters.h"
 #include "train/transforms/fp8.h"
-#include "train/transforms/tensor.h"
+#include "train/transforms/tensor_parallel.h"
 
 namespace lathe {
 namespace {

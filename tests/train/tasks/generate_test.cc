@@ -176,13 +176,13 @@ TEST_CASE(
 
 TEST_CASE("a cache knows how many tokens of each text it has seen", "[generate]") {
   KeyValueCache cache(2, 10);
-  KeyValueCache::Use(cache, {1}).done(3);
-  KeyValueCache::Use(cache, {0, 1}).done(1);
+  KeyValueCache::Use(cache, {1}).commit(3);
+  KeyValueCache::Use(cache, {0, 1}).commit(1);
   CHECK(cache.length(0) == 1);
   CHECK(cache.length(1) == 4);
-  cache.cut(1, 2);
+  cache.truncate(1, 2);
   CHECK(cache.length(1) == 2);
-  cache.cut(1, 7);  // it never makes a text longer
+  cache.truncate(1, 7);  // it never makes a text longer
   CHECK(cache.length(1) == 2);
 }
 

@@ -1,4 +1,4 @@
-#include "train/transforms/tensor.h"
+#include "train/transforms/tensor_parallel.h"
 
 #include <ATen/core/Tensor.h>
 
