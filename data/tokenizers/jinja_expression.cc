@@ -148,7 +148,7 @@ JinjaExpression JinjaParser::negation() {
 }
 
 JinjaExpression JinjaParser::comparison() {
-  const JinjaExpression first = binary(2);
+  JinjaExpression first = binary(2);
   std::vector<std::pair<std::string, JinjaExpression>> others;
   for (;;) {
     std::string mark;

@@ -121,7 +121,7 @@ Json operation(const std::string& mark, const Json& a, const Json& b) {
 /// Returns the result of a string's or an object's method.
 Json method(const Json& x, const std::string& name, const std::vector<Json>& given) {
   if (x.is_object() && name == "get" && !given.empty()) {
-    const Json found = member(x, given[0]);
+    Json found = member(x, given[0]);
     if (!found.is_discarded()) return found;
     return given.size() > 1 ? given[1] : Json();
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -163,8 +164,8 @@ void export_gguf(const ExportOptions& o) {
 
   if (m.family->gguf_tensors) {
     for (const auto& [name, values] : m.family->gguf_tensors(own)) {
-      const at::Tensor t = at::tensor(values, at::kFloat);
-      entries.add(name, at::kFloat, t.sizes().vec(), [t] { return t; });
+      entries.add(name, at::kFloat, {std::ssize(values)},
+                  [values = values] { return at::tensor(values, at::kFloat); });
     }
   }
 
