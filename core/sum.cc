@@ -28,6 +28,7 @@ bool is_cut_by_threads(const at::Tensor& x, int64_t results) {
 }  // namespace
 
 at::Tensor fixed_sum(const at::Tensor& x, at::IntArrayRef dims, bool keepdim) {
+  if (x.numel() < part) return x.sum(dims, keepdim);
   c10::SmallVector<int64_t, 5> sizes;
   int64_t results = 1;
   for (int64_t d = 0; d < x.dim(); ++d) {

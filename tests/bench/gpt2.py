@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from metrics import logged_steps
 from page import write_table
 from peak import resident
 
@@ -151,7 +152,7 @@ class Walk:
                 peak = self.killed([self.lathe, "train", *words], run, at=12, limit=limit)
             peak = max(peak, self.limited([self.lathe, "train", *words], limit))
             weights = sorted(run.glob("checkpoints/*/model.safetensors"))[-1]
-            lines = losses(run)
+            lines = logged_steps(run)
             rate = statistics.median(line["step_ms"] for line in lines[1:])
             third = next(line["loss"] for line in lines if line["step"] == 3)
             rows.append(f"| {name} | {limit or ''} | {steps} | {peak * 1.048576:.0f} | {rate / 1e3:.1f} | {third:.6f} | "
@@ -193,15 +194,9 @@ def steps_of(metrics):
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines() if line.endswith("}") and '"loss"' in line]
 
 
-def losses(run):
-    """The lines of a run's metrics that are of steps."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
-
-
 def figures(run, tokens):
     """Tokens a second and the last loss of a run, by its metrics."""
-    lines = losses(run)
+    lines = logged_steps(run)
     return 1e3 * tokens / statistics.median(line["step_ms"] for line in lines[1:]), lines[-1]["loss"]
 
 

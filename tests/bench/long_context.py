@@ -5,11 +5,12 @@ Trains a model of one block and one head of 64 channels on a sequence of each le
 in all and for each token, and the time of a step, in all and in nanoseconds for each pair of tokens (T^2 / 2 of them).
 """
 import argparse
-import json
-import subprocess
-import sys
+import shutil
 import tempfile
 from pathlib import Path
+
+from metrics import logged_steps
+from peak import resident
 
 CONFIG = """[model]
 kind = "llama"
@@ -32,13 +33,6 @@ interval = 0
 """
 
 
-def run(*command, folder):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("lathe")
@@ -50,13 +44,12 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 30000)
-        run(lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte", folder=folder)
+        resident([lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
         for tokens in a.tokens:
             (folder / "model.toml").write_text(CONFIG.format(tokens=tokens, dtype=a.dtype))
-            run("rm", "-rf", "run", folder=folder)
-            run(lathe, "train", "model.toml", "--train.out_dir=run", folder=folder)
-            lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-            lines = [line for line in lines if "loss" in line]
+            shutil.rmtree(folder / "run", ignore_errors=True)
+            resident([lathe, "train", "model.toml", "--train.out_dir=run"], folder)
+            lines = logged_steps(folder / "run")
             memory, seconds = lines[-1]["memory_bytes"], min(line["step_ms"] for line in lines[1:]) / 1e3
             print(f"| {tokens} | {memory / 2**20:.0f} | {memory / 1024 / tokens:.2f} | {seconds:.2f} "
                   f"| {2e9 * seconds / tokens**2:.2f} |", flush=True)

@@ -8,7 +8,6 @@ rate is measured before and after, past the system's cache of files. With --limi
 control group (version 1) of so many megabytes, in which the cache of files has no room for the state: needs root.
 """
 import argparse
-import json
 import mmap
 import os
 import re
@@ -19,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from metrics import logged_steps
 from peak import resident
 
 CONFIG = """[model]
@@ -71,8 +71,7 @@ def train(lathe, folder, words, limit):
     out, peak = resident(command, folder)
     if limit:
         GROUP.rmdir()
-    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    times = [line["step_ms"] for line in lines if "loss" in line]
+    times = [line["step_ms"] for line in logged_steps(folder / "run")]
     transfer = re.search(r"^offload +(.*)$", out, re.MULTILINE)
     return statistics.median(times[1:]), peak, transfer[1] if transfer else ""
 

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from metrics import logged_steps
 from peak import resident
 
 HERE = Path(__file__).resolve().parent
@@ -43,8 +44,7 @@ def lathe_step(lathe, folder, ranks, shard):
     subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
     launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
     _, peak = resident([lathe, *launch, *words], folder)
-    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    times = [line["step_ms"] for line in lines if "loss" in line]
+    times = [line["step_ms"] for line in logged_steps(folder / "run")]
     return statistics.median(times[2:]), peak
 
 

@@ -6,11 +6,13 @@ a step (the median of its rounds' medians), both also as a multiple of those wit
 """
 import argparse
 import json
+import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from metrics import logged_steps
+from peak import resident
 
 CONFIG = """[model]
 kind = "{kind}"
@@ -40,13 +42,6 @@ MODELS = {
 POLICIES = ["none", "selective", "blocks", "sqrt"]
 
 
-def run(*command, folder):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("lathe")
@@ -59,19 +54,20 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 2000)
-        run(lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte", folder=folder)
+        resident([lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
         for model, sizes in MODELS.items():
             for dtype in ("fp32", "bf16"):
                 (folder / "model.toml").write_text(CONFIG.format(dtype=dtype, steps=a.steps, threads=a.threads, **sizes))
                 times = {policy: [] for policy in POLICIES}
                 for _ in range(a.rounds):
                     for policy in POLICIES:
-                        run("rm", "-rf", "run", folder=folder)
-                        run(lathe, "train", "model.toml", "--train.out_dir=run", f"--memory.recompute={policy}", folder=folder)
-                        lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-                        times[policy].append(statistics.median([line["step_ms"] for line in lines if "loss" in line][2:]))
+                        shutil.rmtree(folder / "run", ignore_errors=True)
+                        resident([lathe, "train", "model.toml", "--train.out_dir=run", f"--memory.recompute={policy}"], folder)
+                        steps = [line["step_ms"] for line in logged_steps(folder / "run")]
+                        times[policy].append(statistics.median(steps[2:]))
                 for policy in POLICIES:
-                    plan = json.loads(run(lathe, "plan", "model.toml", "--json", f"--memory.recompute={policy}", folder=folder))
+                    out, _ = resident([lathe, "plan", "model.toml", "--json", f"--memory.recompute={policy}"], folder)
+                    plan = json.loads(out)
                     megabytes, ms = plan["memory_mb"]["activations"], statistics.median(times[policy])
                     if policy == "none":
                         all_mb, all_ms = megabytes, ms

@@ -98,9 +98,8 @@ Command launch_command() {
       "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...] | -n N -- "
       "bench collectives",
       "Train with N processes on this machine, which share the micro-batches of each step "
-      "(train.grad_accum) and the cores, and give the bits of a single process unless dist.tensor "
-      "is "
-      "above 1.",
+      "(train.grad_accum) and the cores, and give the bits of a single process unless "
+      "dist.tensor is above 1.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
        "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
       {{"max-restarts",
