@@ -395,10 +395,11 @@ at::Tensor Leaf::take_grad() {
   return uniquely_owned(grad) ? std::exchange(grad, {}) : at::Tensor();
 }
 
-void backward(const Variable& root, const at::Tensor& dy, bool retain) {
+void backward(const Variable& root, at::Tensor dy, bool retain) {
   const NoGrad no_grad;
   const at::AutoDispatchBelowAutograd plain;
   at::Tensor seed = seed_of(root, dy);
+  dy.reset();
   Pass<at::Tensor>(retain, nullptr).run(root.edge(), std::move(seed));
 }
 

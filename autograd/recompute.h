@@ -18,10 +18,12 @@
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "autograd/node.h"
+#include "autograd/pipeline_stage.h"
 #include "autograd/saved_packer.h"
 #include "autograd/variable.h"
 #include "core/mode.h"
@@ -235,20 +237,15 @@ X run_block(const F& f, size_t i, X x) {
   return f(i, std::move(x));
 }
 
-}  // namespace detail
-
-/// Runs the n repeated blocks of a model on x in turn, under the thread's policy. f(i, x) runs
-/// block i and returns the argument of the next block. f is copied and must meet the conditions for
-/// the fn of recompute().
+/// Runs the blocks [first, last) of a model's `n` blocks.
 template <class X, class F>
-X run_blocks(size_t n, X x, const F& f) {
+X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
   const RecomputePolicy policy = mode().recompute;
   const bool keeps_all = policy.kind == RecomputePolicy::none || !mode().grad;
   const auto run = [f, keeps_all, policy](size_t i, X y, Selection* selection) {
-    if (keeps_all || i < policy.first || i > policy.last)
-      return detail::run_block(f, i, std::move(y));
+    if (keeps_all || i < policy.first || i > policy.last) return run_block(f, i, std::move(y));
     if (mode().blocks_run != nullptr) ++*mode().blocks_run;
-    const auto block = [f, i](X z) { return detail::run_block(f, i, std::move(z)); };
+    const auto block = [f, i](X z) { return run_block(f, i, std::move(z)); };
     return selection != nullptr ? recompute_selectively(*selection, block, y) : recompute(block, y);
   };
 
@@ -258,11 +255,12 @@ X run_blocks(size_t n, X x, const F& f) {
   if (keeps_all || group == 1) {
     Selection selection;
     const bool is_selective = policy.kind == RecomputePolicy::selective;
-    for (size_t i = 0; i < n; ++i) x = run(i, std::move(x), is_selective ? &selection : nullptr);
+    for (size_t i = first; i < last; ++i)
+      x = run(i, std::move(x), is_selective ? &selection : nullptr);
     return x;
   }
-  for (size_t begin = 0; begin < n; begin += group) {
-    const size_t end = std::min(begin + group, n);
+  for (size_t begin = first; begin < last; begin += group) {
+    const size_t end = std::min(begin + group, last);
     x = recompute(
         [run, begin, end](X y) {
           for (size_t i = begin; i < end; ++i) y = run(i, std::move(y), nullptr);
@@ -271,6 +269,27 @@ X run_blocks(size_t n, X x, const F& f) {
         x);
   }
   return x;
+}
+
+}  // namespace detail
+
+/// Runs the n repeated blocks of a model on x in turn, under the thread's policy; as a stage of a
+/// pipeline (dist.pipeline), some of them. f(i, x) runs block i and returns the argument of the
+/// next block. f is copied and must meet the conditions for the fn of recompute().
+template <class X, class F>
+X run_blocks(size_t n, X x, const F& f) {
+  if (mode().stage == nullptr || !mode().grad)
+    return detail::run_some_blocks(0, n, n, std::move(x), f);
+
+  if constexpr (std::is_same_v<X, Variable>) {
+    PipelineStage* const stage = std::exchange(mode().stage, nullptr);
+    const auto [first, last] = stage->blocks(n);
+    x = detail::run_some_blocks(first, last, n, stage->enter(std::move(x)), f);
+    mode().stage = stage;
+    return stage->leave(std::move(x));
+  } else {
+    refuse_stages();
+  }
 }
 
 /// Does the same with modules that are called with a Variable. They must live until backward.

@@ -27,6 +27,13 @@ struct DistConfig {
       "processes; one process alone ignores it.",
       between(1, 1024))
   LATHE_FIELD(
+      int64_t, pipeline, 1,
+      "Number of processes that compute each micro-batch one after another, each with some of the "
+      "model's blocks (pipeline parallelism). dist.pipeline times dist.tensor must divide the "
+      "number "
+      "of processes; one process alone ignores it. Changes no bit, except of a tied embedding.",
+      between(1, 1024))
+  LATHE_FIELD(
       std::string, shard, "none",
       "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "
       "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <future>
+#include <map>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -127,18 +128,33 @@ class GlooGroup final : public Group {
     count_all_gather(flat, cuts);
     // Gloo's own all-gather is five to seven times slower than sending each rank its share.
     Works works;
-    for (size_t other = 0; other < size_; ++other) receive(flat, cuts, other, works);
+    for (size_t other = 0; other < size_; ++other) receive_share(flat, cuts, other, works);
     const at::Tensor mine = flat.narrow(0, cuts[rank_], share(cuts, rank_));
-    for (size_t step = 1; step < size_; ++step) send(mine, (rank_ + step) % size_, works);
+    for (size_t step = 1; step < size_; ++step) send_share(mine, (rank_ + step) % size_, works);
     wait(works);
   }
 
   void collect(at::Tensor& flat, std::span<const int64_t> cuts) override {
     check(flat);
     Works works;
-    if (rank_ != 0) send(flat, 0, works);
-    for (size_t other = 1; other < size_ && rank_ == 0; ++other) receive(flat, cuts, other, works);
+    if (rank_ != 0) send_share(flat, 0, works);
+    for (size_t other = 1; other < size_ && rank_ == 0; ++other)
+      receive_share(flat, cuts, other, works);
     wait(works);
+  }
+
+  std::function<void()> send(const at::Tensor& t, int to) override {
+    check(t);
+    count_send(t);
+    std::vector<at::Tensor> tensors{t};
+    const auto work = group_->send(tensors, to, next_tag(sent_to_[to]));
+    return [work, t] { work->wait(); };
+  }
+
+  void receive(at::Tensor& t, int from) override {
+    check(t);
+    std::vector<at::Tensor> tensors{t};
+    group_->recv(tensors, from, next_tag(received_from_[from]))->wait();
   }
 
   void all_reduce_of_c10d(at::Tensor& flat) override {
@@ -161,20 +177,27 @@ class GlooGroup final : public Group {
  private:
   using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-  void send(const at::Tensor& mine, size_t to, Works& works) {
+  /// Returns the tag of the next tensor between two ranks. Collectives have the smaller tags.
+  static int next_tag(int& count) {
+    const int tag = 0x40000000 | count;
+    count = (count + 1) & 0x3fffffff;
+    return tag;
+  }
+  void send_share(const at::Tensor& mine, size_t to, Works& works) {
     if (mine.numel() == 0) return;
     std::vector<at::Tensor> tensors{mine};
     works.push_back(group_->send(tensors, static_cast<int>(to), tag_));
   }
   /// Starts to receive the share of another rank.
-  void receive(const at::Tensor& flat, std::span<const int64_t> cuts, size_t from, Works& works) {
+  void receive_share(const at::Tensor& flat, std::span<const int64_t> cuts, size_t from,
+                     Works& works) {
     if (from == rank_ || share(cuts, from) == 0) return;
     std::vector<at::Tensor> tensors{flat.narrow(0, cuts[from], share(cuts, from))};
     works.push_back(group_->recv(tensors, static_cast<int>(from), tag_));
   }
   /// Ends a collective.
   void wait(const Works& works) {
-    tag_ = (tag_ + 1) & 0x7fffffff;
+    tag_ = (tag_ + 1) & 0x3fffffff;
     for (const auto& work : works) work->wait();
   }
   static void check(const at::Tensor& t) {
@@ -184,12 +207,13 @@ class GlooGroup final : public Group {
   c10::intrusive_ptr<c10d::Backend> group_;
   size_t size_;
   int tag_ = 0;
+  std::map<int, int> sent_to_, received_from_;  // tensors so far, by rank
 };
 
 /// Counts what would be sent.
 class DryGroup final : public Group {
  public:
-  explicit DryGroup(int ranks) : Group(0), ranks_(ranks) {}
+  DryGroup(int ranks, int rank) : Group(rank), ranks_(ranks) {}
   void all_to_all(at::Tensor&, at::Tensor& in, std::span<const int64_t> cuts) override {
     count_all_to_all(in, cuts);
   }
@@ -197,6 +221,11 @@ class DryGroup final : public Group {
     count_all_gather(flat, cuts);
   }
   void collect(at::Tensor&, std::span<const int64_t>) override {}
+  std::function<void()> send(const at::Tensor& t, int) override {
+    count_send(t);
+    return [t] {};
+  }
+  void receive(at::Tensor&, int) override {}
   void all_reduce_of_c10d(at::Tensor&) override {}
   at::Tensor gather(const at::Tensor& mine) override {
     std::vector<int64_t> sizes{ranks_};
@@ -258,7 +287,9 @@ std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout)
   }
 }
 
-std::unique_ptr<Group> Group::make_dry(int ranks) { return std::make_unique<DryGroup>(ranks); }
+std::unique_ptr<Group> Group::make_dry(int ranks, int rank) {
+  return std::make_unique<DryGroup>(ranks, rank);
+}
 
 std::unique_ptr<Group> Group::make(Rendezvous& store, const std::string& name, const Placement& p,
                                    const RankAxis& axis, double timeout) {

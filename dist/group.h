@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -48,11 +49,18 @@ class Group {
   /// Returns [ranks, ...]: `mine` of each rank.
   virtual at::Tensor gather(const at::Tensor& mine) = 0;
 
+  /// Starts to send `t` to one rank, and returns a function that waits until it was received. `t`
+  /// must not change before. Unlike in a collective, no other rank takes part.
+  virtual std::function<void()> send(const at::Tensor& t, int to) = 0;
+  /// Fills `t` with the next tensor that rank `from` sends to this one. Sizes and dtypes must be
+  /// equal.
+  virtual void receive(at::Tensor& t, int from) = 0;
+
   /// Replaces `flat` by its sum over all ranks, in the order of c10d's own all-reduce, which
   /// depends on the number of elements. For `lathe bench collectives` alone.
   virtual void all_reduce_of_c10d(at::Tensor& flat) = 0;
 
-  /// Returns the bytes that this rank sent in all_to_all() and all_gather().
+  /// Returns the bytes that this rank sent in all_to_all(), all_gather() and send().
   int64_t bytes_sent() const { return bytes_sent_; }
 
   /// Makes the group named `name` of the ranks on an axis. Waits for them, at most `timeout`
@@ -60,8 +68,8 @@ class Group {
   static std::unique_ptr<Group> make(Rendezvous& store, const std::string& name,
                                      const Placement& placement, const RankAxis& axis,
                                      double timeout);
-  /// Makes a group of so many ranks that sends nothing, for a dry run of rank 0.
-  static std::unique_ptr<Group> make_dry(int ranks);
+  /// Makes a group of so many ranks that sends nothing, for a dry run of one of them.
+  static std::unique_ptr<Group> make_dry(int ranks, int rank = 0);
 
  protected:
   int64_t share(std::span<const int64_t> cuts, size_t rank) const {
@@ -76,6 +84,8 @@ class Group {
     const auto others = static_cast<int64_t>(cuts.size()) - 2;
     bytes_sent_ += others * share(cuts, rank_) * static_cast<int64_t>(flat.element_size());
   }
+  /// Counts what send() sends.
+  void count_send(const at::Tensor& t) { bytes_sent_ += static_cast<int64_t>(t.nbytes()); }
 
   size_t rank_;
 

@@ -1,7 +1,5 @@
 #include "dist/parameter_shards.h"
 
-#include <c10/core/CPUAllocator.h>
-
 #include <cstring>
 #include <utility>
 
@@ -10,6 +8,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/storage.h"
 #include "dist/group.h"
 
 // OpenMP's, for the calling thread alone; clang-tidy has no omp.h.
@@ -17,18 +16,6 @@ extern "C" void omp_set_num_threads(int threads);
 
 namespace lathe {
 namespace {
-
-void allocate_storage(const at::Tensor& t) {
-  c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
-  if (storage->data() != nullptr) return;
-  const MemoryScope memory(Memory::parameters);
-  storage->set_data_ptr_noswap(c10::GetCPUAllocator()->allocate(storage->nbytes()));
-}
-
-void free_storage(const at::Tensor& t) {
-  if (!t.defined() || t.numel() == 0) return;
-  t.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
-}
 
 /// Writes a tensor whose storage may be freed. Its version stays: it has the values that it had.
 void restore(const at::Tensor& t, const at::Tensor& values) {
@@ -46,8 +33,7 @@ ParameterShards::ParameterShards(World& world, std::span<const NamedParameter> p
     if (bucket.block < 0) continue;
     blocks_.insert(bucket.block);
     for (const size_t i : bucket.parameters) {
-      const at::Tensor& t = parameters[i].parameter.data();
-      if (t.storage_offset() != 0 || t.storage().nbytes() != t.nbytes()) {
+      if (!owns_memory(parameters[i].parameter.data())) {
         fail(Exit::usage, "dist.shard = \"parameters\": ", parameters[i].path,
              " shares its memory with another tensor, so it can't be freed; set dist.shard = "
              "\"gradients\"");

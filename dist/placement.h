@@ -12,6 +12,14 @@ struct RankAxis {
   int rank = 0, size = 1;
 };
 
+/// The sizes of the two inner axes of the grid of processes (dist/world.h).
+struct GridSizes {
+  int pipeline = 1;  ///< stages of the pipeline
+  int tensor = 1;    ///< ranks that compute a layer together
+
+  bool operator==(const GridSizes&) const = default;
+};
+
 /// The rank of this process and the host and port where all meet, from a launcher's variables.
 struct Placement {
   int rank = 0, size = 1;

@@ -56,35 +56,41 @@ void join_world(const Placement& placement, const DistConfig& config) {
   world().join(placement, config);
 }
 
-DryWorld::DryWorld(int ranks, int tensor_ranks) {
+DryWorld::DryWorld(int ranks, const GridSizes& sizes, int stage) {
   World& w = world();
   LATHE_CHECK(w.size() == 1, "a dry world within a run of several processes");
   w.placement_.size = ranks;
-  w.set_grid(tensor_ranks);
-  w.control_ = Group::make_dry(ranks);
+  w.placement_.rank = stage * (ranks / sizes.pipeline);
+  w.set_grid(sizes);
+  w.control_ = Group::make_dry(ranks, w.placement_.rank);
   for (auto* group : {&w.gradients_, &w.parameters_, &w.ops_})
     *group = Group::make_dry(w.data_.size);
-  w.layers_ = Group::make_dry(tensor_ranks);
+  w.layers_ = Group::make_dry(sizes.tensor);
+  w.stages_ = Group::make_dry(sizes.pipeline, stage);
 }
 
 DryWorld::~DryWorld() {
   World& w = world();
+  w.placement_.rank = 0;
   w.placement_.size = 1;
-  w.set_grid(1);
-  for (auto* group : {&w.control_, &w.gradients_, &w.parameters_, &w.ops_, &w.layers_})
+  w.set_grid({});
+  for (auto* group : {&w.control_, &w.gradients_, &w.parameters_, &w.ops_, &w.layers_, &w.stages_})
     group->reset();
 }
 
-void World::set_grid(int tensor_ranks) {
-  LATHE_CHECK(size() % tensor_ranks == 0, "dist.tensor = ", tensor_ranks, " does not divide the ",
-              size(), " processes");
-  data_ = {.rank = rank() / tensor_ranks, .size = size() / tensor_ranks};
-  tensor_ = {.rank = rank() % tensor_ranks, .size = tensor_ranks};
+void World::set_grid(const GridSizes& sizes) {
+  const int replica = sizes.pipeline * sizes.tensor;
+  LATHE_CHECK(size() % replica == 0, "dist.pipeline times dist.tensor is ", replica,
+              ", which does not divide the ", size(), " processes");
+  data_ = {.rank = rank() / sizes.tensor % (size() / replica), .size = size() / replica};
+  pipeline_ = {.rank = rank() / (size() / sizes.pipeline), .size = sizes.pipeline};
+  tensor_ = {.rank = rank() % sizes.tensor, .size = sizes.tensor};
 }
 
 /// Makes a group of this rank's data axis.
 std::unique_ptr<Group> World::make_data_group(const std::string& name) {
-  return Group::make(*store_, str(name, "/", tensor_.rank), placement_, data_, timeout_);
+  return Group::make(*store_, str(name, "/", pipeline_.rank, "/", tensor_.rank), placement_, data_,
+                     timeout_);
 }
 
 Group& World::ops() {
@@ -94,7 +100,8 @@ Group& World::ops() {
 
 int64_t World::bytes_sent() const {
   int64_t bytes = 0;
-  for (const Group* group : {gradients_.get(), parameters_.get(), ops_.get(), layers_.get()})
+  for (const Group* group :
+       {gradients_.get(), parameters_.get(), ops_.get(), layers_.get(), stages_.get()})
     bytes += group != nullptr ? group->bytes_sent() : 0;
   return bytes;
 }
@@ -102,7 +109,8 @@ int64_t World::bytes_sent() const {
 void World::join(const Placement& p, const DistConfig& config) {
   placement_ = p;
   timeout_ = config.timeout;
-  set_grid(static_cast<int>(config.tensor));
+  set_grid(
+      {.pipeline = static_cast<int>(config.pipeline), .tensor = static_cast<int>(config.tensor)});
   store_ = Rendezvous::open(p, timeout_);
   guarded([&] {
     meet();
@@ -112,7 +120,11 @@ void World::join(const Placement& p, const DistConfig& config) {
       parameters_ = make_data_group("parameters");
     }
     if (tensor_.size > 1)
-      layers_ = Group::make(*store_, str("layers/", data_.rank), p, tensor_, timeout_);
+      layers_ = Group::make(*store_, str("layers/", p.rank / tensor_.size), p, tensor_, timeout_);
+    if (has_stages()) {
+      const std::string name = str("stages/", data_.rank, "/", tensor_.rank);
+      stages_ = Group::make(*store_, name, p, pipeline_, timeout_);
+    }
   });
 }
 
@@ -124,7 +136,7 @@ void World::meet() {
     fail(Exit::usage, "rank ", p.rank, " of ", p.size,
          " was started twice; give each process a RANK of its own");
   }
-  const std::string mine = str(p.size, " ", tensor_.size);
+  const std::string mine = str(p.size, " ", pipeline_.size, " and ", tensor_.size);
   store_->set(key("grid", p.rank), mine);
   store_->set(key("pulse", p.rank), pulse());
   monitor_ = store_->connect(/*timeout=*/1);
@@ -162,8 +174,9 @@ void World::meet() {
     fail(Exit::usage, "rank ", *other, " was started with WORLD_SIZE = ", size, " and rank ",
          p.rank, " with ", p.size, "; start all of them with one number");
   }
-  fail(Exit::usage, "dist.tensor is ", its_grid.substr(space + 1), " in the config of rank ",
-       *other, " and ", tensor_.size, " in that of rank ", p.rank, "; start all with one config");
+  fail(Exit::usage, "dist.pipeline and dist.tensor are ", its_grid.substr(space + 1),
+       " in the config of rank ", *other, ", and ", mine.substr(mine.find(' ') + 1),
+       " in that of rank ", p.rank, "; start all with one config");
 }
 
 std::string World::pulse() const {

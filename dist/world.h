@@ -26,10 +26,12 @@ struct Share {
 
 /// The position of this process among the processes of its run, and their collectives.
 ///
-/// With dist.tensor above 1, the processes form a grid. The ranks along the tensor axis compute the
-/// same micro-batches together, each with a part of the layers. The ranks along the data axis
-/// compute different micro-batches with the same part. Rank = data rank * tensor ranks + tensor
-/// rank, so the ranks along a tensor axis are usually on one machine.
+/// With dist.tensor or dist.pipeline above 1, the processes form a grid. The ranks along the tensor
+/// axis compute the same micro-batches together, each with a part of every layer; those along the
+/// pipeline axis do so one after another, each with some of the layers. The ranks along the data
+/// axis compute different micro-batches with the same part of the model. Rank = (pipeline rank *
+/// data ranks + data rank) * tensor ranks + tensor rank: ranks that exchange the most are usually
+/// on one machine.
 ///
 /// Every rank must call a collective, in the same order as other collectives and from the training
 /// thread. Collectives throw Exit::peer_lost if a rank was lost.
@@ -39,6 +41,8 @@ class World {
   int size() const { return placement_.size; }
   /// Returns the position on the data axis.
   const RankAxis& data() const { return data_; }
+  /// Returns the position on the pipeline axis, which is the stage.
+  const RankAxis& pipeline() const { return pipeline_; }
   /// Returns the position on the tensor axis.
   const RankAxis& tensor() const { return tensor_; }
   /// Returns whether this process writes the run folder and prints to the terminal.
@@ -62,12 +66,26 @@ class World {
   at::Tensor gather_over_tensor(const at::Tensor& mine) {
     return gather_over(tensor_, layers_.get(), mine);
   }
-  /// Returns the sum of `mine` over the data ranks. The sum must be exact in any order: of
-  /// integers, or of elements that are nonzero on at most one rank. A collective, as
-  /// gather_over_data().
-  at::Tensor sum_over_data(const at::Tensor& mine) {
-    return gather_over_data(mine.unsqueeze(0)).sum(0);
+  /// Does the same for the stages of a pipeline. A collective of them.
+  at::Tensor gather_over_pipeline(const at::Tensor& mine) {
+    return gather_over(pipeline_, stages_.get(), mine);
   }
+
+  /// Returns the axis along which the optimizer's state is divided: that of the pipeline, whose
+  /// stages have the state of their own blocks, or without one the data axis (dist.shard).
+  const RankAxis& owners() const { return has_stages() ? pipeline_ : data_; }
+  /// Returns the group of owners(), which the training thread uses.
+  Group& owner_group() { return has_stages() ? *stages_ : *gradients_; }
+  /// Returns `mine` of all owners(), as gather() does of all ranks. A collective of them.
+  at::Tensor gather_over_owners(const at::Tensor& mine) {
+    return has_stages() ? gather_over_pipeline(mine) : gather_over_data(mine);
+  }
+  /// Returns the sum of `mine` over owners(). The sum must be exact in any order: of integers, or
+  /// of elements that are nonzero on at most one rank. A collective.
+  at::Tensor sum_over_owners(const at::Tensor& mine) {
+    return gather_over_owners(mine.unsqueeze(0)).sum(0);
+  }
+
   /// Returns the texts of all ranks, in the order of ranks. A collective.
   std::vector<std::string> gather_texts(const std::string& mine);
   /// Throws Exit::usage if `mine` differs between ranks. The error shows the first rank that
@@ -84,6 +102,8 @@ class World {
   Group& ops();
   /// Returns the tensor ranks' group, which the training thread uses.
   Group& layers() { return *layers_; }
+  /// Returns the group of a pipeline's stages, which the training thread uses.
+  Group& stages() { return *stages_; }
 
   /// Returns the bytes of gradients, parameters and activations that this process has sent.
   int64_t bytes_sent() const;
@@ -108,7 +128,8 @@ class World {
   friend void join_world(const Placement& placement, const DistConfig& config);
   World() = default;
   void join(const Placement& placement, const DistConfig& config);
-  void set_grid(int tensor_ranks);
+  bool has_stages() const { return pipeline_.size > 1; }
+  void set_grid(const GridSizes& sizes);
   std::unique_ptr<Group> make_data_group(const std::string& name);
   at::Tensor gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine);
   void meet();
@@ -119,12 +140,12 @@ class World {
   std::string pulse() const;
 
   Placement placement_;
-  RankAxis data_, tensor_;
+  RankAxis data_, pipeline_, tensor_;
   double timeout_ = 0;
   std::unique_ptr<Rendezvous> store_;
   std::unique_ptr<Rendezvous> monitor_;  // has a short timeout: for finding out who was lost
   std::unique_ptr<Group> control_;       // of all ranks
-  std::unique_ptr<Group> gradients_, parameters_, ops_, layers_;
+  std::unique_ptr<Group> gradients_, parameters_, ops_, layers_, stages_;
   std::atomic<int64_t> step_{0};
   std::atomic<const char*> phase_{"starting"};
   std::atomic<int64_t> pulses_{0};
@@ -134,11 +155,11 @@ class World {
 /// exchange would block the exit of a process whose peer is gone.
 World& world();
 
-/// While alive, world() is rank 0 of `ranks` ranks and sends nothing. For a dry run
-/// (core/dry_run.h) in a process that trains alone. `tensor_ranks` must divide `ranks`.
+/// While alive, world() is a rank of `ranks` ranks and sends nothing: the first one of a stage. For
+/// a dry run (core/dry_run.h) in a process that trains alone.
 class DryWorld {
  public:
-  explicit DryWorld(int ranks, int tensor_ranks = 1);
+  explicit DryWorld(int ranks, const GridSizes& sizes = {}, int stage = 0);
   ~DryWorld();
   DryWorld(const DryWorld&) = delete;
   DryWorld& operator=(const DryWorld&) = delete;
@@ -146,8 +167,8 @@ class DryWorld {
 
 /// Joins the other processes. Call it once, before anything else of this folder. Throws
 /// Exit::peer_lost with the first rank that did not join within dist.timeout, and Exit::usage if
-/// two processes have the same rank or if their WORLD_SIZE differs. dist.tensor must divide their
-/// number.
+/// two processes have the same rank or if their WORLD_SIZE differs. The product of dist.pipeline
+/// and dist.tensor must divide their number.
 void join_world(const Placement& placement, const DistConfig& config);
 
 }  // namespace lathe

@@ -389,15 +389,17 @@ void Optimizer::step(double lr, const StepOptions& options) {
   for (auto& group : groups_) {
     for (auto& slot : group.slots) {
       const at::Tensor& grad = gradient_of(slot, options);
+      const int64_t first_chunk = chunk;
+      if (grad.defined()) chunk += chunks_of(slot.param.data());
       const bool is_mine = slot.own.size() > 0 || slot.param.numel() == 0;
-      const SlotUpdate one = update_of(group, slot, grad, chunk, options);
+      if (!is_mine) continue;
+
+      const SlotUpdate one = update_of(group, slot, grad, first_chunk, options);
       if (!grad.defined()) {
         // Without a gradient the parameter stays, but its average still approaches it.
-        if (is_mine && has_average(slot)) stay.push_back(one);
+        if (has_average(slot)) stay.push_back(one);
         continue;
       }
-      chunk += one.args.chunks;
-      if (!is_mine) continue;
       updates.push_back(one);
       // On a GPU also where the step is skipped: an unneeded version bump is harmless.
       bump_versions(slot);

@@ -69,7 +69,8 @@ struct StepOptions {
   /// elements that this process owns, which are updated in place of the parameter; undefined for a
   /// parameter that is complete.
   std::span<const at::Tensor> own_parameters{};
-  /// Replaces a tensor by its sum over all processes. Set with own_gradients.
+  /// Replaces a tensor by its sum over the processes that share updates out. Set with
+  /// own_gradients.
   std::function<void(at::Tensor&)> sum_over_processes{};
   /// Replaces a tensor by its sum over the tensor ranks. Set if parameters are cut among them.
   std::function<void(at::Tensor&)> sum_over_tensor_ranks{};

@@ -82,21 +82,19 @@ TEST_CASE("a killed or hung rank ends the run with its name, and nothing that wa
   lathe::test::make_tiny_run(f.path());
   struct Loss {
     int signal, rank;
-    const char* tensor;  // dist.tensor
+    const char* layout;  // a key of [dist]
   };
   // Rank 0 is not stopped: it has the output that this test reads.
-  const std::vector<Loss> losses{{SIGKILL, 0, "1"},
-                                 {SIGKILL, 1, "1"},
-                                 {SIGSTOP, 1, "1"},
-                                 {SIGKILL, 1, "2"},
-                                 {SIGSTOP, 1, "2"}};
-  for (const auto& [signal, rank, tensor] : losses) {
-    const std::string name = str(signal, "-", rank, "-", tensor);
-    INFO("signal " << signal << " to rank " << rank << ", dist.tensor = " << tensor);
+  const std::vector<Loss> losses{{SIGKILL, 0, "tensor=1"},   {SIGKILL, 1, "tensor=1"},
+                                 {SIGSTOP, 1, "tensor=1"},   {SIGKILL, 1, "tensor=2"},
+                                 {SIGSTOP, 1, "tensor=2"},   {SIGKILL, 0, "pipeline=2"},
+                                 {SIGKILL, 1, "pipeline=2"}, {SIGSTOP, 1, "pipeline=2"}};
+  for (const auto& [signal, rank, layout] : losses) {
+    const std::string name = str(signal, "-", rank, "-", layout);
+    INFO("signal " << signal << " to rank " << rank << ", dist." << layout);
     const auto begin = Clock::now();
     const Attack attack(rank, signal, f, name, 12);
-    const Finished done =
-        train_on(f, 2, "tiny.toml", name, long_run({str("--dist.tensor=", tensor)}));
+    const Finished done = train_on(f, 2, "tiny.toml", name, long_run({str("--dist.", layout)}));
     INFO(done.out << done.err);
     CHECK(attack.struck());
     CHECK(done.code == 7);
@@ -217,7 +215,7 @@ TEST_CASE("ranks that disagree, come twice or never come are told so before anyt
   const auto grids = start(f, {tensor, train}, {rank_of_2(0, port + 4), rank_of_2(1, port + 4)});
   for (const Finished& done : grids) {
     CHECK(done.code == 2);
-    CHECK_THAT(done.err, ContainsSubstring("dist.tensor is"));
+    CHECK_THAT(done.err, ContainsSubstring("dist.tensor are"));
     CHECK(done.seconds < 20);
   }
 

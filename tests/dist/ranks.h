@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -54,6 +55,17 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
   }
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})
     all += slurp(run / "checkpoints" / checkpoint / file);
+  return all;
+}
+
+/// Returns one of the numbers that metrics.jsonl has of a run's steps.
+inline std::vector<double> numbers_of(const fs::path& run, const char* name) {
+  std::vector<double> all;
+  std::istringstream lines(slurp(run / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const Json json = Json::parse(line);
+    if (json.contains(name)) all.push_back(json[name].get<double>());
+  }
   return all;
 }
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -27,6 +26,7 @@ namespace {
 using namespace lathe;
 using lathe::test::Finished;
 using lathe::test::Kind;
+using lathe::test::numbers_of;
 using lathe::test::results_of;
 using lathe::test::TempFolder;
 using lathe::test::train_on;
@@ -210,17 +210,6 @@ const Kind gated_llama{"llama", "text",
 
 const Words keys{"--train.grad_accum=2", "--train.batch_size=4",     "--train.eval_batches=3",
                  "--dist.timeout=60",    "--checkpoint.interval=50", "--optim.lr=1e-3"};
-
-/// Returns one of the numbers that metrics.jsonl has of a run's steps.
-std::vector<double> numbers_of(const fs::path& run, const char* name) {
-  std::vector<double> all;
-  std::istringstream lines(lathe::test::slurp(run / "metrics.jsonl"));
-  for (std::string line; std::getline(lines, line);) {
-    const Json json = Json::parse(line);
-    if (json.contains(name)) all.push_back(json[name].get<double>());
-  }
-  return all;
-}
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());

@@ -287,14 +287,16 @@ ScaledConfig scale_down(const LoadedConfig& given) {
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
                         const DryStep& small) {
   const double flops = dry.micro_batch.total() / small.micro_batch.total();
-  const int64_t micro_batches = config.train.grad_accum / dry.data_ranks();
+  // The last stage of a pipeline waits until the first micro-batch has come, and the first one
+  // until the last micro-batch has returned.
+  const int64_t micro_batches =
+      config.train.grad_accum / dry.data_ranks() + dry.replica.pipeline - 1;
   const double work = flops * static_cast<double>(micro_batches);
   double update = small.update_flops > 0
                       ? dry.update_flops / small.update_flops
                       : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
   // dry.update_flops are this process's alone.
-  if (config.dist.shard != "none" && small.update_flops == 0) update /= dry.data_ranks();
-  if (small.update_flops == 0) update /= dry.tensor_ranks;
+  if (small.update_flops == 0) update *= dry.update_share;
   return {measured.forward * work, measured.backward * work, measured.optimizer * update};
 }
 
@@ -325,18 +327,43 @@ DryStep dry_step(const LoadedConfig& given, int ranks) {
   return dry_step(loaded, data, ranks);
 }
 
-DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
+namespace {
+
+/// Returns the part of the trained parameters that this process updates.
+double update_share_of(const Session& s) {
+  const double tensor = world().tensor().size;
+  if (s.stage) {
+    int64_t owned = 0, all = 0;
+    for (const ElementRange& range : s.stage->owned_ranges()) owned += range.size();
+    for (const NamedParameter& p : s.params) all += p.parameter.numel();
+    return static_cast<double>(owned) / static_cast<double>(all) / tensor;
+  }
+  return (s.config.dist.shard == "none" ? 1.0 : 1.0 / world().data().size) / tensor;
+}
+
+/// Returns the bytes that this process has sent for what it computes together with others of its
+/// replica.
+int64_t sent_within_replica() {
+  int64_t bytes = 0;
+  if (world().tensor().size > 1) bytes += world().layers().bytes_sent();
+  if (world().pipeline().size > 1) bytes += world().stages().bytes_sent();
+  return bytes;
+}
+
+/// Runs the dry steps of a process of one stage.
+DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage) {
   const LoadedConfig loaded = one_step(given);
   std::optional<DryWorld> others;
-  const int tensor = tensor_ranks(loaded.config, ranks), data_ranks = ranks / tensor;
-  if (ranks > 1) others.emplace(ranks, tensor);
+  const GridSizes sizes = replica_of(loaded.config, ranks);
+  const int data_ranks = ranks / (sizes.pipeline * sizes.tensor);
+  if (ranks > 1) others.emplace(ranks, sizes, stage);
 
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
   DummyLoader batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
                       s.device);
 
-  if (s.shards) s.shards->share_out();
+  s.share_out();
 
   DryStep result;
   result.made = memory_stats();
@@ -348,14 +375,14 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   constexpr int64_t most = 64;
   const int64_t all = s.config.train.grad_accum, own = std::min(all / data_ranks, most);
   FlopCount flops;
-  int64_t sent_for_layers = 0;
+  int64_t sent_in_replica = 0;
   for (int64_t step = 0; step < 2; ++step) {
     s.config.train.grad_accum = data_ranks * (step == 0 ? 1 : own);
     flops = {};
-    const int64_t before = tensor > 1 ? world().layers().bytes_sent() : 0;
+    const int64_t before = sent_within_replica();
     const CountFlops counting(flops);
     run_step(s, [&] { return batches.next(); }, step);
-    if (tensor > 1) sent_for_layers = world().layers().bytes_sent() - before;
+    sent_in_replica = sent_within_replica() - before;
   }
 
   if (const StateOffload* offload = s.optimizer.offload()) {
@@ -380,10 +407,12 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
 
   result.micro_batch = flops;
   result.ranks = ranks;
-  result.tensor_ranks = tensor;
+  result.replica = sizes;
+  result.stage = stage;
+  result.update_share = update_share_of(s);
   result.sent_bytes =
-      bytes_sent_by_first(*s.layout, s.params, s.config.dist.shard, all / data_ranks) +
-      sent_for_layers * (all / data_ranks) / own;
+      bytes_sent_by_first(*s.layout, s.local_params(), s.config.dist.shard, all / data_ranks) +
+      sent_in_replica * (all / data_ranks) / own;
   result.peaks = memory_stats();
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);
@@ -400,6 +429,30 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
     return p.parameter.leaf().precision.low.defined();
   });
+  return result;
+}
+
+}  // namespace
+
+DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
+  const GridSizes sizes = replica_of(given.config, ranks);
+  DryStep result = dry_step_of_stage(given, data, ranks, 0);
+  FlopCount whole = result.micro_batch;
+  for (int stage = 1; stage < sizes.pipeline; ++stage) {
+    DryStep other = dry_step_of_stage(given, data, ranks, stage);
+    whole.forward += other.micro_batch.forward;
+    whole.backward += other.micro_batch.backward;
+    if (other.resident() > result.resident()) std::swap(other, result);
+    if (other.micro_batch.total() > result.micro_batch.total())
+      result.micro_batch = other.micro_batch;
+    result.update_share = std::max(result.update_share, other.update_share);
+    result.update_flops = std::max(result.update_flops, other.update_flops);
+    result.sent_bytes = std::max(result.sent_bytes, other.sent_bytes);
+  }
+
+  for (Flops* f : {&whole.forward, &whole.backward})
+    f->matmul *= sizes.tensor, f->other *= sizes.tensor;
+  result.whole_micro_batch = whole;
   return result;
 }
 

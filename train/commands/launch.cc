@@ -79,8 +79,9 @@ Exit run_launch(const Arguments& arguments) {
   // Where no smaller number can share a step out, all are started again, as without --min-ranks.
   const auto ranks_after_loss = [&](int left) {
     for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {
-      const int tensor = tensor_ranks(loaded.config, n);
-      if (n % tensor == 0 && loaded.config.train.grad_accum % (n / tensor) == 0) return n;
+      const GridSizes sizes = replica_of(loaded.config, n);
+      const int replica = sizes.pipeline * sizes.tensor;
+      if (n % replica == 0 && loaded.config.train.grad_accum % (n / replica) == 0) return n;
     }
     return parsed.ranks;
   };
@@ -99,7 +100,7 @@ Command launch_command() {
       "bench collectives",
       "Train with N processes on this machine, which share the micro-batches of each step "
       "(train.grad_accum) and the cores, and give the bits of a single process unless "
-      "dist.tensor is above 1.",
+      "dist.tensor is above 1, or dist.pipeline with a tied embedding.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
        "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
       {{"max-restarts",

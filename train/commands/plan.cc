@@ -63,7 +63,8 @@ std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& is_pro
   const auto ceiling = known_peak("cpu", threads, compute_dtype(c.amp));
   if (!ceiling) return std::nullopt;
   is_provisional = ceiling->is_provisional();
-  return f.dry.micro_batch.matmul() * micro_batches(c) / f.times.total() / ceiling->rate;
+  return f.dry.whole_micro_batch.matmul() * micro_batches(c) / f.times.total() / ceiling->rate /
+         f.dry.ranks;
 }
 
 int64_t most_checkpoints(const Forecast& f) { return f.kept_checkpoints + 1; }
@@ -85,9 +86,15 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
 
   // Parameters and the optimizer's state stay as they are made; the others are peaks of the steps.
   if (d.ranks > 1) {
-    line("processes", str(d.ranks, d.tensor_ranks > 1 ? str(" in groups of ", d.tensor_ranks) : "",
-                          ", each with ", c.train.grad_accum / d.data_ranks(), " of the ",
-                          c.train.grad_accum, " micro-batches of a step; memory is that of one"));
+    const int replica = d.ranks / d.data_ranks();
+    const std::string stage =
+        d.replica.pipeline > 1
+            ? str(" of stage ", d.stage, " of ", d.replica.pipeline, ", which needs the most")
+            : "";
+    line("processes",
+         str(d.ranks, replica > 1 ? str(" in groups of ", replica) : "", ", each with ",
+             c.train.grad_accum / d.data_ranks(), " of the ", c.train.grad_accum,
+             " micro-batches of a step; memory is that of one", stage));
   }
   const auto mapped = static_cast<double>(d.mapped_bytes);
   line("memory: parameters", human_bytes(used(d.made, Memory::parameters) + mapped) +
@@ -115,10 +122,10 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
          human_bytes(static_cast<double>(d.sent_bytes)) + " sent by a process in a step");
   out << weights;
   // The dry run counts one micro-batch; a step has several.
-  line("FLOPs a step", format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
-                              d.micro_batch.matmul() * d.tensor_ranks * micro_batches(c),
-                              d.formula_flops * micro_batches(c),
-                              d.micro_batch.total() * d.tensor_ranks * micro_batches(c)));
+  line("FLOPs a step",
+       format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
+              d.whole_micro_batch.matmul() * micro_batches(c), d.formula_flops * micro_batches(c),
+              d.whole_micro_batch.total() * micro_batches(c)));
 
   const double step_s = f.times.total();
   line("time of a step",
@@ -128,6 +135,14 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   line("",
        format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
               100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
+
+  if (d.replica.pipeline > 1) {
+    const int64_t own = c.train.grad_accum / d.data_ranks();
+    const auto waiting = static_cast<double>(d.replica.pipeline - 1);
+    line("pipeline bubble",
+         format("%.0f%% of the forward and backward passes, with %lld micro-batches per process",
+                100 * waiting / (waiting + static_cast<double>(own)), static_cast<long long>(own)));
+  }
 
   // A ceiling of few measurements may be too low, and then MFU is too high.
   bool is_provisional = false;
@@ -177,8 +192,8 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"ms_optimizer", 1e3 * f.times.optimizer},
           {"measured", f.is_measured},
           {d.unit + "_per_s", units_of(c) / step_s},
-          {"matmul_flops_per_step", d.micro_batch.matmul() * micro_batches(c)},
-          {"flops_per_step", d.micro_batch.total() * micro_batches(c)},
+          {"matmul_flops_per_step", d.whole_micro_batch.matmul() * micro_batches(c)},
+          {"flops_per_step", d.whole_micro_batch.total() * micro_batches(c)},
           {"mfu", mfu ? Json(*mfu) : Json()},
           {"run_s", step_s * static_cast<double>(c.train.steps)},
           {"checkpoint_bytes", d.checkpoint_bytes},

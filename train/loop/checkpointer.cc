@@ -6,7 +6,7 @@ namespace lathe {
 
 void Checkpointer::save(bool now) {
   newest_ = state_.step;
-  const ParameterShards::Gathered complete(session_.shards.get());
+  const CompleteParameters complete(session_);
   if (lock_ == nullptr && !collects_state(session_.optimizer)) return;
   world().note(state_.step, "saving");
   if (lock_ == nullptr) {

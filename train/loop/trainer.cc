@@ -111,7 +111,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   const RunConfig& c = session_.config;
 
   MetricsSinks metrics = lock != nullptr ? open_run_folder() : MetricsSinks();
-  if (session_.shards) session_.shards->share_out();
+  session_.share_out();
 
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
@@ -137,8 +137,8 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   while (state_.step < c.train.steps) {
     const DueActions due = due_after(state_.step + 1, c);
     const bool collects = due.layers || due.histograms;
-    std::optional<ParameterShards::Gathered> complete;
-    if (collects) complete.emplace(session_.shards.get());
+    std::optional<CompleteParameters> complete;
+    if (collects) complete.emplace(session_);
     std::optional<LayerStatsCollector> collector;
     if (world().is_writer() && collects) collector.emplace(session_, due.histograms);
 
@@ -215,10 +215,11 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline
              source_.string());
   if (world().size() > 1) {
     const int64_t all = session_.config.train.grad_accum;
-    const int layers = world().tensor().size;
+    const int layers = world().tensor().size, stages = world().pipeline().size;
     log_info("processes ", world().size(),
              layers > 1 ? str(", ", layers, " of which compute each layer together") : "",
-             ", each with ", world().share(all).count, " of the ", all, " micro-batches of a step");
+             stages > 1 ? str(", in ", stages, " stages") : "", ", each with ",
+             world().share(all).count, " of the ", all, " micro-batches of a step");
   }
   if (!needs) return;
   log(needs->enough ? Level::info : Level::warn,
@@ -228,7 +229,7 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline
 
 /// Evaluates the model and records the result. Returns false where a stop cut it short.
 bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
-  const ParameterShards::Gathered complete(session_.shards.get());
+  const CompleteParameters complete(session_);
   const ModeGuard guard;
   mode().block_hooks = session_.block_hooks();
   const auto result =
@@ -262,10 +263,10 @@ void Run::check_last_validation() const {
 }
 
 void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
-  const ParameterShards::Gathered complete(session_.shards.get());
+  const CompleteParameters complete(session_);
   // Ranks that compute layers together must also stop together, which they do after the step.
   const bool is_together = world().tensor().size > 1;
-  if (world().data().rank != 0) return;
+  if (world().data().rank != 0 || world().pipeline().rank != 0) return;
   const ModeGuard guard;
   mode().block_hooks = session_.block_hooks();
   const std::string text =

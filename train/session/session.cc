@@ -76,12 +76,40 @@ void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
        "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");
 }
 
+/// Divides the model's blocks among the stages of a pipeline by their numbers of parameters, which
+/// are in proportion to the FLOPs of their matrix products. Returns null if there is one stage.
+std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Model& model,
+                                            const std::vector<NamedParameter>& params) {
+  const int stages = world().pipeline().size;
+  if (stages == 1) return nullptr;
+  const auto refuse = [&](const auto&... why) {
+    fail(Exit::usage, origin_of(loaded, "dist.pipeline"), ": dist.pipeline = ", stages, " ",
+         why...);
+  };
+
+  std::vector<double> costs;
+  for (const NamedParameter& p : parameters(model)) {
+    if (p.block < 0) continue;
+    costs.resize(std::max(costs.size(), static_cast<size_t>(p.block) + 1));
+    costs[static_cast<size_t>(p.block)] += static_cast<double>(p.parameter.numel());
+  }
+  if (std::ssize(costs) < stages) {
+    refuse("is more than the ", costs.size(), " blocks of this model (see run_blocks() in ",
+           "autograd/recompute.h); lower it");
+  }
+  if (!buffers(model).empty()) {
+    refuse("does not support running statistics, as those of batch norm, yet; set it to 1");
+  }
+  const double head = model.has_head() ? static_cast<double>(model.head_weight().numel()) : 0;
+  return std::make_unique<StageParameters>(world(), params, cut_into_stages(costs, head, stages));
+}
+
 /// Lays the parameters into buckets. Those that their optimizer needs as a whole are cut only
 /// where every rank updates all of them.
-ShardLayout make_layout(const RunConfig& config, const std::vector<NamedParameter>& params) {
+ShardLayout make_layout(const RunConfig& config, std::span<const NamedParameter> params) {
   const bool is_sharded = config.dist.shard != "none";
   return {params,
-          is_sharded ? divisible_parameters(config.optim, params)
+          is_sharded ? divisible_parameters(config.optim, {params.begin(), params.end()})
                      : std::vector<bool>(params.size(), true),
           {.bucket_bytes = static_cast<int64_t>(1e6 * config.dist.bucket_mb),
            .ranks = world().data().size,
@@ -96,12 +124,17 @@ fs::path scratch_folder(const RunConfig& c) {
 
 /// Optimizer's refusals, with the place of the key that they begin with.
 Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
-                         const ShardLayout& layout, std::optional<uint64_t> rounding_seed) {
+                         const ShardLayout& layout, const StageParameters* stage,
+                         std::optional<uint64_t> rounding_seed) {
   const RunConfig& c = loaded.config;
-  const bool is_sharded = c.dist.shard != "none" && world().data().size > 1;
+  std::vector<ElementRange> owned;
+  if (stage != nullptr)
+    owned = stage->owned_ranges();
+  else if (c.dist.shard != "none" && world().data().size > 1)
+    owned = layout.ranges(world().data().rank);
+
   try {
-    return Optimizer(c.optim, params, rounding_seed, {},
-                     is_sharded ? layout.ranges(world().data().rank) : std::vector<ElementRange>(),
+    return Optimizer(c.optim, params, rounding_seed, {}, owned,
                      c.memory.offloads("optimizer") ? scratch_folder(c) : "");
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;
@@ -177,9 +210,10 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   from_disk.reset();
   const bool stochastic = config.amp.rounding != "nearest";
-  auto layout = std::make_unique<ShardLayout>(make_layout(config, params));
-  Optimizer optimizer =
-      make_optimizer(loaded, params, *layout, stochastic ? std::optional(seed) : std::nullopt);
+  auto stage = make_stage(loaded, *model, params);
+  auto layout = std::make_unique<ShardLayout>(make_layout(config, stage ? stage->local() : params));
+  Optimizer optimizer = make_optimizer(loaded, params, *layout, stage.get(),
+                                       stochastic ? std::optional(seed) : std::nullopt);
 
   RunTask run_task = make_run_task(loaded, task, sizes, device);
   const Task& own_task = run_task.own ? *run_task.own : task;
@@ -194,6 +228,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             std::move(model),
             params,
             saved,
+            std::move(stage),
             std::move(layout),
             nullptr,
             std::move(optimizer),
@@ -238,31 +273,45 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
 
 namespace {
 
+/// What the passes of a session run under: its keys of [memory] and train.detect_anomaly.
+class PassScope {
+ public:
+  explicit PassScope(const Session& s)
+      : session_(s), recompute_(*recompute_policy(s.config.memory.recompute), &blocks_) {
+    mode().block_hooks = s.block_hooks();
+    if (const auto dtype = packing_of(s.config.memory.saved)) packing_.emplace(*dtype);
+    if (s.activations) offload_.emplace(*s.activations);
+    if (s.config.train.detect_anomaly)
+      anomalies_.emplace(
+          DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
+  }
+
+  /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
+  /// the model ran none.
+  Variable loss(const Batch& batch, double divisor) const {
+    Variable loss = session_.task.loss(*session_.model, batch, divisor);
+    const std::string& policy = session_.config.memory.recompute;
+    if (policy != "none" && blocks_ == 0) {
+      fail(Exit::usage, "memory.recompute = \"", policy,
+           "\" has nothing to act on: model.kind = \"", session_.config.model.kind,
+           "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
+    }
+    return loss;
+  }
+
+ private:
+  const Session& session_;
+  int64_t blocks_ = 0;  // that memory.recompute concerned
+  RecomputeBlocks recompute_;
+  std::optional<PackSaved> packing_;
+  std::optional<OffloadActivations> offload_;
+  std::optional<DetectAnomaly> anomalies_;
+};
+
 at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random,
                        Compute compute, const at::Tensor& loss_scale) {
-  const std::string& policy = s.config.memory.recompute;
-  int64_t blocks = 0;
-  const RecomputeBlocks recompute(*recompute_policy(policy), &blocks);
-  mode().block_hooks = s.block_hooks();
-  std::optional<PackSaved> packing;
-  if (const auto dtype = packing_of(s.config.memory.saved)) packing.emplace(*dtype);
-  std::optional<OffloadActivations> offload;
-  if (s.activations) offload.emplace(*s.activations);
-  std::optional<DetectAnomaly> anomalies;
-  if (s.config.train.detect_anomaly)
-    anomalies.emplace(
-        DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
-  return run_micro_batch(
-      [&] {
-        Variable loss = s.task.loss(*s.model, batch, divisor);
-        if (policy != "none" && blocks == 0) {
-          fail(Exit::usage, "memory.recompute = \"", policy,
-               "\" has nothing to act on: model.kind = \"", s.config.model.kind,
-               "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
-        }
-        return loss;
-      },
-      compute, random, loss_scale);
+  const PassScope scope(s);
+  return run_micro_batch([&] { return scope.loss(batch, divisor); }, compute, random, loss_scale);
 }
 
 }  // namespace
@@ -278,6 +327,29 @@ at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random,
                            Compute compute) {
   return run_watched(s, batch, divisor, random, compute, {});
+}
+
+Variable run_stage_forward(const Session& s, const Batch& batch, double divisor, StepRandom random,
+                           PipelineStage& stage) {
+  const PassScope scope(s);
+  const MemoryScope memory(Memory::activations);
+  const TrainingStep step(random);
+  const Autocast autocast(s.compute);
+  const NamedRange range([] { return std::string("forward"); });
+  mode().stage = &stage;
+  try {
+    return scope.loss(batch, divisor);
+  } catch (const PipelineStage::ForwardIsDone&) {
+    return {};
+  }
+}
+
+void run_stage_backward(const Session& s, const Variable& root, at::Tensor dy, StepRandom random) {
+  const PassScope scope(s);
+  const MemoryScope memory(Memory::activations);
+  const TrainingStep step(random);
+  const NamedRange range([] { return std::string("backward"); });
+  backward(root, std::move(dy));
 }
 
 double flops_per_unit(const Session& s) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "amp/grad_scaler.h"
@@ -12,6 +13,7 @@
 #include "core/mapped_memory.h"
 #include "dist/parameter_shards.h"
 #include "dist/shards.h"
+#include "dist/stage_parameters.h"
 #include "nn/models/model.h"
 #include "optim/optimizer.h"
 #include "optim/spikes.h"
@@ -47,7 +49,8 @@ struct Session {
   std::vector<NamedParameter> params;  ///< those that are trained
   std::vector<NamedParameter>
       saved;  ///< what a checkpoint holds of the model: they, and its buffers
-  std::unique_ptr<ShardLayout> layout;      ///< of `params`, among the processes of the run
+  std::unique_ptr<StageParameters> stage;   ///< where dist.pipeline is above 1, else null
+  std::unique_ptr<ShardLayout> layout;      ///< of local_params(), among the data ranks
   std::unique_ptr<ParameterShards> shards;  ///< where dist.shard = "parameters", else null
   Optimizer optimizer;
   std::optional<GradScaler> scaler;
@@ -58,6 +61,17 @@ struct Session {
   std::unique_ptr<ParameterPages> pages{};           ///< which of them are resident
   std::unique_ptr<ActivationOffload> activations{};  ///< what activations are in
 
+  /// Returns the parameters that this process has gradients of: `params`, or with dist.pipeline
+  /// those of its stage.
+  std::span<const NamedParameter> local_params() const {
+    return stage ? stage->local() : std::span<const NamedParameter>(params);
+  }
+  /// Divides the parameters among the processes, as dist.shard and dist.pipeline ask for. Call it
+  /// once, before the first step.
+  void share_out() {
+    if (shards) shards->share_out();
+    if (stage) stage->share_out();
+  }
   /// Returns what is called around blocks, or null.
   BlockHooks* block_hooks() const {
     return shards ? static_cast<BlockHooks*>(shards.get()) : pages.get();
@@ -82,6 +96,28 @@ at::Tensor run_micro_batch(const Session& session, const Batch& batch, double di
 /// Does the same in another precision and without a loss scale.
 at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
                            StepRandom random, Compute compute);
+
+/// Runs the forward pass of a micro-batch as a stage of a pipeline, which `stage` talks to. Returns
+/// the loss on the last stage, and an undefined Variable on the others.
+Variable run_stage_forward(const Session& session, const Batch& batch, double divisor,
+                           StepRandom random, PipelineStage& stage);
+/// Runs the backward pass of such a forward pass. `root`: what it ended with on this stage, and
+/// `dy` the gradient of that; on the last stage, the loss and its scale, if any. The bits are those
+/// of one backward pass through all stages if nothing else holds `dy`.
+void run_stage_backward(const Session& session, const Variable& root, at::Tensor dy,
+                        StepRandom random);
+
+/// While alive, this process has all parameters of the model, whatever dist.shard and dist.pipeline
+/// divide. A collective.
+class CompleteParameters {
+ public:
+  explicit CompleteParameters(const Session& session)
+      : shards_(session.shards.get()), stage_(session.stage.get()) {}
+
+ private:
+  ParameterShards::Gathered shards_;
+  StageParameters::Gathered stage_;
+};
 
 /// Returns the FLOPs of a unit by the model's formula, whose attention is that of the run's
 /// windows.

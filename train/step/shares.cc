@@ -22,20 +22,41 @@ std::string alternatives(const std::vector<int64_t>& numbers) {
   return text;
 }
 
+/// Throws Exit::usage for keys that stages of a pipeline do not support.
+void check_stages(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  const auto refuse = [&](const char* what, const char* key) {
+    fail(Exit::usage, origin_of(loaded, "dist.pipeline"), ": dist.pipeline = ", c.dist.pipeline,
+         " does not support ", what, " yet; set it to 1, or change ", key);
+  };
+  if (c.dist.shard != "none") refuse("state that is divided among data ranks", "dist.shard");
+  if (c.memory.update_in_backward)
+    refuse("updates in the backward pass", "memory.update_in_backward");
+  for (const char* what : {"parameters", "activations"}) {
+    if (c.memory.offloads(what)) refuse("these tensors on disk", "memory.offload");
+  }
+}
+
 }  // namespace
 
-int tensor_ranks(const RunConfig& config, int64_t processes) {
-  return processes == 1 ? 1 : static_cast<int>(config.dist.tensor);
+GridSizes replica_of(const RunConfig& config, int64_t processes) {
+  if (processes == 1) return {};
+  return {.pipeline = static_cast<int>(config.dist.pipeline),
+          .tensor = static_cast<int>(config.dist.tensor)};
 }
 
 void check_shares(const LoadedConfig& loaded, int64_t all) {
   const TrainConfig& c = loaded.config.train;
-  const int64_t tensor = tensor_ranks(loaded.config, all), processes = all / tensor;
-  if (all % tensor != 0) {
-    fail(Exit::usage, origin_of(loaded, "dist.tensor"), ": dist.tensor = ", tensor,
-         " does not divide the ", all, " processes; start a multiple of ", tensor,
-         ", or change dist.tensor");
+  const GridSizes sizes = replica_of(loaded.config, all);
+  const int64_t replica = int64_t{sizes.pipeline} * sizes.tensor, processes = all / replica;
+  if (all % replica != 0) {
+    const std::string key = sizes.pipeline == 1 ? "dist.tensor" : "dist.pipeline";
+    const std::string product = sizes.pipeline > 1 && sizes.tensor > 1 ? " times dist.tensor" : "";
+    fail(Exit::usage, origin_of(loaded, key), ": ", key, product, " = ", replica,
+         " does not divide the ", all, " processes; start a multiple of ", replica, ", or change ",
+         key);
   }
+  if (sizes.pipeline > 1) check_stages(loaded);
   if (c.sum_order == "sequence" && processes > 1) {
     fail(Exit::usage, origin_of(loaded, "train.sum_order"),
          ": train.sum_order = \"sequence\" adds all micro-batches of a step one after another, "
@@ -46,7 +67,7 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
 
   std::vector<int64_t> counts;
   for (int64_t n = 1; n <= c.grad_accum && counts.size() < 8; ++n) {
-    if (c.grad_accum % n == 0) counts.push_back(n * tensor);
+    if (c.grad_accum % n == 0) counts.push_back(n * replica);
   }
 
   // Other ways to cut the same global batch: the nearest with more micro-batches.
@@ -60,13 +81,13 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
   }
   fail(Exit::usage, origin_of(loaded, "train.grad_accum"), ": the ", c.grad_accum,
        " micro-batches of a step (train.grad_accum) can't be shared out equally among ", processes,
-       tensor > 1 ? str(" groups of ", tensor) : "", " processes; start ", alternatives(counts),
+       replica > 1 ? str(" groups of ", replica) : "", " processes; start ", alternatives(counts),
        other);
 }
 
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {
   const RunConfig& c = loaded.config;
-  const int64_t ranks = tensor_ranks(c, processes);
+  const int64_t ranks = replica_of(c, processes).tensor;
   if (ranks == 1) return;
   const auto refuse = [&](const auto&... why) {
     fail(Exit::usage, origin_of(loaded, "dist.tensor"), ": dist.tensor = ", ranks, " ", why...);

@@ -3,13 +3,15 @@
 
 #include <string>
 
+#include "dist/placement.h"
 #include "train/config/run_config.h"
 
 namespace lathe {
 
-/// Throws Exit::usage unless dist.tensor divides `processes` and the quotient divides
-/// train.grad_accum. The error names numbers of processes that work, or other keys with the same
-/// global batch. Also throws for train.sum_order = "sequence" with several data ranks.
+/// Throws Exit::usage unless the size of a replica (replica_of()) divides `processes` and the
+/// quotient divides train.grad_accum. The error names numbers of processes that work, or other keys
+/// with the same global batch. Also throws for train.sum_order = "sequence" with several data
+/// ranks, and for keys that dist.pipeline excludes.
 void check_shares(const LoadedConfig& loaded, int64_t processes);
 
 /// Throws Exit::usage if the processes can't share the layers of this model (dist.tensor): the
@@ -19,8 +21,9 @@ void check_shares(const LoadedConfig& loaded, int64_t processes);
 /// [model].
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
 
-/// Returns how many processes share each layer: 1 for a single process, otherwise dist.tensor.
-int tensor_ranks(const RunConfig& config, int64_t processes);
+/// Returns how many processes hold a replica of the model together: dist.pipeline and dist.tensor,
+/// or 1 and 1 for a single process.
+GridSizes replica_of(const RunConfig& config, int64_t processes);
 
 /// Returns a checksum of the program's code, which differs between builds.
 std::string library_checksum();

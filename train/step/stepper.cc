@@ -18,6 +18,7 @@
 #include "dist/collectives.h"
 #include "dist/exchange.h"
 #include "train/step/gradient_sum.h"
+#include "train/step/pipeline_step.h"
 #include "train/step/shared_step.h"
 #include "train/step/update_in_backward.h"
 
@@ -70,8 +71,8 @@ class StepGradients {
       : s_(s),
         plan_(plan),
         each_(plan.stride > 1),
-        sum_(s.params, plan.in_sequence),
-        own_(s.optimizer.is_sharded() ? s.params.size() : 0) {}
+        sum_(s.local_params(), plan.in_sequence),
+        own_(s.optimizer.is_sharded() && !s.stage ? s.params.size() : 0) {}
 
   /// Prepares for the backward pass of the n-th micro-batch of this process.
   void begin(int64_t n) {
@@ -80,8 +81,8 @@ class StepGradients {
     if (!each_ && n + 1 < plan_.count) return;
 
     using Result = GradientExchange::Result;
-    exchange_.emplace(world(), s_.params, *s_.layout, own_.empty() ? Result::all : Result::own,
-                      [this](size_t i) {
+    exchange_.emplace(world(), s_.local_params(), *s_.layout,
+                      own_.empty() ? Result::all : Result::own, [this](size_t i) {
                         if (!each_) sum_.finish(i);
                       });
     exchange_->start_with_next_backward();
@@ -101,6 +102,7 @@ class StepGradients {
 
   /// Returns the sums of the own elements, for StepOptions; empty where all are on the parameters.
   std::vector<at::Tensor> take_own() {
+    if (s_.stage) return s_.stage->sum_gradients();
     std::vector<at::Tensor> sums;
     for (TreeSum<at::Tensor>& own : own_) sums.push_back(own.finish(add_gradients));
     return sums;
@@ -125,7 +127,15 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
   std::vector<at::Tensor> losses;
 
   zero_grad(*s.model);
-  for (int64_t n = 0; n < plan.count; ++n) {
+  if (s.stage) {
+    const auto around_backward = [&](int64_t n, const std::function<void()>& backward) {
+      gradients.begin(n);
+      backward();
+      waited += gradients.end();
+    };
+    losses = run_stage(s, {next, step, divisor, plan, around_backward}, waited);
+  }
+  for (int64_t n = 0; !s.stage && n < plan.count; ++n) {
     const Batch batch = [&] {
       const NamedRange data([] { return std::string("data"); });
       return next();
@@ -167,7 +177,7 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   const NamedRange range([] { return std::string("optimizer"); });
   world().note(step, "update");
   StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
-  options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum_over_data(t)); };
+  options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum_over_owners(t)); };
   if (world().tensor().size > 1) {
     options.sum_over_tensor_ranks = [](at::Tensor& t) {
       t.copy_(sum_over_ranks(world().gather_over_tensor(t.unsqueeze(0))));
@@ -178,7 +188,9 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   s.optimizer.step(r.lr, options);
 
   const bool is_updated = s.optimizer.control().skip == 0;
-  if (is_updated && s.shards) {
+  if (is_updated && s.stage) {
+    s.stage->publish_update();
+  } else if (is_updated && s.shards) {
     s.shards->publish_update();
   } else if (is_updated && s.optimizer.is_sharded()) {
     gather_parameters(world(), *s.layout, s.params);
@@ -211,7 +223,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   StepGradients gradients(s, batch_plan(s.config));
   r.loss = run_micro_batches(s, next, step, divisor, gradients, r.exchange_wait_s);
   const std::vector<at::Tensor> own = gradients.take_own();
-  if (keep_gradients && s.optimizer.is_sharded()) keep_all_gradients(s, own);
+  if (keep_gradients && s.optimizer.is_sharded() && !s.stage) keep_all_gradients(s, own);
 
   share_fp8_history(s.params);
 

@@ -49,13 +49,13 @@ struct SavedTensor {
 void find_cuts(std::vector<SavedTensor>& all) {
   at::Tensor mine = at::empty({1, static_cast<int64_t>(all.size())}, at::kLong);
   for (size_t i = 0; i < all.size(); ++i) mine.mutable_data_ptr<int64_t>()[i] = all[i].own_end;
-  const at::Tensor of_ranks = world().gather_over_data(mine);
+  const at::Tensor of_ranks = world().gather_over_owners(mine);
   const int64_t* ends = of_ranks.const_data_ptr<int64_t>();
 
   for (size_t i = 0; i < all.size(); ++i) {
     if (ends[i] == c10::multiply_integers(all[i].sizes)) continue;
     all[i].cuts = {0};
-    for (int r = 0; r < world().data().size; ++r)
+    for (int r = 0; r < world().owners().size; ++r)
       all[i].cuts.push_back(ends[static_cast<size_t>(r) * all.size() + i]);
   }
 }
@@ -93,9 +93,11 @@ at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
 
 /// Returns the complete tensor on rank 0, of a tensor that is_collected(). A collective.
 at::Tensor collect(const SavedTensor& saved) {
-  const bool is_first = world().data().rank == 0;
+  // All pipelines have the same tensors; rank 0 writes those of its own.
+  if (world().pipeline().size > 1 && world().data().rank > 0) return saved.tensor;
+  const bool is_first = world().owners().rank == 0;
   at::Tensor own = saved.value();
-  if (!saved.cuts.empty()) own = collect_flat(world().gradients(), is_first, own, saved.cuts);
+  if (!saved.cuts.empty()) own = collect_flat(world().owner_group(), is_first, own, saved.cuts);
   if (saved.cut != nullptr && is_first)
     own = collect_over_tensor(*saved.cut, own.view(saved.sizes));
   return own.to(saved.dtype);

@@ -120,7 +120,14 @@ std::string text_of(const std::vector<Scores>& scores) {
   return json_text(all, -1);
 }
 
-/// Returns the sum of the scores of `batches` batches, which the data ranks took turns at. A
+/// Returns the place of this process among those that take turns at an evaluation's batches. Stages
+/// of a pipeline then have the complete model, so they take turns too.
+RankAxis evaluators() {
+  const int together = world().tensor().size;
+  return {.rank = world().rank() / together, .size = world().size() / together};
+}
+
+/// Returns the sum of the scores of `batches` batches, which evaluators() took turns at. A
 /// collective.
 Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
   std::vector<Json> of_ranks;
@@ -129,7 +136,7 @@ Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
 
   Scores total;
   for (int64_t n = 0; n < batches; ++n) {
-    const int64_t ranks = world().data().size, rank = n % ranks * world().tensor().size;
+    const int64_t ranks = evaluators().size, rank = n % ranks * world().tensor().size;
     const Json& one = of_ranks[static_cast<size_t>(rank)][static_cast<size_t>(n / ranks)];
     total.targets += one[0].get<int64_t>();
     for (const auto& [name, bits] : one[1].items())
@@ -154,7 +161,7 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   int64_t n = 0;
   for (Batch batch; windows->next(batch); ++n) {
     if (stop && stop()) return std::nullopt;
-    if (n % world().data().size != world().data().rank) continue;
+    if (n % evaluators().size != evaluators().rank) continue;
     mine.push_back({.detailed = detailed});
     task.score(model, batch, data.facts(), mine.back());
   }

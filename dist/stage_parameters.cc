@@ -1,0 +1,211 @@
+#include "dist/stage_parameters.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "autograd/node.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "core/mode.h"
+#include "core/storage.h"
+#include "dist/group.h"
+
+namespace lathe {
+
+std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after, int stages) {
+  const size_t blocks = costs.size(), count = static_cast<size_t>(stages);
+  LATHE_CHECK(count >= 1 && count <= blocks, "more stages than blocks");
+  std::vector<double> sums{0};  // of the first n blocks
+  for (const double cost : costs) sums.push_back(sums.back() + cost);
+  sums.back() += after;
+
+  // best[s][n]: the cost of the most expensive of s stages that run the first n blocks.
+  constexpr double none = std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> best(count + 1, std::vector<double>(blocks + 1, none));
+  std::vector<std::vector<size_t>> begin(count + 1, std::vector<size_t>(blocks + 1));
+  best[0][0] = 0;
+  for (size_t s = 1; s <= count; ++s) {
+    for (size_t n = s; n <= blocks; ++n) {
+      for (size_t last = s - 1; last < n; ++last) {
+        const double cost = std::max(best[s - 1][last], sums[n] - sums[last]);
+        if (cost < best[s][n]) best[s][n] = cost, begin[s][n] = last;
+      }
+    }
+  }
+
+  std::vector<int64_t> cuts{static_cast<int64_t>(blocks)};
+  size_t n = blocks;
+  for (size_t s = count; s > 0; --s) {
+    n = begin[s][n];
+    cuts.push_back(static_cast<int64_t>(n));
+  }
+  std::reverse(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+StageParameters::StageParameters(World& world, std::vector<NamedParameter> parameters,
+                                 std::vector<int64_t> cuts)
+    : world_(world),
+      stages_(world.pipeline()),
+      parameters_(std::move(parameters)),
+      cuts_(std::move(cuts)) {
+  bool is_before = true;  // no block was named yet
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const NamedParameter& p = parameters_[i];
+    is_before = is_before && p.block < 0;
+    const auto stage = std::upper_bound(cuts_.begin(), cuts_.end(), p.block) - cuts_.begin() - 1;
+    if (p.block >= 0)
+      owner_.push_back(static_cast<int>(stage));
+    else
+      owner_.push_back(is_before ? 0 : stages_.size - 1);
+
+    if (is_foreign(i) && !owns_memory(p.parameter.data())) {
+      fail(Exit::usage, "dist.pipeline: ", p.path,
+           " shares its memory with another tensor, so it can't be freed; set dist.pipeline = 1");
+    }
+    // Stages in the middle use no parameter outside of blocks.
+    const bool is_at_end = stages_.rank == 0 || stages_.rank == stages_.size - 1;
+    if (p.block >= 0 ? !is_foreign(i) : is_at_end) local_.push_back(p);
+  }
+}
+
+ElementRange StageParameters::blocks_of(int stage) const {
+  const auto s = static_cast<size_t>(stage);
+  return {cuts_[s], cuts_[s + 1]};
+}
+
+/// Returns whether parameter i is of a block that another stage runs.
+bool StageParameters::is_foreign(size_t i) const {
+  return parameters_[i].block >= 0 && owner_[i] != stages_.rank;
+}
+
+/// Returns [stages + 1]: which elements of parameter i each stage owns.
+std::vector<int64_t> StageParameters::cuts_of(size_t i) const {
+  std::vector<int64_t> cuts(static_cast<size_t>(stages_.size) + 1, 0);
+  std::fill(cuts.begin() + owner_[i] + 1, cuts.end(), parameters_[i].parameter.numel());
+  return cuts;
+}
+
+std::vector<ElementRange> StageParameters::owned_ranges() const {
+  const auto rank = static_cast<size_t>(stages_.rank);
+  std::vector<ElementRange> ranges;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const std::vector<int64_t> cuts = cuts_of(i);
+    ranges.push_back({cuts[rank], cuts[rank + 1]});
+  }
+  return ranges;
+}
+
+void StageParameters::share_out() {
+  is_shared_out_ = true;
+  free_foreign();
+}
+
+void StageParameters::free_foreign() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!is_foreign(i)) continue;
+    free_storage(parameters_[i].parameter.data());
+    free_storage(parameters_[i].parameter.leaf().precision.low);
+  }
+}
+
+std::vector<at::Tensor> StageParameters::sum_gradients() {
+  const NoGrad no_grad;
+  const MemoryScope memory(Memory::gradients);
+  const auto n = static_cast<int64_t>(parameters_.size());
+  at::Tensor mine = at::empty({1, n}, at::kByte);
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    mine.mutable_data_ptr<uint8_t>()[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
+  // [parameters, stages]
+  const at::Tensor all = world_.gather_over_pipeline(mine).t().contiguous();
+
+  std::vector<at::Tensor> gradients;
+  world_.guarded([&] {
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      gradients.push_back(
+          gradient_of(i, all.const_data_ptr<uint8_t>() + i * static_cast<size_t>(stages_.size)));
+  });
+  return gradients;
+}
+
+/// Returns the gradient of parameter i as sum_gradients() does. has_gradient[s]: whether stage s
+/// has one.
+at::Tensor StageParameters::gradient_of(size_t i, const uint8_t* has_gradient) {
+  const Variable& parameter = parameters_[i].parameter;
+  at::Tensor& grad = parameter.leaf().grad;
+  const at::TensorOptions options =
+      at::TensorOptions().dtype(parameter.leaf().precision.grad_dtype);
+  const auto has = [&](int stage) { return has_gradient[stage] != 0; };
+  if (std::none_of(has_gradient, has_gradient + stages_.size, [](uint8_t h) { return h != 0; }))
+    return {};
+
+  if (stages_.rank != owner_[i]) {
+    if (has(stages_.rank)) {
+      world_.stages().send(grad.contiguous(), owner_[i])();
+      grad.reset();
+    }
+    return at::empty({0}, options);
+  }
+
+  // In the order of stages, so that the sum has the same bits in every run.
+  at::Tensor sum;
+  for (int stage = 0; stage < stages_.size; ++stage) {
+    if (!has(stage)) continue;
+    at::Tensor term = grad;
+    if (stage != stages_.rank) {
+      term = at::empty(parameter.sizes(), options);
+      world_.stages().receive(term, stage);
+    }
+    if (sum.defined())
+      sum.add_(term);
+    else
+      sum = term.contiguous();
+  }
+  grad = sum;
+  return sum.view({-1});
+}
+
+/// Gives parameter i of its owner to all stages, which have memory for it.
+void StageParameters::publish(size_t i) {
+  at::Tensor flat = parameters_[i].parameter.data().view({-1});
+  world_.stages().all_gather(flat, cuts_of(i));
+  if (owner_[i] == stages_.rank) return;
+  bump_version(parameters_[i].parameter.data());
+  Precision& precision = parameters_[i].parameter.leaf().precision;
+  precision.refresh_low(parameters_[i].parameter.data());
+}
+
+void StageParameters::publish_update() {
+  const NoGrad no_grad;
+  world_.guarded([&] {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (parameters_[i].block < 0) publish(i);
+    }
+    for (size_t i = 0; gathered_ > 0 && i < parameters_.size(); ++i) {
+      if (parameters_[i].block >= 0) publish(i);
+    }
+  });
+}
+
+StageParameters::Gathered::Gathered(StageParameters* stage)
+    : stage_(stage != nullptr && stage->is_shared_out_ ? stage : nullptr) {
+  if (stage_ == nullptr || stage_->gathered_++ > 0) return;
+  const NoGrad no_grad;
+  for (size_t i = 0; i < stage_->parameters_.size(); ++i) {
+    if (stage_->parameters_[i].block < 0) continue;
+    const Variable& parameter = stage_->parameters_[i].parameter;
+    allocate_storage(parameter.data());
+    if (const at::Tensor& low = parameter.leaf().precision.low; low.defined())
+      allocate_storage(low);
+    stage_->world_.guarded([&] { stage_->publish(i); });
+  }
+}
+
+StageParameters::Gathered::~Gathered() {
+  if (stage_ != nullptr && --stage_->gathered_ == 0) stage_->free_foreign();
+}
+
+}  // namespace lathe

@@ -1,0 +1,80 @@
+// Parameters of a pipeline's stages (Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient
+// large-scale language model training on GPU clusters"). A stage, a position on the pipeline axis
+// of dist/world.h, runs some consecutive blocks of the model, and it alone keeps their parameters
+// and their state. Parameters outside of blocks are complete on every stage. One stage owns each of
+// them, adds up its gradients and updates it: the first stage for those that the model names before
+// its blocks, and the last stage for the others.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+#include "autograd/parameter.h"
+#include "core/element_range.h"
+#include "dist/world.h"
+
+namespace lathe {
+
+/// Returns [stages + 1]: stage s runs the blocks [cuts[s], cuts[s + 1]), at least one. Of all such
+/// cuts, the most expensive stage costs the least. `costs`: of each block; `after`: of what the
+/// last stage runs after them. There must be as many blocks as stages.
+std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after, int stages);
+
+/// The parameters that this stage trains. What needs those of all stages holds a Gathered.
+///
+/// A parameter of another stage's block has its sizes but no memory; reading it throws.
+class StageParameters {
+ public:
+  /// Begins with complete parameters, which must outlive it. `cuts`: as cut_into_stages() returns
+  /// them. Throws Exit::usage if a block's parameter shares its memory with another tensor.
+  StageParameters(World& world, std::vector<NamedParameter> parameters, std::vector<int64_t> cuts);
+
+  /// Returns the blocks that this stage runs: [begin, end).
+  ElementRange blocks() const { return blocks_of(stages_.rank); }
+  /// Returns the parameters that this stage has gradients of.
+  std::span<const NamedParameter> local() const { return local_; }
+  /// Returns for each parameter the elements that this stage updates: all or none.
+  std::vector<ElementRange> owned_ranges() const;
+
+  /// Frees the parameters of other stages' blocks. Call it once, before the first step.
+  void share_out();
+  /// Adds up, on its owner, the gradients that several stages have of a parameter. Returns for each
+  /// parameter its gradient, 1-D: without elements if another stage owns it, and undefined if no
+  /// stage has one. A collective of the stages.
+  std::vector<at::Tensor> sum_gradients();
+  /// Gives all stages the parameters outside of blocks that their owners have updated. A collective
+  /// of the stages.
+  void publish_update();
+
+  /// While alive, all parameters are complete. `stage` may be null. A collective of the stages.
+  class Gathered {
+   public:
+    explicit Gathered(StageParameters* stage);
+    ~Gathered();
+    Gathered(const Gathered&) = delete;
+    Gathered& operator=(const Gathered&) = delete;
+
+   private:
+    StageParameters* stage_;
+  };
+
+ private:
+  ElementRange blocks_of(int stage) const;
+  bool is_foreign(size_t i) const;
+  std::vector<int64_t> cuts_of(size_t i) const;
+  at::Tensor gradient_of(size_t i, const uint8_t* has_gradient);
+  void publish(size_t i);
+  void free_foreign();
+
+  World& world_;
+  RankAxis stages_;
+  std::vector<NamedParameter> parameters_, local_;
+  std::vector<int64_t> cuts_;
+  std::vector<int> owner_;  // the stage that updates each parameter
+  bool is_shared_out_ = false;
+  int gathered_ = 0;  // Gathered that are alive
+};
+
+}  // namespace lathe

@@ -1,0 +1,279 @@
+// Pipeline parallelism: its schedule, its cuts, and runs on several stages beside runs on one
+// process, which have the same bits.
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dist/stage_parameters.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+#include "train/config/run_config.h"
+#include "train/step/pipeline_step.h"
+#include "train/step/shares.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::Finished;
+using lathe::test::Kind;
+using lathe::test::numbers_of;
+using lathe::test::results_of;
+using lathe::test::TempFolder;
+using lathe::test::train_on;
+using lathe::test::with_keys;
+using Words = std::vector<std::string>;
+
+TEST_CASE("a stage runs each micro-batch forward and then backward, with few in flight",
+          "[pipeline]") {
+  using Passes = std::vector<StagePass>;
+  CHECK((stage_schedule(0, 1, 2) == Passes{{0, false}, {0, true}, {1, false}, {1, true}}));
+  CHECK((stage_schedule(0, 2, 3) ==
+         Passes{{0, false}, {1, false}, {0, true}, {2, false}, {1, true}, {2, true}}));
+  CHECK((stage_schedule(1, 2, 2) == stage_schedule(0, 1, 2)));
+
+  for (const int stages : {1, 2, 3, 8}) {
+    for (const int64_t micro_batches : {1, 2, 3, 8, 9}) {
+      for (int stage = 0; stage < stages; ++stage) {
+        INFO("stage " << stage << " of " << stages << ", " << micro_batches << " micro-batches");
+        int64_t forward = 0, backward = 0, most = 0;
+        for (const StagePass& pass : stage_schedule(stage, stages, micro_batches)) {
+          CHECK(pass.micro_batch == (pass.is_backward ? backward : forward)++);
+          CHECK(backward <= forward);
+          most = std::max(most, forward - backward);
+        }
+        CHECK(forward == micro_batches);
+        CHECK(backward == micro_batches);
+        CHECK(most == std::min<int64_t>(stages - stage, micro_batches));
+      }
+    }
+  }
+}
+
+/// Returns the cost of the most expensive stage.
+double largest_cost(const std::vector<double>& costs, double after,
+                    const std::vector<int64_t>& cuts) {
+  double largest = 0;
+  for (size_t s = 0; s + 1 < cuts.size(); ++s) {
+    double cost = s + 2 == cuts.size() ? after : 0;
+    for (int64_t i = cuts[s]; i < cuts[s + 1]; ++i) cost += costs[static_cast<size_t>(i)];
+    largest = std::max(largest, cost);
+  }
+  return largest;
+}
+
+/// Returns the least cost of all ways to cut the blocks from `begin` on into so many stages.
+double least_cost(const std::vector<double>& costs, double after, std::vector<int64_t> cuts,
+                  int stages) {
+  const auto n = std::ssize(costs);
+  if (stages == 1) {
+    cuts.push_back(n);
+    return largest_cost(costs, after, cuts);
+  }
+  double least = 1e300;
+  for (int64_t end = cuts.back() + 1; end + stages - 1 <= n; ++end) {
+    std::vector<int64_t> next = cuts;
+    next.push_back(end);
+    least = std::min(least, least_cost(costs, after, next, stages - 1));
+  }
+  return least;
+}
+
+TEST_CASE("blocks are cut into stages so that the most expensive one costs the least",
+          "[pipeline]") {
+  const std::vector<std::vector<double>> models{
+      {1, 1, 1, 1, 1, 1, 1}, {5, 1, 1, 1, 1, 4}, {1, 2, 3, 4, 5, 6, 7, 8}, {3}};
+  for (const std::vector<double>& costs : models) {
+    for (const double after : {0.0, 2.5, 100.0}) {
+      for (int stages = 1; stages <= std::min<int>(4, static_cast<int>(costs.size())); ++stages) {
+        const std::vector<int64_t> cuts = cut_into_stages(costs, after, stages);
+        REQUIRE(std::ssize(cuts) == stages + 1);
+        CHECK(cuts.front() == 0);
+        CHECK(cuts.back() == std::ssize(costs));
+        CHECK(std::adjacent_find(cuts.begin(), cuts.end(), std::greater_equal<>()) == cuts.end());
+        CHECK(largest_cost(costs, after, cuts) == least_cost(costs, after, {0}, stages));
+      }
+    }
+  }
+}
+
+const Kind deep_gpt{"gpt", "text",
+                    "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = "
+                    "0.1\ntie_weights = false\n"};
+const Kind tied_gpt{"gpt", "text", "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\n"};
+const Kind untied_llama{"llama", "text",
+                        "n_layer = 3\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = "
+                        "12\ndropout = 0.1\nqk_norm = true\ntie_weights = false\n"};
+const Kind layered_mlp{"mlp", "numbers", "n_layer = 3\nn_hidden = 16\ndropout = 0.1\n"};
+
+const Words keys{"--train.steps=6",         "--train.grad_accum=4",   "--train.batch_size=4",
+                 "--train.eval_interval=3", "--train.eval_batches=3", "--checkpoint.interval=6",
+                 "--dist.timeout=60"};
+
+/// Returns the results of a run on so many processes in so many stages.
+std::string results(const TempFolder& f, const std::string& name, int ranks, int stages,
+                    const Words& of) {
+  const Finished done =
+      train_on(f, ranks, "kind.toml", name, with_keys(of, {str("--dist.pipeline=", stages)}));
+  INFO(done.out << done.err);
+  REQUIRE(done.code == 0);
+  return results_of(f / ("runs/" + name), "step-00000006");
+}
+
+TEST_CASE("a run has the same bits on any number of stages", "[pipeline]") {
+  struct Cell {
+    const Kind& kind;
+    Words keys;
+    std::vector<std::pair<int, int>> layouts;  // processes and stages
+  };
+  const std::vector<Cell> cells{
+      {deep_gpt, {"--optim.grad_clip=0.5", "--memory.saved=bf16"}, {{2, 2}, {4, 4}, {4, 2}}},
+      {deep_gpt, {"--amp.dtype=fp8", "--optim.kind=adafactor", "--train.grad_accum=1"}, {{2, 2}}},
+      {untied_llama,
+       {"--amp.dtype=bf16", "--optim.kind=muon", "--memory.recompute=selective"},
+       {{3, 3}, {4, 2}}},
+      {untied_llama,
+       {"--amp.dtype=fp16", "--amp.scaler=dynamic", "--amp.loss_scale=16777216",
+        "--optim.kind=adam8bit", "--optim.ema_decay=0.9", "--memory.recompute=blocks"},
+       {{2, 2}}},
+      {layered_mlp, {"--optim.kind=sgd", "--train.spike_sigma=3"}, {{3, 3}}},
+  };
+  for (const Cell& cell : cells) {
+    const TempFolder f;
+    lathe::test::make_data(f);
+    lathe::test::write_config(f, cell.kind);
+    const Words all = with_keys(keys, cell.keys);
+    const std::string alone = results(f, "alone", 1, 1, all);
+    for (const auto& [ranks, stages] : cell.layouts) {
+      INFO(cell.kind.name << " " << cell.keys[0] << ": " << ranks << " processes, " << stages
+                          << " stages");
+      CHECK((results(f, str(ranks, "-", stages), ranks, stages, all) == alone));
+    }
+  }
+}
+
+TEST_CASE("with a tied embedding, stages give the losses of one process, and bits of their own",
+          "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, tied_gpt);
+  const Words all = with_keys(keys, {"--train.steps=50", "--checkpoint.interval=50",
+                                     "--train.log_interval=1", "--optim.lr=1e-3"});
+  const auto train = [&](const std::string& name, int ranks, int stages) {
+    const Finished done =
+        train_on(f, ranks, "kind.toml", name, with_keys(all, {str("--dist.pipeline=", stages)}));
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    return results_of(f / ("runs/" + name), "step-00000050");
+  };
+  const std::string alone = train("1", 1, 1), two = train("2", 2, 2);
+  CHECK((two != alone));  // the gradients of the embedding and of the head are added apart
+  CHECK((train("3", 3, 3) == two));
+  CHECK((train("4", 4, 2) == two));
+
+  const std::vector<double> a = numbers_of(f / "runs/1", "loss"),
+                            b = numbers_of(f / "runs/2", "loss");
+  REQUIRE(a.size() == 50);
+  REQUIRE(b.size() == 50);
+  // The sum of four gradients in another order, in float32.
+  for (size_t i = 0; i < a.size(); ++i) CHECK(b[i] == Approx(a[i]).epsilon(1e-6));
+}
+
+TEST_CASE("stages whose layers are cut have the bits of cut layers alone", "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, deep_gpt);
+  const Words cut = with_keys(keys, {"--dist.tensor=2"});
+  const std::string one = results(f, "1", 2, 1, cut);
+  CHECK((results(f, "2", 4, 2, cut) == one));
+  CHECK((results(f, "3", 8, 2, cut) == one));
+}
+
+TEST_CASE("a run resumes on other stages, with the same bits", "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, deep_gpt);
+  const Words all = with_keys(keys, {"--optim.kind=muon", "--amp.dtype=bf16"});
+  results(f, "whole", 1, 1, all);
+
+  const auto until = [&](int step, int ranks, int stages) {
+    const Words some =
+        with_keys(all, {str("--train.pause_at=", step), str("--dist.pipeline=", stages)});
+    CHECK(train_on(f, ranks, "kind.toml", "moved", some).code == 75);
+  };
+  until(2, 4, 4);
+  until(3, 1, 1);
+  until(5, 4, 2);
+  results(f, "moved", 2, 2, all);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const auto bytes = [&](const char* run) {
+      return lathe::test::slurp(f / "runs" / run / "checkpoints/step-00000006" / file);
+    };
+    CHECK(bytes("whole").size() > 1000);
+    CHECK((bytes("moved") == bytes("whole")));
+  }
+}
+
+TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, {"gpt", "text",
+                                "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = "
+                                "12\ntie_weights = false\n"});
+  const Words all = with_keys(keys, {"--train.steps=2", "--train.eval_interval=0"});
+  std::vector<double> memory;
+  for (const char* stages : {"1", "2"}) {
+    const Words own = with_keys(all, {std::string("--dist.pipeline=") + stages});
+    REQUIRE(train_on(f, 2, "kind.toml", stages, own).code == 0);
+    const Json forecast = lathe::test::plan_of(f, 2, "kind.toml", own);
+    const Json figures = lathe::test::rank_figures(f / "runs" / stages);
+    memory.push_back(figures.at("memory_bytes"));
+    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
+          Approx(memory.back()).epsilon(0.02));
+    // What is sent once a step, beside the headers of activations.
+    CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
+          Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
+  }
+  // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.
+  CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
+}
+
+TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, deep_gpt);
+  struct Refused {
+    int ranks;
+    Words keys;
+    std::string message;
+  };
+  const std::vector<Refused> cases{
+      {8, {"--dist.pipeline=8"}, "more than the 4 blocks"},
+      {3, {"--dist.pipeline=2"}, "dist.pipeline = 2 does not divide the 3 processes"},
+      {2, {"--dist.pipeline=2", "--dist.tensor=2"}, "dist.pipeline times dist.tensor = 4"},
+      {2, {"--dist.pipeline=2", "--dist.shard=optimizer"}, "dist.shard"},
+      {2,
+       {"--dist.pipeline=2", "--memory.update_in_backward=true", "--train.grad_accum=1",
+        "--optim.grad_clip=0"},
+       "memory.update_in_backward"},
+      {2, {"--dist.pipeline=2", "--memory.offload=activations"}, "memory.offload"},
+      {6, {"--dist.pipeline=2", "--train.grad_accum=4"}, "start 2, 4 or 8"},
+  };
+  for (const Refused& c : cases) {
+    const Finished done = train_on(f, c.ranks, "kind.toml", "refused", with_keys(keys, c.keys));
+    INFO(c.message << ": " << done.err);
+    CHECK(done.code == 2);
+    CHECK_THAT(done.err, ContainsSubstring(c.message));
+    CHECK(!fs::exists(f / "runs/refused"));
+  }
+
+  lathe::test::write_config(f, lathe::test::kinds[0]);  // an mlp with batch norm
+  const Finished norm = train_on(f, 2, "kind.toml", "refused",
+                                 with_keys(keys, {"--dist.pipeline=2", "--model.n_layer=2"}));
+  CHECK(norm.code == 2);
+  CHECK_THAT(norm.err, ContainsSubstring("running statistics"));
+  CHECK(!fs::exists(f / "runs/refused"));
+}
+
+}  // namespace

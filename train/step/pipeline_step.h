@@ -1,0 +1,43 @@
+// The micro-batches of a step on one stage of a pipeline (dist.pipeline). A stage receives what the
+// stage before has computed, runs its blocks, and sends the result on; gradients go the other way.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "data/loader.h"
+#include "train/session/session.h"
+
+namespace lathe {
+
+/// One pass of a micro-batch, which is counted from 0.
+struct StagePass {
+  int64_t micro_batch = 0;
+  bool is_backward = false;
+
+  bool operator==(const StagePass&) const = default;
+};
+
+/// Returns the passes of a stage in their order: one forward and one backward ("1F1B", Narayanan et
+/// al. 2019, "PipeDream"). Backward passes have the order of micro-batches. Stage s of n has
+/// activations of at most n - s micro-batches.
+std::vector<StagePass> stage_schedule(int stage, int stages, int64_t micro_batches);
+
+/// The step that a stage takes part in.
+struct StageStep {
+  const std::function<Batch()>& next;  ///< returns the micro-batches in their order
+  int64_t step = 0;                    ///< from 0
+  double divisor = 1;                  ///< the number of targets in the step
+  BatchPlan plan;
+  /// Runs backward passes: calls its argument for micro-batch n.
+  std::function<void(int64_t n, const std::function<void()>& backward)> around_backward;
+};
+
+/// Runs the passes of a step's micro-batches on this stage, and adds to the gradients of its
+/// parameters. Returns the losses, which are the same on all stages, and adds the seconds of
+/// waiting for other stages to `waited`. Throws Exit::usage if the model does not run its blocks
+/// once in each forward pass.
+std::vector<at::Tensor> run_stage(Session& session, const StageStep& step, double& waited);
+
+}  // namespace lathe
