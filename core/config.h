@@ -35,11 +35,18 @@ struct Rule {
   std::string form{};
   bool (*has_form)(const std::string&) = nullptr;
   bool is_fixed = false;
+  bool is_list = false;  ///< the text is a list, with commas
 
   /// Returns the same rule, for a key that a run cannot change once it has begun.
   Rule fixed() const {
     Rule r = *this;
     r.is_fixed = true;
+    return r;
+  }
+  /// Returns the same rule, for a text that is a list, with commas.
+  Rule list() const {
+    Rule r = *this;
+    r.is_list = true;
     return r;
   }
   /// Returns the same rule, which also allows the strings that `has_form` accepts. `form` shows how

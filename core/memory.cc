@@ -8,14 +8,18 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -90,9 +94,12 @@ void* from_system(size_t bytes, bool phantom) {
 
 /// Orders free blocks by size, then address: the first that is large enough is the best fit.
 struct BySize {
+  using is_transparent = void;  // a size finds the first block of at least that many bytes
   bool operator()(const Header* a, const Header* b) const {
     return a->block != b->block ? a->block < b->block : std::less<>()(a, b);
   }
+  bool operator()(const Header* a, size_t bytes) const { return a->block < bytes; }
+  bool operator()(size_t bytes, const Header* a) const { return bytes < a->block; }
 };
 
 class CachingAllocator final : public c10::Allocator {
@@ -204,14 +211,13 @@ class CachingAllocator final : public c10::Allocator {
   }
 
   Header* take(size_t bytes) {
-    Header key{.block = bytes};
-    auto found = free_.lower_bound(&key);
+    auto found = free_.lower_bound(bytes);
     if (found == free_.end()) {
       // All free blocks are too small. Return unused segments before requesting another, so that
       // reserved memory follows what is needed.
       give_back();
       if (!grow(bytes)) return nullptr;
-      found = free_.lower_bound(&key);
+      found = free_.lower_bound(bytes);
     }
 
     Header* header = *found;
@@ -345,9 +351,22 @@ void recategorize(const c10::DataPtr& data, Memory category) {
 }
 Memory category_of(const c10::DataPtr& data) { return CachingAllocator::category_of(data); }
 int64_t peak_rss_bytes() {
+  // getrusage() would ignore reset_peak_rss().
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    int64_t kilobytes = 0;
+    if (word == "VmHWM:" && status >> kilobytes) return 1024 * kilobytes;
+  }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t{1024} * usage.ru_maxrss;
+}
+
+void reset_peak_rss() {
+  CachingAllocator::instance().trim();
+  malloc_trim(0);
+  // proc(5): 5 resets the peak.
+  std::ofstream("/proc/self/clear_refs") << 5;
 }
 void reset_memory_peaks() { CachingAllocator::instance().reset_peaks(); }
 

@@ -34,7 +34,7 @@ struct DataConfig {
       std::string, mix, "",
       "Mixtures: share of the training windows per source, for example web:0.7,code:0.3. Sources "
       "that are not named are not used. Empty: the shares that were given to `lathe prepare`.",
-      anything().fixed())
+      anything().list().fixed())
   LATHE_FIELD(std::string, documents, "joined",
               "Tokens: how a window treats the documents in it. joined: as one text; separate: no "
               "document attends to another, and positions restart at 0 in each (gpt and llama; on "
@@ -129,6 +129,9 @@ class Data {
   virtual ~Data() = default;
   /// Returns what the config, the model and the task need to know; valid as long as this object.
   virtual const DatasetInfo& facts() const = 0;
+  /// Normalizes examples by a model's statistics from now on, instead of by those of this folder,
+  /// so that batches mean what they meant in training. Does nothing for tokens.
+  virtual void normalize_as(const ExampleEncoding& /*encoding*/) {}
   /// Returns the number of tokens or examples of the training split; 0 where it is missing.
   virtual int64_t train_size() const = 0;
   /// Returns the number of tokens or examples of the validation split; 0 where it is missing.

@@ -43,9 +43,11 @@ struct BatchNormOp {
       LATHE_CHECK(!p.defined() || (p.dim() == 1 && p.size(0) == c),
                   "weight, bias and statistics must have shape [", c, "]");
     }
-    LATHE_CHECK(given || x_.numel() == 0 || x_.numel() > c,
-                "batch statistics need more than one value per channel; train on larger batches, "
-                "or use given statistics");
+    if (!given && x_.numel() == c) {
+      fail(Exit::usage,
+           "batch statistics need more than one value per channel; train on larger batches "
+           "(train.batch_size), or use given statistics");
+    }
 
     x = x_.contiguous();
     weight = weight_;

@@ -334,6 +334,8 @@ std::vector<fs::path> list_folder(const fs::path& folder) {
   return found;
 }
 
+std::string lower_extension(const fs::path& path) { return lowercase(path.extension().string()); }
+
 fs::path nearest_folder(const fs::path& folder) {
   fs::path nearest = fs::absolute(folder);
   std::error_code error;

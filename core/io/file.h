@@ -138,6 +138,8 @@ std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t
 bool make_folders(const fs::path& folder);
 /// Returns the entries of a folder in no order; none if there is no folder.
 std::vector<fs::path> list_folder(const fs::path& folder);
+/// Returns the extension of a name in lowercase letters: ".csv" of "A.CSV".
+std::string lower_extension(const fs::path& path);
 /// Returns `folder`, or its nearest parent that exists: what is made in `folder` later is on the
 /// same disk.
 fs::path nearest_folder(const fs::path& folder);

@@ -95,6 +95,13 @@ std::string printable_line(std::string_view text) {
   return replace_all(replace_all(printable(text), "\n", "\\x0a"), "\t", "\\x09");
 }
 
+std::string lowercase(std::string text) {
+  for (char& c : text) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return text;
+}
+
 std::string replace_all(std::string_view text, std::string_view what, std::string_view by) {
   std::string out;
   out.reserve(text.size());

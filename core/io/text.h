@@ -36,6 +36,9 @@ size_t find_outside_parentheses(std::string_view text,
 /// Returns `text` with `by` in place of each `what`, which must not be empty.
 std::string replace_all(std::string_view text, std::string_view what, std::string_view by);
 
+/// Returns `text` with a to z in place of A to Z.
+std::string lowercase(std::string text);
+
 /// Returns what printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "core/io/file.h"
 
 namespace lathe {
 namespace {
@@ -24,7 +25,7 @@ ArrayType from_safetensors(const std::string& dtype, const std::string& where) {
 ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : path_(path) {
   const std::string name = path.string();
 
-  if (path.extension() == ".safetensors") {
+  if (lower_extension(path) == ".safetensors") {
     try {
       safetensors_.emplace(path);
       const auto& all = safetensors_->tensors();

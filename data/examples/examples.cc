@@ -89,6 +89,14 @@ class ExampleData final : public Data {
   }
 
   const DatasetInfo& facts() const override { return facts_; }
+  void normalize_as(const ExampleEncoding& encoding) override {
+    inputs_ = encoding.inputs;
+    targets_ = encoding.targets;
+    facts_.target_mean = targets_.mean;
+    facts_.target_scale = targets_.scale;
+    facts_.encoding->inputs = inputs_;
+    facts_.encoding->targets = targets_;
+  }
   int64_t train_size() const override { return train_size_; }
   int64_t val_size() const override { return val_size_; }
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override;

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "core/error.h"
+
 namespace lathe {
 
 Groups groups_of(const std::vector<int64_t>& sizes) {
@@ -51,6 +53,11 @@ Normalization Statistics::result() const {
   Normalization r{mean_, std::vector<double>(mean_.size(), 1)};
   for (size_t g = 0; g < mean_.size(); ++g) {
     const double scale = std::sqrt(squares_[g] / n_);
+    if (!std::isfinite(mean_[g]) || !std::isfinite(scale)) {
+      fail(Exit::data, "the values of input or target ", g + 1,
+           " are too large for their mean and standard deviation in float64; scale them, or leave "
+           "them out");
+    }
     if (scale > 0) r.scale[g] = scale;
   }
   return r;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/io/file.h"
 #include "core/io/text.h"
 
 namespace lathe {
@@ -102,7 +103,8 @@ std::string_view CsvReader::field(size_t column) {
 }
 
 char find_separator(const std::string& file, std::string_view text, char usual) {
-  if (file.ends_with(".tsv") || file.ends_with(".tab")) return '\t';
+  const std::string extension = lower_extension(file);
+  if (extension == ".tsv" || extension == ".tab") return '\t';
 
   const size_t begin = std::min(text.find_first_not_of("\r\n"), text.size());
   bool quoted = false;

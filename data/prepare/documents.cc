@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/io/file.h"
 #include "core/io/text.h"
 #include "data/prepare/file_type.h"
 #include "data/prepare/json_lines.h"
@@ -30,8 +31,8 @@ size_t place_to_cut(std::string_view text) {
 bool is_jsonl(const DocumentSource& source, const std::string& file) {
   if (source.format != "auto") return source.format != "text";
   fs::path path = file;
-  if (path.extension() == ".gz" || path.extension() == ".zst") path.replace_extension();
-  return path.extension() == ".jsonl" || path.extension() == ".ndjson";
+  if (lower_extension(path) == ".gz" || lower_extension(path) == ".zst") path.replace_extension();
+  return lower_extension(path) == ".jsonl" || lower_extension(path) == ".ndjson";
 }
 
 PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_bytes,

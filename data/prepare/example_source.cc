@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/io/file.h"
 #include "data/prepare/file_type.h"
 #include "data/prepare/image_file.h"
 #include "data/prepare/image_source.h"
@@ -196,7 +197,7 @@ Kind kind_of(const std::string& path) {
                                std::min<size_t>(file.bytes().size(), 8));
   if (const std::string format = foreign_format(begin); !format.empty())
     fail(Exit::data, path, " ", format);
-  if (fs::path(path).extension() == ".safetensors") return Kind::safetensors;
+  if (lower_extension(path) == ".safetensors") return Kind::safetensors;
   return begin.starts_with("\x93NUMPY") || IdxFile::type_of(file.bytes()) ? Kind::array : Kind::csv;
 }
 
@@ -280,8 +281,9 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
   for (const int64_t size : wanted) numel *= size;
   const auto found = essential(source->sizes());
   if (found != essential(in_files) && found != essential({numel}))
-    fail(Exit::data, file, ": examples of ", sizes_text(source->sizes()),
-         " elements, and the model takes ", sizes_text(in_files));
+    fail(Exit::data, file, ": examples of ",
+         source->sizes().empty() ? "one element" : sizes_text(source->sizes()) + " elements",
+         ", and the model takes ", sizes_text(in_files));
   return source;
 }
 
@@ -289,7 +291,7 @@ bool is_example_file(const fs::path& path) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return false;
   for (const char* name : {".csv", ".tsv", ".tab", ".safetensors"}) {
-    if (path.extension() == name) return true;
+    if (lower_extension(path) == name) return true;
   }
   const MappedFile file(path, Exit::data);
   const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/io/file.h"
 #include "core/io/text.h"
 #include "data/prepare/image_decoders.h"
 
@@ -40,10 +41,7 @@ std::vector<uint8_t> to_colors(const std::vector<uint8_t>& gray) {
 }  // namespace
 
 bool has_image_name(const fs::path& path) {
-  std::string end = path.extension().string();
-  std::ranges::transform(end, end.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 32) : c;
-  });
+  const std::string end = lower_extension(path);
   return end == ".png" || end == ".jpg" || end == ".jpeg";
 }
 

@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "core/io/file.h"
 #include "core/io/text.h"
 
 namespace lathe {
@@ -49,7 +50,7 @@ Tokenizer Tokenizer::from(const std::string& kind, const std::vector<std::string
 }
 
 Tokenizer Tokenizer::bpe(const fs::path& path) {
-  if (path.extension() == ".gguf")
+  if (lower_extension(path) == ".gguf")
     fail(
         Exit::data, path.string(),
         " is a GGUF file, and not a tokenizer; make a run of it with `lathe import`, and name that "

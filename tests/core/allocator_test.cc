@@ -132,4 +132,17 @@ TEST_CASE("the address sanitizer knows a tensor's bytes, and those of freed ones
   }
 }
 
+TEST_CASE("a tensor that fills its segment exactly is found in it", "[allocator]") {
+  // Segments are multiples of huge pages of 2 MiB, and a block has some bytes in front of its data.
+  // Each of these tensors is larger than all free memory, so it gets a segment of its own.
+  std::vector<at::Tensor> kept;
+  for (int64_t overhead = 0; overhead <= 512; overhead += 64) {
+    const int64_t size = (100 + 2 * std::ssize(kept)) * megabyte - overhead;
+    kept.push_back(bytes(size));
+    char* const data = static_cast<char*>(kept.back().mutable_data_ptr());
+    data[0] = data[size - 1] = 1;
+  }
+  CHECK(kept.size() == 9);
+}
+
 }  // namespace

@@ -157,7 +157,7 @@ int64_t parse_bytes(const std::string& text, const std::string& where) {
 
   std::string unit = text.substr(std::min(end, text.size()));
   unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
-  for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  unit = lowercase(unit);
 
   constexpr std::pair<const char*, double> units[]{
       {"", 1},         {"b", 1},        {"kb", 1e3},     {"mb", 1e6},     {"gb", 1e9}, {"tb", 1e12},
@@ -216,8 +216,7 @@ std::pair<Card, int64_t> parse_cards(const std::string& text) {
   const int64_t n = counted ? std::stoll(text.substr(0, x)) : 1;
 
   // Compare the names without regard to case; A100-40GB is the table's a100-40.
-  std::string name = counted ? text.substr(x + 1) : text, names;
-  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::string name = lowercase(counted ? text.substr(x + 1) : text), names;
   if (name == "a100") name = "a100-80";
   if (name.ends_with("gb")) name.resize(name.size() - 2);
 

@@ -268,8 +268,16 @@ ScaledConfig scale_down(const LoadedConfig& given) {
 
   s.loaded.base.clear();  // the base of adapters may be as large as the model
   auto& batch = s.loaded.config.train.batch_size;
-  while (halve(batch, 1)) {
-    if (small()) return s;
+  for (int64_t before = batch; halve(batch, 1); before = batch) {
+    try {
+      if (small()) return s;
+    } catch (const Error& e) {
+      // Batch norm may need two examples.
+      if (e.code() != Exit::usage) throw;
+      batch = before;
+      small();
+      break;
+    }
   }
 
   while (auto next = scale_model_down(s)) {

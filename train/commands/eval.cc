@@ -12,6 +12,7 @@
 #include "train/commands/commands.h"
 #include "train/commands/table.h"
 #include "train/session/frozen_model.h"
+#include "train/store/encoding.h"
 #include "train/tasks/task.h"
 #include "train/tasks/text_score.h"
 
@@ -222,6 +223,11 @@ Exit run_eval(const Arguments& arguments) {
     measured.config.train.task = "auto";
   const Task& of_table = task_of(measured, data->facts());
   check_same_kind(m, of_table, *data, data_config.dir);
+  if (const auto& theirs = data->facts().encoding) {
+    const ExampleEncoding ours = encoding_of(arguments.positionals[0], m.state, m.config);
+    check_same_meaning(ours, *theirs, data_config.dir);
+    data->normalize_as(ours);
+  }
   const RunTask run_task = make_run_task(m, of_table, data->facts());
   const Task& task = run_task.own ? *run_task.own : of_table;
 

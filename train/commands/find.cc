@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/device.h"
+#include "core/error.h"
 #include "core/free_memory.h"
 #include "core/io/json.h"
 #include "core/io/text.h"
@@ -112,12 +113,25 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
   return line();
 }
 
-/// Returns the largest micro-batch that takes no more than `bytes`, at most 65536; 0 where even one
-/// takes more.
-int64_t largest_batch(const std::function<int64_t(int64_t)>& memory, int64_t bytes) {
+/// Returns the smallest micro-batch that the model can be trained with: batch norm may need two
+/// examples.
+int64_t smallest_batch(const std::function<int64_t(int64_t)>& memory) {
+  try {
+    memory(1);
+    return 1;
+  } catch (const Error& e) {
+    if (e.code() != Exit::usage) throw;
+    memory(2);
+    return 2;
+  }
+}
+
+/// Returns the largest micro-batch of at least `least` that takes no more than `bytes`, at most
+/// 65536; 0 where even that takes more.
+int64_t largest_batch(const std::function<int64_t(int64_t)>& memory, int64_t least, int64_t bytes) {
   const auto fits = [&](int64_t batch) { return memory(batch) <= bytes; };
-  if (!fits(1)) return 0;
-  int64_t low = 1, high = 2;
+  if (!fits(least)) return 0;
+  int64_t low = least, high = 2 * least;
   while (high <= 65536 && fits(high)) low = high, high *= 2;
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
@@ -140,9 +154,10 @@ Exit find_batch(const Arguments& a) {
   const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
   const auto memory = memory_of_batch(loaded, data, card, bytes);
 
-  const int64_t largest = largest_batch(memory, bytes);
+  const int64_t least = card ? 1 : smallest_batch(memory);
+  int64_t largest = largest_batch(memory, least, bytes);
   if (largest == 0)
-    fail(Exit::usage, "not even a micro-batch of 1 fits in ",
+    fail(Exit::memory, "not even a micro-batch of ", least, " fits in ",
          format("%.2f GB", static_cast<double>(bytes) / 1e9),
          "; `lathe plan CONFIG --fit` prints what else to change");
 
@@ -153,22 +168,31 @@ Exit find_batch(const Arguments& a) {
     noise = measure_noise(session, *data.data, 4, rounds).batch();
   }
 
-  // The prediction is printed beside the memory of a step that really ran.
-  loaded.config.train.batch_size = largest;
+  // The prediction is printed beside the memory of a step that really ran. On a GPU this is the
+  // peak of tensors, on the CPU that of the process.
   loaded.config.train.grad_accum = 1;
-  const int64_t predicted = memory(largest);
-
-  // On a GPU this is the peak of tensors, on the CPU that of the process.
-  int64_t measured = 0;
-  if (card) {
-    measured = measure_on_card(loaded, data);
-  } else {
+  const auto measure = [&](int64_t batch) {
+    loaded.config.train.batch_size = batch;
+    if (card) return measure_on_card(loaded, data);
+    reset_peak_rss();
     Session session = Session::make(loaded, *data.task, data.sizes);
     Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data,
                   session.device);
     run_step(session, loader, 0);
-    measured = peak_rss_bytes();
+    return peak_rss_bytes();
+  };
+  int64_t measured = measure(largest);
+
+  // A library may take memory that a dry run does not see, as ATen's convolutions do.
+  for (int tries = 0; measured > bytes && largest > least && tries < 4; ++tries) {
+    const double excess = static_cast<double>(measured) / static_cast<double>(memory(largest));
+    const auto corrected = static_cast<int64_t>(0.99 * static_cast<double>(bytes) / excess);
+    const int64_t smaller = largest_batch(memory, least, corrected);
+    if (smaller == 0) break;
+    largest = std::min(smaller, largest - 1);
+    measured = measure(largest);
   }
+  const int64_t predicted = memory(largest);
 
   std::cout << "the largest micro-batch within "
             << format("%.2f GB", static_cast<double>(bytes) / 1e9) << " is " << largest

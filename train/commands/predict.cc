@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "autograd/engine.h"
+#include "core/io/file.h"
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "core/io/progress.h"
@@ -243,8 +244,8 @@ void check_not_language(const std::string& run, const RunState& state) {
 bool wants_json(const Arguments& arguments) {
   if (!arguments.flags.contains("out")) return false;
   const fs::path out = arguments.get("out", "");
-  if (out.extension() == ".jsonl") return true;
-  if (out.extension() != ".csv")
+  if (lower_extension(out) == ".jsonl") return true;
+  if (lower_extension(out) != ".csv")
     fail(Exit::usage, "command line: --out must end in .csv or .jsonl, not ", out.string());
   return false;
 }

@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/io/checksum.h"
 #include "core/io/claimed_folder.h"
+#include "core/io/file.h"
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "data/folder.h"
@@ -157,9 +158,19 @@ Exit prepare_binary(const Arguments& arguments) {
   return prepare_plain(arguments, "byte", /*binary=*/true);
 }
 
+/// Throws Exit::usage for a compressed table, which would be read as a text.
+void check_not_compressed_table(const fs::path& file) {
+  const std::string end = lower_extension(file), inner = lower_extension(file.stem());
+  if ((end == ".gz" || end == ".zst") && (inner == ".csv" || inner == ".tsv" || inner == ".tab"))
+    fail(Exit::usage, "command line: ", file.string(), " is a compressed table; decompress it");
+}
+
 Exit prepare_words(const Arguments& arguments) {
   if (arguments.is_true("binary")) return prepare_binary(arguments);
-  for (const std::string& file : arguments.positionals) check_not_parquet(file);
+  for (const std::string& file : arguments.positionals) {
+    check_not_parquet(file);
+    check_not_compressed_table(file);
+  }
   if (arguments.get("format", "") == "images") return prepare_images(arguments, text_flags());
   if (is_example_file(arguments.positionals[0])) return prepare_tables(arguments, text_flags());
   refuse_flags(arguments, example_flags(), "tables and arrays");

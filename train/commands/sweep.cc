@@ -162,6 +162,14 @@ Exit run_sweep_command(const Arguments& given) {
     const double least =
         std::max(1.0, static_cast<double>(steps) / std::pow(static_cast<double>(eta), powers));
     plan.rungs = make_rungs(steps, whole("min-steps", std::floor(least), 1), eta, interval);
+    const auto halvings = static_cast<double>(plan.rungs.size() - 1);
+    if (plan.rungs.size() == 1 && plan.points.size() > 1)
+      fail(Exit::usage, "--min-steps leaves no comparison before step ", steps, "; lower it");
+    if (std::pow(static_cast<double>(eta), halvings) > static_cast<double>(plan.points.size())) {
+      fail(Exit::usage, "none of ", plan.points.size(), " points would reach step ", steps,
+           ", since one in ", eta, " continues after each of ", halvings,
+           " comparisons; raise --samples or --min-steps");
+    }
   } else {
     plan.rungs = {steps};
   }
@@ -199,8 +207,11 @@ Command sweep_command() {
        {"seed", "Draw the points with this seed. Default: 0."},
        {"eta", "With asha, continue one point in this many. Default: 3."},
        {"min-steps",
-        "With asha, compare points for the first time after this many steps. The default lets one "
-        "point reach the end."},
+        "With asha, compare points for the first time after at least this many steps: at the last "
+        "of "
+        "train.steps / eta, train.steps / eta^2 and so on that is not below it. By default, one "
+        "point "
+        "reaches the end."},
        {"out", "Write the sweep to this folder. Default: sweeps/ and the config's name."}},
       true,
       1,

@@ -71,18 +71,25 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
     return axis;
   }
 
+  // Values that are lists themselves, such as data.mix, have semicolons between them.
+  const char between = found != all_fields().end() && found->rule.is_list ? ';' : ',';
   for (size_t begin = 0; begin <= text.size();) {
-    const size_t comma = std::min(text.find(',', begin), text.size());
+    const size_t comma = std::min(text.find(between, begin), text.size());
     std::string value = text.substr(begin, comma - begin);
     value.erase(0, value.find_first_not_of(' '));
     value.erase(value.find_last_not_of(' ') + 1);
     if (value.empty())
-      fail(Exit::usage, where, ": ", key, " = ", text, " has an empty value between its commas");
+      fail(Exit::usage, where, ": ", key, " = ", text, " has an empty value between its ",
+           between == ',' ? "commas" : "semicolons");
     axis.values.push_back(value);
     begin = comma + 1;
   }
 
-  if (std::set<std::string>(axis.values.begin(), axis.values.end()).size() != axis.values.size())
+  // 1e-3 and 0.001 are one value.
+  std::set<std::string> different;
+  for (const std::string& value : axis.values)
+    different.insert(number ? toml_text(read_value(value, found->initial)) : value);
+  if (different.size() != axis.values.size())
     fail(Exit::usage, where, ": ", key, " = ", text, " names a value twice");
   return axis;
 }

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/device.h"
+#include "core/error.h"
 #include "core/io/checksum.h"
 #include "core/io/claimed_folder.h"
 #include "core/io/log.h"
@@ -15,6 +16,7 @@
 #include "data/prepare/bpe_trainer.h"
 #include "data/prepare/prepare.h"
 #include "data/tokenizers/chat_template.h"
+#include "data/tokenizers/pretokenizer.h"
 #include "train/commands/commands.h"
 #include "train/loop/stop.h"
 
@@ -162,6 +164,11 @@ Exit train_tokenizer(const Arguments& arguments) {
 
   const std::string pattern = arguments.get("pattern", "gpt2");
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
+  try {
+    const Pretokenizer check(t.pattern, "command line: --pattern");
+  } catch (const Error& e) {
+    fail(Exit::usage, e.what());
+  }
 
   const ClaimedFolder claim(out, "`lathe tokenizer train`");
   check_free();  // another process may have been faster

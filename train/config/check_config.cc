@@ -1,9 +1,11 @@
 #include "train/config/check_config.h"
 
+#include <algorithm>
 #include <limits>
 #include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -349,8 +351,71 @@ std::optional<ConfigFault> check_window(const RunConfig& c) {
                          ", the model's context; lower it")};
 }
 
+namespace {
+
+/// A key of [optim] or [schedule], and the kinds that read it.
+struct KindKey {
+  const char* key;
+  std::vector<std::string> kinds;
+};
+
+const std::vector<KindKey>& kind_keys() {
+  static const std::vector<KindKey> keys{
+      {"optim.amsgrad", {"adam", "adamw"}},
+      {"optim.momentum", {"momentum", "rmsprop"}},
+      {"optim.dampening", {"momentum"}},
+      {"optim.nesterov", {"momentum"}},
+      {"optim.alpha", {"rmsprop"}},
+      {"optim.centered", {"rmsprop"}},
+      {"optim.lr_decay", {"adagrad"}},
+      {"optim.initial_accumulator", {"adagrad"}},
+      {"optim.momentum_decay", {"nadam"}},
+      {"optim.muon_momentum", {"muon"}},
+      {"optim.muon_nesterov", {"muon"}},
+      {"optim.muon_steps", {"muon"}},
+      {"optim.muon_scale", {"muon"}},
+      {"optim.muon_rest_lr", {"muon"}},
+      {"optim.factor_decay", {"adafactor"}},
+      {"optim.factor_clip", {"adafactor"}},
+      {"optim.relative_step", {"adafactor"}},
+      {"optim.scale_parameter", {"adafactor"}},
+      {"optim.state_block", {"adam8bit", "adamw8bit"}},
+      {"schedule.decay_share", {"wsd"}},
+      {"schedule.rise_share", {"one_cycle"}},
+      {"schedule.start_div", {"one_cycle"}},
+      {"schedule.power", {"polynomial"}},
+      {"schedule.cycle_steps", {"cosine_restarts"}},
+      {"schedule.cycle_factor", {"cosine_restarts"}},
+  };
+  return keys;
+}
+
+/// Warns of keys that differ from their defaults and belong to other kinds. They are no errors: one
+/// config serves several kinds in a sweep. Kinds that a program adds may read any key.
+void warn_of_other_kinds(const RunConfig& c, std::vector<std::string>& all) {
+  const std::set<std::string> built_in{"sgd",       "momentum",  "adagrad", "rmsprop", "adam",
+                                       "adamw",     "adam8bit",  "nadam",   "lamb",    "lion",
+                                       "adamw8bit", "adafactor", "muon"};
+  for (const auto& [key, kinds] : kind_keys()) {
+    const bool is_optim = std::string_view(key).starts_with("optim.");
+    const std::string& kind = is_optim ? c.optim.kind : c.schedule.kind;
+    if (is_optim && !built_in.contains(kind)) continue;
+    if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) continue;
+
+    const Field& field = *c.schema().find(key);
+    if (c.schema().get(&c, field) == field.initial) continue;
+    std::string others;
+    for (const std::string& one : kinds) others += (others.empty() ? "" : " or ") + one;
+    all.push_back(str(key, " has no effect with ", is_optim ? "optim" : "schedule", ".kind = \"",
+                      kind, "\"; it is a key of ", others));
+  }
+}
+
+}  // namespace
+
 std::vector<std::string> config_warnings(const RunConfig& c) {
   std::vector<std::string> all;
+  warn_of_other_kinds(c, all);
   if (c.schedule.kind != "one_cycle" && c.schedule.warmup_steps >= c.train.steps) {
     all.push_back(str("schedule.warmup_steps = ", c.schedule.warmup_steps,
                       " is not below train.steps = ", c.train.steps,

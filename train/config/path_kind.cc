@@ -1,5 +1,6 @@
 #include "train/config/path_kind.h"
 
+#include "core/io/file.h"
 #include "data/tokens/tokens.h"
 
 namespace lathe {
@@ -17,9 +18,9 @@ PathKind kind_of(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
   if (!fs::exists(path)) return PathKind::missing;
   if (!fs::is_directory(path))
-    return path.extension() == ".safetensors" ? PathKind::safetensors
-           : path.extension() == ".gguf"      ? PathKind::gguf
-                                              : PathKind::file;
+    return lower_extension(path) == ".safetensors" ? PathKind::safetensors
+           : lower_extension(path) == ".gguf"      ? PathKind::gguf
+                                                   : PathKind::file;
   if (is_hugging_face(path)) return PathKind::hugging_face;
   if (is_checkpoint(path)) return PathKind::checkpoint;
   if (is_run(path)) return PathKind::run;

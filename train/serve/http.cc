@@ -21,6 +21,7 @@
 
 #include "core/error.h"
 #include "core/io/log.h"
+#include "core/io/text.h"
 #include "core/timing.h"
 #include "train/serve/access.h"
 #include "train/serve/connection.h"
@@ -295,9 +296,10 @@ class HttpServer::Impl final : public httplib::Server {
   void check_key(const Request& request) const {
     if (options_.key.empty()) return;
     const std::string header = request.get_header_value("Authorization");
-    const std::string scheme = "Bearer ";
-    const bool has_key =
-        header.starts_with(scheme) && equals_key(header.substr(scheme.size()), options_.key);
+    // The name of a scheme may have any case (RFC 9110, 11.1).
+    const std::string scheme = "bearer ";
+    const bool has_key = lowercase(header.substr(0, scheme.size())) == scheme &&
+                         equals_key(header.substr(scheme.size()), options_.key);
     if (!has_key)
       throw ApiError(401, "the key is missing or wrong; send the header Authorization: Bearer KEY",
                      "invalid_api_key");

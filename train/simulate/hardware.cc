@@ -1,7 +1,6 @@
 #include "train/simulate/hardware.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <optional>
 
@@ -11,15 +10,11 @@
 namespace lathe {
 namespace {
 
-std::string lowered(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
-
 template <class Entry>
 Entry* find_entry(std::vector<Entry>& entries, const std::string& name) {
-  const auto found = std::find_if(entries.begin(), entries.end(),
-                                  [&](const Entry& e) { return lowered(e.name) == lowered(name); });
+  const auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) {
+    return lowercase(e.name) == lowercase(name);
+  });
   return found == entries.end() ? nullptr : &*found;
 }
 
@@ -177,7 +172,7 @@ void apply_entries(std::vector<Entry>& entries, const TomlEntry& read, const std
 
 const GpuModel& HardwareTable::gpu(const std::string& name) const {
   const auto found = std::find_if(gpus.begin(), gpus.end(), [&](const GpuModel& g) {
-    return lowered(g.name) == lowered(name);
+    return lowercase(g.name) == lowercase(name);
   });
   if (found != gpus.end()) return *found;
   fail(Exit::usage, "command line: --card ", printable_line(name),
@@ -186,7 +181,7 @@ const GpuModel& HardwareTable::gpu(const std::string& name) const {
 
 LinkModel HardwareTable::link(const std::string& name) const {
   const auto found = std::find_if(links.begin(), links.end(), [&](const LinkModel& l) {
-    return lowered(l.name) == lowered(name);
+    return lowercase(l.name) == lowercase(name);
   });
   if (found != links.end()) return *found;
 
@@ -206,7 +201,7 @@ LinkModel HardwareTable::link(const std::string& name) const {
 
 const SoftwareModel& HardwareTable::program(const std::string& name) const {
   const auto found = std::find_if(software.begin(), software.end(), [&](const SoftwareModel& s) {
-    return lowered(s.name) == lowered(name);
+    return lowercase(s.name) == lowercase(name);
   });
   if (found != software.end()) return *found;
   fail(Exit::usage, "command line: --software ", printable_line(name), " is not known; there are ",

@@ -196,7 +196,8 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
 
   if (which != "best") {
     const fs::path named = path / "checkpoints" / which;
-    if (!fs::is_directory(named)) fail(Exit::usage, path.string(), " holds no checkpoint ", which);
+    if (!fs::is_directory(named))
+      fail(Exit::checkpoint, path.string(), " holds no checkpoint ", which);
     verify_checkpoint(named);
     return named;
   }

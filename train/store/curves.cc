@@ -221,7 +221,7 @@ RunSummary summarize(const fs::path& run) {
   const bool no_number =
       s.val_loss && !std::isfinite(*s.val_loss) && s.steps > 0 && s.step >= s.steps;
   const bool finished = s.steps > 0 && (saved >= s.steps || stalled) && !eval_due && !no_number;
-  const bool diverged = no_number || (diverged_step(run) >= s.step && s.step > 0);
+  const bool diverged = no_number || diverged_step(run) >= std::max<int64_t>(s.step, 0);
   const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
   if (is_locked(run) || (moving && !finished && !diverged))
     s.state = "running";

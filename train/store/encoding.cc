@@ -1,5 +1,8 @@
 #include "train/store/encoding.h"
 
+#include <algorithm>
+
+#include "core/io/text.h"
 #include "data/data.h"
 
 namespace lathe {
@@ -20,6 +23,50 @@ ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const Ru
   if (encoding->input_sizes != state.sizes.input || encoding->outputs != state.sizes.outputs)
     fail(Exit::data, dir, " is not the data that ", run.string(), " was trained on; put that back");
   return *encoding;
+}
+
+namespace {
+
+/// Returns the names of classes, which are numbers if there are none.
+std::vector<std::string> class_names(const ExampleEncoding& e) {
+  std::vector<std::string> names = e.labels;
+  for (int64_t i = std::ssize(names); i < e.outputs; ++i) names.push_back(std::to_string(i));
+  return names;
+}
+
+/// Returns each input of a table by its name: a column of numbers, or a value of a text column.
+std::vector<std::string> input_names(const TableFormat& table) {
+  std::vector<std::string> names;
+  for (const TableColumn& column : table.columns) {
+    if (column.role != ColumnRole::input) continue;
+    if (!column.is_text) names.push_back(column.name);
+    for (const std::string& value : column.values) names.push_back(str(column.name, " = ", value));
+  }
+  return names;
+}
+
+/// Throws Exit::data at the first name that differs.
+void check_same_names(const std::vector<std::string>& ours, const std::vector<std::string>& theirs,
+                      const char* what, const std::string& folder) {
+  for (size_t i = 0; i < std::min(ours.size(), theirs.size()); ++i) {
+    if (ours[i] == theirs[i]) continue;
+    fail(Exit::data, folder, ": ", what, " ", i + 1, " is ", printable_line(theirs[i]),
+         ", and in the data that the model was trained on ", printable_line(ours[i]),
+         "; `lathe predict RUN FILE` encodes a file as the model's data was");
+  }
+}
+
+}  // namespace
+
+void check_same_meaning(const ExampleEncoding& ours, const ExampleEncoding& theirs,
+                        const std::string& folder) {
+  const bool classifies = ours.targets.mean.empty();
+  if (classifies) check_same_names(class_names(ours), class_names(theirs), "class", folder);
+  if (!ours.table || !theirs.table) return;
+
+  // A table without a header line has columns without names.
+  if (ours.table->has_header == theirs.table->has_header)
+    check_same_names(input_names(*ours.table), input_names(*theirs.table), "input", folder);
 }
 
 }  // namespace lathe

@@ -10,4 +10,10 @@ namespace lathe {
 /// not there or is other data.
 ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const RunConfig& config);
 
+/// Throws Exit::data if the examples in `folder`, whose encoding is `theirs`, have other classes or
+/// input columns than those that a model was trained on, whose encoding is `ours`. Sizes must be
+/// equal; other statistics are allowed.
+void check_same_meaning(const ExampleEncoding& ours, const ExampleEncoding& theirs,
+                        const std::string& folder);
+
 }  // namespace lathe

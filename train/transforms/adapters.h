@@ -24,7 +24,7 @@ struct AdaptersConfig {
               "Linear layers that get adapters, as comma-separated patterns of their paths, for "
               "example blocks.*.attn.q,*.mlp.down. Empty: all linear layers in the model's blocks, "
               "or in the whole model if it has no blocks.",
-              anything().fixed())
+              anything().list().fixed())
   LATHE_FIELD(bool, dora, false,
               "Whether adapters also train the norm of each row of the adapted weights (DoRA, Liu "
               "et al. 2024).",

@@ -340,6 +340,15 @@ TEST_CASE("points of a sweep", "[runs_and_sweeps]") {
   CHECK_THAT(error_of([] { make_rungs(900, 10, 3, 300); }), ContainsSubstring("too seldom"));
 }
 
+TEST_CASE("values that are lists have semicolons between them, and numbers are compared",
+          "[runs_and_sweeps]") {
+  CHECK(axis("data.mix", "code:0.5,text:0.5").values.size() == 1);
+  CHECK(axis("adapters.layers", "*.q,*.k; *.v").values ==
+        std::vector<std::string>{"*.q,*.k", "*.v"});
+  CHECK_THAT(error_of([] { axis("adapters.layers", "*.q;"); }), ContainsSubstring("semicolons"));
+  CHECK_THAT(error_of([] { axis("optim.lr", "1e-3,0.001"); }), ContainsSubstring("twice"));
+}
+
 TEST_CASE("successive halving promotes the best, and resumes what was begun", "[runs_and_sweeps]") {
   // Loss of point i is i: with eta 3, of 9 points three come to the second rung and one, the best,
   // to the last.
@@ -607,6 +616,11 @@ TEST_CASE("a sweep by a file, with successive halving; bad ones", "[runs_and_swe
   CHECK_THAT(r.out,
              ContainsSubstring(
                  "4 to step 2, then 2 to step 4, then 1 to step 8: about 16 in all of 32 without"));
+  const Finished none = lathe_in(f, {"sweep", "search.toml", "--min-steps=2", "--samples=3",
+                                     "--optim.lr=1e-5..1e-1", "--out=none"});
+  CHECK(none.code == 2);
+  CHECK_THAT(none.err, ContainsSubstring("none of 3 points would reach step 8"));
+  CHECK(!fs::exists(f / "none"));
   int at_end = 0;
   for (const fs::path& run : find_runs(f / "s"))
     at_end += summarize(run).state == "finished" ? 1 : 0;

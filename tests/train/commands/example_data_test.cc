@@ -1,0 +1,204 @@
+// Commands on tables: data of another source, names in capital letters, values and sizes at the
+// limits.
+#include <regex>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/io/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "train/config/run_config.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+/// Returns a table of numbers from `low` to 10, whose class says whether they are above 5.
+std::string table_of(int rows, double low, const std::string& head = "x,y,label",
+                     const std::string& above = "high", const std::string& below = "low") {
+  std::string text = head + "\n";
+  for (int i = 0; i < rows; ++i) {
+    const double x = low + (10 - low) * ((i * 37) % rows) / rows;
+    text += str(x, ",", 2 * x, ",", x > 5 ? above : below, "\n");
+  }
+  return text;
+}
+
+/// A folder with a run that was trained on such a table.
+struct TableRun {
+  TempFolder f;
+
+  TableRun() {
+    write_file(f / "mlp.toml",
+               "[model]\nkind = \"mlp\"\nn_hidden = 16\n[optim]\nkind = \"adam\"\nlr = "
+               "5e-3\nweight_decay = 0.0\n[schedule]\nwarmup_steps = 10\n[train]\nsteps = "
+               "300\nbatch_size = 32\nthreads = 1\n[data]\ndir = \"train\"\n");
+    write_file(f / "train.csv", table_of(200, 0));
+    prepare("train.csv", "train");
+    REQUIRE(lathe_in(f, {"train", "mlp.toml", "--train.out_dir=run"}).code == 0);
+  }
+  void prepare(const std::string& file, const std::string& folder) const {
+    const Finished r = lathe_in(f, {"prepare", file, "--out", folder, "--val", "0.5"});
+    INFO(r.err);
+    REQUIRE(r.code == 0);
+  }
+};
+
+TEST_CASE("eval normalizes other data as the run's own, and refuses other columns or classes",
+          "[example_data]") {
+  const TableRun run;
+  // Most of these numbers are above 5, so their own mean would move the border between the classes.
+  write_file(run.f / "test.csv", table_of(200, 4));
+  run.prepare("test.csv", "test");
+  const Finished same = lathe_in(run.f, {"eval", "run", "--data", "test"});
+  INFO(same.err);
+  REQUIRE(same.code == 0);
+  const Json json = parse_json(same.out.substr(same.out.rfind("\n{") + 1), "eval", Exit::internal);
+  CHECK(json["accuracy"].get<double>() >= 0.97);
+  CHECK(json["samples"] == 100);
+
+  write_file(run.f / "swapped.csv", table_of(100, 0, "y,x,label"));
+  write_file(run.f / "renamed.csv", table_of(100, 0, "x,y,label", "warm", "cold"));
+  for (const auto& [name, message] : std::vector<std::pair<std::string, std::string>>{
+           {"swapped", "input 1 is y"}, {"renamed", "class 1 is cold"}}) {
+    run.prepare(name + ".csv", name);
+    const Finished other = lathe_in(run.f, {"eval", "run", "--data", name});
+    CHECK(other.code == 3);
+    CHECK_THAT(other.err, ContainsSubstring(message));
+  }
+}
+
+TEST_CASE("regression on other data reports errors in the units of its targets", "[example_data]") {
+  const TempFolder f;
+  const auto squares = [](double low) {
+    std::string text = "x,y\n";
+    for (int i = 0; i < 200; ++i) {
+      const double x = low + (1 - low) * ((i * 37) % 200) / 200;
+      text += str(x, ",", x * x, "\n");
+    }
+    return text;
+  };
+  write_file(f / "mlp.toml",
+             "[model]\nkind = \"mlp\"\nn_hidden = 32\n[optim]\nlr = 1e-2\nweight_decay = "
+             "0.0\n[schedule]\nwarmup_steps = 10\n[train]\nsteps = 400\nthreads = 1\n");
+  for (const auto& [name, low] : {std::pair("train", -1.0), {"test", 0.0}}) {
+    write_file(f / (std::string(name) + ".csv"), squares(low));
+    REQUIRE(lathe_in(f, {"prepare", std::string(name) + ".csv", "--out", name, "--task",
+                         "regression", "--val", "0.5"})
+                .code == 0);
+  }
+  REQUIRE(lathe_in(f, {"train", "mlp.toml", "--data.dir=train", "--train.out_dir=run"}).code == 0);
+  const Finished r = lathe_in(f, {"eval", "run", "--data", "test"});
+  INFO(r.err << r.out);
+  REQUIRE(r.code == 0);
+  const Json json = parse_json(r.out.substr(r.out.rfind("\n{") + 1), "eval", Exit::internal);
+  CHECK(json["mae"].get<double>() < 0.1);  // 0.25 with the statistics of the other data
+}
+
+TEST_CASE("a file's name may be in capital letters, and a compressed table is refused",
+          "[example_data]") {
+  const TempFolder f;
+  write_file(f / "T.CSV", table_of(40, 0));
+  const Finished table = lathe_in(f, {"prepare", "T.CSV", "--out", "t"});
+  CHECK(table.code == 0);
+  CHECK_THAT(table.err + table.out, ContainsSubstring("classification with 2 classes"));
+
+  write_file(f / "T.JSONL", "{\"text\": \"one\"}\n{\"text\": \"two and three\"}\n");
+  const Finished lines = lathe_in(f, {"prepare", "T.JSONL", "--out", "j", "--val", "0"});
+  CHECK(lines.code == 0);
+  CHECK_THAT(lines.err + lines.out, ContainsSubstring("documents: 2 read"));
+
+  write_file(f / "t.csv.gz", "nothing that is read");
+  const Finished packed = lathe_in(f, {"prepare", "t.csv.gz", "--out", "z"});
+  CHECK(packed.code == 2);
+  CHECK_THAT(packed.err, ContainsSubstring("t.csv.gz is a compressed table"));
+  CHECK(!fs::exists(f / "z"));
+}
+
+TEST_CASE("values whose spread has no number in float64 are refused before anything is made",
+          "[example_data]") {
+  const TempFolder f;
+  write_file(f / "h.csv", "x,y\n1e200,a\n-1e200,b\n1e200,a\n-1e200,b\n1,a\n2,b\n3,a\n4,b\n");
+  const Finished r = lathe_in(f, {"prepare", "h.csv", "--out", "h"});
+  CHECK(r.code == 3);
+  CHECK_THAT(r.err, ContainsSubstring("too large for their mean and standard deviation"));
+  CHECK(!fs::exists(f / "h/manifest.json"));
+}
+
+TEST_CASE("batch norm needs two examples, which finders and plans know", "[example_data]") {
+  const TableRun run;
+  const std::vector<std::string> norm{"mlp.toml", "--model.norm=batch"};
+  const auto with = [&](std::vector<std::string> words, const std::vector<std::string>& more) {
+    words.insert(words.end(), norm.begin(), norm.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return lathe_in(run.f, words);
+  };
+  const Finished found = with({"find", "batch"}, {"--memory=400MB", "--rounds=2"});
+  INFO(found.err);
+  REQUIRE(found.code == 0);
+  const Json json =
+      parse_json(found.out.substr(found.out.rfind("\n{") + 1), "find", Exit::internal);
+  CHECK(json["measured_bytes"].get<int64_t>() <= 400000000);
+
+  CHECK(with({"plan"}, {"--fit=1GB"}).code == 0);
+  const Finished one = with({"train"}, {"--train.batch_size=1", "--train.out_dir=one"});
+  CHECK(one.code == 2);
+  CHECK_THAT(one.err, ContainsSubstring("train.batch_size"));
+  CHECK(with({"find", "batch"}, {"--memory=1MB"}).code == 9);
+}
+
+TEST_CASE("a run that diverges before its first logged step is listed as diverged",
+          "[example_data]") {
+  const TableRun run;
+  const Finished r =
+      lathe_in(run.f, {"train", "mlp.toml", "--optim.kind=sgd", "--optim.lr=1e38",
+                       "--optim.grad_clip=0", "--schedule.warmup_steps=0", "--train.out_dir=d"});
+  REQUIRE(r.code == 5);
+  CHECK_THAT(lathe_in(run.f, {"runs", "d"}).out, ContainsSubstring("diverged"));
+}
+
+/// Returns a value of a field that is not its default.
+std::string other_value(const Field& field) {
+  if (const auto* flag = std::get_if<bool>(&field.initial)) return *flag ? "false" : "true";
+  if (const auto* text = std::get_if<std::string>(&field.initial)) {
+    for (const std::string& choice : field.rule.choices) {
+      if (choice != *text) return choice;
+    }
+  }
+  if (const auto* whole = std::get_if<int64_t>(&field.initial)) return std::to_string(*whole + 1);
+  // Within 0 and 1, or above.
+  const double number = std::get<double>(field.initial);
+  return str(number < 1 ? (number + 1) / 2 : number + 1);
+}
+
+TEST_CASE("a key of another optimizer or schedule is a warning", "[example_data]") {
+  const TempFolder f;
+  write_file(f / "a.toml", "[data]\ndir = \"x\"\n");
+  // The description of such a key begins with the kinds that read it.
+  const std::regex of_kinds("^[a-z0-9_]+(, [a-z0-9_]+)*: .*");
+  int keys = 0;
+  for (const Field& field : RunConfig().schema().fields()) {
+    const bool is_optim = field.key.starts_with("optim.");
+    if (!is_optim && !field.key.starts_with("schedule.")) continue;
+    if (!std::regex_match(field.doc, of_kinds)) continue;
+    ++keys;
+    INFO(field.key);
+    const auto warnings = [&](const std::string& kind) {
+      const LoadedConfig loaded =
+          load_config((f / "a.toml").string(), {{is_optim ? "optim.kind" : "schedule.kind", kind},
+                                                {"train.steps", "1000"},
+                                                {field.key, other_value(field)}});
+      std::string all;
+      for (const std::string& one : config_warnings(loaded.config)) all += one + "\n";
+      return all;
+    };
+    CHECK_THAT(warnings(is_optim ? "sgd" : "constant"), ContainsSubstring(field.key));
+    const std::string doc = field.doc;
+    CHECK(warnings(doc.substr(0, doc.find_first_of(",:"))).empty());
+  }
+  CHECK(keys >= 20);
+}
+
+}  // namespace
