@@ -301,6 +301,22 @@ void World::report_failure(const std::string& why) {
   }
 }
 
+bool World::first_rank_reports(const std::string& why) {
+  report_failure(why);
+  if (!monitor_) return false;
+  const auto begin = Clock::now();
+  try {
+    while (seconds_since(begin) < 1) {
+      // Rank 0 has the store, which the others must have read before it ends.
+      if (rank() > 0 && monitor_->get(key("failed", 0)) == why) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  } catch (const std::exception&) {
+    // The store is gone, so nobody knows what rank 0 printed.
+  }
+  return false;
+}
+
 at::Tensor World::gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine) {
   if (axis.size == 1) return mine;
   at::Tensor all;

@@ -121,6 +121,10 @@ class World {
   void wait_for_all() { any(false); }
   /// Reports to the other ranks why this process ends. Does nothing in a single process.
   void report_failure(const std::string& why);
+  /// Reports the same, and returns whether rank 0 ends for the same reason and prints it, which
+  /// takes up to a second to find out. For errors of the config, which all ranks notice at the same
+  /// time.
+  bool first_rank_reports(const std::string& why);
 
  private:
   friend World& world();

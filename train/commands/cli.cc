@@ -338,7 +338,7 @@ int run_cli(int argc, char** argv) {
     if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
     return static_cast<int>(code);
   } catch (const Error& e) {
-    log_error(e.what());
+    if (*e.what() != '\0') log_error(e.what());  // empty: another process has printed it
     return static_cast<int>(e.code());
   } catch (const c10::Error& e) {
     log_error(std::string("internal: ") + e.what_without_backtrace());

@@ -425,8 +425,11 @@ Exit train(LoadedConfig loaded, bool verify_data, bool force) {
     return train_here(std::move(loaded), verify_data, force);
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);
-    if (error == nullptr || error->code() != Exit::peer_lost)
-      world().report_failure(plain_message(e));
+    if (error != nullptr && error->code() == Exit::peer_lost) throw;
+    // One rank prints what is wrong with the config of all.
+    const bool concerns_all = error != nullptr && error->code() == Exit::usage;
+    if (!concerns_all) world().report_failure(plain_message(e));
+    if (concerns_all && world().first_rank_reports(plain_message(e))) throw Error(Exit::usage, "");
     throw;
   }
 }

@@ -246,7 +246,7 @@ class HttpServer::Impl final : public httplib::Server {
     set_error_handler([](const Request&, Response& response) {
       if (response.body.empty()) set_error(response, error_of_status(response.status));
     });
-    set_exception_handler([](const Request&, Response& response, std::exception_ptr) {
+    set_exception_handler([](const Request&, Response& response, const std::exception_ptr&) {
       set_error(response, error_of_status(500));
     });
   }

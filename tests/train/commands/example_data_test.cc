@@ -15,7 +15,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Returns a table of numbers from `low` to 10, whose class says whether they are above 5.
+/// Returns a table of numbers from `low` to 10. Their class is whether they are above 5.
 std::string table_of(int rows, double low, const std::string& head = "x,y,label",
                      const std::string& above = "high", const std::string& below = "low") {
   std::string text = head + "\n";
