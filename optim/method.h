@@ -59,7 +59,7 @@ class Method {
   virtual void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
                       bool cuda) const = 0;
   /// Returns whether it has code for GPUs.
-  virtual bool runs_on_card() const { return false; }
+  virtual bool runs_on_gpu() const { return false; }
 
  protected:
   Method() = default;

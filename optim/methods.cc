@@ -22,7 +22,7 @@ class ByRule final : public Method {
               bool cuda) const override {
     update_elements(slots, rule, control, cuda);
   }
-  bool runs_on_card() const override { return true; }
+  bool runs_on_gpu() const override { return true; }
 
  private:
   UpdateRule rule_;

@@ -126,7 +126,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
       control_(parameters.empty() ? at::Device(at::kCPU)
                                   : parameters[0].parameter.data().device()) {
   const MemoryScope scope(Memory::optimizer);
-  if (control_.bytes().is_cuda() && !method_->runs_on_card())
+  if (control_.bytes().is_cuda() && !method_->runs_on_gpu())
     fail(Exit::usage, "optim.kind = \"", config.kind,
          "\" has no code for GPUs yet; take adamw there, or train.device = \"cpu\"");
 

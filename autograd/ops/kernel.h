@@ -25,7 +25,7 @@ inline bool kernel_ready(const at::Tensor& t) {
 }
 
 /// Returns whether the GPU kernels of core/kernels/*.cu take this tensor.
-inline bool card_kernel_ready(const at::Tensor& t) {
+inline bool gpu_kernel_ready(const at::Tensor& t) {
   const at::ScalarType d = t.scalar_type();
   return t.is_cuda() && kernels_wanted() && t.numel() > 0 &&
          (d == at::kFloat || d == at::kBFloat16 || d == at::kHalf);
@@ -71,7 +71,7 @@ inline bool kernel_linear(const Variable& x, const Variable& weight) {
   const auto dtype = fused_linear_dtype(x, weight);
   return dtype && x.data().is_cpu() && kernel_dtype(*dtype);
 }
-inline bool card_linear(const Variable& x, const Variable& weight) {
+inline bool gpu_linear(const Variable& x, const Variable& weight) {
   return fused_linear_dtype(x, weight).has_value() && x.data().is_cuda() && kernels_wanted();
 }
 /// Returns t in contiguous float32; an undefined tensor stays undefined.

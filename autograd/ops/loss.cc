@@ -84,7 +84,7 @@ struct LinearCrossEntropy {
   Saved x_saved = Saved::input(0), w_saved = Saved::input(1);  // for second derivatives
 
   // Bytes of logits that exist at the same time.
-  static constexpr int64_t piece_bytes = int64_t{128} << 20, card_piece_bytes = int64_t{512} << 20;
+  static constexpr int64_t piece_bytes = int64_t{128} << 20, gpu_piece_bytes = int64_t{512} << 20;
 
   // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
   // dlogits = (softmax(logits) - onehot(target)) / divisor;  dx = dlogits W, dW = dlogits^T x
@@ -103,7 +103,7 @@ struct LinearCrossEntropy {
     x_saved = x_;
     w_saved = weight_;
 
-    if (x.is_cuda()) return on_card(x, w, targets);
+    if (x.is_cuda()) return on_gpu(x, w, targets);
 
     const int64_t n = x.size(0), c = x.size(1), v = w.size(0), stride = round_up(v, 32);
     // Check the targets here: the kernel uses them as indices.
@@ -165,13 +165,13 @@ struct LinearCrossEntropy {
   }
   /// Computes the loss on a GPU. The host does not wait: the divisor stays a tensor, and backward
   /// applies it.
-  at::Tensor on_card(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets) {
+  at::Tensor on_gpu(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets) {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
 
     // The kernel computes gradients of the undivided sum (a weight of 1), because the divisor is a
     // tensor; backward multiplies by `scale`.
-    const int64_t most = std::max<int64_t>(card_piece_bytes / (stride * x.element_size()), 64);
+    const int64_t most = std::max<int64_t>(gpu_piece_bytes / (stride * x.element_size()), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
 
     const at::Tensor logits = at::empty({std::min(piece, n), stride}, x.options());
@@ -247,7 +247,7 @@ struct LinearCrossEntropy {
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC,
                               const at::Tensor& targets_N, double divisor, int64_t ignore_index) {
   require_defined("linear_cross_entropy", {&x_NC, &weight_VC});
-  if (!kernel_linear(x_NC, weight_VC) && !card_linear(x_NC, weight_VC))
+  if (!kernel_linear(x_NC, weight_VC) && !gpu_linear(x_NC, weight_VC))
     return cross_entropy(linear(x_NC, weight_VC), targets_N, divisor, ignore_index);
   return apply(LinearCrossEntropy{.targets_given = targets_N,
                                   .divisor = divisor,

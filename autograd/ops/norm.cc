@@ -16,16 +16,16 @@ namespace {
 
 /// The common part of layer norm and RMS norm. `out` is the result's dtype. It uses the kernels of
 /// core/kernels/norm.h where they apply, otherwise ATen's: for float64, and on GPUs for row lengths
-/// that norm_on_card() rejects.
+/// that norm_on_gpu() rejects.
 struct Norm {
   double eps;
   at::ScalarType out;
   bool rms = false;
   Saved x = Saved::input(0), weight = Saved::input(1), bias = Saved::input(2), mean{}, rstd{};
 
-  bool fused() const { return on_card() || (kernel_ready(x.data()) && kernel_dtype(out)); }
-  bool on_card() const {
-    return card_kernel_ready(x.data()) && norm_on_card(x.data().size(-1)) && out != at::kDouble;
+  bool fused() const { return on_gpu() || (kernel_ready(x.data()) && kernel_dtype(out)); }
+  bool on_gpu() const {
+    return gpu_kernel_ready(x.data()) && norm_on_gpu(x.data().size(-1)) && out != at::kDouble;
   }
   NormRows rows(const at::Tensor& w, const at::Tensor& b) const {
     const int64_t c = x.data().size(-1);
@@ -58,7 +58,7 @@ struct Norm {
       rstd = at::empty({x_.numel() / c}, floats);
 
       const at::Tensor w = as_float(weight_), b = as_float(bias_);
-      const auto run = on_card() ? cuda_api().norm_forward : norm_forward;
+      const auto run = on_gpu() ? cuda_api().norm_forward : norm_forward;
       run(rows(w, b), matrix_of(x.data()), matrix_of(y), static_cast<float>(eps));
       // The kernel writes by pointer, which ATen does not notice.
       bump_version(y);
@@ -105,7 +105,7 @@ struct Norm {
       float *dweight = dw.defined() ? dw.mutable_data_ptr<float>() : nullptr,
             *dbias = db.defined() ? db.mutable_data_ptr<float>() : nullptr;
 
-      if (on_card()) {
+      if (on_gpu()) {
         // Blocks of rows write partial sums, and a second pass adds these in a fixed order, so the
         // result is deterministic.
         at::Tensor partials;

@@ -42,14 +42,15 @@ std::string device_name() { return properties().name; }
 /// there are several.
 double peak_bf16_flops() {
   const std::string name = device_name();
-  struct Card {
+  struct KnownGpu {
     const char* name;
     double tflops;
   };
-  for (const Card& card :
-       {Card{"H200", 989.5}, Card{"H100 PCIe", 756.5}, Card{"H100", 989.5}, Card{"A100", 312},
-        Card{"B200", 2250}, Card{"L40S", 362}, Card{"RTX 4090", 165.2}, Card{"RTX 3090", 71}}) {
-    if (name.find(card.name) != std::string::npos) return 1e12 * card.tflops;
+  for (const KnownGpu& gpu :
+       {KnownGpu{"H200", 989.5}, KnownGpu{"H100 PCIe", 756.5}, KnownGpu{"H100", 989.5},
+        KnownGpu{"A100", 312}, KnownGpu{"B200", 2250}, KnownGpu{"L40S", 362},
+        KnownGpu{"RTX 4090", 165.2}, KnownGpu{"RTX 3090", 71}}) {
+    if (name.find(gpu.name) != std::string::npos) return 1e12 * gpu.tflops;
   }
   return 0;
 }
@@ -79,23 +80,23 @@ int compute_capability() { return 10 * properties().major + properties().minor; 
 
 int multiprocessors() { return properties().multiProcessorCount; }
 
-void gelu_backward_on_card(const void* x, const void* dy, void* dx, Element type, int64_t n) {
+void gelu_backward_on_gpu(const void* x, const void* dy, void* dx, Element type, int64_t n) {
   check(gelu_backward_cuda(x, dy, dx, type, n, c10::cuda::getCurrentCUDAStream()), "gelu_backward");
 }
 
-void norm_forward_on_card(const NormRows& n, Matrix x, Matrix y, float eps) {
+void norm_forward_on_gpu(const NormRows& n, Matrix x, Matrix y, float eps) {
   check(norm_forward_cuda(n, x, y, eps, c10::cuda::getCurrentCUDAStream()), "norm_forward");
 }
 
-void norm_backward_on_card(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
-                           float* partials, float* dweight, float* dbias) {
+void norm_backward_on_gpu(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
+                          float* partials, float* dweight, float* dbias) {
   check(norm_backward_cuda(n, x, dy, dx, add, partials, dweight, dbias,
                            c10::cuda::getCurrentCUDAStream()),
         "norm_backward");
 }
 
-void cross_entropy_on_card(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets,
-                           int64_t ignore, float weight, bool gradient, float* losses) {
+void cross_entropy_on_gpu(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets,
+                          int64_t ignore, float weight, bool gradient, float* losses) {
   check(cross_entropy_rows_cuda(logits, rows, classes, targets, ignore, weight, gradient, losses,
                                 c10::cuda::getCurrentCUDAStream()),
         "cross_entropy_rows");
@@ -133,10 +134,10 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .reset_memory_peak = lathe::forget_highest,
                                   .compute_capability = lathe::compute_capability,
                                   .multiprocessors = lathe::multiprocessors,
-                                  .gelu_backward = lathe::gelu_backward_on_card,
-                                  .norm_forward = lathe::norm_forward_on_card,
-                                  .norm_backward = lathe::norm_backward_on_card,
-                                  .cross_entropy_rows = lathe::cross_entropy_on_card,
+                                  .gelu_backward = lathe::gelu_backward_on_gpu,
+                                  .norm_forward = lathe::norm_forward_on_gpu,
+                                  .norm_backward = lathe::norm_backward_on_gpu,
+                                  .cross_entropy_rows = lathe::cross_entropy_on_gpu,
                                   .dropout = lathe::dropout,
                                   .grad_sum = lathe::grad_sum,
                                   .decide = lathe::decide,

@@ -40,7 +40,7 @@ __global__ void gelu_backward_kernel(const T* x, const T* dy, T* dx, int64_t n) 
 cudaError_t gelu_backward_cuda(const void* x, const void* dy, void* dx, Element type, int64_t n,
                                cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
-  const bool done = with_card_element(type, [&](auto element) {
+  const bool done = with_gpu_element(type, [&](auto element) {
     using T = decltype(element);
     constexpr int width = 16 / sizeof(T);
     const int64_t takers = n / width + n % width;

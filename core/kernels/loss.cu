@@ -74,7 +74,7 @@ cudaError_t cross_entropy_rows_cuda(Matrix logits, int64_t rows, int64_t classes
                                     const int64_t* targets, int64_t ignore, float weight,
                                     bool gradient, float* losses, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
-  const bool done = with_card_element(logits.type, [&](auto element) {
+  const bool done = with_gpu_element(logits.type, [&](auto element) {
     using T = decltype(element);
     launch(cross_entropy_kernel<T>, rows, loss_threads, stream,
            static_cast<T*>(const_cast<void*>(logits.data)), logits.stride, classes, targets, ignore,

@@ -144,10 +144,10 @@ void with_held(int64_t columns, F&& f) {
 cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
                               cudaStream_t stream) {
   if (n.rows == 0) return cudaSuccess;
-  if (!norm_on_card(n.columns)) return cudaErrorInvalidValue;
+  if (!norm_on_gpu(n.columns)) return cudaErrorInvalidValue;
   bool done = false;
-  with_card_element(x.type, [&](auto in) {
-    done = with_card_element(y.type, [&](auto out) {
+  with_gpu_element(x.type, [&](auto in) {
+    done = with_gpu_element(y.type, [&](auto out) {
       with_held(n.columns, [&](auto held) {
         launch(norm_forward_kernel<held, decltype(in), decltype(out)>, n.rows,
                threads_of(n.columns), stream, n, static_cast<const decltype(in)*>(x.data),
@@ -160,12 +160,12 @@ cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
 
 cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
                                float* partials, float* dweight, float* dbias, cudaStream_t stream) {
-  if (!norm_on_card(n.columns)) return cudaErrorInvalidValue;
+  if (!norm_on_gpu(n.columns)) return cudaErrorInvalidValue;
   const int64_t blocks = (n.rows + norm_chunk - 1) / norm_chunk;
   bool done = n.rows == 0;
   if (!done) {
-    with_card_element(x.type, [&](auto in) {
-      done = with_card_element(dy.type, [&](auto grad) {
+    with_gpu_element(x.type, [&](auto in) {
+      done = with_gpu_element(dy.type, [&](auto grad) {
         with_held(n.columns, [&](auto held) {
           launch(norm_backward_kernel<held, decltype(in), decltype(grad)>, blocks,
                  threads_of(n.columns), stream, n, static_cast<const decltype(in)*>(x.data),

@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-/// y as norm_forward's. Columns as norm_on_card() allows, rows without gaps between them.
+/// y as norm_forward's. Columns as norm_on_gpu() allows, rows without gaps between them.
 cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
                               cudaStream_t stream);
 /// dx as norm_backward's, and dweight and dbias where `partials` is not null, which has

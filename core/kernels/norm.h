@@ -19,7 +19,7 @@ struct NormRows {
 };
 
 /// Returns whether norm.cuh takes rows of this length.
-inline bool norm_on_card(int64_t columns) {
+inline bool norm_on_gpu(int64_t columns) {
   return columns > 0 && columns % 4 == 0 && columns <= 8192;
 }
 /// Rows over which one block of a GPU sums dweight and dbias before the blocks are summed.

@@ -69,7 +69,7 @@ __device__ float block_max(float a) {
 
 /// Calls f with a value of the element's type; false for float64, which these kernels do not take.
 template <class F>
-bool with_card_element(Element type, F&& f) {
+bool with_gpu_element(Element type, F&& f) {
   switch (type) {
     case Element::f32: f(float{}); return true;
     case Element::bf16: f(__nv_bfloat16{}); return true;

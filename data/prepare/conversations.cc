@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/io/text.h"
 #include "data/prepare/json_lines.h"
 
 namespace lathe {
@@ -44,8 +45,13 @@ bool is_answer(const ChatMessage& message) { return message.role == "assistant";
 
 Conversation read_chat(const simdjson::dom::array& messages, const std::string& where) {
   Conversation chat{.messages = read_messages(messages, where), .is_chat = true};
-  if (std::none_of(chat.messages.begin(), chat.messages.end(), is_answer))
-    fail(Exit::data, where, " has no message of the assistant, and so nothing to learn");
+  if (std::none_of(chat.messages.begin(), chat.messages.end(), is_answer)) {
+    std::string roles;
+    for (const ChatMessage& message : chat.messages)
+      roles += (roles.empty() ? "" : ", ") + printable_line(message.role);
+    fail(Exit::data, where, " has no message of the assistant, and so nothing to learn",
+         roles.empty() ? "" : "; its roles are " + roles);
+  }
   return chat;
 }
 

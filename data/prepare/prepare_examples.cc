@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "core/error.h"
@@ -14,6 +16,7 @@
 #include "data/prepare/array_out.h"
 #include "data/prepare/csv.h"
 #include "data/prepare/example_source.h"
+#include "data/prepare/example_writer.h"
 #include "data/prepare/fills.h"
 
 namespace lathe {
@@ -141,6 +144,11 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
   if (t.task != "classification") return t;
   // The maps are sorted, so class numbers do not depend on the order of the examples.
   for (const auto& [number, count] : s.numbers) {
+    // Targets are read as float64, in which larger neighbors are one number.
+    if (std::abs(number) >= int64_t{1} << 53) {
+      fail(Exit::data, options.inputs[0], ": class ", number,
+           " is beyond 2^53, where whole numbers are not told apart; put a letter before each");
+    }
     t.of_number[number] = std::ssize(t.labels);
     t.labels.push_back(std::to_string(number));
   }
@@ -189,11 +197,6 @@ class StratifiedSplit {
   int64_t total_ = 0;
 };
 
-struct SplitOut {
-  ArrayOut inputs, targets;
-  int64_t left;  // examples that are still to come
-};
-
 /// Fills empty cells of a table with statistics of its training split alone. `is_val` is a copy,
 /// since it counts the examples.
 void fill_empty_cells(ExampleSource& source, ExampleSource* val_source, const std::string& missing,
@@ -223,6 +226,56 @@ void check_layout(const std::vector<int64_t>& sizes, const ExampleOptions& optio
              "--layout hwc");
 }
 
+/// Sets the sizes of an input in the manifest, as the source has them or as --shape gives them.
+void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
+                     const ExampleOptions& options) {
+  m.input_sizes = options.shape.empty() ? source.sizes() : options.shape;
+  m.channels_last = options.channels_last;
+  m.image_files = options.images.has_value();
+
+  int64_t numel = 1, shaped = 1;
+  for (const int64_t size : source.sizes()) numel *= size;
+  // Saturates above numel, so that large sizes can't overflow.
+  for (const int64_t size : m.input_sizes)
+    shaped = size > 0 && shaped <= numel ? shaped * std::min(size, numel + 1) : 0;
+  if (shaped != numel) {
+    fail(Exit::usage, "--shape ", sizes_text(m.input_sizes), " does not fit: an input of ",
+         options.inputs[0], " has ", numel, " numbers");
+  }
+
+  const std::vector<int64_t> sizes_of_files = m.input_sizes;
+  check_layout(m.input_sizes, options);
+  if (m.channels_last) m.input_sizes = channels_first(sizes_of_files);
+}
+
+/// Opens the files of --val-file with the columns and the target of the training source, and counts
+/// their examples. `found` is what is known of the training source.
+std::pair<std::unique_ptr<ExampleSource>, int64_t> open_validation(
+    const ExampleOptions& options, std::unique_ptr<ExampleSource> opened,
+    const ExampleSource& source, const std::string& task, ExampleSurvey& found,
+    ProgressReporter& meter) {
+  if (opened->sizes() != source.sizes() || opened->target_numel() != source.target_numel() ||
+      opened->input_type() != source.input_type() ||
+      opened->target_type() != source.target_type()) {
+    fail(Exit::data, options.val_inputs[0],
+         ": its inputs or targets have other sizes or types than those of ", options.inputs[0]);
+  }
+  const ExampleSurvey seen = survey(*opened, task, meter);
+  // Both splits are stored in one type.
+  found.bytes = found.bytes && seen.bytes;
+  if (seen.examples == 0) fail(Exit::data, options.val_inputs[0], " holds no examples");
+  return {std::move(opened), seen.examples};
+}
+
+/// Returns the number of examples of each class, or of all for regression.
+std::vector<int64_t> class_sizes_of(const ExampleSurvey& found, bool classifies) {
+  if (!classifies) return {found.examples};
+  std::vector<int64_t> sizes;
+  for (const auto& [number, count] : found.numbers) sizes.push_back(count);
+  for (const auto& [label, count] : found.labels) sizes.push_back(count);
+  return sizes;
+}
+
 }  // namespace
 
 void prepare_examples(const ExampleOptions& options) {
@@ -235,23 +288,7 @@ void prepare_examples(const ExampleOptions& options) {
   ProgressReporter meter(options.out, options.stop);
   source->scan(meter);
   ExampleManifest m;
-  m.input_sizes = options.shape.empty() ? source->sizes() : options.shape;
-  m.channels_last = options.channels_last;
-  m.image_files = options.images.has_value();
-
-  int64_t numel = 1, shaped = 1;
-  for (const int64_t size : source->sizes()) numel *= size;
-  // Saturates above numel, so that large sizes can't overflow.
-  for (const int64_t size : m.input_sizes)
-    shaped = size > 0 && shaped <= numel ? shaped * std::min(size, numel + 1) : 0;
-  if (shaped != numel) {
-    fail(Exit::usage, "--shape ", sizes_text(m.input_sizes), " does not fit: an input of ",
-         options.inputs[0], " has ", numel, " numbers");
-  }
-
-  const std::vector<int64_t> sizes_of_files = m.input_sizes;
-  check_layout(m.input_sizes, options);
-  if (m.channels_last) m.input_sizes = channels_first(sizes_of_files);
+  set_input_sizes(m, *source, options);
 
   ExampleSurvey found = survey(*source, options.task, meter);
   if (found.examples == 0) fail(Exit::data, options.inputs[0], " holds no examples");
@@ -259,33 +296,14 @@ void prepare_examples(const ExampleOptions& options) {
   const Targets targets = choose(found, *source, options, chosen);
   const bool classifies = targets.task == "classification";
 
+  // Validation examples are those of other files, or a share of each class.
   std::unique_ptr<ExampleSource> val_source;
   int64_t val = 0;
   if (!options.val_inputs.empty()) {
-    // Passing the training source makes both sources have the same columns and target.
-    val_source = open(options.val_inputs, source.get());
-    if (val_source->sizes() != source->sizes() ||
-        val_source->target_numel() != source->target_numel() ||
-        val_source->input_type() != source->input_type() ||
-        val_source->target_type() != source->target_type()) {
-      fail(Exit::data, options.val_inputs[0],
-           ": its inputs or targets have other sizes or types than those of ", options.inputs[0]);
-    }
-    const ExampleSurvey seen = survey(*val_source, targets.task, meter);
-    // Both splits are stored in one type.
-    found.bytes = found.bytes && seen.bytes;
-    val = seen.examples;
-    if (val == 0) fail(Exit::data, options.val_inputs[0], " holds no examples");
+    std::tie(val_source, val) = open_validation(options, open(options.val_inputs, source.get()),
+                                                *source, targets.task, found, meter);
   }
-
-  std::vector<int64_t> class_sizes;
-  if (classifies) {
-    for (const auto& [number, count] : found.numbers) class_sizes.push_back(count);
-    for (const auto& [label, count] : found.labels) class_sizes.push_back(count);
-  } else {
-    class_sizes.push_back(found.examples);
-  }
-  StratifiedSplit for_val(class_sizes, val_source ? 0 : options.val_share);
+  StratifiedSplit for_val(class_sizes_of(found, classifies), val_source ? 0 : options.val_share);
   if (!val_source) val = for_val.total();
 
   if (source->table() != nullptr) {
@@ -297,73 +315,24 @@ void prepare_examples(const ExampleOptions& options) {
   OutFolder out(options.out);
   out.clear();
 
-  const ArrayType input_type = source->input_type() ? kept_as(*source->input_type())
-                               : found.bytes        ? ArrayType::u8
-                                                    : ArrayType::f64;
-  const ArrayType target_type = classifies              ? ArrayType::i32
-                                : source->target_type() ? kept_as(*source->target_type())
-                                                        : ArrayType::f64;
-
   m.task = targets.task;
   m.labels = targets.labels;
   m.outputs = classifies ? std::ssize(targets.labels) : source->target_numel();
-  const std::vector<int64_t> target_sizes =
-      classifies ? std::vector<int64_t>{} : std::vector<int64_t>{source->target_numel()};
-
-  const auto split = [&](const std::string& name, int64_t examples) {
-    return SplitOut{{options.out, name + "_inputs.npy", input_type, m.input_sizes, examples},
-                    {options.out, name + "_targets.npy", target_type, target_sizes, examples},
-                    examples};
-  };
-
-  SplitOut train_out = split("train", found.examples - (val_source ? 0 : val));
-  std::optional<SplitOut> val_out;
-  if (val > 0) val_out.emplace(split("val", val));
-  m.train.examples = train_out.left;
+  m.train.examples = found.examples - (val_source ? 0 : val);
   m.val.examples = val;
-
-  Statistics inputs(groups_of(m.input_sizes)), numbers({m.outputs, 1});
-  std::vector<double> image;
-  const auto write = [&](const RawExample& e, int64_t c, SplitOut& to) {
-    // The second pass must find the examples that the first one counted.
-    if (to.left-- == 0) fail_changed_input();
-    if (!classifies && std::ssize(e.targets) != m.outputs) fail_changed_input();
-    if (m.channels_last) put_channels_first(e.inputs, m.input_sizes, image);
-    const std::span<const double> example =
-        m.channels_last ? std::span<const double>(image) : e.inputs;
-    to.inputs.add(example);
-    const auto label = static_cast<double>(c);
-    to.targets.add(classifies ? std::span(&label, 1) : e.targets);
-    // The statistics are those of the training split alone.
-    if (&to != &train_out) return;
-    inputs.add(example.data());
-    if (!classifies) numbers.add(e.targets.data());
-  };
+  ExampleWriter writer(options.out, *source, /*all_bytes=*/found.bytes, m);
 
   meter.begin("written", source->bytes() + (val_source ? val_source->bytes() : 0));
   source->each(meter, [&](const RawExample& e) {
     const int64_t c = targets.class_of(e, *source);
-    write(e, c, for_val(static_cast<size_t>(c)) ? *val_out : train_out);
+    writer.add(e, c, for_val(static_cast<size_t>(c)));
   });
   if (val_source) {
-    val_source->each(
-        meter, [&](const RawExample& e) { write(e, targets.class_of(e, *val_source), *val_out); });
+    val_source->each(meter, [&](const RawExample& e) {
+      writer.add(e, targets.class_of(e, *val_source), /*is_val=*/true);
+    });
   }
-
-  if (train_out.left != 0 || (val_out && val_out->left != 0)) fail_changed_input();
-  m.inputs = inputs.result();
-  if (!classifies) m.targets = numbers.result();
-
-  std::vector<MadeFile> files;
-  const auto finish = [&](SplitOut& from, ExampleSplit& to) {
-    for (const auto& [array, info] :
-         {std::pair(&from.inputs, &to.inputs), std::pair(&from.targets, &to.targets)}) {
-      *info = array->finish();
-      files.push_back({info->file, info->xxh3});
-    }
-  };
-  finish(train_out, m.train);
-  if (val_out) finish(*val_out, m.val);
+  const std::vector<MadeFile> files = writer.finish();
   out.publish(files,
               [&](const std::string& name) { write_example_manifest(options.out, m, name); });
 

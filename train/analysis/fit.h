@@ -45,6 +45,6 @@ struct Card {
 };
 /// Parses "H100" or "8xH100" into a GPU and a count. Throws Exit::usage, with the known names, for
 /// any other text.
-std::pair<Card, int64_t> parse_cards(const std::string& text);
+std::pair<Card, int64_t> parse_gpus(const std::string& text);
 
 }  // namespace lathe

@@ -358,6 +358,44 @@ int64_t sent_within_replica() {
   return bytes;
 }
 
+/// Adds the files that memory.offload takes, and the memory that a save of such state takes.
+void add_offload(DryStep& result, const Session& s) {
+  if (const StateOffload* offload = s.optimizer.offload()) {
+    result.scratch_bytes = offload->file_bytes();
+    // A save reads one tensor of the state at a time where processes share it out.
+    if (s.optimizer.is_sharded()) {
+      each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
+        s.optimizer.read_state(t, part);
+      });
+    }
+  }
+
+  if (s.activations) result.scratch_bytes += s.activations->file_bytes();
+  if (s.mapped) {
+    result.scratch_bytes += s.mapped->bytes();
+    result.mapped_bytes = s.pages->resident_bytes();
+  }
+}
+
+/// Adds what is known of the model, its optimizer and its checkpoints.
+void add_facts(DryStep& result, const Session& s) {
+  result.parameters = count(parameters(*s.model));
+  result.trained = count(s.params);
+  for (const NamedParameter& p : s.params) result.blocks = std::max(result.blocks, p.block + 1);
+
+  result.update_flops = s.optimizer.update_flops();
+  result.formula_flops = flops_per_unit(s) * static_cast<double>(units_of_micro_batch(s.config));
+
+  result.checkpoint_bytes =
+      checkpoint_bytes(s.params, s.optimizer, save_dtype(s.config.checkpoint));
+  // A background save writes a copy, since training continues meanwhile.
+  result.held_bytes = s.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
+
+  result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
+    return p.parameter.leaf().precision.low.defined();
+  });
+}
+
 /// Runs the dry steps of a process of one stage.
 DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage) {
   const LoadedConfig loaded = one_step(given);
@@ -393,21 +431,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
     sent_in_replica = sent_within_replica() - before;
   }
 
-  if (const StateOffload* offload = s.optimizer.offload()) {
-    result.scratch_bytes = offload->file_bytes();
-    // A save reads one tensor of the state at a time where processes share it out.
-    if (s.optimizer.is_sharded()) {
-      each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
-        s.optimizer.read_state(t, part);
-      });
-    }
-  }
-
-  if (s.activations) result.scratch_bytes += s.activations->file_bytes();
-  if (s.mapped) {
-    result.scratch_bytes += s.mapped->bytes();
-    result.mapped_bytes = s.pages->resident_bytes();
-  }
+  add_offload(result, s);
 
   const auto n = static_cast<double>(own);
   // The counts are those of all micro-batches of the step.
@@ -422,21 +446,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
       bytes_sent_by_first(*s.layout, s.local_params(), s.config.dist.shard, all / data_ranks) +
       sent_in_replica * (all / data_ranks) / own;
   result.peaks = memory_stats();
-  result.parameters = count(parameters(*s.model));
-  result.trained = count(s.params);
-  for (const NamedParameter& p : s.params) result.blocks = std::max(result.blocks, p.block + 1);
-
-  result.update_flops = s.optimizer.update_flops();
-  result.formula_flops = flops_per_unit(s) * static_cast<double>(units_of_micro_batch(s.config));
-
-  result.checkpoint_bytes =
-      checkpoint_bytes(s.params, s.optimizer, save_dtype(loaded.config.checkpoint));
-  // A background save writes a copy, since training continues meanwhile.
-  result.held_bytes = loaded.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
-
-  result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
-    return p.parameter.leaf().precision.low.defined();
-  });
+  add_facts(result, s);
   return result;
 }
 

@@ -58,7 +58,7 @@ class Recorder {
   void end_span(Phase phase, const std::string& op) { add({.phase = phase, .op = op}); }
   /// Discards the time that has passed since the last span.
   void mark() {
-    on_card() ? cuda_api().reset_memory_peak() : reset_memory_peaks();
+    on_gpu() ? cuda_api().reset_memory_peak() : reset_memory_peaks();
     kept_ = activations(memory());
     flops_ = {};
     take_work();
@@ -66,17 +66,17 @@ class Recorder {
   }
 
  private:
-  bool on_card() const { return device_ == "cuda"; }
+  bool on_gpu() const { return device_ == "cuda"; }
   /// Returns the memory in use; without categories on a GPU.
   MemoryStats memory() const {
-    if (!on_card()) return memory_stats();
+    if (!on_gpu()) return memory_stats();
     MemoryStats m;
     m.total = cuda_api().memory_used();
     m.total_peak = cuda_api().memory_peak();
     return m;
   }
   int64_t activations(const MemoryStats& m) const {
-    return on_card() ? m.total : m.used[static_cast<size_t>(Memory::activations)];
+    return on_gpu() ? m.total : m.used[static_cast<size_t>(Memory::activations)];
   }
 
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -214,9 +214,9 @@ Ceilings machine_ceilings(const Session& s) {
     return seconds_since(begin);
   };
 
-  const bool card = s.device.is_cuda();
+  const bool is_gpu = s.device.is_cuda();
   Ceilings c;
-  if (card) {
+  if (is_gpu) {
     constexpr int64_t n = 8192;
     const auto dtype = s.compute.dtype == at::kFloat8_e4m3fn ? at::kBFloat16 : s.compute.dtype;
     const at::Tensor a = at::rand({n, n}, at::TensorOptions(s.device)).to(dtype);
@@ -231,7 +231,7 @@ Ceilings machine_ceilings(const Session& s) {
   }
 
   // Tensors that are far larger than the caches, so that the copy measures memory.
-  const at::Tensor from = at::ones({card ? 256 << 20 : 16 << 20}, s.device),
+  const at::Tensor from = at::ones({is_gpu ? 256 << 20 : 16 << 20}, s.device),
                    to = at::empty_like(from);
   for (int i = 0; i < 5; ++i) {
     const double seconds = seconds_of([&] { to.copy_(from); });

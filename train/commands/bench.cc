@@ -30,7 +30,7 @@ struct BenchResult {
   double ms_median = 0, ms_min = 0, units_per_s = 0, first_step_s = 0, peak_rss_mb = 0,
          final_loss = 0;
   double activations_mb = 0;  ///< on the CPU: peak of forward and backward
-  std::string card;           ///< name of the GPU where steps ran on one
+  std::string gpu;            ///< name of the GPU where steps ran on one
   double card_mb = 0;         ///< peak of tensors on the GPU
   int64_t parameters = 0;
 };
@@ -68,7 +68,7 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
       (1 << 20);
 
   if (session.device.is_cuda()) {
-    result.card = device_model("cuda");
+    result.gpu = device_model("cuda");
     result.card_mb = static_cast<double>(cuda_api().memory_peak()) / (1 << 20);
   }
 
@@ -78,93 +78,51 @@ BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
 
 }  // namespace
 
-static Exit run_bench(const Arguments& arguments) {
-  const std::string& what = arguments.positionals[0];
-  const auto expect_words = [&](size_t n) {
-    if (arguments.positionals.size() != n)
-      fail(Exit::usage,
-           "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench ops "
-           "[--dtype bf16] "
-           "[--threads N] [--batch 4] [--context 256] [--width 768] [--vocab 50304] [--only NAME] "
-           "| lathe bench peak "
-           "[--dtype bf16] [--threads N] | lathe bench accumulation [--powers 7] | lathe bench "
-           "generate CONFIG|RUN "
-           "[--load-dtype fp32] [--batch 1] [--context 512] [--tokens 64] [--threads N] | lathe "
-           "bench collectives [--mb 64]");
+namespace {
+
+/// Prints the rate of large matrix products.
+Exit bench_peak(int threads, const std::string& dtype) {
+  const double rate = measure_peak(threads, dtype_from_config(dtype)).rate;
+  std::cout << json_text(Json{{"device", device_model("cpu")},
+                              {"isa", cpu_isa()},
+                              {"threads", threads},
+                              {"dtype", dtype},
+                              {"tflops", rate / 1e12}})
+            << std::endl;
+  return Exit::done;
+}
+
+/// Runs `bench peak` and `bench ops`.
+Exit bench_kernels(const Arguments& arguments) {
+  const std::string dtype = arguments.get("dtype", "fp32");
+  if (dtype != "fp32" && dtype != "bf16")
+    fail(Exit::usage, "command line: --dtype must be fp32 or bf16, not ", dtype);
+
+  const int threads =
+      static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
+  install_allocator();
+  configure_backend("cpu", threads, /*tf32=*/false);
+  if (arguments.positionals[0] == "peak") return bench_peak(threads, dtype);
+
+  const auto size = [&](const char* flag, double otherwise) {
+    return static_cast<int64_t>(arguments.number(flag, otherwise, between(1, 1e6), true));
   };
+  const OpSizes sizes{size("batch", 4), size("context", 256), size("width", 768),
+                      size("vocab", 50304), arguments.get("only", "")};
+  if (sizes.width % 64 != 0)
+    fail(Exit::usage, "command line: --width must be a multiple of 64, not ", sizes.width);
+  std::cout << time_ops(sizes, threads, dtype) << std::endl;
+  return Exit::done;
+}
 
-  // The parser accepts the flags of all benchmarks; each refuses those of the others.
-  static const std::map<std::string, std::set<std::string>> known{
-      {"step", {"skip"}},
-      {"ops", {"dtype", "threads", "batch", "context", "width", "vocab", "only"}},
-      {"peak", {"dtype", "threads"}},
-      {"accumulation", {"powers"}},
-      {"collectives", {"mb"}},
-      {"generate", {"load-dtype", "double-quant", "batch", "context", "tokens", "threads"}}};
-  if (const auto found = known.find(what); found != known.end()) {
-    // Only these two read a config, so only they take its keys.
-    const bool step = what == "step" || what == "generate";
-    check_flags(arguments, found->second, step,
-                step ? "; sizes, dtype and threads are config keys" : "");
-  }
+Exit bench_accumulation(const Arguments& arguments) {
+  const int powers = static_cast<int>(arguments.number("powers", 7, between(3, 8), true));
+  std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
+  return Exit::done;
+}
 
-  if (what == "peak" || what == "ops") {
-    expect_words(1);
-    const std::string name = arguments.get("dtype", "fp32");
-    if (name != "fp32" && name != "bf16")
-      fail(Exit::usage, "command line: --dtype must be fp32 or bf16, not ", name);
-
-    const int threads =
-        static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
-    install_allocator();
-    configure_backend("cpu", threads, /*tf32=*/false);
-
-    if (what == "ops") {
-      const auto size = [&](const char* flag, double otherwise) {
-        return static_cast<int64_t>(arguments.number(flag, otherwise, between(1, 1e6), true));
-      };
-      const OpSizes sizes{size("batch", 4), size("context", 256), size("width", 768),
-                          size("vocab", 50304), arguments.get("only", "")};
-      if (sizes.width % 64 != 0)
-        fail(Exit::usage, "command line: --width must be a multiple of 64, not ", sizes.width);
-      std::cout << time_ops(sizes, threads, name) << std::endl;
-      return Exit::done;
-    }
-
-    const double rate = measure_peak(threads, dtype_from_config(name)).rate;
-    std::cout << json_text(Json{{"device", device_model("cpu")},
-                                {"isa", cpu_isa()},
-                                {"threads", threads},
-                                {"dtype", name},
-                                {"tflops", rate / 1e12}})
-              << std::endl;
-    return Exit::done;
-  }
-
-  if (what == "accumulation") {
-    expect_words(1);
-    const int powers = static_cast<int>(arguments.number("powers", 7, between(3, 8), true));
-    std::cout << accumulation_table(accumulation_errors(powers)) << std::flush;
-    return Exit::done;
-  }
-
-  if (what == "collectives") {
-    expect_words(1);
-    return bench_collectives(arguments);
-  }
-
-  if (what == "generate") {
-    expect_words(2);
-    return bench_generate(arguments);
-  }
-
-  // The other known words are handled above, so an unknown one ends here.
-  if (what != "step")
-    fail(Exit::usage, "lathe bench ", what,
-         ": there are `bench step`, `bench generate`, `bench ops`, `bench peak`, `bench "
-         "accumulation` and `bench collectives`");
-
-  expect_words(2);
+/// Times training steps of a config.
+Exit bench_config(const Arguments& arguments) {
   const auto skip = static_cast<int64_t>(arguments.number("skip", 2, at_least(0), true));
   // Observe the machine meanwhile: its load decides whether the result can be trusted.
   const MachineWatch machine;
@@ -179,11 +137,11 @@ static Exit run_bench(const Arguments& arguments) {
             {"first_step_s", r.first_step_s},
             {"peak_rss_mb", r.peak_rss_mb}};
 
-  if (r.card.empty()) {
+  if (r.gpu.empty()) {
     line["activations_mb"] = r.activations_mb;
   } else {
     line["peak_card_mb"] = r.card_mb;
-    line["card"] = r.card;
+    line["card"] = r.gpu;
   }
 
   line["final_loss"] = json_number(r.final_loss);
@@ -191,6 +149,54 @@ static Exit run_bench(const Arguments& arguments) {
   std::cout << json_text(line) << std::endl;
   return Exit::done;
 }
+
+/// A benchmark of `lathe bench`.
+struct Benchmark {
+  Exit (*run)(const Arguments&);
+  std::set<std::string> flags;
+  bool reads_config = false;  ///< from a second word, and takes its keys
+};
+
+const std::map<std::string, Benchmark>& benchmarks() {
+  static const std::map<std::string, Benchmark> all{
+      {"step", {bench_config, {"skip"}, true}},
+      {"generate",
+       {bench_generate,
+        {"load-dtype", "double-quant", "batch", "context", "tokens", "threads"},
+        true}},
+      {"ops", {bench_kernels, {"dtype", "threads", "batch", "context", "width", "vocab", "only"}}},
+      {"peak", {bench_kernels, {"dtype", "threads"}}},
+      {"accumulation", {bench_accumulation, {"powers"}}},
+      {"collectives", {bench_collectives, {"mb"}}}};
+  return all;
+}
+
+Exit run_bench(const Arguments& arguments) {
+  const std::string& what = arguments.positionals[0];
+  const auto found = benchmarks().find(what);
+  if (found == benchmarks().end()) {
+    fail(Exit::usage, "lathe bench ", what,
+         ": there are `bench step`, `bench generate`, `bench ops`, `bench peak`, `bench "
+         "accumulation` and `bench collectives`");
+  }
+
+  // The parser accepts the flags of all benchmarks; each refuses those of the others.
+  const Benchmark& benchmark = found->second;
+  check_flags(arguments, benchmark.flags, benchmark.reads_config,
+              benchmark.reads_config ? "; sizes, dtype and threads are config keys" : "");
+  if (arguments.positionals.size() != (benchmark.reads_config ? 2 : 1)) {
+    fail(Exit::usage,
+         "usage: lathe bench step CONFIG [--skip 2] [--section.key=value ...] | lathe bench ops "
+         "[--dtype bf16] [--threads N] [--batch 4] [--context 256] [--width 768] [--vocab 50304] "
+         "[--only NAME] | lathe bench peak [--dtype bf16] [--threads N] | lathe bench "
+         "accumulation [--powers 7] | lathe bench generate CONFIG|RUN [--load-dtype fp32] "
+         "[--batch 1] [--context 512] [--tokens 64] [--threads N] | lathe bench collectives "
+         "[--mb 64]");
+  }
+  return benchmark.run(arguments);
+}
+
+}  // namespace
 
 std::string kernels_text() {
   const auto takes = [](Element type) {

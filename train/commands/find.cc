@@ -69,7 +69,7 @@ Exit find_lr(const Arguments& a) {
 
 /// Returns the peak bytes of a GPU's tensors in two steps of the config's micro-batch: in the first
 /// step there is no gradient to add to yet.
-int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
+int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) {
   cuda_api().reset_memory_peak();
   Session session = Session::make(loaded, *data.task, data.sizes);
   Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
@@ -81,8 +81,8 @@ int64_t measure_on_card(const LoadedConfig& loaded, const RunData& data) {
 /// Returns a function from the size of a micro-batch to the memory of a step: on the CPU by a dry
 /// run, on a GPU by the line through two sizes that are run, the largest powers of two that fit
 /// into `bytes`.
-std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data, bool card,
-                                                int64_t bytes) {
+std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data,
+                                                bool is_gpu, int64_t bytes) {
   loaded.config.train.grad_accum = 1;
   const auto with = [loaded](int64_t batch) {
     LoadedConfig l = loaded;
@@ -90,14 +90,14 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
     return l;
   };
 
-  if (!card) {
+  if (!is_gpu) {
     const int64_t program = process_overhead_bytes();
     return [=, &data](int64_t batch) {
       return dry_step(with(batch), data).peaks.touched_peak + program;
     };
   }
 
-  int64_t size = 2, small = measure_on_card(with(1), data), large = measure_on_card(with(2), data);
+  int64_t size = 2, small = measure_on_gpu(with(1), data), large = measure_on_gpu(with(2), data);
   // Extrapolates through two sizes, the second twice the first.
   const auto line = [&] {
     return
@@ -107,7 +107,7 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
   // The larger the sizes that were run, the less the line has to extrapolate.
   while (size < 65536 && line()(2 * size) <= bytes) {
     size *= 2;
-    small = std::exchange(large, measure_on_card(with(size), data));
+    small = std::exchange(large, measure_on_gpu(with(size), data));
   }
 
   return line();
@@ -147,14 +147,14 @@ Exit find_batch(const Arguments& a) {
   LoadedConfig loaded = load_config_argument(a, 1);
   const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
   const RunData data = open_for_benchmark(loaded);
-  const bool card = open_device(loaded.config.train.device) == "cuda";
+  const bool is_gpu = open_device(loaded.config.train.device) == "cuda";
 
   // The allocator of a GPU can't use the gaps between its blocks, so a twentieth is left.
-  const auto free = [&] { return card ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
+  const auto free = [&] { return is_gpu ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
   const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
-  const auto memory = memory_of_batch(loaded, data, card, bytes);
+  const auto memory = memory_of_batch(loaded, data, is_gpu, bytes);
 
-  const int64_t least = card ? 1 : smallest_batch(memory);
+  const int64_t least = is_gpu ? 1 : smallest_batch(memory);
   int64_t largest = largest_batch(memory, least, bytes);
   if (largest == 0)
     fail(Exit::memory, "not even a micro-batch of ", least, " fits in ",
@@ -173,7 +173,7 @@ Exit find_batch(const Arguments& a) {
   loaded.config.train.grad_accum = 1;
   const auto measure = [&](int64_t batch) {
     loaded.config.train.batch_size = batch;
-    if (card) return measure_on_card(loaded, data);
+    if (is_gpu) return measure_on_gpu(loaded, data);
     reset_peak_rss();
     Session session = Session::make(loaded, *data.task, data.sizes);
     Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data,

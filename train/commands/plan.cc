@@ -203,27 +203,27 @@ Json json_of(const RunConfig& c, const Forecast& f) {
 
 /// Returns what GPUs would take by their data sheets. Each has a copy of the model and its share of
 /// the batch.
-std::string text_for(const RunConfig& c, const Forecast& f, const std::string& cards) {
+std::string text_for(const RunConfig& c, const Forecast& f, const std::string& gpus) {
   constexpr double reached = 0.4;        // of the published rate, as well-tuned training reaches
   constexpr double context_bytes = 1e9;  // taken by CUDA and its libraries
-  const auto [card, n] = parse_cards(cards);
+  const auto [gpu, n] = parse_gpus(gpus);
   const double rate =
-      reached * (compute_dtype(c.amp) == at::kFloat ? card.tf32_flops : card.bf16_flops);
+      reached * (compute_dtype(c.amp) == at::kFloat ? gpu.tf32_flops : gpu.bf16_flops);
   const auto count = static_cast<double>(n), trained = static_cast<double>(f.dry.trained);
 
   // 28 bytes per parameter: the update reads and writes it and two states, and reads its gradient.
   const double step_s = f.dry.micro_batch.matmul() * micro_batches(c) / rate / count +
-                        28 * trained / card.bytes_per_second;
+                        28 * trained / gpu.bytes_per_second;
 
   const double needs = static_cast<double>(f.dry.peaks.total_peak) + context_bytes;
   return str(
-      "on ", n, " x ", card.name, ", from data sheets (nothing was measured; ",
+      "on ", n, " x ", gpu.name, ", from data sheets (nothing was measured; ",
       format("%.0f%%", 100 * reached), " of the published rate, communication not counted):\n",
       format("  time of a step          %.1f ms (%.0f %s/s), ", 1e3 * step_s, units_of(c) / step_s,
              f.dry.unit.c_str()),
       human_time(step_s * static_cast<double>(c.train.steps)), " for ", c.train.steps, " steps\n",
-      "  memory of each GPU      ", human_bytes(needs), " of ", human_bytes(card.memory_bytes),
-      needs <= card.memory_bytes ? ", fits\n" : ", does not fit\n");
+      "  memory of each GPU      ", human_bytes(needs), " of ", human_bytes(gpu.memory_bytes),
+      needs <= gpu.memory_bytes ? ", fits\n" : ", does not fit\n");
 }
 
 /// Prints what to change so that the run fits, as options of a command line. Returns Exit::no_fit
@@ -296,27 +296,27 @@ Exit run_plan(const Arguments& a) {
   resolve_adapter_base(loaded);
 
   const bool json = a.is_true("json");
-  const std::string fit = a.get("fit", ""), cards = a.get("for", "");
+  const std::string fit = a.get("fit", ""), gpus = a.get("for", "");
   // Refuse wrong options before the forecast, which takes seconds.
   if (!fit.empty() && fit != "true") parse_bytes(fit);
-  if (!cards.empty()) parse_cards(cards);
+  if (!gpus.empty()) parse_gpus(gpus);
   const auto ranks = integer_between(a.get("ranks", "1"), 1, 4096);
   if (!ranks)
     fail(Exit::usage, "command line: --ranks must be a number of processes from 1 to 4096");
-  if (*ranks > 1 && (!fit.empty() || !cards.empty()))
+  if (*ranks > 1 && (!fit.empty() || !gpus.empty()))
     fail(Exit::usage, "command line: --ranks goes with neither --fit nor --for");
   check_shares(loaded, *ranks);
   check_tensor_ranks(loaded, *ranks);
-  if (json && (!fit.empty() || !cards.empty()))
+  if (json && (!fit.empty() || !gpus.empty()))
     fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
 
   if (a.flags.contains("chart")) {
-    if (json || !fit.empty() || !cards.empty() || asks_for_cluster(a))
+    if (json || !fit.empty() || !gpus.empty() || asks_for_cluster(a))
       fail(Exit::usage, "command line: --chart excludes --json, --fit, --for and --card");
     return print_chart(a, loaded, static_cast<int>(*ranks));
   }
   if (asks_for_cluster(a)) {
-    if (!fit.empty() || !cards.empty() || a.flags.contains("ranks"))
+    if (!fit.empty() || !gpus.empty() || a.flags.contains("ranks"))
       fail(Exit::usage, "command line: --card excludes --fit, --for and --ranks");
     return plan_cluster(a, std::move(loaded));
   }
@@ -335,7 +335,7 @@ Exit run_plan(const Arguments& a) {
   std::cout << text_of(loaded.config, f, weight_lines(loaded, *ranks));
   const Exit code =
       fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit, has_budget);
-  if (!cards.empty()) std::cout << text_for(loaded.config, f, cards);
+  if (!gpus.empty()) std::cout << text_for(loaded.config, f, gpus);
   std::cout << std::flush;
   return code;
 }

@@ -73,38 +73,110 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
   return d;
 }
 
+/// The options of a sweep, which its file and the command line give.
+struct SweepOptions {
+  std::string method;
+  int64_t jobs = 1, samples = 0, eta = 3, seed = 0;
+};
+
+/// Reads a whole number of at least `least`.
+int64_t whole(const Arguments& a, const char* name, double otherwise, double least) {
+  return static_cast<int64_t>(a.number(name, otherwise, between(least, 1e9), true));
+}
+
+/// Throws Exit::usage for an option that the method does not use.
+SweepOptions read_options(const Arguments& a) {
+  const SweepOptions o{.method = a.get("method", a.flags.contains("samples") ? "random" : "grid"),
+                       .jobs = whole(a, "jobs", 1, 1),
+                       .samples = whole(a, "samples", 0, 1),
+                       .eta = whole(a, "eta", 3, 2),
+                       .seed = whole(a, "seed", 0, 0)};
+
+  if (o.method != "grid" && o.method != "random" && o.method != "asha")
+    fail(Exit::usage, "command line: --method must be grid, random or asha, not ", o.method);
+  if (o.method == "random" && o.samples == 0)
+    fail(Exit::usage, "command line: --method=random needs --samples");
+  if (o.method == "grid" && o.samples > 0)
+    fail(Exit::usage,
+         "command line: --samples has no effect with --method=grid; leave it out, or take random");
+
+  for (const char* name : {"eta", "min-steps"}) {
+    if (a.flags.contains(name) && o.method != "asha")
+      fail(Exit::usage, "command line: --", name,
+           " has no effect without --method=asha; leave it out");
+  }
+  return o;
+}
+
+/// Fills the points of a plan. A random search draws values for all keys except train.seed and
+/// data.fold, and trains each draw with every value of these two.
+void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptions& o) {
+  std::vector<Axis> drawn, repeated;
+  for (const Axis& axis : axes) {
+    const bool repeats = o.method == "random" && repeats_point(axis.key) && !axis.values.empty();
+    (repeats ? repeated : drawn).push_back(axis);
+  }
+  if (drawn.empty()) std::swap(drawn, repeated);
+
+  for (const Overrides& point : make_points(drawn, o.samples, static_cast<uint64_t>(o.seed))) {
+    for (const Overrides& repeat : make_points(repeated, 0, 0)) {
+      plan.points.push_back(point);
+      plan.points.back().insert(plan.points.back().end(), repeat.begin(), repeat.end());
+    }
+  }
+}
+
+/// Returns the [train] of the last point, after checking the config of every one.
+TrainConfig check_points(const SweepPlan& plan, const SweepOptions& o) {
+  TrainConfig last;
+  for (size_t i = 0; i < plan.points.size(); ++i) {
+    Overrides all = plan.fixed;
+    all.insert(all.end(), plan.points[i].begin(), plan.points[i].end());
+    const TrainConfig c = load_config(plan.config, all).config.train;
+    if (c.eval_interval == 0)
+      fail(Exit::usage, "a sweep compares validation losses, and train.eval_interval is 0; set it");
+
+    if (i > 0 && o.method == "asha" &&
+        (c.steps != last.steps || c.eval_interval != last.eval_interval)) {
+      fail(Exit::usage,
+           "command line: --method=asha compares runs at the same steps; leave train.steps and "
+           "train.eval_interval as one value");
+    }
+    last = c;
+  }
+  return last;
+}
+
+/// Returns the steps at which successive halving compares runs. By default, they are as many as
+/// leave at least one point at the end.
+std::vector<int64_t> asha_rungs(const Arguments& a, const SweepPlan& plan, const TrainConfig& c) {
+  const auto eta = static_cast<double>(plan.eta), points = static_cast<double>(plan.points.size());
+  // The 1e-9 corrects a logarithm of an exact power that was rounded down.
+  const double powers = std::floor(std::log(points) / std::log(eta) + 1e-9);
+  const double least = std::max(1.0, static_cast<double>(c.steps) / std::pow(eta, powers));
+  std::vector<int64_t> rungs =
+      make_rungs(c.steps, whole(a, "min-steps", std::floor(least), 1), plan.eta, c.eval_interval);
+
+  const auto halvings = static_cast<double>(rungs.size() - 1);
+  if (rungs.size() == 1 && plan.points.size() > 1)
+    fail(Exit::usage, "--min-steps leaves no comparison before step ", c.steps, "; lower it");
+  if (std::pow(eta, halvings) > points) {
+    fail(Exit::usage, "none of ", points, " points would reach step ", c.steps, ", since one in ",
+         eta, " continues after each of ", halvings,
+         " comparisons; raise --samples or --min-steps");
+  }
+  return rungs;
+}
+
 Exit run_sweep_command(const Arguments& given) {
   const std::set<std::string> known{"jobs", "samples", "seed", "out", "method", "eta", "min-steps"};
   const Description d = describe(given, known);
   Arguments arguments = given;
   // From here on, options of the sweep file are treated like those of the command line.
   arguments.flags = d.options;
+  const SweepOptions options = read_options(arguments);
 
-  const auto whole = [&](const char* name, double otherwise, double least) {
-    return static_cast<int64_t>(arguments.number(name, otherwise, between(least, 1e9), true));
-  };
-
-  const std::string method =
-      arguments.get("method", d.options.contains("samples") ? "random" : "grid");
-  const int64_t jobs = whole("jobs", 1, 1), samples = whole("samples", 0, 1),
-                eta = whole("eta", 3, 2);
-
-  if (method != "grid" && method != "random" && method != "asha")
-    fail(Exit::usage, "command line: --method must be grid, random or asha, not ", method);
-  if (method == "random" && samples == 0)
-    fail(Exit::usage, "command line: --method=random needs --samples");
-  if (method == "grid" && samples > 0)
-    fail(Exit::usage,
-         "command line: --samples has no effect with --method=grid; leave it out, or take random");
-
-  // An option that the method does not use is an error, since it would have no effect.
-  for (const char* name : {"eta", "min-steps"}) {
-    if (d.options.contains(name) && method != "asha")
-      fail(Exit::usage, "command line: --", name,
-           " has no effect without --method=asha; leave it out");
-  }
-
-  SweepPlan plan{.config = d.config, .fixed = {}, .points = {}, .rungs = {}, .eta = eta};
+  SweepPlan plan{.config = d.config, .fixed = {}, .points = {}, .rungs = {}, .eta = options.eta};
   std::vector<Axis> axes;
   // A key with one value is the same in every point, so it is not an axis.
   for (const auto& [where, axis] : d.keys) {
@@ -113,76 +185,27 @@ Exit run_sweep_command(const Arguments& given) {
     else
       axes.push_back(axis);
   }
-
   if (axes.empty())
     fail(Exit::usage,
          "a sweep needs a key with several values, as --optim.lr=1e-3,3e-3 or "
          "--optim.lr=1e-4..1e-2");
 
-  // A random search draws values for all keys except train.seed and data.fold, and trains each draw
-  // with every value of these two.
-  std::vector<Axis> drawn, repeated;
-  for (const Axis& axis : axes) {
-    const bool repeats = method == "random" && repeats_point(axis.key) && !axis.values.empty();
-    (repeats ? repeated : drawn).push_back(axis);
-  }
-  if (drawn.empty()) std::swap(drawn, repeated);
-  const auto points = make_points(drawn, samples, static_cast<uint64_t>(whole("seed", 0, 0)));
-  for (const Overrides& point : points) {
-    for (const Overrides& repeat : make_points(repeated, 0, 0)) {
-      plan.points.push_back(point);
-      plan.points.back().insert(plan.points.back().end(), repeat.begin(), repeat.end());
-    }
-  }
-
-  // Check the config of every point before anything is created.
-  int64_t steps = 0, interval = 0, threads = 0;
-  for (size_t i = 0; i < plan.points.size(); ++i) {
-    Overrides all = plan.fixed;
-    all.insert(all.end(), plan.points[i].begin(), plan.points[i].end());
-    const TrainConfig c = load_config(plan.config, all).config.train;
-    if (c.eval_interval == 0)
-      fail(Exit::usage, "a sweep compares validation losses, and train.eval_interval is 0; set it");
-
-    if (i > 0 && method == "asha" && (c.steps != steps || c.eval_interval != interval)) {
-      fail(Exit::usage,
-           "command line: --method=asha compares runs at the same steps; leave train.steps and "
-           "train.eval_interval as one value");
-    }
-
-    steps = c.steps, interval = c.eval_interval, threads = c.threads;
-  }
-
-  if (method == "asha") {
-    // By default, use the largest number of rungs that leaves at least one point at the end. The
-    // 1e-9 corrects a logarithm of an exact power that was rounded down.
-    const double powers = std::floor(std::log(static_cast<double>(plan.points.size())) /
-                                         std::log(static_cast<double>(eta)) +
-                                     1e-9);
-    const double least =
-        std::max(1.0, static_cast<double>(steps) / std::pow(static_cast<double>(eta), powers));
-    plan.rungs = make_rungs(steps, whole("min-steps", std::floor(least), 1), eta, interval);
-    const auto halvings = static_cast<double>(plan.rungs.size() - 1);
-    if (plan.rungs.size() == 1 && plan.points.size() > 1)
-      fail(Exit::usage, "--min-steps leaves no comparison before step ", steps, "; lower it");
-    if (std::pow(static_cast<double>(eta), halvings) > static_cast<double>(plan.points.size())) {
-      fail(Exit::usage, "none of ", plan.points.size(), " points would reach step ", steps,
-           ", since one in ", eta, " continues after each of ", halvings,
-           " comparisons; raise --samples or --min-steps");
-    }
-  } else {
-    plan.rungs = {steps};
-  }
+  // Check everything before anything is created.
+  add_points(plan, axes, options);
+  const TrainConfig train = check_points(plan, options);
+  plan.rungs = options.method == "asha" ? asha_rungs(arguments, plan, train)
+                                        : std::vector<int64_t>{train.steps};
 
   // Share the machine's threads among the jobs, unless the config or an axis sets them.
   const bool threads_swept =
       std::any_of(axes.begin(), axes.end(), [](const Axis& a) { return a.key == "train.threads"; });
-  const int each =
-      threads_swept || threads > 0 ? 0 : std::max(1, default_threads() / static_cast<int>(jobs));
+  const int each = threads_swept || train.threads > 0
+                       ? 0
+                       : std::max(1, default_threads() / static_cast<int>(options.jobs));
 
   return run_sweep(std::move(plan),
                    arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string()),
-                   static_cast<size_t>(jobs), each);
+                   static_cast<size_t>(options.jobs), each);
 }
 
 }  // namespace

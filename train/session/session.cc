@@ -146,40 +146,24 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   }
 }
 
-}  // namespace
+/// Throws Exit::usage if the frozen base of adapters is quantized and its memory is to be a file.
+void check_offloaded_base(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  const std::string& dtype = adapters_of(c).dtype;
+  if (!c.memory.offloads("parameters") || adapters_of(c).rank == 0) return;
+  if (dtype != "int8" && dtype != "nf4") return;
+  fail(Exit::usage, origin_of(loaded, "memory.offload"), ": memory.offload = \"", c.memory.offload,
+       "\" is for parameters that are not quantized, and adapters.dtype = \"", dtype,
+       "\"; set that to bf16, or leave the parameters in memory");
+}
 
-Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes) {
+/// Makes the model on its device, with the weights of train.init_from or adapters.base if the
+/// config has them, and applies the transforms. `matrices`: dtype of trained parameters of two and
+/// more dimensions.
+std::unique_ptr<Model> make_transformed_model(const LoadedConfig& loaded, const ModelSizes& sizes,
+                                              at::Device device, at::ScalarType matrices) {
   const RunConfig& config = loaded.config;
-  install_allocator();
-  const std::string device_name = open_device(config.train.device);
-  check_device(loaded, device_name);
-  const int threads =
-      config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
-  configure_backend(device_name, threads, config.amp.tf32);
-  use_kernels(config.train.kernels == "auto");
-
-  const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
   const auto seed = static_cast<uint64_t>(config.train.seed);
-  const at::ScalarType compute = compute_dtype(config.amp);
-  const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
-
-  const std::string& base_dtype = adapters_of(config).dtype;
-  if (config.memory.offloads("parameters") && adapters_of(config).rank > 0 &&
-      (base_dtype == "int8" || base_dtype == "nf4")) {
-    fail(Exit::usage, origin_of(loaded, "memory.offload"), ": memory.offload = \"",
-         config.memory.offload,
-         "\" is for parameters that are not quantized, and adapters.dtype = \"", base_dtype,
-         "\"; set that to bf16, or leave the parameters in memory");
-  }
-
-  // Parameters and their working copies are mapped from the start, so that they are never resident
-  // together.
-  auto mapped = config.memory.offloads("parameters")
-                    ? std::make_unique<MappedMemory>(scratch_folder(config))
-                    : nullptr;
-  std::optional<TakeMemoryFrom> from_disk;
-  if (mapped) from_disk.emplace(*mapped, Memory::parameters, /*least=*/size_t{64} << 10);
-
   auto model = loaded.base.empty()
                    ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
                    : load_base(loaded.base, config, sizes, device);
@@ -201,6 +185,34 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
 
   apply_transforms(*model, {config, device, matrices});
   check_recomputed_blocks(loaded, *model);
+  return model;
+}
+
+}  // namespace
+
+Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes) {
+  const RunConfig& config = loaded.config;
+  install_allocator();
+  const std::string device_name = open_device(config.train.device);
+  check_device(loaded, device_name);
+  const int threads =
+      config.train.threads > 0 ? static_cast<int>(config.train.threads) : default_threads();
+  configure_backend(device_name, threads, config.amp.tf32);
+  use_kernels(config.train.kernels == "auto");
+
+  const at::Device device(device_name == "cuda" ? at::kCUDA : at::kCPU);
+  const at::ScalarType compute = compute_dtype(config.amp);
+  const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
+  check_offloaded_base(loaded);
+
+  // Parameters and their working copies are mapped from the start, so that they are never resident
+  // together.
+  auto mapped = config.memory.offloads("parameters")
+                    ? std::make_unique<MappedMemory>(scratch_folder(config))
+                    : nullptr;
+  std::optional<TakeMemoryFrom> from_disk;
+  if (mapped) from_disk.emplace(*mapped, Memory::parameters, /*least=*/size_t{64} << 10);
+  auto model = make_transformed_model(loaded, sizes, device, matrices);
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
 
   // Gradients in the matmul dtype are the default only where no other micro-batch is added to them:
@@ -209,11 +221,12 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
       config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   from_disk.reset();
-  const bool stochastic = config.amp.rounding != "nearest";
+
+  std::optional<uint64_t> rounding_seed;
+  if (config.amp.rounding != "nearest") rounding_seed = static_cast<uint64_t>(config.train.seed);
   auto stage = make_stage(loaded, *model, params);
   auto layout = std::make_unique<ShardLayout>(make_layout(config, stage ? stage->local() : params));
-  Optimizer optimizer = make_optimizer(loaded, params, *layout, stage.get(),
-                                       stochastic ? std::optional(seed) : std::nullopt);
+  Optimizer optimizer = make_optimizer(loaded, params, *layout, stage.get(), rounding_seed);
 
   RunTask run_task = make_run_task(loaded, task, sizes, device);
   const Task& own_task = run_task.own ? *run_task.own : task;

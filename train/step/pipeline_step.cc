@@ -58,7 +58,10 @@ class Stage final : public PipelineStage {
     const Batch batch = next_batch();
     now_.emplace();
     const Variable loss = run_stage_forward(s_, batch, step_.divisor, random(n), *this);
-    LATHE_CHECK(now_->output.defined(), "dist.pipeline: the model ran no blocks");
+    if (!now_->output.defined()) {
+      fail(Exit::usage, "dist.pipeline needs a model that runs its blocks by run_blocks() ",
+           "(autograd/recompute.h); set it to 1");
+    }
     if (is_last()) now_->output = loss;
     losses_.push_back(is_last() ? loss.data() : at::zeros({}, at::kFloat));
     in_flight_.push_back(*std::exchange(now_, std::nullopt));
@@ -69,7 +72,7 @@ class Stage final : public PipelineStage {
     in_flight_.pop_front();
     at::Tensor dy = s_.scaler ? s_.scaler->scale() : at::Tensor();
     if (!is_last()) {
-      dy = at::empty_like(pass.output.data());
+      dy = at::empty(pass.output.sizes(), pass.output.data().options());
       receive(dy, place_.rank + 1);
       pass.sent();
     }

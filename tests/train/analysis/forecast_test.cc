@@ -192,7 +192,7 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
   const Json json = parse_json(plan({"--json"}), "plan", Exit::internal);
   CHECK(json["matmul_flops_per_step"].get<double>() == Approx(8 * step.micro_batch.matmul()));
   CHECK(json["flops_per_step"].get<double>() == Approx(8 * step.micro_batch.total()));
-  const auto [gpu, count] = parse_cards("H100");
+  const auto [gpu, count] = parse_gpus("H100");
   const double seconds = 8 * step.micro_batch.matmul() / (0.4 * gpu.tf32_flops) +
                          28 * static_cast<double>(step.trained) / gpu.bytes_per_second;
   const std::string text = plan({"--for", "H100"});
@@ -546,7 +546,7 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
         1.02 * static_cast<double>(limit));
   CHECK_THAT(plan({"--fit", "100GB"}, {}), ContainsSubstring("stays within 100.0 GB as it is"));
   CHECK_THAT(plan({"--fit=50MB"}, {}), ContainsSubstring("nothing brings it within"));
-  CHECK(parse_cards("A100-40GB").first.memory_bytes < parse_cards("2xa100").first.memory_bytes);
+  CHECK(parse_gpus("A100-40GB").first.memory_bytes < parse_gpus("2xa100").first.memory_bytes);
   CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, from data sheets"));
   CHECK_THAT(plan({"--fit"}, {}), ContainsSubstring("free on this machine"));
   CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err,

@@ -251,9 +251,9 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
     CHECK(seen[outer].second >= seen[inner].second);
   }
   CHECK(seen.contains("step 5"));
-  const Finished no_card = lathe_in(f, {"profile", "tiny.toml", "--nvtx=true"});
-  CHECK(no_card.code == 2);
-  CHECK_THAT(no_card.err, ContainsSubstring("--nvtx marks the work of a GPU"));
+  const Finished no_gpu = lathe_in(f, {"profile", "tiny.toml", "--nvtx=true"});
+  CHECK(no_gpu.code == 2);
+  CHECK_THAT(no_gpu.err, ContainsSubstring("--nvtx marks the work of a GPU"));
   CHECK(lathe_in(f, {"profile", "tiny.toml", "--steps=0:1", "--kineto=none/kineto.json"}).code ==
         static_cast<int>(Exit::io));
   CHECK_FALSE(fs::exists(f / "runs"));

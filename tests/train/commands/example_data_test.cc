@@ -125,6 +125,14 @@ TEST_CASE("values whose spread has no number in float64 are refused before anyth
   CHECK(r.code == 3);
   CHECK_THAT(r.err, ContainsSubstring("too large for their mean and standard deviation"));
   CHECK(!fs::exists(f / "h/manifest.json"));
+
+  // So are classes that float64 does not tell apart.
+  std::string ids = "x,y\n";
+  for (int i = 0; i < 8; ++i) ids += str(i, ",", 9007199254740992 + i % 2, "\n");
+  write_file(f / "ids.csv", ids);
+  const Finished large = lathe_in(f, {"prepare", "ids.csv", "--out", "ids"});
+  CHECK(large.code == 3);
+  CHECK_THAT(large.err, ContainsSubstring("beyond 2^53"));
 }
 
 TEST_CASE("batch norm needs two examples, which finders and plans know", "[example_data]") {

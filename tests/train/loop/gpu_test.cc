@@ -15,7 +15,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-bool skip_without_card() {
+bool skip_without_gpu() {
   if (torch::cuda::is_available()) return false;
   WARN("skipped: no GPU");
   return true;
@@ -23,7 +23,7 @@ bool skip_without_card() {
 
 TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU's checkpoint",
           "[gpu]") {
-  if (skip_without_card()) return;
+  if (skip_without_gpu()) return;
   const TempFolder f(fast_folder());
   make_data(f);
   std::vector<Kind> all = kinds;
@@ -54,14 +54,14 @@ TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU'
         most = std::max(most, std::abs(a[i] - b[i]) / std::abs(b[i]));
       return most;
     };
-    const auto card = losses("card", {"--train.device=cuda"}),
+    const auto gpu = losses("card", {"--train.device=cuda"}),
                cpu = losses("cpu", {"--train.device=cpu"});
     // Rounding of float32 products and sums, which 20 steps of Adam carry on; masks of dropout are
     // the same.
-    CHECK(apart(card, cpu) < 2e-3);
+    CHECK(apart(gpu, cpu) < 2e-3);
     CHECK(apart(losses("other", {"--train.device=cpu", "--train.seed=2"}), cpu) >
           1e-2);  // the control
-    CHECK(apart(card, losses("again", {"--train.device=cuda"})) == 0);
+    CHECK(apart(gpu, losses("again", {"--train.device=cuda"})) == 0);
     CHECK(lathe_in(f, {"train", "kind.toml", "--train.out_dir=cpu", "--train.device=cuda"}).code ==
           0);
     CHECK(lathe_in(f, {"eval", "cpu", "--device=cpu"}).code == 0);
@@ -69,7 +69,7 @@ TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU'
 }
 
 TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
-  if (skip_without_card()) return;
+  if (skip_without_gpu()) return;
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     OptimConfig config;
@@ -95,7 +95,7 @@ TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
       for (const auto& p : all) flat.push_back(p.parameter.data().reshape({-1}).cpu());
       return at::cat(flat);
     };
-    if (!make_method(config)->runs_on_card()) {
+    if (!make_method(config)->runs_on_gpu()) {
       CHECK_THROWS_WITH(trained(at::kCUDA), Catch::Matchers::Contains("has no code for GPUs"));
       continue;
     }
@@ -109,7 +109,7 @@ TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
 }
 
 TEST_CASE("the last layer and its loss on a GPU, in several pieces, are ATen's", "[gpu]") {
-  if (skip_without_card()) return;
+  if (skip_without_gpu()) return;
   torch::manual_seed(3);
   constexpr int64_t n = 6000, c = 16, v = 50257;  // 600 MB of logits in 16 bits
   const at::Tensor x = torch::randn({n, c}), w = torch::randn({v, c}) * 0.3;
@@ -140,7 +140,7 @@ TEST_CASE("the last layer and its loss on a GPU, in several pieces, are ATen's",
 
 TEST_CASE("kernels for GPUs take views that begin anywhere, and refuse tensors of the CPU",
           "[gpu]") {
-  if (skip_without_card()) return;
+  if (skip_without_gpu()) return;
   torch::manual_seed(5);
   const at::Tensor flat = torch::randn({4 * 64 + 1});
   const at::Tensor aside = flat.cuda().slice(0, 1).view({4, 64}), weight = torch::rand({64});
@@ -161,7 +161,7 @@ TEST_CASE(
     "attention's backward on a GPU, with heads that fill no whole round, is that of the samples "
     "alone",
     "[gpu]") {
-  if (skip_without_card()) return;
+  if (skip_without_gpu()) return;
   torch::manual_seed(4);
   const int64_t heads = 6, batch = cuda_api().multiprocessors() / heads + 2, t = 200, width = 32;
   const at::Tensor packed = torch::randn({batch, t, 3 * heads * width}),

@@ -26,7 +26,7 @@ TEST_CASE("a run of every optimizer that stopped is one that did not, with group
     INFO(kind);
     OptimConfig config;
     config.kind = kind;
-    const std::string device = make_method(config)->runs_on_card() ? "auto" : "cpu";
+    const std::string device = make_method(config)->runs_on_gpu() ? "auto" : "cpu";
     const auto train = [&](const std::string& out, const std::string& extra) {
       return lathe_in(f,
                       {"train", "tiny.toml", "--train.out_dir=" + out, "--train.steps=9",

@@ -1,0 +1,46 @@
+// Writes prepared examples: the inputs and targets of the training and the validation split.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "data/examples/example_manifest.h"
+#include "data/examples/normalize.h"
+#include "data/prepare/array_out.h"
+#include "data/prepare/example_source.h"
+#include "data/prepare/out_folder.h"
+
+namespace lathe {
+
+/// Writes the examples of both splits, and computes the statistics of the training split.
+class ExampleWriter {
+ public:
+  /// Creates the files in `folder`. `manifest` must have the task, the sizes and the number of
+  /// examples of each split, and must outlive this object. `all_bytes`: whether all inputs are
+  /// integers from 0 to 255, which decides the type of those that were text.
+  ExampleWriter(const fs::path& folder, const ExampleSource& source, bool all_bytes,
+                ExampleManifest& manifest);
+
+  /// Adds an example to a split. `label`: its class; any number for regression. Throws Exit::data
+  /// if the source has other examples than when they were counted.
+  void add(const RawExample& example, int64_t label, bool is_val);
+
+  /// Ends the files, and puts their facts and the statistics into the manifest. Throws as add()
+  /// does.
+  std::vector<MadeFile> finish();
+
+ private:
+  struct SplitOut {
+    ArrayOut inputs, targets;
+    int64_t left;  // examples that are still to come
+  };
+
+  ExampleManifest& manifest_;
+  bool classifies_;
+  std::optional<SplitOut> train_, val_;
+  Statistics inputs_, numbers_;
+  std::vector<double> image_;  // with its channels first
+};
+
+}  // namespace lathe
