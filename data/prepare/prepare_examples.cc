@@ -147,7 +147,8 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
     // Targets are read as float64, in which larger neighbors are one number.
     if (std::abs(number) >= int64_t{1} << 53) {
       fail(Exit::data, options.inputs[0], ": class ", number,
-           " is beyond 2^53, where whole numbers are not told apart; put a letter before each");
+           " is beyond 2^53, where neighboring whole numbers are equal in float64; put a letter "
+           "before each");
     }
     t.of_number[number] = std::ssize(t.labels);
     t.labels.push_back(std::to_string(number));

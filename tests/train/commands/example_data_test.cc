@@ -126,7 +126,7 @@ TEST_CASE("values whose spread has no number in float64 are refused before anyth
   CHECK_THAT(r.err, ContainsSubstring("too large for their mean and standard deviation"));
   CHECK(!fs::exists(f / "h/manifest.json"));
 
-  // So are classes that float64 does not tell apart.
+  // So are classes that are equal in float64.
   std::string ids = "x,y\n";
   for (int i = 0; i < 8; ++i) ids += str(i, ",", 9007199254740992 + i % 2, "\n");
   write_file(f / "ids.csv", ids);

@@ -54,7 +54,7 @@ TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU'
         most = std::max(most, std::abs(a[i] - b[i]) / std::abs(b[i]));
       return most;
     };
-    const auto gpu = losses("card", {"--train.device=cuda"}),
+    const auto gpu = losses("gpu", {"--train.device=cuda"}),
                cpu = losses("cpu", {"--train.device=cpu"});
     // Rounding of float32 products and sums, which 20 steps of Adam carry on; masks of dropout are
     // the same.
