@@ -30,8 +30,8 @@ struct DistConfig {
       int64_t, pipeline, 1,
       "Number of processes that compute each micro-batch one after another, each with some of the "
       "model's blocks (pipeline parallelism). dist.pipeline times dist.tensor must divide the "
-      "number "
-      "of processes; one process alone ignores it. Changes no bit, except of a tied embedding.",
+      "number of processes; one process alone ignores it. Changes no bit, except of a tied "
+      "embedding.",
       between(1, 1024))
   LATHE_FIELD(
       std::string, shard, "none",

@@ -17,6 +17,9 @@ struct GridSizes {
   int pipeline = 1;  ///< stages of the pipeline
   int tensor = 1;    ///< ranks that compute a layer together
 
+  /// Returns the number of processes that hold a replica of the model together.
+  int replica() const { return pipeline * tensor; }
+
   bool operator==(const GridSizes&) const = default;
 };
 

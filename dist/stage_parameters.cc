@@ -182,10 +182,7 @@ void StageParameters::publish_update() {
   const NoGrad no_grad;
   world_.guarded([&] {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      if (parameters_[i].block < 0) publish(i);
-    }
-    for (size_t i = 0; gathered_ > 0 && i < parameters_.size(); ++i) {
-      if (parameters_[i].block >= 0) publish(i);
+      if (parameters_[i].block < 0 || gathered_ > 0) publish(i);
     }
   });
 }

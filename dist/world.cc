@@ -79,7 +79,7 @@ DryWorld::~DryWorld() {
 }
 
 void World::set_grid(const GridSizes& sizes) {
-  const int replica = sizes.pipeline * sizes.tensor;
+  const int replica = sizes.replica();
   LATHE_CHECK(size() % replica == 0, "dist.pipeline times dist.tensor is ", replica,
               ", which does not divide the ", size(), " processes");
   data_ = {.rank = rank() / sizes.tensor % (size() / replica), .size = size() / replica};

@@ -80,22 +80,16 @@ class ExampleData final : public Data {
               .input_sizes = manifest_.input_sizes,
               .outputs = manifest_.outputs,
               .labels = manifest_.labels,
-              .target_mean = targets_.mean,
-              .target_scale = targets_.scale,
               .encoding = manifest_.encoding()};
     // With folds, the statistics are not those of the manifest.
-    facts_.encoding->inputs = inputs_;
-    facts_.encoding->targets = targets_;
+    note_statistics();
   }
 
   const DatasetInfo& facts() const override { return facts_; }
   void normalize_as(const ExampleEncoding& encoding) override {
     inputs_ = encoding.inputs;
     targets_ = encoding.targets;
-    facts_.target_mean = targets_.mean;
-    facts_.target_scale = targets_.scale;
-    facts_.encoding->inputs = inputs_;
-    facts_.encoding->targets = targets_;
+    note_statistics();
   }
   int64_t train_size() const override { return train_size_; }
   int64_t val_size() const override { return val_size_; }
@@ -142,6 +136,13 @@ class ExampleData final : public Data {
  private:
   void check_keys(const DataConfig& config) const;
   void make_folds(int64_t folds, int64_t fold);
+  /// Makes the statistics part of facts().
+  void note_statistics() {
+    facts_.target_mean = targets_.mean;
+    facts_.target_scale = targets_.scale;
+    facts_.encoding->inputs = inputs_;
+    facts_.encoding->targets = targets_;
+  }
   /// Returns the split that has an example, and the example's index in it.
   std::pair<const OpenSplit*, int64_t> find(int64_t example) const {
     const int64_t first = manifest_.train.examples;

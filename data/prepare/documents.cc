@@ -28,11 +28,16 @@ size_t place_to_cut(std::string_view text) {
 
 }  // namespace
 
+bool has_compressed_name(const fs::path& file) {
+  const std::string extension = lower_extension(file);
+  return extension == ".gz" || extension == ".zst";
+}
+
 bool is_jsonl(const DocumentSource& source, const std::string& file) {
   if (source.format != "auto") return source.format != "text";
-  fs::path path = file;
-  if (lower_extension(path) == ".gz" || lower_extension(path) == ".zst") path.replace_extension();
-  return lower_extension(path) == ".jsonl" || lower_extension(path) == ".ndjson";
+  const fs::path path = file;
+  const std::string extension = lower_extension(has_compressed_name(path) ? path.stem() : path);
+  return extension == ".jsonl" || extension == ".ndjson";
 }
 
 PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_bytes,

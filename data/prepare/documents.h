@@ -29,6 +29,8 @@ struct DocumentSource {
   /// text: the string between documents, such as <|endoftext|>; empty: there is none.
   std::string separator{};
 };
+/// Returns whether a name ends in .gz or .zst, in upper or lower case.
+bool has_compressed_name(const fs::path& file);
 /// Returns whether a file is JSON Lines.
 bool is_jsonl(const DocumentSource& source, const std::string& file);
 

@@ -290,8 +290,9 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
 bool is_example_file(const fs::path& path) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return false;
+  const std::string extension = lower_extension(path);
   for (const char* name : {".csv", ".tsv", ".tab", ".safetensors"}) {
-    if (lower_extension(path) == name) return true;
+    if (extension == name) return true;
   }
   const MappedFile file(path, Exit::data);
   const std::string_view begin(reinterpret_cast<const char*>(file.bytes().data()),

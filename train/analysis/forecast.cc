@@ -401,7 +401,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   const LoadedConfig loaded = one_step(given);
   std::optional<DryWorld> others;
   const GridSizes sizes = replica_of(loaded.config, ranks);
-  const int data_ranks = ranks / (sizes.pipeline * sizes.tensor);
+  const int data_ranks = ranks / sizes.replica();
   if (ranks > 1) others.emplace(ranks, sizes, stage);
 
   const DryRun dry;

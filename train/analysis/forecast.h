@@ -37,7 +37,7 @@ struct DryStep {
   bool has_copies = false;    ///< weights have working copies in the matmul dtype
   int64_t blocks = 0;         ///< repeated blocks of the model with trained parameters
   std::string unit{};         ///< what throughput counts: "tokens" or "samples"
-  int data_ranks() const { return ranks / (replica.pipeline * replica.tensor); }
+  int data_ranks() const { return ranks / replica.replica(); }
   /// Returns the peak resident memory of the run, without that of the program.
   int64_t resident() const { return peaks.touched_peak + held_bytes + mapped_bytes; }
 };

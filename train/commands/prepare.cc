@@ -10,6 +10,7 @@
 #include "core/io/log.h"
 #include "data/folder.h"
 #include "data/mixture/mixture.h"
+#include "data/prepare/documents.h"
 #include "data/prepare/example_source.h"
 #include "data/prepare/file_type.h"
 #include "data/prepare/out_folder.h"
@@ -42,8 +43,7 @@ bool is_documents(const Arguments& arguments) {
     if (arguments.flags.contains(flag)) return true;
   }
   for (const fs::path& file : expand_inputs(arguments.positionals)) {
-    const std::string name = file.extension().string();
-    if (file == "-" || name == ".gz" || name == ".zst" || is_jsonl({}, file.string())) return true;
+    if (file == "-" || has_compressed_name(file) || is_jsonl({}, file.string())) return true;
   }
   return false;
 }
@@ -160,8 +160,8 @@ Exit prepare_binary(const Arguments& arguments) {
 
 /// Throws Exit::usage for a compressed table, which would be read as a text.
 void check_not_compressed_table(const fs::path& file) {
-  const std::string end = lower_extension(file), inner = lower_extension(file.stem());
-  if ((end == ".gz" || end == ".zst") && (inner == ".csv" || inner == ".tsv" || inner == ".tab"))
+  const std::string inner = lower_extension(file.stem());
+  if (has_compressed_name(file) && (inner == ".csv" || inner == ".tsv" || inner == ".tab"))
     fail(Exit::usage, "command line: ", file.string(), " is a compressed table; decompress it");
 }
 

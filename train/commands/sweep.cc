@@ -231,10 +231,8 @@ Command sweep_command() {
        {"eta", "With asha, continue one point in this many. Default: 3."},
        {"min-steps",
         "With asha, compare points for the first time after at least this many steps: at the last "
-        "of "
-        "train.steps / eta, train.steps / eta^2 and so on that is not below it. By default, one "
-        "point "
-        "reaches the end."},
+        "of train.steps / eta, train.steps / eta^2 and so on that is not below it. By default, one "
+        "point reaches the end."},
        {"out", "Write the sweep to this folder. Default: sweeps/ and the config's name."}},
       true,
       1,

@@ -48,7 +48,7 @@ GridSizes replica_of(const RunConfig& config, int64_t processes) {
 void check_shares(const LoadedConfig& loaded, int64_t all) {
   const TrainConfig& c = loaded.config.train;
   const GridSizes sizes = replica_of(loaded.config, all);
-  const int64_t replica = int64_t{sizes.pipeline} * sizes.tensor, processes = all / replica;
+  const int64_t replica = sizes.replica(), processes = all / replica;
   if (all % replica != 0) {
     const std::string key = sizes.pipeline == 1 ? "dist.tensor" : "dist.pipeline";
     const std::string product = sizes.pipeline > 1 && sizes.tensor > 1 ? " times dist.tensor" : "";

@@ -133,9 +133,10 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
       backward();
       waited += gradients.end();
     };
-    losses = run_stage(s, {next, step, divisor, plan, around_backward}, waited);
+    return sum_of_losses(run_stage(s, {next, step, divisor, plan, around_backward}, waited), plan);
   }
-  for (int64_t n = 0; !s.stage && n < plan.count; ++n) {
+
+  for (int64_t n = 0; n < plan.count; ++n) {
     const Batch batch = [&] {
       const NamedRange data([] { return std::string("data"); });
       return next();
