@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "autograd/node.h"
+#include "core/dtype.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/mode.h"
