@@ -33,7 +33,7 @@ const CudaApi* api = nullptr;
 /// Loads the library. Returns why it can't be used, or an empty string.
 std::string load_cuda() {
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr)
-    return "there is no NVIDIA driver on this machine";
+    return "this machine has no NVIDIA driver";
   Dl_info self{};
   dladdr(reinterpret_cast<const void*>(&open_device), &self);
   const auto library = std::filesystem::path(self.dli_fname).parent_path() / "liblathe_cuda.so";
@@ -56,7 +56,8 @@ std::string open_device(const std::string& name) {
   const std::string problem = api != nullptr ? "" : load_cuda();
   if (problem.empty()) return "cuda";
   if (name == "auto") return "cpu";
-  fail(Exit::usage, "train.device = \"cuda\": ", problem, "; or set train.device = \"cpu\"");
+  fail(Exit::usage, "train.device = \"cuda\": ", problem,
+       "; set train.device = \"cpu\" to use the CPU");
 }
 
 const CudaApi& cuda_api() {

@@ -31,10 +31,11 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// The next micro-batch; valid until the next call. An error of a worker is thrown here.
+  /// Returns the next micro-batch, which is valid until the next call. Throws the error of a
+  /// worker.
   Batch next();
-  /// How many targets of a micro-batch are learned, where that is not as many as it has units. Any
-  /// micro-batch of any process, by its number in all steps.
+  /// Returns how many targets of a micro-batch are learned; nullopt if it is the number of its
+  /// units. `micro_batch` counts the micro-batches of all steps and processes.
   std::optional<int64_t> targets(int64_t micro_batch) const {
     return batches_->targets(micro_batch);
   }

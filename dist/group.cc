@@ -257,8 +257,8 @@ std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout)
   options.timeout = milliseconds(timeout);
   if (p.listen_fd >= 0) options.masterListenFd = p.listen_fd;
 
-  // A port that accepts and never answers would block the constructor for ever, and a host that is
-  // not there for twice its timeout. So it runs on a thread, which is left behind where it hangs.
+  // The constructor would block forever if the port accepts connections but never answers, and for
+  // twice the timeout if the host does not exist. So it runs on a detached thread.
   auto made = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto result = made->get_future();
   std::thread([made, options, host = p.host] {

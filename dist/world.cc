@@ -152,7 +152,7 @@ void World::meet() {
     std::string grid;
     while ((grid = store_->get(key("grid", rank))).empty()) {
       if (seconds_since(begin) > timeout_) {
-        fail(Exit::peer_lost, "rank ", rank, " of ", p.size, " did not come within ", timeout_,
+        fail(Exit::peer_lost, "rank ", rank, " of ", p.size, " did not connect within ", timeout_,
              " s (dist.timeout); see what its process printed");
       }
       pause();

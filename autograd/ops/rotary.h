@@ -7,8 +7,8 @@
 
 namespace lathe {
 
-/// Returns `turns` contiguous in the dtype that rotate() needs for x: float64 if x is float64, else
-/// float32. Throws if its shape does not fit.
+/// Returns `rope_table`, contiguous and in the dtype that rotate() needs for x: float64 if x is
+/// float64, else float32. Throws if its shape does not fit.
 at::Tensor checked_rope_table(const at::Tensor& rope_table, const Variable& x);
 
 }  // namespace lathe

@@ -108,7 +108,7 @@ std::string advice(int number) {
     return str("; files are limited to ", limit.rlim_cur,
                " bytes (ulimit -f), raise the limit and run the same command again");
   }
-  return number == EIO ? "; see to the disk and run the same command again" : "";
+  return number == EIO ? "; check the disk and run the same command again" : "";
 }
 
 /// Maps in use, for the SIGBUS handler: plain arrays that it may read at any moment.
@@ -135,7 +135,7 @@ void on_bus_error(int, siginfo_t* info, void*) {
           part(is_scratch ? "error: a page of the scratch file can't be read or written in "
                           : "error: "),
           part(slot.path.data()),
-          part(is_scratch ? "; see to the disk and run the same command again\n"
+          part(is_scratch ? "; check the disk and run the same command again\n"
                           : " was cut short while it was being read; restore the file and run the "
                             "same command again\n")};
       if (writev(STDERR_FILENO, parts.data(), static_cast<int>(parts.size())) < 0)

@@ -162,10 +162,10 @@ void softmax_backward(const float* scores, const float* dp, int64_t stride, int6
     }
   }
 }
-void slopes_block(const float* scores, const float* dp, int64_t stride, int64_t keys,
-                  int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
-                  float scale, float cap, const float* lse, const float* delta, void* p, void* ds,
-                  Element type) {
+void softmax_backward_block(const float* scores, const float* dp, int64_t stride, int64_t keys,
+                            int64_t queries, int64_t width, int64_t k0, int64_t q0,
+                            const int64_t* starts, float scale, float cap, const float* lse,
+                            const float* delta, void* p, void* ds, Element type) {
   with_element(type, [&](auto t) HWY_ATTR {
     auto *to_p = static_cast<decltype(t)*>(p), *to_ds = static_cast<decltype(t)*>(ds);
     if (cap == 0) {

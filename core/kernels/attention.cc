@@ -24,7 +24,7 @@ namespace lathe {
 HWY_EXPORT(softmax_block);
 HWY_EXPORT(write_rows_of);
 HWY_EXPORT(dot_rows);
-HWY_EXPORT(slopes_block);
+HWY_EXPORT(softmax_backward_block);
 HWY_EXPORT(one_query);
 HWY_EXPORT(rotate_matrix);
 
@@ -414,7 +414,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
         block_gemm(v_rows, dy_across.block_at(i), keys, columns, s.width, w.dp, block, false);
 
         // One pass gives both P and dS.
-        HWY_DYNAMIC_DISPATCH(slopes_block)
+        HWY_DYNAMIC_DISPATCH(softmax_backward_block)
         (w.scores, w.dp, block, keys, queries, depth, j, i, head.starts_of(i), s.scale, s.softcap,
          row_lse + i, w.delta + i, w.p, w.ds, types.as);
 

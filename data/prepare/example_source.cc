@@ -217,7 +217,8 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
 
   if (std::any_of(kinds.begin(), kinds.end(), is_csv) || files.size() > 2 ||
       (files.size() == 1 && kinds[0] != Kind::safetensors)) {
-    fail(Exit::data, files[0], files.size() == 1 ? " is one array" : " and other files are no pair",
+    fail(Exit::data, files[0],
+         files.size() == 1 ? " is one array" : " and other files are not a pair",
          "; give a file of inputs and a file of targets (IDX, .npy, .safetensors), or CSV files "
          "alone");
   }

@@ -295,7 +295,7 @@ void read_post_processor(const Json& json, BPEDefinition& d, const std::string& 
 
 BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   BPEDefinition d;
-  if (!json.is_object()) fail(Exit::data, where, ": this is no tokenizer.json");
+  if (!json.is_object()) fail(Exit::data, where, ": this is not a tokenizer.json");
 
   const auto model = json_get<Json>(json, "model", where, Exit::data);
   if (!is_absent(model, "type") && type_of(model, where) != "BPE")

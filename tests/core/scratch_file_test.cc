@@ -110,7 +110,7 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
   {
     const FailingDisk disk({{"pread", EIO}, {"pwrite", ENOSPC}});
     CHECK_THAT(error_of([&] { file.read(0, &byte, 1); }),
-               ContainsSubstring("cannot read") && ContainsSubstring("see to the disk"));
+               ContainsSubstring("cannot read") && ContainsSubstring("check the disk"));
     CHECK_THAT(error_of([&] { file.write(0, &byte, 1); }),
                ContainsSubstring("cannot write") && ContainsSubstring("free space"));
   }

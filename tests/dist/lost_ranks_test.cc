@@ -225,7 +225,7 @@ TEST_CASE("ranks that disagree, come twice or never come are told so before anyt
 
   const auto missing = start(f, {hurried}, {rank_of_2(0, port + 2)});
   CHECK(missing[0].code == 7);
-  CHECK_THAT(missing[0].err, ContainsSubstring("rank 1 of 2 did not come"));
+  CHECK_THAT(missing[0].err, ContainsSubstring("rank 1 of 2 did not connect"));
 
   const auto no_master = start(f, {hurried}, {rank_of_2(1, port + 3)});
   CHECK(no_master[0].code == 7);

@@ -196,7 +196,7 @@ TEST_CASE("a disk that fails under the state is an error at the next use, and no
     });
     file_calls = offload_calls;
     CHECK_THAT(error, ContainsSubstring(f.path().string()));
-    CHECK_THAT(error, ContainsSubstring(reads ? "see to the disk" : "free space"));
+    CHECK_THAT(error, ContainsSubstring(reads ? "check the disk" : "free space"));
   }
 }
 

@@ -59,7 +59,7 @@ Exit run_chat(const Arguments& arguments) {
     const auto ids = question(chat, history, w.context, std::min(w.tokens, w.context / 2));
     if (std::ssize(ids) > w.context) {
       log_warn("the message is ", ids.size(),
-               " tokens with all that stands around it, and the model sees ", w.context,
+               " tokens with its chat template, and the context of the model has ", w.context,
                "; its beginning is cut off");
     }
 

@@ -280,8 +280,8 @@ Command eval_command() {
             "train.eval_batches; 0 takes all of it. Default: 0."},
            {"choices",
             "Answer the questions in these JSON Lines, {\"context\": TEXT, \"endings\": [TEXT, "
-            "...], \"label\": N}, with the likeliest ending, as a whole (accuracy) and by byte "
-            "(accuracy_by_byte)."},
+            "...], \"label\": N}, by choosing the ending with the highest probability (accuracy), "
+            "or the highest log probability per byte (accuracy_by_byte)."},
            {"stride",
             "Move the window over a text by this many tokens; fewer give each token more context. "
             "Default: the whole context."}}),

@@ -243,8 +243,8 @@ Command finder_command() {
                      "Let batch use this much memory, such as 8GB. Default: what is free here, or "
                      "on the GPU."},
                     {"rounds",
-                     "Estimate the gradient's noise from this many times four micro-batches, for "
-                     "batch. Default: 8."}},
+                     "For batch: estimate the gradient noise in this many rounds of four "
+                     "micro-batches. Default: 8."}},
           .config_keys = true,
           .min_positionals = 2,
           .max_positionals = 2,

@@ -18,7 +18,8 @@ Flags with_sampling_flags(Flags flags) {
        {"top-p",
         "Sample from the likeliest tokens that have this probability together. Default: "
         "1."},
-       {"min-p", "Sample from tokens at least this times as likely as the likeliest. Default: 0."},
+       {"min-p",
+        "Sample only tokens whose probability is at least this times the largest one. Default: 0."},
        {"repetition-penalty",
         "Make tokens that the text already contains less likely, if above 1. Default: 1."},
        {"seed", "Sample with this seed. Default: 1."}});

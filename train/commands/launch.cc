@@ -97,16 +97,17 @@ Command launch_command() {
       "launch",
       "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...] | -n N -- "
       "bench collectives",
-      "Train with N processes on this machine, which share the micro-batches of each step "
-      "(train.grad_accum) and the cores, and give the bits of a single process unless "
-      "dist.tensor is above 1, or dist.pipeline with a tied embedding.",
+      "Train with N processes on this machine, which share its cores and the micro-batches of each "
+      "step (train.grad_accum); the result has the bits of a single process unless dist.tensor is "
+      "above 1, or dist.pipeline is above 1 and the embedding is tied.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
        "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
       {{"max-restarts",
         "Resume from the newest checkpoint up to this many times after a process was lost. "
         "Default: 0."},
        {"min-ranks",
-        "Resume with fewer processes where some were lost, but at least this many. Default: N."}},
+        "Resume with fewer processes if some were killed, but with at least this many. Default: "
+        "N."}},
       false,
       0,
       0,

@@ -21,7 +21,7 @@ Exit run_merge(const Arguments& arguments) {
 Command merge_command() {
   return {"merge",
           "RUN|CHECKPOINT --out FOLDER",
-          "Merge a run's low-rank adapters into the model under them, as a new run.",
+          "Merge a run's low-rank adapters into their base model, and write a new run.",
           {"merge runs/adapters --out runs/merged",
            "merge runs/adapters/checkpoints/step-00000500 --out runs/merged-500"},
           {{"out", "Write the merged run to this folder."}},

@@ -350,15 +350,15 @@ Command plan_command() {
       {"plan configs/gpt2_124m.toml --train.batch_size=4", "plan configs/gpt2_124m.toml --fit 8GB"},
       {{"json", "Print a JSON object instead of a table."},
        {"fit",
-        "Print what to change so that the run stays within this much memory, such as 8GB, and exit "
-        "with code 10 where nothing suffices. Default: the memory that is free here."},
+        "Print which keys to change so that the run stays within this much memory, such as 8GB. "
+        "The exit code is 10 if no change is enough. Default: the free memory of this machine."},
        {"chart",
         "Draw the memory of a step by category, beside that with these keys, such as "
         "memory.recompute=blocks,optim.kind=adamw8bit."},
        {"ranks", "Forecast one of this many processes. Default: 1."},
        {"for",
-        "Forecast GPUs that are not here as well, such as 8xH100, from their makers' "
-        "specifications."}},
+        "Estimate the time on GPUs that this machine does not have, such as 8xH100, from their "
+        "published specifications."}},
       true,
       1,
       1,

@@ -110,8 +110,8 @@ Command profile_command() {
           {"profile configs/quickstart.toml",
            "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json"},
           {{"steps",
-            "Profile the steps from the first number to before the second; earlier ones run "
-            "unobserved. Default: 3:8."},
+            "Profile the steps from the first number up to, but not including, the second. Earlier "
+            "steps run without profiling. Default: 3:8."},
            {"trace",
             "Write all spans and the work of each thread to this file in Chrome's trace event "
             "format."},

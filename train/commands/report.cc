@@ -304,8 +304,8 @@ Command report_command() {
             "Write the page to this file. Default: report.html in the run's folder, or here for "
             "several runs."},
            {"serve",
-            "Write the page again, and reload it, every so many seconds until Ctrl-C; 0 writes it "
-            "once. Default: 0."},
+            "Rewrite the page every this many seconds until Ctrl-C, and let browsers reload it; 0 "
+            "writes it once. Default: 0."},
            force_flag},
           false,
           1,

@@ -230,9 +230,9 @@ Command sweep_command() {
        {"seed", "Draw the points with this seed. Default: 0."},
        {"eta", "With asha, continue one point in this many. Default: 3."},
        {"min-steps",
-        "With asha, compare points for the first time after at least this many steps: at the last "
-        "of train.steps / eta, train.steps / eta^2 and so on that is not below it. By default, one "
-        "point reaches the end."},
+        "With asha, train each point for at least this many steps before the first comparison. "
+        "Comparisons take place after train.steps / eta steps, train.steps / eta^2 steps and so "
+        "on. By default, the number is chosen so that at least one point trains all steps."},
        {"out", "Write the sweep to this folder. Default: sweeps/ and the config's name."}},
       true,
       1,

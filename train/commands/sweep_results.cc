@@ -32,7 +32,7 @@ std::string points_table(const SweepPlan& plan, const std::vector<std::string>& 
     if (plan.rungs.size() > 1)
       row.push_back(s.losses.empty() ? "-" : std::to_string(plan.rungs[s.losses.size() - 1]));
     row.push_back(s.losses.empty() ? "-" : format("%.4f", s.losses.back()));
-    std::string state = "left at its rung";
+    std::string state = "pruned";
     if (!s.end.empty()) {
       state = s.end;
     } else if (s.losses.size() == plan.rungs.size()) {

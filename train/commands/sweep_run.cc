@@ -208,10 +208,11 @@ class Sweep {
       there /= static_cast<size_t>(plan_.eta);
     }
 
-    log_info("steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in all",
-             plan_.rungs.size() > 1
-                 ? str(" of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving")
-                 : "");
+    log_info(
+        "steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in total",
+        plan_.rungs.size() > 1
+            ? str(", instead of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving")
+            : "");
 
     if (n_done() > 0) {
       log_info("done      ", quantity(static_cast<int64_t>(n_done()), "point"),

@@ -1,5 +1,5 @@
-// What the processes of a run share in a step beside gradients. In one process each function does
-// what the step did without it.
+// Values other than gradients that the processes of a run exchange in a step: running statistics,
+// losses and fp8 maxima. In a run on one process, these functions exchange nothing.
 #pragma once
 
 #include <vector>

@@ -23,7 +23,7 @@ fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside,
   if (has < length) {
     log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"),
              " and the checkpoint was written ", "at ", length,
-             " bytes: lines are lost; training is not touched by it");
+             " bytes: lines are lost; training is not affected");
     length = has == 0 ? 0 : whole(read_file(path, Exit::io, uint64_t{1} << 40));
   }
   if (has == length) return path;

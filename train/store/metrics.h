@@ -84,7 +84,7 @@ class MetricsSink {
   /// Adds that a process begins to train after this step, from this checkpoint or, with "", from
   /// the beginning.
   virtual void add_start(int64_t, const std::string&) {}
-  /// Adds the lengths so far of the files that a checkpoint keeps the length of.
+  /// Adds the current lengths of the files that are truncated on resume.
   virtual void add_lengths(FileLengths&) const {}
   /// Waits until the disk has what was written. Another thread may add lines meanwhile.
   virtual uint64_t sync() { return 0; }
@@ -107,9 +107,9 @@ class ResumableFile {
  private:
   OutputFile file_;
 };
-/// The end of the last whole line.
+/// Returns the length of the text up to the end of its last complete line.
 uint64_t whole_lines(std::string_view text);
-/// Now, since 1970.
+/// Returns the current time in seconds since 1970.
 double unix_seconds();
 
 /// metrics.jsonl.

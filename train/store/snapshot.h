@@ -1,7 +1,7 @@
 // The tensors of a checkpoint on the host: as a view of them, to be written before training
-// continues, or as a copy, which training does not change. Where ranks share the optimizer's state
-// out, rank 0 writes it and asks the others for each tensor in turn, so a checkpoint is the same
-// whoever kept its tensors.
+// continues, or as a copy, which training does not change. If the optimizer's state is sharded,
+// rank 0 writes the checkpoint and collects one tensor after another from the other ranks. The
+// checkpoint is therefore the same with and without sharding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,9 +37,9 @@ struct Snapshot {
 /// the memory of tensors on the CPU: it is to be written before anything changes them.
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
-/// The same as a copy, in the memory of `reused`, the copy before it, where its tensors have the
-/// same sizes. Of Memory::checkpoints; pinned where the tensors are a GPU's. Returns once all is
-/// copied.
+/// Returns a copy of the same state, which training does not change. Reuses the memory of `reused`,
+/// the previous copy, if its tensors have the same sizes. The memory is of Memory::checkpoints, and
+/// is pinned if the tensors are on a GPU. Returns after all tensors are copied.
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
 /// Returns whether rank 0 collects parts of the state from other ranks.
@@ -47,12 +47,12 @@ bool collects_state(const Optimizer& optimizer);
 /// Sends rank 0 this rank's parts of the state, while it takes either snapshot or writes a view.
 void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                 std::optional<at::ScalarType> dtype);
-/// Bytes of the tensors of either.
+/// Returns the bytes of the tensors of either snapshot.
 int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          std::optional<at::ScalarType> dtype);
 
-/// One pass over each parameter: Exit::diverged where one has an element that is not finite, for
-/// weights that are not finite never reach a disk.
+/// Throws Exit::diverged if a parameter has an element that is not finite, so that such weights are
+/// never saved. Reads each parameter once.
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step);
 
 /// Calls f(name, tensor, part) for each tensor of the optimizer's state, and of fp8 layers'

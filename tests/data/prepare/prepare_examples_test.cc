@@ -276,7 +276,7 @@ TEST_CASE("IDX files and arrays become the same examples", "[prepare_examples]")
   CHECK_THAT(p.problem({"labels", "images"}), ContainsSubstring("give the inputs first"));
   CHECK_THAT(p.problem({"x.npy"}), ContainsSubstring("is one array"));
   p.write("a.csv", "1,2\n");
-  CHECK_THAT(p.problem({"x.npy", "a.csv"}), ContainsSubstring("are no pair"));
+  CHECK_THAT(p.problem({"x.npy", "a.csv"}), ContainsSubstring("are not a pair"));
   p.write("short", idx(8, {4}, labels));
   CHECK_THAT(p.problem({"images", "short"}),
              ContainsSubstring("claims 4 bytes of elements and the file has 3"));

@@ -500,7 +500,7 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[runs_and_sweeps
   INFO(whole.out << whole.err);
   REQUIRE(whole.code == 0);
   CHECK_THAT(whole.out, ContainsSubstring("sweep     4 runs of tiny.toml") &&
-                            ContainsSubstring("steps     32 in all"));
+                            ContainsSubstring("steps     32 in total"));
   check_means(f / "whole", whole);
   REQUIRE(lathe_in(f, {"config", "check", "whole/best.toml"}).code == 0);
   const std::vector<std::string> kills{"sweep: target kept 2", "sweep: point ended 1",
@@ -613,9 +613,10 @@ TEST_CASE("a sweep by a file, with successive halving; bad ones", "[runs_and_swe
   const Finished r = lathe_in(f, {"sweep", "search.toml"});
   INFO(r.out << r.err);
   REQUIRE(r.code == 0);
-  CHECK_THAT(r.out,
-             ContainsSubstring(
-                 "4 to step 2, then 2 to step 4, then 1 to step 8: about 16 in all of 32 without"));
+  CHECK_THAT(
+      r.out,
+      ContainsSubstring(
+          "4 to step 2, then 2 to step 4, then 1 to step 8: about 16 in total, instead of 32"));
   const Finished none = lathe_in(f, {"sweep", "search.toml", "--min-steps=2", "--samples=3",
                                      "--optim.lr=1e-5..1e-1", "--out=none"});
   CHECK(none.code == 2);

@@ -247,8 +247,8 @@ TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its che
   REQUIRE(train("reference", "").code == 0);
   const std::vector<std::pair<std::string, std::string>> faults{
       {"pwrite ENOSPC 60", "No space left on device; free space"},
-      {"pwrite EIO 90", "Input/output error; see to the disk"},
-      {"pread EIO 150", "Input/output error; see to the disk"},
+      {"pwrite EIO 90", "Input/output error; check the disk"},
+      {"pread EIO 150", "Input/output error; check the disk"},
       {"fallocate ENOSPC 1", "bytes for a scratch file"},
   };
   for (const auto& [fault, says] : faults) {

@@ -169,7 +169,7 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
         } else {
           CHECK(code == 6);
           CHECK_THAT(said, ContainsSubstring("run the same command again"));
-          CHECK_THAT(said, ContainsSubstring(number == EIO ? "see to the disk" : "free space"));
+          CHECK_THAT(said, ContainsSubstring(number == EIO ? "check the disk" : "free space"));
         }
         // No old checkpoint may be deleted until the new one has its name and the folder is synced.
         const auto names = run.names();
@@ -373,7 +373,7 @@ TEST_CASE("a run whose disk fills up ends with exit code 6 and resumes exactly",
   REQUIRE(train("reference", "").code == 0);
   for (const auto& [fault, says] : std::vector<std::pair<std::string, std::string>>{
            {"write ENOSPC 2 2", "No space left on device; it takes "},
-           {"fsync EIO 2 3", "Input/output error; see to the disk"},
+           {"fsync EIO 2 3", "Input/output error; check the disk"},
            {"mkdir EDQUOT 1 1", "Disk quota exceeded; it takes "},
            {"rename ENOSPC 3 2", "; free space and run the same command again"}}) {
     INFO(fault);

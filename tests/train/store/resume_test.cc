@@ -273,7 +273,7 @@ TEST_CASE("lost metrics do not stop a run, a folder taken away does", "[resume]"
              metrics.substr(0, metrics.size() - 5));  // a line cut short
   const Finished shorter = r.train({"--train.steps=6"});
   CHECK(shorter.code == 0);
-  CHECK_THAT(shorter.err, ContainsSubstring("lines are lost; training is not touched by it"));
+  CHECK_THAT(shorter.err, ContainsSubstring("lines are lost; training is not affected"));
   const std::string after = slurp(r / "runs/tiny/metrics.jsonl");
   CHECK(after.starts_with(metrics.substr(0, metrics.rfind('\n', metrics.size() - 2) + 1) + "{"));
   fs::remove(r / "runs/tiny/metrics.jsonl");
