@@ -117,6 +117,12 @@ int ChainFormula::add_cast(int a, at::ScalarType dtype) {
       {.op = ChainOp::copy, .from = {a, -1, -1}, .dtype = dtype, .needs = (*this)[a].needs});
 }
 
+int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& from) {
+  ChainValue made = value;
+  made.from = from;
+  return push(made);
+}
+
 /// Returns the gradients of the operands of a value y, given its gradient dy, by the formulas of
 /// ops/elementwise.cc and ops/math.cc.
 std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {

@@ -41,6 +41,9 @@ class ChainFormula {
   /// Adds a in another dtype; a itself if it has that dtype.
   int add_cast(int a, at::ScalarType dtype);
 
+  /// Adds the op of a value with other operands, which have the same dtypes.
+  int add_like(const ChainValue& value, const std::array<int, 3>& from);
+
   /// Adds the backward pass of all values so far, in the operations and the order of the engine,
   /// from the gradient `dy` of `result`. Returns what each use of an input that needs a gradient
   /// adds to it, in the order in which the engine would add it: the newest use first. Gradients

@@ -98,6 +98,8 @@ at::Tensor detail::compare_in_chain(Comparison op, const Operand& a, const Opera
   return mode().chain->compare(chain_op(op), a, b);
 }
 
+ChainTrace::ChainTrace(at::IntArrayRef sizes) : grad_(mode().grad), sizes_(sizes.vec()) {}
+
 ChainTrace::ChainTrace(std::span<const Variable> inputs)
     : grad_(mode().grad),
       differentiable_(std::make_shared<StandIn>()),
@@ -132,7 +134,7 @@ int ChainTrace::add_input(const Variable& v) {
   if (!layout || !fits || !t.is_cpu() || !t.is_contiguous() || t.numel() == 0)
     detail::leave_chain();
 
-  for (const Input& input : inputs_) {
+  for (const ChainInput& input : inputs_) {
     const bool same_edge = is_same_edge(input.variable.edge(), v.edge());
     if (input.variable.data().is_same(t) && same_edge) {
       if (t._version() != input.version) detail::leave_chain();
@@ -148,8 +150,7 @@ int ChainTrace::add_input(const Variable& v) {
 
 int ChainTrace::operand(const Variable& v) {
   if (const auto value = value_of(v.data())) {
-    // Without its node, the function has cut it off from the graph.
-    if (v.node() != differentiable_ && v.node() != constant_) detail::leave_chain();
+    if (!is_connected(v, *value)) detail::leave_chain();
     return *value;
   }
   if (!is_chain_dtype(v.dtype())) detail::leave_chain();
@@ -173,6 +174,10 @@ Variable ChainTrace::made(int value) {
   return Variable(stand_in(value), Edge(formula_[value].needs ? differentiable_ : constant_));
 }
 
+bool ChainTrace::is_connected(const Variable& v, int) const {
+  return v.node() == differentiable_ || v.node() == constant_;
+}
+
 Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
                             std::span<const Variable> inputs) {
   const bool mine =
@@ -182,14 +187,18 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
     // An op of smaller tensors runs by itself. Its gradient must not come between those that the
     // chain gives to the same input.
     for (const Variable& v : inputs) {
-      for (const Input& input : inputs_) {
+      for (const ChainInput& input : inputs_) {
         if (v.edge() && is_same_edge(v.edge(), input.variable.edge())) detail::leave_chain();
       }
     }
     return {};
   }
   if (mode().grad != grad_) detail::leave_chain();
+  return add(form, info, inputs);
+}
 
+Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
+                         std::span<const Variable> inputs) {
   // The result must have the dtype that ATen promotes to, where a tensor without dims counts less.
   for (const Variable& v : inputs) {
     if (v.dtype() != inputs[0].dtype() && (v.dim() == 0 || form.op == ChainOp::select))
@@ -228,11 +237,11 @@ int ChainTrace::result(const Variable& y) const {
   const auto value = y.defined() ? value_of(y.data()) : std::nullopt;
   if (!value || formula_[*value].op == ChainOp::input || formula_[*value].dtype == at::kBool)
     detail::leave_chain();
-  if (y.node() != differentiable_ && y.node() != constant_) detail::leave_chain();
+  if (!is_connected(y, *value)) detail::leave_chain();
   for (const auto& [tensor, of] : stand_ins_) {
     if (tensor._version() != 0) detail::leave_chain();
   }
-  for (const Input& input : inputs_) {
+  for (const ChainInput& input : inputs_) {
     if (input.variable.data()._version() != input.version) detail::leave_chain();
   }
   return *value;

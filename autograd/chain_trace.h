@@ -1,4 +1,5 @@
-// What fused() records: the ops of a function, without running them.
+// Ops that are recorded without running them: those of a function that fused() is given, or those
+// that DeferOps runs later.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "autograd/chain_formula.h"
+#include "autograd/chain_op.h"
 #include "autograd/op.h"
 #include "autograd/variable.h"
 
@@ -35,16 +37,10 @@ at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
 /// dtypes other than float32 and bfloat16, inputs that are not contiguous, changes in place.
 class ChainTrace {
  public:
-  /// An input of the formula: an argument of the function, or what it captured.
-  struct Input {
-    Variable variable;
-    Chain::Input layout;
-    int value = 0;
-    int64_t version = 0;  ///< of its tensor when it was added
-  };
-
   /// Prepares to record a function of these inputs. Throws LeftChain.
   explicit ChainTrace(std::span<const Variable> inputs);
+  virtual ~ChainTrace() = default;
+  ChainTrace(ChainTrace&&) = default;
 
   /// Returns what the function is to be called with: values of the chain for inputs of the common
   /// shape, the others as they are.
@@ -60,24 +56,38 @@ class ChainTrace {
   int result(const Variable& y) const;
 
   const ChainFormula& formula() const { return formula_; }
-  const std::vector<Input>& inputs() const { return inputs_; }
+  const std::vector<ChainInput>& inputs() const { return inputs_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
   PerElement cost() const { return cost_; }
+
+ protected:
+  /// Prepares to record ops whose results have these sizes.
+  explicit ChainTrace(at::IntArrayRef sizes);
+
+  /// Adds an op whose operands are values of the chain or become inputs, and returns its result.
+  /// Throws LeftChain.
+  Variable add(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
+  /// Returns a tensor that stands for a value until it is computed.
+  virtual at::Tensor stand_in(int value);
+  /// Returns the Variable of a value that was just added.
+  virtual Variable made(int value);
+  /// Returns whether a Variable of this value has the edge that it was made with. Without it, the
+  /// function has cut the Variable off from the graph.
+  virtual bool is_connected(const Variable& v, int value) const;
+
+  bool grad_;  // of the mode
+  ChainFormula formula_;
+  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // and their values
 
  private:
   std::optional<int> value_of(const at::Tensor& t) const;
   int operand(const Variable& v);
   int mask(const at::Tensor& t);
   int add_input(const Variable& v);
-  at::Tensor stand_in(int value);
-  Variable made(int value);
 
   std::vector<int64_t> sizes_;
-  bool grad_;                                        // of the mode
   std::shared_ptr<Node> differentiable_, constant_;  // the nodes of stand-ins
-  ChainFormula formula_;
-  std::vector<Input> inputs_;
-  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // and their values
+  std::vector<ChainInput> inputs_;
   std::vector<Variable> arguments_;
   PerElement cost_{0, 0};
 };

@@ -1,290 +1,29 @@
 #include "autograd/fused.h"
 
-#include <ATen/ops/zeros.h>
-
-#include <algorithm>
-#include <array>
 #include <exception>
-#include <memory>
 #include <optional>
-#include <vector>
 
-#include "autograd/chain_formula.h"
+#include "autograd/chain_op.h"
 #include "autograd/chain_trace.h"
-#include "autograd/op.h"
-#include "autograd/ops.h"
-#include "autograd/ops/plain.h"
+#include "autograd/deferred.h"
 #include "core/mode.h"
 
 namespace lathe {
 namespace {
 
-/// A recorded function. Its op has one input for each use that needs a gradient, the newest use
-/// first, so that the engine adds gradients in the same order as without fusing. The other inputs
-/// of the formula follow, one each.
+/// A function that was recorded without running it.
 struct Recorded {
-  ChainFormula formula, backward;
-  int result = 0, dy = 0;
-  std::vector<ChainUse> uses;  // of `backward`
-  std::vector<int> kept;       // values that backward gets in addition to the inputs and dy
-  std::vector<size_t> place;   // for each input of the formula, the first op input that holds it
-  std::vector<Chain::Input> layouts;
-  // Of each input of the formula:
-  std::vector<std::vector<int64_t>> shapes;
-  std::vector<at::ScalarType> dtypes;
-  std::vector<bool> reads;        // the first backward pass reads its values
-  std::vector<bool> reads_twice;  // second derivatives read its values
-  // Of the whole formula:
-  std::vector<int64_t> sizes;
-  PerElement cost;
+  ChainTrace trace;
+  int result = 0;
 };
-
-/// Returns how a chain reads a gradient: one value for all elements, or one for each element.
-/// Returns nullopt for other layouts, for which ATen's functions would divide their work among
-/// threads differently than a chain does.
-std::optional<Chain::Input> gradient_layout(const at::Tensor& dy) {
-  if (dy.is_contiguous()) return Chain::Input{};
-  const bool is_number = std::all_of(dy.strides().begin(), dy.strides().end(),
-                                     [](int64_t stride) { return stride == 0; });
-  return is_number ? std::optional(Chain::Input{.inner = 1, .size = 1}) : std::nullopt;
-}
-
-/// Runs the op of a value as it was recorded.
-Variable run_value(const ChainValue& v, const std::vector<Variable>& x, const at::Tensor& mask) {
-  switch (v.op) {
-    case ChainOp::copy: return cast(x[0], v.dtype);
-    case ChainOp::add: return v.from[1] < 0 ? add_scalar(x[0], v.number) : add(x[0], x[1]);
-    case ChainOp::sub: return sub(x[0], x[1]);
-    case ChainOp::mul: return v.from[1] < 0 ? mul_scalar(x[0], v.number) : mul(x[0], x[1]);
-    case ChainOp::div: return div(x[0], x[1]);
-    case ChainOp::relu: return relu(x[0]);
-    case ChainOp::reciprocal: return reciprocal(x[0]);
-    case ChainOp::sqrt: return sqrt(x[0]);
-    case ChainOp::rsqrt: return rsqrt(x[0]);
-    case ChainOp::exp: return exp(x[0]);
-    case ChainOp::log: return log(x[0]);
-    case ChainOp::pow: return pow(x[0], v.number);
-    case ChainOp::tanh: return tanh(x[0]);
-    case ChainOp::erf: return erf(x[0]);
-    case ChainOp::sigmoid: return sigmoid(x[0]);
-    case ChainOp::silu: return silu(x[0]);
-    case ChainOp::gelu: return gelu(x[0]);
-    case ChainOp::gelu_exact: return gelu(x[0], Gelu::exact);
-    case ChainOp::select: return where(mask, x[1], x[2]);
-    default: return masked_fill(x[1], mask, v.number);  // fill
-  }
-}
-
-at::Tensor run_comparison(const ChainValue& v, const std::vector<Variable>& x) {
-  const detail::Operand b = v.from[1] < 0 ? detail::Operand(v.number) : detail::Operand(x[1]);
-  switch (v.op) {
-    case ChainOp::less: return detail::compare(detail::Comparison::less, x[0], b);
-    case ChainOp::less_equal: return detail::compare(detail::Comparison::less_equal, x[0], b);
-    case ChainOp::greater: return detail::compare(detail::Comparison::greater, x[0], b);
-    case ChainOp::greater_equal: return detail::compare(detail::Comparison::greater_equal, x[0], b);
-    case ChainOp::equal: return detail::compare(detail::Comparison::equal, x[0], b);
-    default: return detail::compare(detail::Comparison::not_equal, x[0], b);
-  }
-}
-
-/// Runs the recorded ops one by one, on the inputs of the fused op.
-Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
-  const ModeGuard guard;
-  mode().compute = at::kFloat;  // the casts of autocast were recorded as ops
-  mode().chain = nullptr;
-
-  const auto& values = r.formula.values();
-  std::vector<std::array<int, 3>> use_of(values.size(), {-1, -1, -1});
-  for (size_t i = 0; i < r.uses.size(); ++i)
-    use_of[static_cast<size_t>(r.uses[i].value)][static_cast<size_t>(r.uses[i].operand)] =
-        static_cast<int>(i);
-
-  std::vector<Variable> results(values.size());
-  for (size_t i = 0; i <= static_cast<size_t>(r.result); ++i) {
-    const ChainValue& v = values[i];
-    if (v.op == ChainOp::input) {
-      results[i] = inputs[r.place[static_cast<size_t>(v.input)]];
-      continue;
-    }
-    std::vector<Variable> operands;
-    for (size_t k = 0; k < v.from.size() && v.from[k] >= 0; ++k) {
-      const int use = use_of[i][k];
-      operands.push_back(use >= 0 ? inputs[static_cast<size_t>(use)]
-                                  : results[static_cast<size_t>(v.from[k])]);
-    }
-    if (v.dtype == at::kBool)
-      results[i] = Variable(run_comparison(v, operands));
-    else
-      results[i] = run_value(v, operands, operands[0].data());
-  }
-  return results[static_cast<size_t>(r.result)];
-}
-
-struct Fused {
-  static constexpr OpInfo info{.name = "fused", .exact = true};
-  std::shared_ptr<const Recorded> recorded;
-  std::vector<Saved> kept{};    // the formula's inputs; undefined if no gradient reads them
-  std::vector<Saved> values{};  // those of Recorded::kept
-
-  at::Tensor forward(at::TensorList x) {
-    std::vector<at::Tensor> tensors;
-    const Recorded& r = *recorded;
-    for (size_t i = 0; i < r.place.size(); ++i) {
-      tensors.push_back(x[r.place[i]]);
-      kept.push_back(Saved::input(static_cast<int>(r.place[i])));
-      if (r.reads[i] || r.reads_twice[i]) kept.back() = tensors.back();
-    }
-    std::vector<int> wanted{r.result};
-    for (const int value : r.kept) {
-      if (value != r.result) wanted.push_back(value);
-    }
-    const auto results = r.formula.run(wanted, r.layouts, tensors, r.sizes);
-    size_t next = 1;
-    for (const int value : r.kept) {
-      const bool is_result = value == r.result;
-      values.push_back(is_result ? Saved::output() : Saved());
-      values.back() = is_result ? results[0] : results[next++];
-    }
-    return results[0];
-  }
-
-  OpFlops flops(at::TensorList, const at::Tensor& y) const {
-    return flops_each(y, recorded->cost.forward, recorded->cost.backward);
-  }
-
-  GradList<at::Tensor> backward(const at::Tensor& dy, const NeedsList& needs,
-                                GradSlots& slots) const {
-    const Recorded& r = *recorded;
-    const auto layout = gradient_layout(dy);
-    ChainFormula formula = r.backward;
-    std::vector<ChainUse> uses = r.uses;
-    for (size_t i = 0; i < uses.size(); ++i) {
-      if (!needs[i]) uses[i].gradient = -1;
-    }
-    if (layout) add_up(formula, uses, slots);
-
-    std::vector<int> wanted;
-    for (const ChainUse& use : uses) {
-      if (use.gradient >= 0 && use.gradient != r.dy &&
-          std::find(wanted.begin(), wanted.end(), use.gradient) == wanted.end())
-        wanted.push_back(use.gradient);
-    }
-
-    std::vector<at::Tensor> tensors;
-    for (size_t i = 0; i < kept.size(); ++i)
-      tensors.push_back(r.reads[i] ? kept[i].data() : at::Tensor());
-    tensors.push_back(dy);
-    for (const Saved& saved : values) tensors.push_back(saved.data());
-
-    const auto results = [&] {
-      if (!layout) return formula.run_by_aten(wanted, tensors);
-      std::vector<Chain::Input> layouts = r.layouts;
-      layouts.push_back(*layout);
-      layouts.resize(tensors.size());
-      return formula.run(wanted, layouts, tensors, r.sizes);
-    }();
-
-    GradList<at::Tensor> grads(needs.size());
-    for (size_t i = 0; i < uses.size(); ++i) {
-      if (uses[i].gradient < 0) continue;
-      const auto found = std::find(wanted.begin(), wanted.end(), uses[i].gradient);
-      grads[i] = found == wanted.end() ? dy : results[static_cast<size_t>(found - wanted.begin())];
-    }
-    return grads;
-  }
-
-  GradList<Variable> backward(const Variable& dy, const NeedsList& needs) const {
-    std::vector<Variable> inputs = constants(needs.size());
-    const auto node = running_node();
-    for (size_t i = 0; i < recorded->uses.size(); ++i)
-      inputs[i] = Variable(inputs[i].data(), node->next[i]);
-    return plain_gradients(inputs, needs, {dy}, [r = recorded](const std::vector<Variable>& x) {
-      return std::vector{run_plainly(*r, x)};
-    });
-  }
-
- private:
-  /// For each input with several uses, replaces their gradients by one sum, unless the engine would
-  /// add the first of them to another gradient. The order of additions stays the engine's.
-  void add_up(ChainFormula& formula, std::vector<ChainUse>& uses, GradSlots& slots) const {
-    for (size_t first = 0; first < uses.size(); ++first) {
-      ChainUse& use = uses[first];
-      const at::ScalarType dtype = recorded->dtypes[static_cast<size_t>(use.input)];
-      const bool is_full = recorded->layouts[static_cast<size_t>(use.input)].size == 0;
-      if (use.gradient < 0 || !is_full || !slots.is_first(first, dtype)) continue;
-      for (size_t i = first + 1; i < uses.size(); ++i) {
-        if (uses[i].input != use.input || uses[i].gradient < 0) continue;
-        const int sum = formula.add_cast(use.gradient, dtype);
-        use.gradient = formula.add(ChainOp::add, sum, formula.add_cast(uses[i].gradient, dtype));
-        uses[i].gradient = -1;
-      }
-    }
-  }
-
-  /// Returns the op's inputs as constants. Inputs that no gradient depends on are zeros.
-  std::vector<Variable> constants(size_t count) const {
-    const Recorded& r = *recorded;
-    std::vector<Variable> inputs(count), of_formula;
-    for (size_t i = 0; i < kept.size(); ++i) {
-      of_formula.emplace_back(
-          kept[i].defined() ? kept[i].data()
-                            : at::zeros({}, at::TensorOptions(r.dtypes[i])).expand(r.shapes[i]));
-      inputs[r.place[i]] = of_formula.back();
-    }
-    for (size_t i = 0; i < r.uses.size(); ++i)
-      inputs[i] = of_formula[static_cast<size_t>(r.uses[i].input)];
-    return inputs;
-  }
-};
-
-/// Returns the recorded function with its backward pass, and the inputs of its op.
-std::pair<std::shared_ptr<Recorded>, std::vector<Variable>> finish(const ChainTrace& trace,
-                                                                   int result) {
-  const auto r = std::make_shared<Recorded>();
-  r->formula = r->backward = trace.formula();
-  r->result = result;
-  r->sizes = trace.sizes();
-  r->cost = trace.cost();
-  r->dy = r->backward.add_input(r->formula[result].dtype, false);
-  r->uses = r->backward.add_backward(result, r->dy);
-
-  // Keep the results of ATen's functions, since calling those again costs more.
-  std::vector<int> wanted;
-  for (const ChainUse& use : r->uses) wanted.push_back(use.gradient);
-  r->reads_twice = r->backward.inputs_of(wanted);
-  for (int value = result; value >= 0; --value) {
-    if (calls_aten(r->formula[value].op) && r->backward.give(value, wanted))
-      r->kept.push_back(value);
-  }
-  r->reads = r->backward.inputs_of(wanted);
-
-  const auto& from = trace.inputs();
-  std::vector<Variable> inputs;
-  r->place.assign(from.size(), SIZE_MAX);
-  for (const ChainUse& use : r->uses) {
-    size_t& place = r->place[static_cast<size_t>(use.input)];
-    place = std::min(place, inputs.size());
-    inputs.push_back(from[static_cast<size_t>(use.input)].variable);
-  }
-  for (size_t i = 0; i < from.size(); ++i) {
-    r->layouts.push_back(from[i].layout);
-    r->shapes.push_back(from[i].variable.sizes().vec());
-    r->dtypes.push_back(from[i].variable.dtype());
-    if (r->place[i] != SIZE_MAX) continue;
-    r->place[i] = inputs.size();
-    inputs.push_back(from[i].variable.detach());
-  }
-  return {r, inputs};
-}
-
-using Finished = std::optional<std::pair<std::shared_ptr<Recorded>, std::vector<Variable>>>;
 
 /// Records a function. Returns nullopt if it must run op by op. Ops of smaller tensors do run while
 /// recording; with `silent`, observers and recomputations are not notified of them.
-Finished traced(std::span<const Variable> inputs, const detail::FusedFunction& fn, bool silent) {
+std::optional<Recorded> traced(std::span<const Variable> inputs, const detail::FusedFunction& fn,
+                               bool silent) {
   const auto uses = mode().uses != nullptr ? std::optional(*mode().uses) : std::nullopt;
   const auto flops = mode().flops != nullptr ? std::optional(*mode().flops) : std::nullopt;
-  Finished found;
+  std::optional<Recorded> found;
   try {
     ChainTrace trace(inputs);
     const ModeGuard guard;
@@ -294,7 +33,8 @@ Finished traced(std::span<const Variable> inputs, const detail::FusedFunction& f
       mode().recording = nullptr;
       mode().replaying = nullptr;
     }
-    found = finish(trace, trace.result(fn(trace.arguments())));
+    const int result = trace.result(fn(trace.arguments()));
+    found.emplace(std::move(trace), result);
   } catch (const LeftChain&) {
     // It runs op by op.
   } catch (const std::exception&) {
@@ -314,6 +54,7 @@ Finished traced(std::span<const Variable> inputs, const detail::FusedFunction& f
 Variable detail::run_fused(std::span<const Variable> inputs, const FusedFunction& fn) {
   // Inside another fused(), the ops belong to the outer chain.
   if (mode().chain != nullptr) return fn(inputs);
+  if (has_deferred_ops) compute_deferred();
 
   // Observers and recomputations must not see the ops of a trace that is abandoned. So try one
   // silently first.
@@ -321,8 +62,10 @@ Variable detail::run_fused(std::span<const Variable> inputs, const FusedFunction
   const bool is_watched =
       m.observers != nullptr || m.recording != nullptr || m.replaying != nullptr;
   if (is_watched && !traced(inputs, fn, /*silent=*/true)) return fn(inputs);
-  if (auto found = traced(inputs, fn, /*silent=*/false))
-    return lathe::apply(Fused{.recorded = std::move(found->first)}, found->second);
+  if (const auto found = traced(inputs, fn, /*silent=*/false)) {
+    const ChainTrace& trace = found->trace;
+    return apply_chain(trace.formula(), trace.inputs(), found->result, trace.sizes(), trace.cost());
+  }
   return fn(inputs);
 }
 

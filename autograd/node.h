@@ -109,9 +109,12 @@ struct Node : std::enable_shared_from_this<Node> {
   };
   c10::SmallVector<Output, 1> outputs;
   c10::SmallVector<Edge, 4>
-      next;                 ///< where each input's gradient goes; an edge without a node drops it
-  bool frozen = false;      ///< a leaf that currently takes no gradient
-  bool packed = false;      ///< the op keeps packed tensors (autograd/packing.h)
+      next;             ///< where each input's gradient goes; an edge without a node drops it
+  bool frozen = false;  ///< a leaf that currently takes no gradient
+  bool packed = false;  ///< the op keeps packed tensors (autograd/packing.h)
+  /// The node that stands for this one in the graph: itself, or that of a deferred op
+  /// (autograd/deferred.h), which owns it.
+  Node* in_graph = this;
   const uint64_t sequence;  ///< order of creation: consumers come after producers
   Flops backward_flops;     ///< FLOPs of backward if every input that needs a gradient gets one
   std::shared_ptr<Recomputation>

@@ -146,7 +146,7 @@ std::set<std::string>& op_registry() {
 Variable detail::autocast(Amp policy, const Variable& v) {
   const at::ScalarType compute = mode().compute;
   if (compute == at::kFloat || policy == Amp::promote || !v.defined() ||
-      !v.data().is_floating_point() || v.dtype() == at::kDouble) {
+      !at::isFloatingType(v.dtype()) || v.dtype() == at::kDouble) {
     return v;
   }
 

@@ -77,10 +77,14 @@ Variable record_in_chain(const ChainForm& form, const OpInfo& info,
 /// Leaves the chain that fused() records if one of these inputs of another op was made there.
 void leave_chain_with(std::span<const Variable> inputs);
 
-/// Sets running_node() for its lifetime.
+/// Records an elementwise op that runs later, and returns its result; undefined if the op must run
+/// now. Only while mode().deferred is set.
+Variable defer(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
+
+/// Makes the node that stands for it in the graph running_node() for its lifetime.
 class Running {
  public:
-  explicit Running(Node* node) : outer_(std::exchange(running_node(), node)) {}
+  explicit Running(Node* node) : outer_(std::exchange(running_node(), node->in_graph)) {}
   ~Running() { running_node() = outer_; }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
@@ -413,6 +417,11 @@ auto apply(Op op, const V&... given) {
     } else {
       detail::leave_chain_with(inputs);
     }
+  } else if (mode().deferred != nullptr) [[unlikely]] {
+    if constexpr (requires { op.chain(); }) {
+      if (Variable y = detail::defer(op.chain(), Op::info, inputs); y.defined()) return y;
+    }
+    if (detail::has_deferred_ops) detail::compute_deferred();
   }
 
   const at::AutoDispatchBelowAutograd
@@ -453,6 +462,8 @@ auto apply(Op op, const std::vector<Variable>& given) {
   }
   if (mode().chain != nullptr) [[unlikely]]
     detail::leave_chain_with(inputs);
+  if (detail::has_deferred_ops) [[unlikely]]
+    detail::compute_deferred();
   const at::AutoDispatchBelowAutograd plain;
   std::vector<at::Tensor> tensors;
   std::vector<const at::Tensor*> data;

@@ -31,7 +31,7 @@ bool Variable::requires_grad() const { return edge_ && !edge_.node->frozen; }
 
 Variable& Variable::requires_grad_(bool on) & {
   if (!edge_) {
-    if (on) *this = parameter(data_);
+    if (on) *this = parameter(data());
     return *this;
   }
   Leaf* leaf = as_leaf();
@@ -52,7 +52,7 @@ Leaf* Variable::as_leaf() const { return edge_ ? edge_.node->as_leaf() : nullptr
 
 Leaf& Variable::leaf() const {
   Leaf* leaf = as_leaf();
-  LATHE_CHECK(leaf != nullptr, describe(data_), " is no parameter");
+  LATHE_CHECK(leaf != nullptr, describe(data_), " is not a parameter");
   return *leaf;
 }
 

@@ -55,6 +55,15 @@ struct Slice {
 /// several positions (int64).
 using Index = std::variant<int64_t, Slice, at::Tensor>;
 
+namespace detail {
+
+/// Whether this thread has recorded ops that have not run yet (autograd/deferred.h).
+inline constinit thread_local bool has_deferred_ops = false;
+/// Runs these ops.
+void compute_deferred();
+
+}  // namespace detail
+
 // Of autograd/ops.h, for the operators below.
 class Variable;
 Variable neg(const Variable& x);
@@ -81,14 +90,22 @@ class Variable {
   static Variable parameter(at::Tensor data, std::string name = "");
 
   bool defined() const { return data_.defined(); }
-  const at::Tensor& data() const { return data_; }
+  /// Returns the tensor, with its values: runs deferred ops first.
+  const at::Tensor& data() const {
+    if (detail::has_deferred_ops) [[unlikely]]
+      detail::compute_deferred();
+    return data_;
+  }
   // Each of these throws if the Variable is undefined, except numel(), which is then 0.
   at::IntArrayRef sizes() const { return checked().sizes(); }
   int64_t size(int64_t dim) const { return checked().size(dim); }
   int64_t dim() const { return checked().dim(); }
   int64_t numel() const { return data_.numel(); }
   at::ScalarType dtype() const { return checked().scalar_type(); }
-  double item() const { return checked().item().toDouble(); }
+  double item() const {
+    checked();
+    return data().item().toDouble();
+  }
   /// Returns the same data, detached from the graph.
   Variable detach() const { return Variable(data_); }
 

@@ -22,6 +22,9 @@ namespace lathe {
 
 class ObserveOps;
 class ChainTrace;
+namespace detail {
+class DeferOps;
+}
 class Recomputation;
 class ForwardHook;
 class KeyValueCache;
@@ -89,6 +92,8 @@ struct Mode {
   FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
   const ObserveOps* observers = nullptr;  ///< the innermost that is alive: see autograd/observer.h
   ChainTrace* chain = nullptr;  ///< what records the ops of fused(), or null: see autograd/fused.h
+  detail::DeferOps* deferred = nullptr;  ///< what defers elementwise ops, or null: see
+                                         ///< autograd/deferred.h
   bool ranges = false;  ///< steps, modules and ops report their names to ATen's observers: see
                         ///< core/named_range.h
   const ForwardHook* forward_hooks = nullptr;  ///< the innermost that is alive: see nn/hooks.h

@@ -35,6 +35,7 @@
 #include <functional>
 #include <iostream>
 
+#include "autograd/deferred.h"
 #include "autograd/engine.h"
 #include "autograd/fused.h"
 #include "autograd/node.h"
@@ -222,7 +223,7 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
                    }});
   }
 
-  // Six elementwise ops on 16 MB, as one op of fused() and one by one.
+  // Six elementwise ops on 16 MB, as one op of fused(), deferred as in training, and one by one.
   {
     const at::Tensor x = at::randn({2048, 2048}, wide), w = at::randn({2048}, wide),
                      b = at::randn({2048}, wide), dy = at::randn({2048, 2048}, wide);
@@ -240,6 +241,10 @@ std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
     };
     ops.push_back({"six ops of 16 MB, fused", 0,
                    pass({px, pw, pb}, dy, [=] { return fused(chain, px, pw, pb); }), aten});
+    ops.push_back(
+        {"six ops of 16 MB, deferred", 0,
+         pass({px, pw, pb}, dy, [=] { return deferred([&] { return chain(px, pw, pb); }); }),
+         aten});
     ops.push_back({"six ops of 16 MB, one by one", 0,
                    pass({px, pw, pb}, dy, [=] { return chain(px, pw, pb); }), aten});
     ops.push_back({"six ops of 16 MB, forward", 0,

@@ -50,6 +50,13 @@ struct TrainConfig {
               "and needs up to log2(grad_accum) - 1 more copies of the gradients; sequence: one "
               "after another, in one process only.",
               one_of({"tree", "sequence"}))
+  LATHE_FIELD(std::string, fuse, "auto",
+              "Whether elementwise ops of a training step's forward pass that follow one another "
+              "run as one op, forward and backward (autograd/deferred.h). auto: on CPUs, for "
+              "results of at least 16,384 elements, outside of recomputed blocks and unless "
+              "memory.saved packs activations; the bits do not change, except those of second "
+              "derivatives. off: never.",
+              one_of({"auto", "off"}))
   LATHE_FIELD(int64_t, eval_interval, 250,
               "Number of steps between evaluations. The run is also evaluated before the first "
               "step and after the last. 0: no evaluations.",
@@ -116,8 +123,9 @@ struct MemoryConfig {
   LATHE_FIELD(
       std::string, recompute, "none",
       "What is kept of a model's blocks for the backward pass. none: everything. blocks: the "
-      "input of each block. blocks.0-7: everything, except of the first eight blocks, of which "
-      "the input. selective: the input of each block, and the results of the matrix products, "
+      "input of each block. blocks.0-7: the input of each of the first eight blocks, and "
+      "everything of the other blocks. selective: the input of each block, and the results of the "
+      "matrix products, "
       "convolutions and attentions with the most FLOPs per byte, up to 40% of what the blocks "
       "would keep. sqrt: the input of each group of about the square root of the number of "
       "blocks; a group is recomputed block by block. The remainder is computed again, with the "

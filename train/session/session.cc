@@ -1,6 +1,7 @@
 #include "train/session/session.h"
 
 #include "amp/amp.h"
+#include "autograd/deferred.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/packing.h"
@@ -302,7 +303,8 @@ class PassScope {
   /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
   /// the model ran none.
   Variable loss(const Batch& batch, double divisor) const {
-    Variable loss = session_.task.loss(*session_.model, batch, divisor);
+    const auto loss_of = [&] { return session_.task.loss(*session_.model, batch, divisor); };
+    Variable loss = session_.config.train.fuse == "auto" ? deferred(loss_of) : loss_of();
     const std::string& policy = session_.config.memory.recompute;
     if (policy != "none" && blocks_ == 0) {
       fail(Exit::usage, "memory.recompute = \"", policy,

@@ -111,11 +111,11 @@ std::string page_of(const std::map<std::string, KeptByOp>& ops) {
   std::string page =
       "# What ops keep for backward\n\n"
       "This page is written and checked by `tests/autograd/ops/saved_tensors_test.cc`, which runs "
-      "every row\nof the op table in float32 and in bfloat16. Bytes are for each element of an "
-      "op's largest tensor, the\nmost of its rows; tensors that share memory count once. The "
-      "tensors of the rows are small, so that\nweights and statistics of a few elements count for "
-      "more here than in a model. Inputs that need no\ngradient are left out where the other "
-      "inputs' gradients do not need them either.\n\n"
+      "every row\nof the op table in float32 and in bfloat16. The numbers are bytes per element of "
+      "the op's largest\ntensor. For an op with several rows, the largest number is shown. Tensors "
+      "that share memory count\nonce. The tensors of the rows are small, so weights and statistics "
+      "of a few elements weigh more here\nthan in a model. An input without a gradient is not kept "
+      "if no other gradient depends on it.\n\n"
       "| op | keeps | fp32 | bf16 |\n|---|---|---|---|\n";
   for (const auto& [name, kept] : ops) {
     if (name.starts_with("wrong")) continue;

@@ -1,0 +1,33 @@
+// The op "fused": a formula of elementwise ops that runs as one op of the graph.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+
+#include "autograd/chain_formula.h"
+#include "autograd/op.h"
+#include "autograd/variable.h"
+
+namespace lathe {
+
+/// An input of a formula.
+struct ChainInput {
+  Variable variable;
+  Chain::Input layout;
+  int value = 0;        ///< its number in the formula
+  int64_t version = 0;  ///< of its tensor when it was added
+};
+
+/// Applies the op "fused" and returns the formula's value `result`, of shape `sizes`. `inputs` are
+/// the formula's, in its order. `cost`: of all its ops.
+Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> inputs, int result,
+                     at::IntArrayRef sizes, PerElement cost);
+
+/// Applies the op of one value, which is no comparison, to its operands. `mask`: the operand of a
+/// select or a fill that is a mask.
+Variable run_value(const ChainValue& value, std::span<const Variable> operands,
+                   const at::Tensor& mask);
+
+}  // namespace lathe

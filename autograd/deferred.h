@@ -1,0 +1,66 @@
+// Automatic fusion: elementwise ops run later, so that those that follow one another run as one op.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "autograd/op.h"
+#include "autograd/variable.h"
+#include "core/mode.h"
+
+namespace lathe {
+
+class DeferredTrace;
+
+namespace detail {
+
+/// While alive, elementwise ops of this thread are deferred; see deferred().
+class DeferOps : public ModeGuard {
+ public:
+  /// Ops whose results have fewer elements run immediately: recording them would cost more than
+  /// fusing them saves.
+  static constexpr int64_t least_elements = 16384;
+
+  /// `least`: elements of a result, at least 1.
+  explicit DeferOps(int64_t least = least_elements);
+  /// Drops the ops that have not run, whose results then have no elements.
+  ~DeferOps();
+  DeferOps(const DeferOps&) = delete;
+  DeferOps& operator=(const DeferOps&) = delete;
+
+  /// Records an op and returns its result; undefined if the op must run immediately.
+  Variable record(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
+  /// Runs the ops that were recorded.
+  void compute();
+
+ private:
+  const int64_t least_;
+  const Mode mode_;  // in which the recorded ops run
+  std::unique_ptr<DeferredTrace> trace_;
+};
+
+}  // namespace detail
+
+/// Returns f() and fuses its elementwise ops: each op is recorded when it is called, and runs when
+/// a value is read or an op of another kind follows. By then it is known which of the results that
+/// were recorded still have handles. Those are computed and stored; the others become part of the
+/// op "fused" of the results that depend on them (autograd/fused.h). An op that ends up alone runs
+/// as without deferred(), and so do ops of small results, ops that fused() can't have, and all ops
+/// while they are observed or recomputed.
+///
+/// Values and gradients have the bits of the ops run one by one (NaNs may differ in their payload);
+/// second derivatives agree up to rounding. A tensor that an op was given must not be changed in
+/// place through a handle that is no Variable before the op has run: that throws.
+template <std::invocable F>
+auto deferred(const F& f) -> std::invoke_result_t<const F&> {
+  detail::DeferOps ops;
+  auto result = f();
+  ops.compute();
+  return result;
+}
+
+}  // namespace lathe
