@@ -103,7 +103,7 @@ void set_variable(const char* name, const std::string& value) {
 }
 
 /// Becomes a rank. Does not return.
-[[noreturn]] void run_child(const LaunchOptions& options, int rank, int ranks,
+[[noreturn]] void run_child(const LaunchOptions& options, int rank, int ranks, int restarts,
                             const StoreSocket& store, pid_t parent) {
   // A terminal's Ctrl-C then reaches the launcher alone, which passes it on once. A rank whose
   // launcher was killed stops with a checkpoint.
@@ -116,6 +116,7 @@ void set_variable(const char* name, const std::string& value) {
   for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID",
                            "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME", "LATHE_STORE_FD"})
     unsetenv(name);
+  if (restarts > 0) set_variable("TORCHELASTIC_RESTART_COUNT", std::to_string(restarts));
   set_variable("RANK", std::to_string(rank));
   set_variable("WORLD_SIZE", std::to_string(ranks));
   set_variable("LOCAL_RANK", std::to_string(rank));
@@ -154,13 +155,13 @@ int code_of(const Process& p) {
 /// The processes of one attempt.
 class Attempt {
  public:
-  Attempt(const LaunchOptions& options, int ranks, const SignalReader& signals)
+  Attempt(const LaunchOptions& options, int ranks, int restarts, const SignalReader& signals)
       : signals_(signals), processes_(static_cast<size_t>(ranks)) {
     const StoreSocket store;
     const pid_t self = getpid();
     for (int rank = 0; rank < ranks; ++rank) {
       const pid_t pid = fork();
-      if (pid == 0) run_child(options, rank, ranks, store, self);
+      if (pid == 0) run_child(options, rank, ranks, restarts, store, self);
       if (pid < 0) {
         const int why = errno;
         send_all(SIGKILL);
@@ -241,7 +242,7 @@ Exit launch(const LaunchOptions& options) {
   const SignalReader signals;
   int ranks = options.ranks;
   for (int restarts = 0;; ++restarts) {
-    Attempt attempt(options, ranks, signals);
+    Attempt attempt(options, ranks, restarts, signals);
     const Exit result = attempt.wait();
 
     // Only the loss of a process is worth another attempt: an error would come again.

@@ -74,6 +74,12 @@ std::string first_host(const std::string& list) {
          list.substr(closing + 1, end == std::string::npos ? end : end - closing - 1);
 }
 
+int restarts_from_environment() {
+  return variable("TORCHELASTIC_RESTART_COUNT") != nullptr
+             ? number("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30, "torchrun")
+             : 0;
+}
+
 std::optional<Placement> placement_from_environment() {
   Placement p;
   if (variable("RANK") != nullptr || variable("WORLD_SIZE") != nullptr) {

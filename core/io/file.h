@@ -174,6 +174,7 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& o) noexcept;
   ~MappedFile();
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
   /// Returns the path with which it was opened.
   const fs::path& path() const { return path_; }
   /// Releases the memory of whole pages in `part`; they are read again when they are needed.

@@ -18,6 +18,11 @@ size_t code_point_length(std::string_view text, size_t at);
 size_t utf8_end(std::string_view text, size_t begin, size_t most = std::string_view::npos);
 /// Returns how many bytes at the end of `text` begin a code point that is incomplete: 0 to 3.
 size_t incomplete_bytes(std::string_view text);
+/// Returns the text of a file without the byte order mark that it may begin with.
+inline std::string_view without_byte_order_mark(std::string_view text) {
+  constexpr std::string_view mark = "\xEF\xBB\xBF";
+  return text.substr(text.starts_with(mark) ? mark.size() : 0);
+}
 /// Returns whether it is well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms).
 bool is_utf8(std::string_view text);
 

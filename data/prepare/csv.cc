@@ -22,7 +22,7 @@ CsvReader::CsvReader(std::string_view text, std::string file, char separator)
       ends_{separator, '\n'},
       // A tab that separates is not a blank, and a line of tabs has empty fields.
       blanks_(separator == '\t' ? " \r" : " \t\r") {
-  if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;
+  at_ = text_.size() - without_byte_order_mark(text_).size();
   if (text_.starts_with("\xFF\xFE") || text_.starts_with("\xFE\xFF"))
     fail(Exit::data, file_, " is UTF-16; save it as UTF-8");
 }

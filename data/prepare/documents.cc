@@ -160,11 +160,8 @@ namespace {
 
 /// Returns the text without the byte order mark that a file may begin with.
 std::string_view text_of(const Part& part) {
-  std::string_view text = part.text;
-  constexpr std::string_view mark = "\xEF\xBB\xBF";
-  if (part.place <= (part.jsonl ? 1U : 0U) && text.starts_with(mark))
-    text.remove_prefix(mark.size());
-  return text;
+  const bool begins_file = part.place <= (part.jsonl ? 1U : 0U);
+  return begins_file ? without_byte_order_mark(part.text) : part.text;
 }
 
 }  // namespace

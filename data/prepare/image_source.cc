@@ -87,6 +87,7 @@ class ImageFolder final : public ImageSource {
     channels_ = sizes.at(0);
     height_ = sizes.at(1);
     width_ = sizes.at(2);
+    if (options.height == 0) check_sizes();
   }
 
   void scan(ProgressReporter& meter) override;
@@ -100,6 +101,8 @@ class ImageFolder final : public ImageSource {
 
  private:
   void add_class(const fs::path& entry);
+  /// Throws unless all images have the size of the training images.
+  void check_sizes() const;
 
   int64_t classes_ = 0;
 };
@@ -121,6 +124,16 @@ void ImageFolder::add_class(const fs::path& entry) {
   if (images_.size() == before)
     fail(Exit::data, entry.string(), " holds no PNG or JPEG images; add some, or remove it");
   ++classes_;
+}
+
+void ImageFolder::check_sizes() const {
+  for (const ImagePath& image : images_) {
+    const ImageFile file(image.path);
+    if (file.height() == height_ && file.width() == width_) continue;
+    fail(Exit::usage, image.path, " is ", file.height(), " x ", file.width(),
+         ", and the training images are ", height_, " x ", width_,
+         "; give the size for all as --size HEIGHT,WIDTH");
+  }
 }
 
 /// Decides the channels, and the size where none is given.

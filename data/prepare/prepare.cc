@@ -38,20 +38,21 @@ namespace {
 struct Input {
   fs::path path;
   uint64_t bytes = 0;
+  size_t begin = 0;  ///< of the text: behind a byte order mark
 };
 
 [[noreturn]] void changed(const fs::path& path) {
   fail(Exit::data, path.string(), " changed while it was being read; run the same command again");
 }
 
-/// Reads a file piece by piece. `f(text, at, end)` processes what begins before `end` and returns
-/// the position it reached; it sees the complete file, so nothing is cut at the edge of a piece.
-/// Releases the memory of what was processed.
+/// Reads a file from `at` piece by piece. `f(text, at, end)` processes what begins before `end` and
+/// returns the position it reached; it sees the complete file, so nothing is cut at the edge of a
+/// piece. Releases the memory of what was processed.
 template <class F>
-void read_through(const MappedFile& file, ProgressReporter& meter, F&& f) {
+void read_through(const MappedFile& file, size_t at, ProgressReporter& meter, F&& f) {
   const auto bytes = file.bytes();
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  for (size_t at = 0, released = 0; at < text.size();) {
+  const std::string_view text = file.text();
+  for (size_t released = 0; at < text.size();) {
     const size_t begin = at;
     at = f(text, at, std::min(begin + ProgressReporter::piece, text.size()));
     // Release complete pieces only, which end at the end of a page for every page size.
@@ -96,8 +97,11 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
     if (!fs::exists(input.path))
       fail(Exit::data, "there is no file ", input.path.string(),
            "; give text files or folders of them");
-    input.bytes = MappedFile(input.path, Exit::data).bytes().size();
-    bytes += input.bytes;
+    const MappedFile file(input.path, Exit::data);
+    input.bytes = file.bytes().size();
+    const size_t length = without_byte_order_mark(file.text()).size();
+    input.begin = options.binary ? 0 : input.bytes - length;
+    bytes += input.bytes - input.begin;
   }
 
   if (bytes == 0) fail(Exit::data, "the input has no text");
@@ -111,8 +115,8 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
   for (const auto& input : inputs) {
     const MappedFile file(input.path, Exit::data);
     if (file.bytes().size() != input.bytes) changed(input.path);
-    read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
-      check_is_text(input.path.string(), text.substr(at, end - at), at == 0,
+    read_through(file, input.begin, meter, [&](std::string_view text, size_t at, size_t end) {
+      check_is_text(input.path.string(), text.substr(at, end - at), at == input.begin,
                     "take --tokenizer byte --binary to make a token of each of its bytes");
       if (!chars) return end;
       while (at < end) {
@@ -210,12 +214,12 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
   if (before) keep();
 
   uint64_t bytes = 0;
-  for (const auto& input : inputs) bytes += input.bytes;
+  for (const auto& input : inputs) bytes += input.bytes - input.begin;
   meter.begin("written", bytes);
   for (const auto& input : inputs) {
     const MappedFile file(input.path, Exit::data);
     if (file.bytes().size() != input.bytes) changed(input.path);
-    read_through(file, meter, [&](std::string_view text, size_t at, size_t end) {
+    read_through(file, input.begin, meter, [&](std::string_view text, size_t at, size_t end) {
       ids.clear();
       const size_t next = take(survey, input.path, text, at, end, ids);
       // The size of the splits was derived from the survey, so the counts must agree.

@@ -120,6 +120,14 @@ bool LayoutFinder::is_header() const {
   const Row& first = rows_[0];
   const Row* second = rows_.size() > 1 ? &rows_[1] : nullptr;
 
+  // Of a column, the first cell below the first line that is not empty.
+  const auto below = [&](size_t c) -> const std::string* {
+    for (size_t r = 1; r < rows_.size(); ++r) {
+      if (!rows_[r][c].empty()) return &rows_[r][c];
+    }
+    return nullptr;
+  };
+
   bool has_text = false, occurs_again = false;
   // pandas numbers columns without names; a short row of data may begin with 0, 1, 2 by chance.
   bool counts = columns_ >= 5;
@@ -127,7 +135,8 @@ bool LayoutFinder::is_header() const {
     counts = counts && csv_number(first[c]) == static_cast<double>(c);
     if (c == target_ || !is_text_cell(first[c])) continue;
     has_text = true;
-    if (second == nullptr || !is_text_cell((*second)[c])) return true;
+    const std::string* const next = below(c);
+    if (next == nullptr || !is_text_cell(*next)) return true;
     for (size_t r = 1; r < rows_.size(); ++r)
       occurs_again = occurs_again || rows_[r][c] == first[c];
   }
@@ -144,6 +153,11 @@ void LayoutFinder::check_names() const {
   for (size_t c = 0; c < columns_; ++c) {
     const std::string& name = rows_[0][c];
     if (roles_[c] == ColumnRole::dropped) continue;
+    if (name.empty() && c == target_)
+      fail(Exit::data, where(), ": column ", c + 1,
+           ", the target, has no name in the header line; ",
+           "give it a name, or make another column the target, as in --target ", c == 0 ? 2 : c,
+           " --drop ", c + 1);
     if (name.empty())
       fail(Exit::data, where(), ": column ", c + 1,
            " has no name in the header line; such columns mostly number the lines: give it a name, "

@@ -17,10 +17,6 @@ namespace {
 
 constexpr size_t nowhere = std::numeric_limits<size_t>::max();
 
-std::string_view text_of(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
 /// Reads the rows of one file, and reports its bytes to a meter.
 class RowReader {
  public:
@@ -28,7 +24,7 @@ class RowReader {
       : file_(file),
         name_(file.path().string()),
         meter_(meter),
-        reader_(text_of(file), name_, separator) {}
+        reader_(file.text(), name_, separator) {}
 
   bool next(std::vector<std::string_view>& fields) {
     if (reader_.at() - reported_ >= ProgressReporter::piece) report();
@@ -75,7 +71,7 @@ class TableSource final : public ExampleSource {
               const TableSource* like) {
     for (const auto& file : files) files_.emplace_back(file, Exit::data);
     names_file_ = like != nullptr ? like->names_file_ : files[0];
-    layout_ = like != nullptr ? like->layout_ : find_layout(files[0], text_of(files_[0]), options);
+    layout_ = like != nullptr ? like->layout_ : find_layout(files[0], files_[0].text(), options);
   }
 
   std::vector<int64_t> sizes() const override { return {format().width()}; }
@@ -267,8 +263,8 @@ class NewRows final : public ExampleSource {
   NewRows(const std::string& file, const TableFormat& format)
       : file_(file, Exit::data),
         format_(format),
-        separator_(find_separator(file, text_of(file_), format.separator)) {
-    CsvReader reader(text_of(file_), file, separator_);
+        separator_(find_separator(file, file_.text(), format.separator)) {
+    CsvReader reader(file_.text(), file, separator_);
     std::vector<std::string_view> fields;
     if (!reader.next(fields)) fail(Exit::data, file, " has no lines");
     line_ = reader.line();

@@ -151,7 +151,8 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, Exit code) const {
     key.assign(c);
     const auto found = ids_.find(key);
     if (found == ids_.end())
-      fail(code, "the character \"", key, "\" is not in the vocabulary of the training text");
+      fail(code, "the character \"", printable_line(key),
+           "\" is not in the vocabulary of the training text");
     out.push_back(found->second);
   });
   return out;

@@ -124,9 +124,14 @@ Exit bench_accumulation(const Arguments& arguments) {
 /// Times training steps of a config.
 Exit bench_config(const Arguments& arguments) {
   const auto skip = static_cast<int64_t>(arguments.number("skip", 2, at_least(0), true));
+  const LoadedConfig loaded = load_config_argument(arguments, 1);
+  if (arguments.flags.contains("skip") && skip >= loaded.config.train.steps)
+    fail(Exit::usage, "command line: --skip ", skip,
+         " leaves no step to time of train.steps = ", loaded.config.train.steps,
+         "; lower --skip or raise train.steps");
   // Observe the machine meanwhile: its load decides whether the result can be trusted.
   const MachineWatch machine;
-  const BenchResult r = bench_steps(load_config_argument(arguments, 1), skip);
+  const BenchResult r = bench_steps(loaded, skip);
   const Json facts = machine.facts();
   for (const Json& why : facts["why"]) log_warn("not to be trusted: ", why.get<std::string>());
 

@@ -13,6 +13,7 @@
 #include "core/quantized.h"
 #include "core/rng.h"
 #include "core/timing.h"
+#include "train/analysis/open.h"
 #include "train/commands/bench.h"
 #include "train/config/path_kind.h"
 #include "train/tasks/generate.h"
@@ -72,12 +73,14 @@ struct Writer {
 /// Returns a config's model with its initial values; its weights are kept as `dtype`.
 Writer of_config(const Arguments& arguments, int threads, const std::string& dtype,
                  bool double_quant) {
-  const LoadedConfig loaded = load_config_argument(arguments, 1);
+  LoadedConfig loaded = load_config_argument(arguments, 1);
   const RunConfig& c = loaded.config;
 
   if (model_context(c) == 0)
     fail(Exit::usage, "model.kind = \"", c.model.kind,
          "\" does not model text, so it can't write any");
+  // Opening the data sets the vocabulary.
+  if (batch_sizes(c).vocab_size == 0 && !c.data.dir.empty()) open_for_benchmark(loaded);
   if (batch_sizes(c).vocab_size == 0)
     fail(Exit::usage,
          "model.vocab_size is 0, and without data there is nothing to take it from; set it, as in "

@@ -184,14 +184,19 @@ Exit find_batch(const Arguments& a) {
   int64_t measured = measure(largest);
 
   // A library may take memory that a dry run does not see, as ATen's convolutions do.
-  for (int tries = 0; measured > bytes && largest > least && tries < 4; ++tries) {
+  while (measured > bytes && largest > least) {
     const double excess = static_cast<double>(measured) / static_cast<double>(memory(largest));
     const auto corrected = static_cast<int64_t>(0.99 * static_cast<double>(bytes) / excess);
     const int64_t smaller = largest_batch(memory, least, corrected);
-    if (smaller == 0) break;
-    largest = std::min(smaller, largest - 1);
+    // Each try takes at least a step's time, so few of them must be enough.
+    largest = std::max(least, std::min(smaller, largest - std::max<int64_t>(1, largest / 16)));
     measured = measure(largest);
   }
+  if (measured > bytes)
+    fail(Exit::memory, "a step with a micro-batch of ", largest, " took ",
+         format("%.2f GB, and the limit is %.2f GB", static_cast<double>(measured) / 1e9,
+                static_cast<double>(bytes) / 1e9),
+         "; `lathe plan CONFIG --fit` prints what else to change");
   const int64_t predicted = memory(largest);
 
   std::cout << "the largest micro-batch within "

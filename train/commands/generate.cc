@@ -63,7 +63,8 @@ std::string default_prompt(const Tokenizer& tokenizer) {
 
 /// Reads the lines of a file that are not empty.
 std::vector<std::string> prompts_of(const fs::path& file) {
-  std::istringstream text(read_file(file, Exit::data));
+  const std::string bytes = read_file(file, Exit::data);
+  std::istringstream text{std::string(without_byte_order_mark(bytes))};
   std::vector<std::string> lines;
   for (std::string line; std::getline(text, line);) {
     if (line.ends_with('\r')) line.pop_back();

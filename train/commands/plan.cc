@@ -298,7 +298,7 @@ Exit run_plan(const Arguments& a) {
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), gpus = a.get("for", "");
   // Refuse wrong options before the forecast, which takes seconds.
-  if (!fit.empty() && fit != "true") parse_bytes(fit);
+  if (!fit.empty() && fit != "true") parse_bytes(fit, "command line: --fit");
   if (!gpus.empty()) parse_gpus(gpus);
   const auto ranks = integer_between(a.get("ranks", "1"), 1, 4096);
   if (!ranks)

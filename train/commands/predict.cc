@@ -68,9 +68,14 @@ PredictionFormat::PredictionFormat(bool json, bool classifies, std::string id,
 
 std::string PredictionFormat::header() const {
   if (json_) return "";
-  std::string text = id_.empty() ? "row" : csv_field(id_);
-  if (classifies_) text += ",class";
-  for (const std::string& name : names_) text += "," + csv_field(classifies_ ? "p_" + name : name);
+  std::vector<std::string> columns;
+  if (classifies_) columns.push_back("class");
+  for (const std::string& name : names_) columns.push_back(classifies_ ? "p_" + name : name);
+
+  // An id column may have the name of another column here.
+  const bool is_taken = std::find(columns.begin(), columns.end(), id_) != columns.end();
+  std::string text = id_.empty() ? "row" : csv_field(is_taken ? "id" : id_);
+  for (const std::string& column : columns) text += "," + csv_field(column);
   return text + "\n";
 }
 

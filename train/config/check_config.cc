@@ -416,6 +416,10 @@ void warn_of_other_kinds(const RunConfig& c, std::vector<std::string>& all) {
 std::vector<std::string> config_warnings(const RunConfig& c) {
   std::vector<std::string> all;
   warn_of_other_kinds(c, all);
+  if (c.checkpoint.keep_best && c.train.eval_interval == 0)
+    all.push_back(
+        "checkpoint.keep_best has no effect with train.eval_interval = 0, since nothing "
+        "is evaluated; set train.eval_interval");
   if (c.schedule.kind != "one_cycle" && c.schedule.warmup_steps >= c.train.steps) {
     all.push_back(str("schedule.warmup_steps = ", c.schedule.warmup_steps,
                       " is not below train.steps = ", c.train.steps,

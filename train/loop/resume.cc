@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/io/log.h"
+#include "dist/placement.h"
 #include "train/config/path_kind.h"
 #include "train/store/run_folder.h"
 
@@ -64,7 +65,10 @@ std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded) {
   const fs::path run = c.train.out_dir;
   const auto there = list_checkpoints(run);
   if (there.empty()) check_config_record(run);
-  if (c.checkpoint.resume == "never") {
+  // A launcher that starts the run again after it lost a process means the same run.
+  const bool is_restart = restarts_from_environment() > 0;
+  const std::string& resume = c.checkpoint.resume;
+  if (resume == "never" && !is_restart) {
     if (!there.empty()) {
       fail(Exit::usage, "checkpoint.resume = \"never\", but ", run.string(), " holds ",
            there.front().filename().string(),
@@ -72,7 +76,7 @@ std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded) {
     }
     return std::nullopt;
   }
-  if (c.checkpoint.resume != "auto") return branch_point(c, there);
+  if (resume != "auto" && resume != "never") return branch_point(c, there);
   const auto newest = newest_checkpoint(run);
   if (!newest) return std::nullopt;
   ResumePoint point{*newest, read_state(*newest)};

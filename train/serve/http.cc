@@ -238,8 +238,12 @@ class HttpServer::Impl final : public httplib::Server {
     });
     for (const bool is_chat : {false, true}) {
       Post(is_chat ? "/v1/chat/completions" : "/v1/completions",
-           [this, is_chat](const Request&, Response& response, const httplib::ContentReader& read) {
-             answer_errors(response, [&] { generate(response, read, is_chat); });
+           [this, is_chat](const Request& request, Response& response,
+                           const httplib::ContentReader& read) {
+             answer_errors(response, [&] {
+               check_length(request);
+               generate(response, read, is_chat);
+             });
            });
     }
 
@@ -312,6 +316,23 @@ class HttpServer::Impl final : public httplib::Server {
                      "not_json");
   }
 
+  /// Throws if the headers alone say that there is no body to wait for, or that it is too long.
+  void check_length(const Request& request) const {
+    if (request.has_header("Transfer-Encoding")) return;
+    const std::string text = request.get_header_value("Content-Length");
+    if (text.empty())
+      throw ApiError(411, "the request needs the header Content-Length", "no_length");
+    const bool is_number =
+        std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (!is_number)
+      throw ApiError(400, "the header Content-Length is not a number", "invalid_http");
+    if (text.size() > 18 || std::stoull(text) > options_.max_body) throw_too_long();
+  }
+  [[noreturn]] void throw_too_long() const {
+    throw ApiError(413, str("the request body has more than ", options_.max_body, " bytes"),
+                   "request_too_large");
+  }
+
   static void set_page(Response& response) {
     response.status = 200;
     response.set_header(
@@ -333,10 +354,7 @@ class HttpServer::Impl final : public httplib::Server {
       if (!is_too_long) body.append(data, size);
       return !is_too_long;
     });
-    if (is_too_long || response.status == 413) {
-      throw ApiError(413, str("the request body has more than ", options_.max_body, " bytes"),
-                     "request_too_large");
-    }
+    if (is_too_long || response.status == 413) throw_too_long();
     if (!is_complete) throw ApiError(400, "the request body is not complete", "invalid_http");
 
     const std::shared_ptr<Reply> reply = service_.start(body, is_chat);

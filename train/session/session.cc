@@ -72,7 +72,8 @@ void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
 
   int64_t blocks = 0;
   for (const NamedParameter& p : parameters(model)) blocks = std::max(blocks, p.block + 1);
-  if (policy.last < static_cast<size_t>(blocks)) return;
+  // A model whose parameters do not say their blocks shows in its first step whether it has any.
+  if (blocks == 0 || policy.last < static_cast<size_t>(blocks)) return;
   fail(Exit::usage, origin_of(loaded, "memory.recompute"), ": memory.recompute = \"", name,
        "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");
 }
@@ -301,12 +302,12 @@ class PassScope {
   }
 
   /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
-  /// the model ran none.
+  /// the model ran none; a stage of a pipeline may have none of a range.
   Variable loss(const Batch& batch, double divisor) const {
     const auto loss_of = [&] { return session_.task.loss(*session_.model, batch, divisor); };
     Variable loss = session_.config.train.fuse == "auto" ? deferred(loss_of) : loss_of();
     const std::string& policy = session_.config.memory.recompute;
-    if (policy != "none" && blocks_ == 0) {
+    if (policy != "none" && blocks_ == 0 && mode().stage == nullptr) {
       fail(Exit::usage, "memory.recompute = \"", policy,
            "\" has nothing to act on: model.kind = \"", session_.config.model.kind,
            "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");

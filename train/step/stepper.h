@@ -66,7 +66,7 @@ struct StepStats {
 };
 /// The remedy at the end of the errors of a diverged run.
 constexpr const char* diverged_remedy =
-    "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps";
+    "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps or optim.eps";
 
 /// Returns the numbers of the last step, and waits for a GPU. Throws Exit::diverged if that step,
 /// or one since the last call, ended the run.

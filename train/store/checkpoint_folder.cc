@@ -210,6 +210,10 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
     verify_checkpoint(one);
     return one;
   }
+  if (state.best_step == 0)
+    fail(Exit::usage, path.string(),
+         " was best before its first step, and no checkpoint of that is written; train longer, or "
+         "with a lower optim.lr");
   fail(Exit::usage, path.string(), " was best after step ", state.best_step,
        ", and that checkpoint was not kept; train with checkpoint.keep_best = true");
 }

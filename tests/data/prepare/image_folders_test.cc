@@ -123,6 +123,11 @@ TEST_CASE("without a size all images must have one", "[image_folders]") {
   for (int channel = 0; channel < 3; ++channel)
     wanted.insert(wanted.end(), pixels.begin(), pixels.end());
   CHECK(c.example("train_inputs.npy", 2) == wanted);
+
+  fs::create_directories(c.f / "val/dog");
+  write_file(c.f / "val/dog/x.png", png_of(3, 9, random_bytes(81, 5)));
+  c.options.val_inputs = {(c.f / "val").string()};
+  c.refused(Exit::usage, "val/dog/x.png is 3 x 9, and ");
 }
 
 TEST_CASE("a manifest whose images were resized in another way is refused", "[image_folders]") {

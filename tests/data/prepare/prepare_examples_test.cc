@@ -125,6 +125,11 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
   CHECK(m.train.inputs.type == ArrayType::u8);
   CHECK(p.csv("1,2,10\n3,256,9\n").train.inputs.type == ArrayType::f64);
   CHECK(p.csv("1,2,10\n3,-1,9\n").train.inputs.type == ArrayType::f64);
+  // An empty cell in the second line does not make names of texts that occur again.
+  p.options.table.missing = "drop";
+  CHECK(p.csv("1.5,a,x\n2,,y\n3,a,x\n4,b,y\n").train.examples == 3);
+  CHECK(p.csv("size,mark,kind\n2,,y\n3,a,x\n4,b,y\n").train.examples == 2);
+  p.options.table.missing = "error";
   // Numbers with fractions, or many whole ones.
   m = p.csv("a,b\n1,0.25\n2,0.5\n");
   CHECK(m.task == "regression");

@@ -157,6 +157,104 @@ TEST_CASE("batch norm needs two examples, which finders and plans know", "[examp
   CHECK(with({"find", "batch"}, {"--memory=1MB"}).code == 9);
 }
 
+TEST_CASE("find batch proposes nothing that took more than the limit", "[example_data]") {
+  const TempFolder f;
+  write_file(f / "conv.toml",
+             "[model]\nkind = \"convnet\"\n[train]\nthreads = 1\n[data]\ndir = \"images\"\n");
+  std::string rows;
+  for (int i = 0; i < 40; ++i) {
+    for (int pixel = 0; pixel < 64; ++pixel) rows += str((i * 7 + pixel * 3) % 256, ",");
+    rows += str(i % 2, "\n");
+  }
+  write_file(f / "images.csv", rows);
+  REQUIRE(lathe_in(f, {"prepare", "images.csv", "--out", "images", "--shape", "1,8,8"}).code == 0);
+  for (const int64_t limit : {160, 250}) {
+    const Finished found =
+        lathe_in(f, {"find", "batch", "conv.toml", str("--memory=", limit, "MB"), "--rounds=2"});
+    INFO(found.out << found.err);
+    REQUIRE((found.code == 0 || found.code == 9));
+    if (found.code != 0) continue;
+    const Json json =
+        parse_json(found.out.substr(found.out.rfind("\n{") + 1), "find", Exit::internal);
+    CHECK(json["measured_bytes"].get<int64_t>() <= limit * 1000000);
+  }
+}
+
+TEST_CASE("an id column with the name of another column of predictions is called id",
+          "[example_data]") {
+  const TableRun run;
+  std::string table = "class,x,y,kind\n";
+  for (int i = 0; i < 40; ++i) table += str("row", i, ",", i, ",", 40 - i, ",", i % 2, "\n");
+  write_file(run.f / "named.csv", table);
+  const Finished prepared =
+      lathe_in(run.f, {"prepare", "named.csv", "--out", "named", "--id", "class", "--val", "0.2"});
+  INFO(prepared.err);
+  REQUIRE(prepared.code == 0);
+  REQUIRE(lathe_in(run.f, {"train", "mlp.toml", "--data.dir=named", "--train.out_dir=by-name",
+                           "--train.steps=2"})
+              .code == 0);
+  const Finished predicted = lathe_in(run.f, {"predict", "by-name", "named.csv"});
+  INFO(predicted.err);
+  CHECK(predicted.out.starts_with("id,class,p_0,p_1\nrow0,"));
+}
+
+TEST_CASE("an error names options that work where the target has no name", "[example_data]") {
+  const TempFolder f;
+  write_file(f / "t.csv", "a,b,kind,\n1,2,x,\n3,4,y,\n5,6,x,\n");
+  const Finished r = lathe_in(f, {"prepare", "t.csv", "--out", "t"});
+  CHECK(r.code == 3);
+  CHECK_THAT(r.err, ContainsSubstring("--target 3 --drop 4"));
+  CHECK(lathe_in(f, {"prepare", "t.csv", "--out", "t", "--target", "3", "--drop", "4"}).code == 0);
+}
+
+TEST_CASE("a range of blocks is for models whose parameters do not say their blocks too",
+          "[example_data]") {
+  const TempFolder f;
+  write_file(f / "t.txt", std::string(2000, 'a') + "bcd");
+  REQUIRE(lathe_in(f, {"prepare", "t.txt", "--out", "d", "--tokenizer", "char"}).code == 0);
+  write_file(f / "rnn.toml",
+             "[model]\nkind = \"rnn\"\nn_embd = 8\nblock_size = 8\n[train]\nsteps = "
+             "2\neval_interval = 0\nthreads = 1\n[data]\ndir = \"d\"\n");
+  const auto trained = [&](const std::string& blocks) {
+    return lathe_in(f, {"train", "rnn.toml", "--train.out_dir=" + blocks,
+                        "--memory.recompute=" + blocks})
+        .code;
+  };
+  CHECK(trained("blocks.0-0") == 0);
+  CHECK(trained("blocks.7-9") == 2);
+}
+
+TEST_CASE("bench refuses to skip all steps, and takes the vocabulary from the data",
+          "[example_data]") {
+  const TempFolder f;
+  write_file(f / "t.txt", std::string(2000, 'a') + "bcd");
+  REQUIRE(lathe_in(f, {"prepare", "t.txt", "--out", "d", "--tokenizer", "char"}).code == 0);
+  write_file(f / "c.toml",
+             "[model]\nn_layer = 1\nn_head = 2\nn_embd = 16\nblock_size = 16\n"
+             "[train]\nsteps = 3\nthreads = 1\n[data]\ndir = \"d\"\n");
+  CHECK(lathe_in(f, {"bench", "step", "c.toml", "--skip", "3"}).code == 2);
+  CHECK(lathe_in(f, {"bench", "step", "c.toml", "--skip", "1"}).code == 0);
+  const Finished r = lathe_in(f, {"bench", "generate", "c.toml", "--tokens", "4"});
+  INFO(r.err);
+  CHECK(r.code == 0);
+}
+
+TEST_CASE("a byte order mark is no part of a text", "[example_data]") {
+  const TempFolder f;
+  const std::string mark = "\xEF\xBB\xBF", text = "abcabcabcabc";
+  write_file(f / "marked.txt", mark + text);
+  write_file(f / "plain.txt", text);
+  for (const std::string tokenizer : {"char", "byte"}) {
+    for (const std::string name : {"marked", "plain"})
+      REQUIRE(lathe_in(f, {"prepare", name + ".txt", "--out", name + tokenizer, "--tokenizer",
+                           tokenizer, "--val", "0.25"})
+                  .code == 0);
+    for (const std::string file : {"train.bin", "val.bin"})
+      CHECK(read_file(f / ("marked" + tokenizer) / file, Exit::io) ==
+            read_file(f / ("plain" + tokenizer) / file, Exit::io));
+  }
+}
+
 TEST_CASE("a run that diverges before its first logged step is listed as diverged",
           "[example_data]") {
   const TableRun run;

@@ -108,6 +108,13 @@ TEST_CASE("routes, and errors in OpenAI's form with their status", "[serve_http]
       {head + "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nfa0\r\n" +
            std::string(4000, 'a') + "\r\n0\r\n\r\n",
        413, "request_too_large"},
+      // What the head alone refuses waits for no body.
+      {head + "Content-Type: application/json\r\n\r\n", 411, "no_length"},
+      {head + "Content-Type: application/json\r\nContent-Length: -5\r\n\r\n", 400, "invalid_http"},
+      {head + "Content-Type: application/json\r\nContent-Length: 99999999999999999999\r\n\r\n", 413,
+       "request_too_large"},
+      {head + "Content-Type: application/json\r\nContent-Length: 2001\r\n\r\n{", 413,
+       "request_too_large"},
       {post(R"({"prompt": "a", "max_tokens": 49})"), 400, "context_length_exceeded"},
       {post(R"({"prompt": ")" + std::string(60, 'a') + "\"}"), 400, "context_length_exceeded"},
       {post(R"({"prompt": [1, 259]})"), 400, nullptr},
