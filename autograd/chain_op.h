@@ -25,8 +25,8 @@ struct ChainInput {
 Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> inputs, int result,
                      at::IntArrayRef sizes, PerElement cost);
 
-/// Applies the op of one value, which is no comparison, to its operands. `mask`: the operand of a
-/// select or a fill that is a mask.
+/// Applies the op of one value, which is not a comparison, to its operands. `mask`: the operand of
+/// a select or a fill that is a mask.
 Variable run_value(const ChainValue& value, std::span<const Variable> operands,
                    const at::Tensor& mask);
 

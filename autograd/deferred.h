@@ -54,7 +54,7 @@ class DeferOps : public ModeGuard {
 ///
 /// Values and gradients have the bits of the ops run one by one (NaNs may differ in their payload);
 /// second derivatives agree up to rounding. A tensor that an op was given must not be changed in
-/// place through a handle that is no Variable before the op has run: that throws.
+/// place through a handle that is not a Variable before the op has run: that throws.
 template <std::invocable F>
 auto deferred(const F& f) -> std::invoke_result_t<const F&> {
   detail::DeferOps ops;

@@ -123,8 +123,11 @@ void SchemaRecorder::field(const void* member, const char* name, ConfigValue ini
   if (recorder == nullptr) return;
   auto& schema = recorder->schema_;
   const std::string section = schema.sections_.empty() ? "" : schema.sections_.back().name + ".";
+  std::string text;
+  for (const std::string& kind : rule.kinds) text += (text.empty() ? "" : ", ") + kind;
+  if (!text.empty()) text += ": ";
   schema.fields_.push_back(
-      {section + name, std::move(initial), doc, std::move(rule),
+      {section + name, std::move(initial), text + doc, std::move(rule),
        static_cast<size_t>(static_cast<const std::byte*>(member) - recorder->config_)});
 }
 

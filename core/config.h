@@ -36,6 +36,9 @@ struct Rule {
   bool (*has_form)(const std::string&) = nullptr;
   bool is_fixed = false;
   bool is_list = false;  ///< the text is a list, with commas
+  /// The values of `kind` in the same section that read the key; empty: all. The key's doc begins
+  /// with them.
+  std::vector<std::string> kinds{};
 
   /// Returns the same rule, for a key that a run cannot change once it has begun.
   Rule fixed() const {
@@ -47,6 +50,12 @@ struct Rule {
   Rule list() const {
     Rule r = *this;
     r.is_list = true;
+    return r;
+  }
+  /// Returns the same rule, for a key that only these kinds read.
+  Rule of(std::vector<std::string> readers) const {
+    Rule r = *this;
+    r.kinds = std::move(readers);
     return r;
   }
   /// Returns the same rule, which also allows the strings that `has_form` accepts. `form` shows how

@@ -37,60 +37,58 @@ struct OptimConfig {
               "adagrad: term added to the denominator.",
               at_least(0))
   LATHE_FIELD(bool, amsgrad, false,
-              "adam, adamw: divide by the largest mean of the squared gradients so far (AMSGrad).",
-              anything().fixed())
-  LATHE_FIELD(double, momentum, 0.9,
-              "momentum, rmsprop: decay rate of the velocity. In rmsprop, 0 means no velocity.",
-              below(0, 1).fixed())
+              "divide by the largest mean of the squared gradients so far (AMSGrad).",
+              anything().fixed().of({"adam", "adamw"}))
+  LATHE_FIELD(double, momentum, 0.9, "decay rate of the velocity. In rmsprop, 0 means no velocity.",
+              below(0, 1).fixed().of({"momentum", "rmsprop"}))
   LATHE_FIELD(double, dampening, 0.0,
-              "momentum: share of each gradient that is not added to the velocity. A value equal "
+              "share of each gradient that is not added to the velocity. A value equal "
               "to optim.momentum gives an exponential moving average.",
-              between(0, 1))
-  LATHE_FIELD(bool, nesterov, false, "momentum: Nesterov momentum. Needs dampening = 0.",
-              anything())
-  LATHE_FIELD(double, alpha, 0.99, "rmsprop: decay rate of the mean of the squared gradients.",
-              below(0, 1))
+              between(0, 1).of({"momentum"}))
+  LATHE_FIELD(bool, nesterov, false, "Nesterov momentum. Needs dampening = 0.",
+              anything().of({"momentum"}))
+  LATHE_FIELD(double, alpha, 0.99, "decay rate of the mean of the squared gradients.",
+              below(0, 1).of({"rmsprop"}))
   LATHE_FIELD(bool, centered, false,
-              "rmsprop: divide by the standard deviation of the gradients instead of their root "
+              "divide by the standard deviation of the gradients instead of their root "
               "mean square.",
-              anything().fixed())
-  LATHE_FIELD(double, lr_decay, 0.0,
-              "adagrad: the learning rate is divided by 1 + updates * lr_decay.", at_least(0))
-  LATHE_FIELD(double, initial_accumulator, 0.0, "adagrad: initial value of the sum of squares.",
-              at_least(0).fixed())
+              anything().fixed().of({"rmsprop"}))
+  LATHE_FIELD(double, lr_decay, 0.0, "the learning rate is divided by 1 + updates * lr_decay.",
+              at_least(0).of({"adagrad"}))
+  LATHE_FIELD(double, initial_accumulator, 0.0, "initial value of the sum of squares.",
+              at_least(0).fixed().of({"adagrad"}))
   LATHE_FIELD(double, momentum_decay, 0.004,
-              "nadam: rate at which the momentum grows from beta1 / 2 to beta1.", at_least(0))
-  LATHE_FIELD(double, muon_momentum, 0.95, "muon: decay rate of the mean of the gradients.",
-              below(0, 1))
-  LATHE_FIELD(bool, muon_nesterov, true, "muon: Nesterov momentum.", anything())
+              "rate at which the momentum grows from beta1 / 2 to beta1.",
+              at_least(0).of({"nadam"}))
+  LATHE_FIELD(double, muon_momentum, 0.95, "decay rate of the mean of the gradients.",
+              below(0, 1).of({"muon"}))
+  LATHE_FIELD(bool, muon_nesterov, true, "Nesterov momentum.", anything().of({"muon"}))
   LATHE_FIELD(int64_t, muon_steps, 5,
-              "muon: number of Newton-Schulz iterations that orthogonalize an update.",
-              between(1, 100))
-  LATHE_FIELD(
-      std::string, muon_scale, "rms",
-      "muon: scale of a matrix's update. rms: 0.2 sqrt(larger side), which is about the size of "
-      "adamw's at the same learning rate; spectral: sqrt(rows / columns), but at least 1.",
-      one_of({"rms", "spectral"}))
+              "number of Newton-Schulz iterations that orthogonalize an update.",
+              between(1, 100).of({"muon"}))
+  LATHE_FIELD(std::string, muon_scale, "rms",
+              "scale of a matrix's update. rms: 0.2 sqrt(larger side), which is about the size of "
+              "adamw's at the same learning rate; spectral: sqrt(rows / columns), but at least 1.",
+              one_of({"rms", "spectral"}).of({"muon"}))
   LATHE_FIELD(double, muon_rest_lr, 1.0,
-              "muon: learning rate of the parameters that adamw updates (embeddings, head, "
+              "learning rate of the parameters that adamw updates (embeddings, head, "
               "vectors), as a multiple of optim.lr.",
-              at_least(0))
+              at_least(0).of({"muon"}))
   LATHE_FIELD(double, factor_decay, 0.8,
-              "adafactor: the decay rate of the mean of the squared gradients is 1 - "
+              "the decay rate of the mean of the squared gradients is 1 - "
               "updates^-factor_decay.",
-              inside(0, 1))
+              inside(0, 1).of({"adafactor"}))
   LATHE_FIELD(double, factor_clip, 1.0,
-              "adafactor: largest root mean square of an update; a larger one is scaled down.",
-              above(0, 1000000))
-  LATHE_FIELD(bool, relative_step, false,
-              "adafactor: limit the learning rate to 1 / sqrt(updates).", anything())
+              "largest root mean square of an update; a larger one is scaled down.",
+              above(0, 1000000).of({"adafactor"}))
+  LATHE_FIELD(bool, relative_step, false, "limit the learning rate to 1 / sqrt(updates).",
+              anything().of({"adafactor"}))
   LATHE_FIELD(bool, scale_parameter, false,
-              "adafactor: multiply the learning rate by the root mean square of the parameter, at "
+              "multiply the learning rate by the root mean square of the parameter, at "
               "least 0.001.",
-              anything())
-  LATHE_FIELD(int64_t, state_block, 256,
-              "adam8bit, adamw8bit: number of elements that share one scale.",
-              between(16, 65536).fixed())
+              anything().of({"adafactor"}))
+  LATHE_FIELD(int64_t, state_block, 256, "number of elements that share one scale.",
+              between(16, 65536).fixed().of({"adam8bit", "adamw8bit"}))
   LATHE_FIELD(
       double, weight_decay, 0.1,
       "Weight decay of parameters with two or more dimensions. It is added to the gradient in sgd, "

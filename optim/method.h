@@ -69,6 +69,7 @@ class Method {
 struct OptimizerKind {
   std::string name, doc;
   std::unique_ptr<Method> (*make)(const OptimConfig& config);
+  bool reads_any_key = false;  ///< of [optim]; true for kinds that are added
 };
 /// Returns all kinds: those of the rules, Lathe's other ones, and those that were added.
 const std::vector<OptimizerKind>& optimizer_kinds();

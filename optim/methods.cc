@@ -81,6 +81,7 @@ void add_optimizer_kind(OptimizerKind kind) {
   for (const OptimizerKind& other : all())
     LATHE_CHECK(other.name != kind.name, "add_optimizer_kind: there is an optimizer ", kind.name,
                 " already");
+  kind.reads_any_key = true;
   all().push_back(std::move(kind));
 }
 

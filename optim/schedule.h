@@ -26,19 +26,18 @@ struct ScheduleConfig {
               "Final learning rate (inverse_sqrt: lowest learning rate; constant: no effect). -1: "
               "a tenth of optim.lr.",
               at_least(-1))
-  LATHE_FIELD(double, decay_share, 0.2, "wsd: share of the run in which the learning rate decays.",
-              between(0, 1))
-  LATHE_FIELD(double, rise_share, 0.3,
-              "one_cycle: share of the run in which the learning rate rises.", between(0, 1))
+  LATHE_FIELD(double, decay_share, 0.2, "share of the run in which the learning rate decays.",
+              between(0, 1).of({"wsd"}))
+  LATHE_FIELD(double, rise_share, 0.3, "share of the run in which the learning rate rises.",
+              between(0, 1).of({"one_cycle"}))
   LATHE_FIELD(double, start_div, 25.0,
-              "one_cycle: the learning rate starts at optim.lr divided by this number.",
-              at_least(1))
-  LATHE_FIELD(double, power, 2.0, "polynomial: exponent of the decay.", above(0, 100))
-  LATHE_FIELD(int64_t, cycle_steps, 500, "cosine_restarts: number of steps in the first cycle.",
-              at_least(1))
-  LATHE_FIELD(double, cycle_factor, 1.0,
-              "cosine_restarts: length of each cycle as a multiple of the previous one.",
-              between(1, 100))
+              "the learning rate starts at optim.lr divided by this number.",
+              at_least(1).of({"one_cycle"}))
+  LATHE_FIELD(double, power, 2.0, "exponent of the decay.", above(0, 100).of({"polynomial"}))
+  LATHE_FIELD(int64_t, cycle_steps, 500, "number of steps in the first cycle.",
+              at_least(1).of({"cosine_restarts"}))
+  LATHE_FIELD(double, cycle_factor, 1.0, "length of each cycle as a multiple of the previous one.",
+              between(1, 100).of({"cosine_restarts"}))
 };
 
 /// Returns the final learning rate of a schedule: min_lr, or a tenth of lr if min_lr is negative.

@@ -55,10 +55,19 @@ HWY_INLINE hn::Mask<D> holds(V mask) { return hn::Ne(mask, hn::Zero(D())); }
 // the registers.
 constexpr int at_once = HWY_TARGET == HWY_AVX3 ? 16 : 8;
 
+/// Hides from the compiler how an address was computed. It would otherwise keep the sums of an
+/// offset and the place of each vector, more than it has registers for.
+template <class T>
+HWY_INLINE T* opaque(T* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
 // The processor's own prefetching waits for a loop that reads on without many instructions in
 // between.
 constexpr int64_t ahead = 2048;  // elements
-HWY_INLINE void fetch(const float* p) {
+HWY_INLINE void fetch(const float* from) {
+  const float* const p = opaque(from);
   for (int k = 0; k < at_once; ++k) hwy::Prefetch(p + k * lanes());
 }
 
@@ -73,18 +82,21 @@ class Machine {
     V v[K];
     for (int k = 0; k < K; ++k) v[k] = hn::Zero(D());
     for (const ChainInstruction* i = code; i < code + count; ++i) {
-      if (i->a >= 0) each(v, [&](V, int k) HWY_ATTR { return read(i->a, k); });
+      if (i->a >= 0) {
+        const float* const a = place(i->a);
+        each(v, [&](V, int k) HWY_ATTR { return part_(a + k * lanes()); });
+      }
       apply(*i, v);
       if (i->low) each(v, [&](V x, int) HWY_ATTR { return rounded(x); });
       if (i->to >= 0) {
-        float* const to = places_[i->to] + at_;
+        float* const to = place(i->to);
         for (int k = 0; k < K; ++k) part_(v[k], to + k * lanes());
       }
     }
   }
 
  private:
-  HWY_INLINE V read(int place, int k) const { return part_(places_[place] + at_ + k * lanes()); }
+  HWY_INLINE float* place(int i) const { return opaque(places_[i] + at_); }
   template <class F>
   HWY_INLINE void each(V* v, F&& f) const {
     HWY_UNROLL(16) for (int k = 0; k < K; ++k) v[k] = f(v[k], k);
@@ -93,7 +105,7 @@ class Machine {
   template <class F>
   HWY_INLINE void binary(const ChainInstruction& i, V* v, F&& f) const {
     if (i.b >= 0) {
-      const float* const b = places_[i.b] + at_;
+      const float* const b = place(i.b);
       each(v, [&](V a, int k) HWY_ATTR { return f(a, part_(b + k * lanes())); });
     } else {
       const V value = set(static_cast<float>(i.number));
@@ -134,18 +146,18 @@ class Machine {
       case ChainOp::equal: return compare(i, v, [](V a, V b) HWY_ATTR { return hn::Eq(a, b); });
       case ChainOp::not_equal:
         return compare(i, v, [](V a, V b) HWY_ATTR { return hn::Not(hn::Eq(a, b)); });
-      case ChainOp::select:
+      case ChainOp::select: {
+        const float *const b = place(i.b), *const c = place(i.c);
         return each(v, [&](V a, int k) HWY_ATTR {
-          return hn::IfThenElse(holds(a), read(i.b, k), read(i.c, k));
+          return hn::IfThenElse(holds(a), part_(b + k * lanes()), part_(c + k * lanes()));
         });
+      }
       case ChainOp::fill:
-        return each(v, [&](V a, int k) HWY_ATTR {
-          return hn::IfThenElse(holds(a), set(number), read(i.b, k));
-        });
+        return binary(i, v,
+                      [&](V a, V b) HWY_ATTR { return hn::IfThenElse(holds(a), set(number), b); });
       case ChainOp::keep:
-        return each(v, [&](V a, int k) HWY_ATTR {
-          return hn::IfThenElse(holds(a), read(i.b, k), set(number));
-        });
+        return binary(i, v,
+                      [&](V a, V b) HWY_ATTR { return hn::IfThenElse(holds(a), b, set(number)); });
       default: return;  // copy
     }
   }
@@ -236,7 +248,7 @@ void chain_block(const ChainInstruction* code, size_t count, const ChainFrame& f
       const int64_t step = lanes();
       int64_t at = 0;
       for (; at + at_once * step <= n; at += at_once * step) {
-        for (int s = 0; s < frame.direct; ++s) {
+        for (int s = 0; s < frame.read; ++s) {
           if (frame.places[s] != nullptr) fetch(frame.places[s] + first + at + ahead);
         }
         Machine<at_once, Whole>(frame.places, first + at, Whole()).run(i, length);
@@ -359,7 +371,7 @@ void Chain::run(std::span<const void* const> inputs, std::span<void* const> outp
     for (int r = 0; r < plan.registers; ++r)
       places[static_cast<size_t>(direct + r)] = registers + r * stride;
     const ChainFrame frame{places.data(),  inputs_.data(), inputs.data(),
-                           outputs.data(), types.data(),   direct};
+                           outputs.data(), types.data(),   static_cast<int>(inputs_.size())};
 
     std::vector<Call> calls;
     int64_t size_of_calls = 0;

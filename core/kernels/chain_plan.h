@@ -62,7 +62,7 @@ struct ChainFrame {
   const void* const* sources;  ///< the inputs, from their begin
   void* const* results;        ///< the outputs, from their begin
   const ChainType* types;      ///< of the outputs
-  int direct;                  ///< how many places belong to inputs and outputs
+  int read;                    ///< how many places belong to inputs
 };
 
 }  // namespace lathe

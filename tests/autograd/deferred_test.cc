@@ -324,7 +324,7 @@ TEST_CASE("changes in place are noticed", "[deferred]") {
   y.data().add_(1);
   CHECK_THROWS_AS(sum(y).backward(), Error);
 
-  // What it has not read yet, by a handle that is no Variable.
+  // What it has not read yet, by a handle that is not a Variable.
   const at::Tensor raw = torch::ones({4, 5});
   const Variable constant(raw);
   const auto change_raw = [&] {

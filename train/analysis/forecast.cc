@@ -3,8 +3,6 @@
 // the process beside its tensors.
 #include "train/analysis/forecast.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -21,6 +19,7 @@
 #include "core/timing.h"
 #include "dist/group.h"
 #include "dist/world.h"
+#include "train/analysis/plan_data.h"
 #include "train/session/peak.h"
 #include "train/step/shares.h"
 #include "train/step/stepper.h"
@@ -30,66 +29,6 @@ namespace {
 
 constexpr int64_t measure_bytes = int64_t{1} << 30;  // for the tensors of the measured version
 constexpr double measure_seconds = 2;                // for one of its steps
-
-/// Opens the data of a config. Token data may be missing where model.vocab_size is given.
-RunData open_for_plan(LoadedConfig& loaded) {
-  RunConfig& c = loaded.config;
-  const bool tokens = find_model_kind(c.model.kind)->models_tokens();
-  if (fs::is_directory(c.data.dir) || !tokens) return RunData::open(loaded);
-  if (batch_sizes(c).vocab_size == 0) {
-    fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
-         " to take it from; give one of them");
-  }
-  RunData none{nullptr, &task_of(loaded, {.task = "language"}), {}};
-  resolve_frozen(loaded, *none.task, {});
-  return none;
-}
-
-/// A loader whose batches have the right shapes and arbitrary values; their ring of buffers is made
-/// once.
-class DummyLoader {
- public:
-  DummyLoader(const RunConfig& c, const Data* data, uint64_t seed, at::Device device) {
-    const MemoryScope scope(Memory::data);
-    const BatchSizes sizes = batch_sizes(c);
-    const int64_t slots = c.data.prefetch + c.data.workers;
-    if (data != nullptr) source_ = data->training(sizes, seed);
-    for (int64_t i = 0; i < slots; ++i) {
-      std::vector<at::Tensor> buffers;
-      if (source_) {
-        for (const at::Tensor& t : source_->make_buffers()) buffers.push_back(t.zero_().to(device));
-      } else {
-        buffers.push_back(
-            at::zeros({sizes.batch_size, sizes.block_size + 1}, at::kLong).to(device));
-      }
-      ring_.push_back(std::move(buffers));
-    }
-  }
-
-  Batch next() {
-    const auto& buffers = ring_[at_++ % ring_.size()];
-    if (source_) return source_->batch_of(buffers);
-    const int64_t length = buffers[0].size(1) - 1;
-    return {buffers[0].narrow(1, 0, length), buffers[0].narrow(1, 1, length)};
-  }
-
- private:
-  std::unique_ptr<TrainingBatches> source_;
-  std::vector<std::vector<at::Tensor>> ring_;
-  size_t at_ = 0;
-};
-
-/// Returns the config reduced to what the memory and the time of one step depend on.
-LoadedConfig one_step(LoadedConfig loaded) {
-  loaded.config.train.eval_interval = 0;
-  loaded.config.train.detect_anomaly = false;  // a dry run has no values to inspect
-  // Memory and time do not depend on the weights.
-  loaded.source.clear();
-  loaded.frozen.clear();
-  loaded.config.train.device = "cpu";
-  loaded.config.amp.tf32 = false;
-  return loaded;
-}
 
 /// Returns the peak resident memory of this process since reset_resident_peak(), or since its start
 /// where the kernel does not allow the reset.
@@ -325,153 +264,6 @@ int64_t kept_checkpoints(const RunConfig& c) {
   const size_t gone = steps_to_delete(steps, {k.keep, k.keep_every, k.keep_best}, 0).size();
   // Which step will be the best is unknown. It is most likely one that would be deleted.
   return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
-}
-
-int64_t process_overhead_bytes() { return peak_rss_bytes() + (20 << 20); }
-
-DryStep dry_step(const LoadedConfig& given, int ranks) {
-  LoadedConfig loaded = one_step(given);
-  const RunData data = open_for_plan(loaded);
-  return dry_step(loaded, data, ranks);
-}
-
-namespace {
-
-/// Returns the part of the trained parameters that this process updates.
-double update_share_of(const Session& s) {
-  const double tensor = world().tensor().size;
-  if (s.stage) {
-    int64_t owned = 0, all = 0;
-    for (const ElementRange& range : s.stage->owned_ranges()) owned += range.size();
-    for (const NamedParameter& p : s.params) all += p.parameter.numel();
-    return static_cast<double>(owned) / static_cast<double>(all) / tensor;
-  }
-  return (s.config.dist.shard == "none" ? 1.0 : 1.0 / world().data().size) / tensor;
-}
-
-/// Returns the bytes that this process has sent for what it computes together with others of its
-/// replica.
-int64_t sent_within_replica() {
-  int64_t bytes = 0;
-  if (world().tensor().size > 1) bytes += world().layers().bytes_sent();
-  if (world().pipeline().size > 1) bytes += world().stages().bytes_sent();
-  return bytes;
-}
-
-/// Adds the files that memory.offload takes, and the memory that a save of such state takes.
-void add_offload(DryStep& result, const Session& s) {
-  if (const StateOffload* offload = s.optimizer.offload()) {
-    result.scratch_bytes = offload->file_bytes();
-    // A save reads one tensor of the state at a time where processes share it out.
-    if (s.optimizer.is_sharded()) {
-      each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
-        s.optimizer.read_state(t, part);
-      });
-    }
-  }
-
-  if (s.activations) result.scratch_bytes += s.activations->file_bytes();
-  if (s.mapped) {
-    result.scratch_bytes += s.mapped->bytes();
-    result.mapped_bytes = s.pages->resident_bytes();
-  }
-}
-
-/// Adds what is known of the model, its optimizer and its checkpoints.
-void add_facts(DryStep& result, const Session& s) {
-  result.parameters = count(parameters(*s.model));
-  result.trained = count(s.params);
-  for (const NamedParameter& p : s.params) result.blocks = std::max(result.blocks, p.block + 1);
-
-  result.update_flops = s.optimizer.update_flops();
-  result.formula_flops = flops_per_unit(s) * static_cast<double>(units_of_micro_batch(s.config));
-
-  result.checkpoint_bytes =
-      checkpoint_bytes(s.params, s.optimizer, save_dtype(s.config.checkpoint));
-  // A background save writes a copy, since training continues meanwhile.
-  result.held_bytes = s.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
-
-  result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
-    return p.parameter.leaf().precision.low.defined();
-  });
-}
-
-/// Runs the dry steps of a process of one stage.
-DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage) {
-  const LoadedConfig loaded = one_step(given);
-  std::optional<DryWorld> others;
-  const GridSizes sizes = replica_of(loaded.config, ranks);
-  const int data_ranks = ranks / sizes.replica();
-  if (ranks > 1) others.emplace(ranks, sizes, stage);
-
-  const DryRun dry;
-  Session s = Session::make(loaded, *data.task, data.sizes);
-  DummyLoader batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
-                      s.device);
-
-  s.share_out();
-
-  DryStep result;
-  result.made = memory_stats();
-  result.unit = data.task->unit();
-
-  // FLOPs are those of one step, and the peaks those of both. The sums of gradients that a step
-  // keeps grow with the logarithm of its micro-batches, so more than so many make no difference
-  // that counts.
-  constexpr int64_t most = 64;
-  const int64_t all = s.config.train.grad_accum, own = std::min(all / data_ranks, most);
-  FlopCount flops;
-  int64_t sent_in_replica = 0;
-  for (int64_t step = 0; step < 2; ++step) {
-    s.config.train.grad_accum = data_ranks * (step == 0 ? 1 : own);
-    flops = {};
-    const int64_t before = sent_within_replica();
-    const CountFlops counting(flops);
-    run_step(s, [&] { return batches.next(); }, step);
-    sent_in_replica = sent_within_replica() - before;
-  }
-
-  add_offload(result, s);
-
-  const auto n = static_cast<double>(own);
-  // The counts are those of all micro-batches of the step.
-  for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
-
-  result.micro_batch = flops;
-  result.ranks = ranks;
-  result.replica = sizes;
-  result.stage = stage;
-  result.update_share = update_share_of(s);
-  result.sent_bytes =
-      bytes_sent_by_first(*s.layout, s.local_params(), s.config.dist.shard, all / data_ranks) +
-      sent_in_replica * (all / data_ranks) / own;
-  result.peaks = memory_stats();
-  add_facts(result, s);
-  return result;
-}
-
-}  // namespace
-
-DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
-  const GridSizes sizes = replica_of(given.config, ranks);
-  DryStep result = dry_step_of_stage(given, data, ranks, 0);
-  FlopCount whole = result.micro_batch;
-  for (int stage = 1; stage < sizes.pipeline; ++stage) {
-    DryStep other = dry_step_of_stage(given, data, ranks, stage);
-    whole.forward += other.micro_batch.forward;
-    whole.backward += other.micro_batch.backward;
-    if (other.resident() > result.resident()) std::swap(other, result);
-    if (other.micro_batch.total() > result.micro_batch.total())
-      result.micro_batch = other.micro_batch;
-    result.update_share = std::max(result.update_share, other.update_share);
-    result.update_flops = std::max(result.update_flops, other.update_flops);
-    result.sent_bytes = std::max(result.sent_bytes, other.sent_bytes);
-  }
-
-  for (Flops* f : {&whole.forward, &whole.backward})
-    f->matmul *= sizes.tensor, f->other *= sizes.tensor;
-  result.whole_micro_batch = whole;
-  return result;
 }
 
 Forecast forecast(const LoadedConfig& loaded, int ranks) {

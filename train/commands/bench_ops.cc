@@ -53,7 +53,6 @@ namespace lathe {
 namespace {
 
 struct OpBench {
-  std::string name;
   double flops = 0;  ///< of its matrix products, forward and backward
   std::function<void()> ours, aten;
 };
@@ -74,220 +73,259 @@ std::function<void()> pass(std::vector<Variable> parameters, at::Tensor dy,
   };
 }
 
-/// Returns the ops. Shapes: N = batch x context rows, C channels, V tokens; `dtype` is that of
-/// matrix products.
-std::vector<OpBench> make_ops(const OpSizes& s, at::ScalarType dtype) {
-  const int64_t n = s.batch * s.context, c = s.width, v = s.vocab, heads = c / 64;
-  const auto low = at::TensorOptions(dtype), wide = at::TensorOptions(at::kFloat);
-  const auto parameter = [](const at::Tensor& t) { return Variable::parameter(t); };
+/// Shapes of the ops: N = batch x context rows, C channels, V tokens, heads of 64 channels.
+struct OpShapes {
+  int64_t batch, context, n, c, v, heads;
+  at::ScalarType dtype;  ///< of matrix products
+  at::TensorOptions low{dtype}, wide{at::kFloat};
+};
 
-  // 2 FLOPs for each multiply-add, in one matrix product forward and two backward.
-  const auto product = [](int64_t a, int64_t b, int64_t k) {
-    return 6.0 * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(k);
-  };
-
-  std::vector<OpBench> ops;
-
-  {
-    const at::Tensor x = at::randn({n, c}, low), w = at::randn({3 * c, c}, low),
-                     b = at::randn({3 * c}, low), dy = at::randn({n, 3 * c}, low);
-    const Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
-    ops.push_back({"linear", product(n, 3 * c, c),
-                   pass({px, pw, pb}, dy, [=] { return linear(px, pw, pb); }), [=] {
-                     const at::Tensor y = at::addmm(b, x, w.t());
-                     const at::Tensor dx = at::mm(dy, w), dw = at::mm(dy.t(), x), db = dy.sum(0);
-                   }});
-  }
-
-  {
-    const at::Tensor x = at::randn({n, c}, low), w = at::randn({4 * c, c}, low),
-                     b = at::randn({4 * c}, low), dy = at::randn({n, 4 * c}, low);
-    const Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
-    ops.push_back({"linear_gelu", product(n, 4 * c, c),
-                   pass({px, pw, pb}, dy, [=] { return linear_gelu(px, pw, pb); }), [=] {
-                     const at::Tensor u = at::addmm(b, x, w.t()), y = at::gelu(u, "tanh"),
-                                      du = at::gelu_backward(dy, u, "tanh");
-                     const at::Tensor dx = at::mm(du, w), dw = at::mm(du.t(), x), db = du.sum(0);
-                   }});
-  }
-
-  // The residual stream is float32, so the gradient arrives in float32 and ATen has to cast it.
-  {
-    const at::Tensor x = at::randn({n, 4 * c}, low), w = at::randn({c, 4 * c}, low),
-                     b = at::randn({c}, low), r = at::randn({n, c}, wide),
-                     dy = at::randn({n, c}, wide);
-    const Variable px = parameter(x), pw = parameter(w), pb = parameter(b), pr = parameter(r);
-    ops.push_back({"linear + residual", product(n, 4 * c, c),
-                   pass({px, pw, pb, pr}, dy, [=] { return linear(px, pw, pb, pr); }), [=] {
-                     const at::Tensor y = r + at::addmm(b, x, w.t()), d = dy.to(dtype);
-                     const at::Tensor dx = at::mm(d, w), dw = at::mm(d.t(), x), db = d.sum(0);
-                   }});
-  }
-
-  // Lathe's norms read float32 and write the dtype of matrix products; ATen needs a cast for that.
-  {
-    const at::Tensor x = at::randn({n, c}, wide), w = at::randn({c}, wide),
-                     b = at::randn({c}, wide), dy = at::randn({n, c}, low),
-                     d_residual = at::randn({n, c}, wide);
-    const Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
-    ops.push_back({"layer_norm", 0,
-                   pass({px, pw, pb}, dy, [=] { return layer_norm(px, pw, pb, 1e-5, dtype); }),
-                   [=] {
-                     auto [y, m, r] = at::native_layer_norm(x, c, w, b, 1e-5);
-                     const at::Tensor out = y.to(dtype);
-                     const auto grads = at::native_layer_norm_backward(dy.to(at::kFloat), x, c, m,
-                                                                       r, w, b, {true, true, true});
-                   }});
-    ops.push_back(
-        {"rms_norm", 0, pass({px, pw}, dy, [=] { return rms_norm(px, pw, 1e-5, dtype); }), [=] {
-           const at::Tensor r = (x * x).mean(-1, true).add_(1e-5).rsqrt_(), h = x * r;
-           const at::Tensor y = (h * w).to(dtype), up = dy.to(at::kFloat), g = up * w;
-           const at::Tensor dx = r * (g - h * (g * h).mean(-1, true)), dw = (up * h).sum(0);
-         }});
-  }
-
-  // x holds the gate and the value side by side, 2 C channels each.
-  {
-    const at::Tensor x = at::randn({n, 4 * c}, low), dy = at::randn({n, 2 * c}, low);
-    const Variable px = parameter(x);
-    ops.push_back({"swiglu", 0, pass({px}, dy, [=] { return swiglu(px); }), [=] {
-                     const auto parts = x.chunk(2, 1);
-                     const at::Tensor s = at::silu(parts[0]), y = s * parts[1];
-                     const at::Tensor dx =
-                         at::cat({at::silu_backward(dy * parts[1], parts[0]), dy * s}, 1);
-                   }});
-  }
-
-  // Two matrix products forward and four backward, of which causality needs half.
-  {
-    const at::Tensor qkv = at::randn({s.batch, s.context, 3 * c}, low),
-                     dy = at::randn({s.batch, s.context, c}, low);
-    const Variable p = parameter(qkv);
-    const double square = static_cast<double>(n * s.context) * static_cast<double>(c);
-    ops.push_back(
-        {"attention (half the square)", 6 * square,
-         pass({p}, dy, [=] { return attention(p, heads); }), [=] {
-           const auto part = [&](int64_t i) {
-             return qkv.view({s.batch, s.context, 3, heads, 64}).select(2, i).transpose(1, 2);
-           };
-           auto [y, lse] =
-               at::_scaled_dot_product_flash_attention_for_cpu(part(0), part(1), part(2), 0, true);
-           const at::Tensor joined = y.transpose(1, 2).reshape({s.batch, s.context, c});
-           auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-               dy.view({s.batch, s.context, heads, 64}).transpose(1, 2), part(0), part(1), part(2),
-               y, lse, 0, true);
-           const at::Tensor d = at::cat({dq, dk, dv}, 1);
-         }});
-  }
-
-  {
-    // The loss is a scalar, so backward starts without a gradient.
-    const at::Tensor x = at::randn({n, c}, low), w = at::randn({v, c}, low) * 0.02,
-                     targets = at::randint(v, {n}, at::kLong);
-    const Variable px = parameter(x), pw = parameter(w);
-    ops.push_back({"linear_cross_entropy", product(n, v, c),
-                   pass({px, pw}, {}, [=] { return linear_cross_entropy(px, pw, targets); }), [=] {
-                     const at::Tensor log_p = at::log_softmax(at::mm(x, w.t()).to(at::kFloat), 1);
-                     auto [loss, total] =
-                         at::nll_loss_forward(log_p, targets, {}, at::Reduction::Mean, -100);
-                     const at::Tensor g = at::nll_loss_backward(
-                         at::ones({}, wide), log_p, targets, {}, at::Reduction::Mean, -100, total);
-                     const at::Tensor d =
-                         at::_log_softmax_backward_data(g, log_p, 1, at::kFloat).to(dtype);
-                     const at::Tensor dx = at::mm(d, w), dw = at::mm(d.t(), x);
-                   }});
-  }
-
-  {
-    const at::Tensor w = at::randn({v, c}, wide), ids = at::randint(v, {n}, at::kLong),
-                     dy = at::randn({n, c}, wide);
-    const Variable p = parameter(w);
-    ops.push_back({"embedding", 0, pass({p}, dy, [=] { return embedding(ids, p); }), [=] {
-                     const at::Tensor y = at::embedding(w, ids),
-                                      d = at::embedding_dense_backward(dy, ids, v, -1, false);
-                   }});
-  }
-
-  {
-    const at::Tensor x = at::randn({n, c}, low), dy = at::randn({n, c}, low);
-    const Variable p = parameter(x);
-    ops.push_back({"dropout", 0,
-                   [=, run = pass({p}, dy, [=] { return dropout(p, 0.1, 1); })] {
-                     // Dropout is active only inside a training step.
-                     const TrainingStep step({.seed = 1, .step = 1, .first_sample = 0});
-                     run();
-                   },
-                   [=] {
-                     const at::Tensor mask = (at::rand({n, c}, wide) >= 0.1).to(dtype).div_(0.9),
-                                      y = x * mask, dx = dy * mask;
-                   }});
-  }
-
-  // Six elementwise ops on 16 MB, as one op of fused(), deferred as in training, and one by one.
-  {
-    const at::Tensor x = at::randn({2048, 2048}, wide), w = at::randn({2048}, wide),
-                     b = at::randn({2048}, wide), dy = at::randn({2048, 2048}, wide);
-    const Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
-    const auto chain = [](const Variable& v, const Variable& scale, const Variable& shift) {
-      const Variable h = v * scale + shift;
-      return h * sigmoid(h * 1.702) + v;
-    };
-    const auto aten = [=] {
-      const at::Tensor h = at::add(at::mul(x, w), b), s = at::sigmoid(at::mul(h, 1.702)),
-                       y = at::add(at::mul(h, s), x);
-      at::Tensor dh = at::mul(dy, s);
-      dh.add_(at::mul(at::sigmoid_backward(at::mul(dy, h), s), 1.702));
-      const at::Tensor dx = at::add(dy, at::mul(dh, w)), dw = at::mul(dh, x).sum(0), db = dh.sum(0);
-    };
-    ops.push_back({"six ops of 16 MB, fused", 0,
-                   pass({px, pw, pb}, dy, [=] { return fused(chain, px, pw, pb); }), aten});
-    ops.push_back(
-        {"six ops of 16 MB, deferred", 0,
-         pass({px, pw, pb}, dy, [=] { return deferred([&] { return chain(px, pw, pb); }); }),
-         aten});
-    ops.push_back({"six ops of 16 MB, one by one", 0,
-                   pass({px, pw, pb}, dy, [=] { return chain(px, pw, pb); }), aten});
-    ops.push_back({"six ops of 16 MB, forward", 0,
-                   [=] {
-                     const NoGrad no_grad;
-                     const Variable y = fused(chain, px, pw, pb);
-                   },
-                   [=] {
-                     const at::Tensor h = at::add(at::mul(x, w), b),
-                                      y = at::add(at::mul(h, at::sigmoid(at::mul(h, 1.702))), x);
-                   }});
-  }
-
-  // As many elements as the matrices of a transformer block: 12 C^2.
-  {
-    OptimConfig config;
-    config.grad_clip = 1;
-    const at::Tensor p = at::randn({12 * c, c}, wide), g = at::randn({12 * c, c}, wide);
-    const Variable parameter_ = parameter(p);
-    parameter_.leaf().grad = g;
-    const auto optimizer = std::make_shared<Optimizer>(
-        config, std::vector<NamedParameter>{{"p", parameter_, Role::weight}});
-    const at::Tensor q = p.clone(), m = at::zeros_like(q), u = at::zeros_like(q),
-                     step = at::ones({}, wide);
-    ops.push_back({"adamw with clipping", 0, [=] { optimizer->step(1e-4, {}); },
-                   [=] {
-                     const at::Tensor norm = g.norm();
-                     const at::Tensor clipped = g * (1.0 / std::max(1.0, norm.item<double>()));
-                     at::_fused_adamw_({q}, {clipped}, {m}, {u}, {}, {step}, 1e-4, 0.9, 0.999, 0.1,
-                                       1e-8, false, false);
-                   }});
-  }
-
-  // The arithmetic of 16 elements is negligible, so this is the cost of an op and its node.
-  {
-    const at::Tensor x = at::randn({16}, wide), y = at::randn({16}, wide);
-    const Variable px = parameter(x), py = parameter(y);
-    ops.push_back({"add of 16, forward with its node", 0, [=] { const Variable z = add(px, py); },
-                   [=] { const at::Tensor z = at::add(x, y); }});
-  }
-
-  return ops;
+/// Returns the FLOPs of a matrix product forward and its two backward: 2 for each multiply-add.
+double product(int64_t a, int64_t b, int64_t k) {
+  return 6.0 * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(k);
 }
+
+Variable parameter(const at::Tensor& t) { return Variable::parameter(t); }
+
+OpBench bench_linear(const OpShapes& s) {
+  const at::Tensor x = at::randn({s.n, s.c}, s.low), w = at::randn({3 * s.c, s.c}, s.low),
+                   b = at::randn({3 * s.c}, s.low), dy = at::randn({s.n, 3 * s.c}, s.low);
+  const Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
+  return {product(s.n, 3 * s.c, s.c), pass({px, pw, pb}, dy, [=] { return linear(px, pw, pb); }),
+          [=] {
+            const at::Tensor y = at::addmm(b, x, w.t());
+            const at::Tensor dx = at::mm(dy, w), dw = at::mm(dy.t(), x), db = dy.sum(0);
+          }};
+}
+
+OpBench bench_linear_gelu(const OpShapes& s) {
+  const at::Tensor x = at::randn({s.n, s.c}, s.low), w = at::randn({4 * s.c, s.c}, s.low),
+                   b = at::randn({4 * s.c}, s.low), dy = at::randn({s.n, 4 * s.c}, s.low);
+  const Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
+  return {product(s.n, 4 * s.c, s.c),
+          pass({px, pw, pb}, dy, [=] { return linear_gelu(px, pw, pb); }), [=] {
+            const at::Tensor u = at::addmm(b, x, w.t()), y = at::gelu(u, "tanh"),
+                             du = at::gelu_backward(dy, u, "tanh");
+            const at::Tensor dx = at::mm(du, w), dw = at::mm(du.t(), x), db = du.sum(0);
+          }};
+}
+
+/// The residual stream is float32, so the gradient arrives in float32 and ATen has to cast it.
+OpBench bench_linear_residual(const OpShapes& s) {
+  const at::Tensor x = at::randn({s.n, 4 * s.c}, s.low), w = at::randn({s.c, 4 * s.c}, s.low),
+                   b = at::randn({s.c}, s.low), r = at::randn({s.n, s.c}, s.wide),
+                   dy = at::randn({s.n, s.c}, s.wide);
+  const Variable px = parameter(x), pw = parameter(w), pb = parameter(b), pr = parameter(r);
+  return {product(s.n, 4 * s.c, s.c),
+          pass({px, pw, pb, pr}, dy, [=] { return linear(px, pw, pb, pr); }), [=, dtype = s.dtype] {
+            const at::Tensor y = r + at::addmm(b, x, w.t()), d = dy.to(dtype);
+            const at::Tensor dx = at::mm(d, w), dw = at::mm(d.t(), x), db = d.sum(0);
+          }};
+}
+
+/// Lathe's norms read float32 and write the dtype of matrix products; ATen needs a cast for that.
+OpBench bench_layer_norm(const OpShapes& s) {
+  const at::Tensor x = at::randn({s.n, s.c}, s.wide), w = at::randn({s.c}, s.wide),
+                   b = at::randn({s.c}, s.wide), dy = at::randn({s.n, s.c}, s.low);
+  const Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
+  return {
+      0,
+      pass({px, pw, pb}, dy, [=, dtype = s.dtype] { return layer_norm(px, pw, pb, 1e-5, dtype); }),
+      [=, dtype = s.dtype, c = s.c] {
+        auto [y, m, r] = at::native_layer_norm(x, c, w, b, 1e-5);
+        const at::Tensor out = y.to(dtype);
+        const auto grads =
+            at::native_layer_norm_backward(dy.to(at::kFloat), x, c, m, r, w, b, {true, true, true});
+      }};
+}
+
+OpBench bench_rms_norm(const OpShapes& s) {
+  const at::Tensor x = at::randn({s.n, s.c}, s.wide), w = at::randn({s.c}, s.wide),
+                   dy = at::randn({s.n, s.c}, s.low);
+  const Variable px = parameter(x), pw = parameter(w);
+  return {0, pass({px, pw}, dy, [=, dtype = s.dtype] { return rms_norm(px, pw, 1e-5, dtype); }),
+          [=, dtype = s.dtype] {
+            const at::Tensor r = (x * x).mean(-1, true).add_(1e-5).rsqrt_(), h = x * r;
+            const at::Tensor y = (h * w).to(dtype), up = dy.to(at::kFloat), g = up * w;
+            const at::Tensor dx = r * (g - h * (g * h).mean(-1, true)), dw = (up * h).sum(0);
+          }};
+}
+
+/// x holds the gate and the value side by side, 2 C channels each.
+OpBench bench_swiglu(const OpShapes& s) {
+  const at::Tensor x = at::randn({s.n, 4 * s.c}, s.low), dy = at::randn({s.n, 2 * s.c}, s.low);
+  const Variable px = parameter(x);
+  return {0, pass({px}, dy, [=] { return swiglu(px); }), [=] {
+            const auto parts = x.chunk(2, 1);
+            const at::Tensor gate = at::silu(parts[0]), y = gate * parts[1];
+            const at::Tensor dx =
+                at::cat({at::silu_backward(dy * parts[1], parts[0]), dy * gate}, 1);
+          }};
+}
+
+/// Two matrix products forward and four backward, of which causality needs half.
+OpBench bench_attention(const OpShapes& s) {
+  const at::Tensor qkv = at::randn({s.batch, s.context, 3 * s.c}, s.low),
+                   dy = at::randn({s.batch, s.context, s.c}, s.low);
+  const Variable p = parameter(qkv);
+  const double square = static_cast<double>(s.n * s.context) * static_cast<double>(s.c);
+  return {6 * square, pass({p}, dy, [p, heads = s.heads] { return attention(p, heads); }), [=] {
+            const auto part = [&](int64_t i) {
+              return qkv.view({s.batch, s.context, 3, s.heads, 64}).select(2, i).transpose(1, 2);
+            };
+            auto [y, lse] =
+                at::_scaled_dot_product_flash_attention_for_cpu(part(0), part(1), part(2), 0, true);
+            const at::Tensor joined = y.transpose(1, 2).reshape({s.batch, s.context, s.c});
+            auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+                dy.view({s.batch, s.context, s.heads, 64}).transpose(1, 2), part(0), part(1),
+                part(2), y, lse, 0, true);
+            const at::Tensor d = at::cat({dq, dk, dv}, 1);
+          }};
+}
+
+OpBench bench_linear_cross_entropy(const OpShapes& s) {
+  // The loss is a scalar, so backward starts without a gradient.
+  const at::Tensor x = at::randn({s.n, s.c}, s.low), w = at::randn({s.v, s.c}, s.low) * 0.02,
+                   targets = at::randint(s.v, {s.n}, at::kLong);
+  const Variable px = parameter(x), pw = parameter(w);
+  return {
+      product(s.n, s.v, s.c),
+      pass({px, pw}, {}, [=] { return linear_cross_entropy(px, pw, targets); }), [=] {
+        const at::Tensor log_p = at::log_softmax(at::mm(x, w.t()).to(at::kFloat), 1);
+        auto [loss, total] = at::nll_loss_forward(log_p, targets, {}, at::Reduction::Mean, -100);
+        const at::Tensor g = at::nll_loss_backward(at::ones({}, s.wide), log_p, targets, {},
+                                                   at::Reduction::Mean, -100, total);
+        const at::Tensor d = at::_log_softmax_backward_data(g, log_p, 1, at::kFloat).to(s.dtype);
+        const at::Tensor dx = at::mm(d, w), dw = at::mm(d.t(), x);
+      }};
+}
+
+OpBench bench_embedding(const OpShapes& s) {
+  const at::Tensor w = at::randn({s.v, s.c}, s.wide), ids = at::randint(s.v, {s.n}, at::kLong),
+                   dy = at::randn({s.n, s.c}, s.wide);
+  const Variable p = parameter(w);
+  return {0, pass({p}, dy, [=] { return embedding(ids, p); }), [=, v = s.v] {
+            const at::Tensor y = at::embedding(w, ids),
+                             d = at::embedding_dense_backward(dy, ids, v, -1, false);
+          }};
+}
+
+OpBench bench_dropout(const OpShapes& s) {
+  const at::Tensor x = at::randn({s.n, s.c}, s.low), dy = at::randn({s.n, s.c}, s.low);
+  const Variable p = parameter(x);
+  return {0,
+          [run = pass({p}, dy, [=] { return dropout(p, 0.1, 1); })] {
+            // Dropout is active only inside a training step.
+            const TrainingStep step({.seed = 1, .step = 1, .first_sample = 0});
+            run();
+          },
+          [=] {
+            const at::Tensor mask = (at::rand({s.n, s.c}, s.wide) >= 0.1).to(s.dtype).div_(0.9),
+                             y = x * mask, dx = dy * mask;
+          }};
+}
+
+/// Six elementwise ops on 16 MB.
+struct SixOps {
+  at::Tensor x = at::randn({2048, 2048}), w = at::randn({2048}), b = at::randn({2048}),
+             dy = at::randn({2048, 2048});
+  Variable px = parameter(x), pw = parameter(w), pb = parameter(b);
+
+  static Variable chain(const Variable& v, const Variable& scale, const Variable& shift) {
+    const Variable h = v * scale + shift;
+    return h * sigmoid(h * 1.702) + v;
+  }
+  /// Returns the benchmark of one way to run the chain.
+  OpBench by(std::function<Variable()> ours) const {
+    return {0, pass({px, pw, pb}, dy, std::move(ours)), [six = *this] {
+              const auto& [x, w, b, dy, px, pw, pb] = six;
+              const at::Tensor h = at::add(at::mul(x, w), b), s = at::sigmoid(at::mul(h, 1.702)),
+                               y = at::add(at::mul(h, s), x);
+              at::Tensor dh = at::mul(dy, s);
+              dh.add_(at::mul(at::sigmoid_backward(at::mul(dy, h), s), 1.702));
+              const at::Tensor dx = at::add(dy, at::mul(dh, w)), dw = at::mul(dh, x).sum(0),
+                               db = dh.sum(0);
+            }};
+  }
+};
+
+OpBench bench_fused(const OpShapes&) {
+  const SixOps s;
+  return s.by([=] { return fused(SixOps::chain, s.px, s.pw, s.pb); });
+}
+
+/// As a training step runs them.
+OpBench bench_deferred(const OpShapes&) {
+  const SixOps s;
+  return s.by([=] { return deferred([&] { return SixOps::chain(s.px, s.pw, s.pb); }); });
+}
+
+OpBench bench_one_by_one(const OpShapes&) {
+  const SixOps s;
+  return s.by([=] { return SixOps::chain(s.px, s.pw, s.pb); });
+}
+
+OpBench bench_fused_forward(const OpShapes&) {
+  const SixOps s;
+  return {0,
+          [=] {
+            const NoGrad no_grad;
+            const Variable y = fused(SixOps::chain, s.px, s.pw, s.pb);
+          },
+          [=] {
+            const at::Tensor h = at::add(at::mul(s.x, s.w), s.b),
+                             y = at::add(at::mul(h, at::sigmoid(at::mul(h, 1.702))), s.x);
+          }};
+}
+
+/// As many elements as the matrices of a transformer block: 12 C^2.
+OpBench bench_adamw(const OpShapes& s) {
+  OptimConfig config;
+  config.grad_clip = 1;
+  const at::Tensor p = at::randn({12 * s.c, s.c}, s.wide), g = at::randn({12 * s.c, s.c}, s.wide);
+  const Variable v = parameter(p);
+  v.leaf().grad = g;
+  const auto optimizer =
+      std::make_shared<Optimizer>(config, std::vector<NamedParameter>{{"p", v, Role::weight}});
+  const at::Tensor q = p.clone(), m = at::zeros_like(q), u = at::zeros_like(q),
+                   step = at::ones({}, s.wide);
+  return {0, [=] { optimizer->step(1e-4, {}); },
+          [=] {
+            const at::Tensor norm = g.norm();
+            const at::Tensor clipped = g * (1.0 / std::max(1.0, norm.item<double>()));
+            at::_fused_adamw_({q}, {clipped}, {m}, {u}, {}, {step}, 1e-4, 0.9, 0.999, 0.1, 1e-8,
+                              false, false);
+          }};
+}
+
+/// The arithmetic of 16 elements is negligible, so this is the cost of an op and its node.
+OpBench bench_small_add(const OpShapes& s) {
+  const at::Tensor x = at::randn({16}, s.wide), y = at::randn({16}, s.wide);
+  const Variable px = parameter(x), py = parameter(y);
+  return {0, [=] { const Variable z = add(px, py); }, [=] { const at::Tensor z = at::add(x, y); }};
+}
+
+/// The ops with their names, in the order of the output.
+struct OpRow {
+  const char* name;
+  OpBench (*make)(const OpShapes&);
+};
+constexpr OpRow op_rows[]{{"linear", bench_linear},
+                          {"linear_gelu", bench_linear_gelu},
+                          {"linear + residual", bench_linear_residual},
+                          {"layer_norm", bench_layer_norm},
+                          {"rms_norm", bench_rms_norm},
+                          {"swiglu", bench_swiglu},
+                          {"attention (half the square)", bench_attention},
+                          {"linear_cross_entropy", bench_linear_cross_entropy},
+                          {"embedding", bench_embedding},
+                          {"dropout", bench_dropout},
+                          {"six ops of 16 MB, fused", bench_fused},
+                          {"six ops of 16 MB, deferred", bench_deferred},
+                          {"six ops of 16 MB, one by one", bench_one_by_one},
+                          {"six ops of 16 MB, forward", bench_fused_forward},
+                          {"adamw with clipping", bench_adamw},
+                          {"add of 16, forward with its node", bench_small_add}};
 
 }  // namespace
 
@@ -306,8 +344,16 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
             << format("%-28s %10s %10s %6s %8s %8s\n", "forward and backward", "lathe ms",
                       "aten ms", "ratio", "TFLOP/s", "of peak");
 
-  for (const auto& op : make_ops(sizes, dtype)) {
-    if (op.name.find(sizes.only) == std::string::npos) continue;
+  const OpShapes shapes{.batch = sizes.batch,
+                        .context = sizes.context,
+                        .n = sizes.batch * sizes.context,
+                        .c = sizes.width,
+                        .v = sizes.vocab,
+                        .heads = sizes.width / 64,
+                        .dtype = dtype};
+  for (const auto& [name, make] : op_rows) {
+    if (std::string_view(name).find(sizes.only) == std::string_view::npos) continue;
+    const OpBench op = make(shapes);
     // Warm up.
     op.ours();
     op.aten();
@@ -328,12 +374,11 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
     const double t = median(ours), u = median(aten), rate = op.flops / t;
     const std::string of_peak =
         peak && op.flops > 0 ? format("%.0f%%", 100 * rate / peak->rate) : "";
-    std::cout << format("%-28s %10.4f %10.4f %6.2f %8s %8s\n", op.name.c_str(), 1e3 * t, 1e3 * u,
-                        t / u, op.flops > 0 ? format("%.3f", rate / 1e12).c_str() : "",
-                        of_peak.c_str())
+    std::cout << format("%-28s %10.4f %10.4f %6.2f %8s %8s\n", name, 1e3 * t, 1e3 * u, t / u,
+                        op.flops > 0 ? format("%.3f", rate / 1e12).c_str() : "", of_peak.c_str())
               << std::flush;
 
-    Json line{{"op", op.name}, {"lathe_ms", 1e3 * t}, {"aten_ms", 1e3 * u}};
+    Json line{{"op", name}, {"lathe_ms", 1e3 * t}, {"aten_ms", 1e3 * u}};
     if (op.flops > 0) line["tflops"] = rate / 1e12;
     out.push_back(line);
   }

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/io/text.h"
+#include "optim/method.h"
 #include "train/config/task_keys.h"
 #include "train/config/transform.h"
 
@@ -353,61 +354,27 @@ std::optional<ConfigFault> check_window(const RunConfig& c) {
 
 namespace {
 
-/// A key of [optim] or [schedule], and the kinds that read it.
-struct KindKey {
-  const char* key;
-  std::vector<std::string> kinds;
-};
-
-const std::vector<KindKey>& kind_keys() {
-  static const std::vector<KindKey> keys{
-      {"optim.amsgrad", {"adam", "adamw"}},
-      {"optim.momentum", {"momentum", "rmsprop"}},
-      {"optim.dampening", {"momentum"}},
-      {"optim.nesterov", {"momentum"}},
-      {"optim.alpha", {"rmsprop"}},
-      {"optim.centered", {"rmsprop"}},
-      {"optim.lr_decay", {"adagrad"}},
-      {"optim.initial_accumulator", {"adagrad"}},
-      {"optim.momentum_decay", {"nadam"}},
-      {"optim.muon_momentum", {"muon"}},
-      {"optim.muon_nesterov", {"muon"}},
-      {"optim.muon_steps", {"muon"}},
-      {"optim.muon_scale", {"muon"}},
-      {"optim.muon_rest_lr", {"muon"}},
-      {"optim.factor_decay", {"adafactor"}},
-      {"optim.factor_clip", {"adafactor"}},
-      {"optim.relative_step", {"adafactor"}},
-      {"optim.scale_parameter", {"adafactor"}},
-      {"optim.state_block", {"adam8bit", "adamw8bit"}},
-      {"schedule.decay_share", {"wsd"}},
-      {"schedule.rise_share", {"one_cycle"}},
-      {"schedule.start_div", {"one_cycle"}},
-      {"schedule.power", {"polynomial"}},
-      {"schedule.cycle_steps", {"cosine_restarts"}},
-      {"schedule.cycle_factor", {"cosine_restarts"}},
-  };
-  return keys;
-}
-
-/// Warns of keys that differ from their defaults and belong to other kinds. They are no errors: one
-/// config serves several kinds in a sweep. Kinds that a program adds may read any key.
+/// Warns about keys that differ from their defaults and that the config's optimizer or schedule
+/// does not read. They are no errors: one config serves several kinds in a sweep. Optimizers that a
+/// program adds may read any key.
 void warn_of_other_kinds(const RunConfig& c, std::vector<std::string>& all) {
-  const std::set<std::string> built_in{"sgd",       "momentum",  "adagrad", "rmsprop", "adam",
-                                       "adamw",     "adam8bit",  "nadam",   "lamb",    "lion",
-                                       "adamw8bit", "adafactor", "muon"};
-  for (const auto& [key, kinds] : kind_keys()) {
-    const bool is_optim = std::string_view(key).starts_with("optim.");
-    const std::string& kind = is_optim ? c.optim.kind : c.schedule.kind;
-    if (is_optim && !built_in.contains(kind)) continue;
-    if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) continue;
+  const auto& optimizers = optimizer_kinds();
+  const bool is_added = std::any_of(optimizers.begin(), optimizers.end(), [&](const auto& kind) {
+    return kind.name == c.optim.kind && kind.reads_any_key;
+  });
 
-    const Field& field = *c.schema().find(key);
+  for (const Field& field : c.schema().fields()) {
+    const std::vector<std::string>& kinds = field.rule.kinds;
+    const bool is_optim = field.key.starts_with("optim.");
+    const std::string& kind = is_optim ? c.optim.kind : c.schedule.kind;
+    if (kinds.empty() || (is_optim && is_added)) continue;
+    if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) continue;
     if (c.schema().get(&c, field) == field.initial) continue;
+
     std::string others;
     for (const std::string& one : kinds) others += (others.empty() ? "" : " or ") + one;
-    all.push_back(str(key, " has no effect with ", is_optim ? "optim" : "schedule", ".kind = \"",
-                      kind, "\"; it is a key of ", others));
+    all.push_back(str(field.key, " has no effect with ", is_optim ? "optim" : "schedule",
+                      ".kind = \"", kind, "\"; it is a key of ", others));
   }
 }
 

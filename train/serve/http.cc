@@ -316,7 +316,7 @@ class HttpServer::Impl final : public httplib::Server {
                      "not_json");
   }
 
-  /// Throws if the headers alone say that there is no body to wait for, or that it is too long.
+  /// Throws if the headers show that there is no body, or that it is too long.
   void check_length(const Request& request) const {
     if (request.has_header("Transfer-Encoding")) return;
     const std::string text = request.get_header_value("Content-Length");

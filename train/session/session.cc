@@ -72,7 +72,8 @@ void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
 
   int64_t blocks = 0;
   for (const NamedParameter& p : parameters(model)) blocks = std::max(blocks, p.block + 1);
-  // A model whose parameters do not say their blocks shows in its first step whether it has any.
+  // Parameters of some models have no block numbers. Their first step shows whether they run
+  // blocks.
   if (blocks == 0 || policy.last < static_cast<size_t>(blocks)) return;
   fail(Exit::usage, origin_of(loaded, "memory.recompute"), ": memory.recompute = \"", name,
        "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");

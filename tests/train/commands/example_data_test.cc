@@ -207,7 +207,7 @@ TEST_CASE("an error names options that work where the target has no name", "[exa
   CHECK(lathe_in(f, {"prepare", "t.csv", "--out", "t", "--target", "3", "--drop", "4"}).code == 0);
 }
 
-TEST_CASE("a range of blocks is for models whose parameters do not say their blocks too",
+TEST_CASE("a range of blocks is for models whose parameters do not have block numbers",
           "[example_data]") {
   const TempFolder f;
   write_file(f / "t.txt", std::string(2000, 'a') + "bcd");
@@ -239,7 +239,7 @@ TEST_CASE("bench refuses to skip all steps, and takes the vocabulary from the da
   CHECK(r.code == 0);
 }
 
-TEST_CASE("a byte order mark is no part of a text", "[example_data]") {
+TEST_CASE("a byte order mark is not part of a text", "[example_data]") {
   const TempFolder f;
   const std::string mark = "\xEF\xBB\xBF", text = "abcabcabcabc";
   write_file(f / "marked.txt", mark + text);

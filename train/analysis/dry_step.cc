@@ -1,0 +1,166 @@
+#include "train/analysis/dry_step.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/device.h"
+#include "core/dry_run.h"
+#include "core/error.h"
+#include "core/mode.h"
+#include "dist/group.h"
+#include "dist/world.h"
+#include "train/analysis/plan_data.h"
+#include "train/session/peak.h"
+#include "train/step/shares.h"
+#include "train/step/stepper.h"
+
+namespace lathe {
+
+int64_t process_overhead_bytes() { return peak_rss_bytes() + (20 << 20); }
+
+DryStep dry_step(const LoadedConfig& given, int ranks) {
+  LoadedConfig loaded = one_step(given);
+  const RunData data = open_for_plan(loaded);
+  return dry_step(loaded, data, ranks);
+}
+
+namespace {
+
+/// Returns the part of the trained parameters that this process updates.
+double update_share_of(const Session& s) {
+  const double tensor = world().tensor().size;
+  if (s.stage) {
+    int64_t owned = 0, all = 0;
+    for (const ElementRange& range : s.stage->owned_ranges()) owned += range.size();
+    for (const NamedParameter& p : s.params) all += p.parameter.numel();
+    return static_cast<double>(owned) / static_cast<double>(all) / tensor;
+  }
+  return (s.config.dist.shard == "none" ? 1.0 : 1.0 / world().data().size) / tensor;
+}
+
+/// Returns the bytes that this process has sent for what it computes together with others of its
+/// replica.
+int64_t sent_within_replica() {
+  int64_t bytes = 0;
+  if (world().tensor().size > 1) bytes += world().layers().bytes_sent();
+  if (world().pipeline().size > 1) bytes += world().stages().bytes_sent();
+  return bytes;
+}
+
+/// Adds the files that memory.offload takes, and the memory that a save of such state takes.
+void add_offload(DryStep& result, const Session& s) {
+  if (const StateOffload* offload = s.optimizer.offload()) {
+    result.scratch_bytes = offload->file_bytes();
+    // A save reads one tensor of the state at a time where processes share it out.
+    if (s.optimizer.is_sharded()) {
+      each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
+        s.optimizer.read_state(t, part);
+      });
+    }
+  }
+
+  if (s.activations) result.scratch_bytes += s.activations->file_bytes();
+  if (s.mapped) {
+    result.scratch_bytes += s.mapped->bytes();
+    result.mapped_bytes = s.pages->resident_bytes();
+  }
+}
+
+/// Adds what is known of the model, its optimizer and its checkpoints.
+void add_facts(DryStep& result, const Session& s) {
+  result.parameters = count(parameters(*s.model));
+  result.trained = count(s.params);
+  for (const NamedParameter& p : s.params) result.blocks = std::max(result.blocks, p.block + 1);
+
+  result.update_flops = s.optimizer.update_flops();
+  result.formula_flops = flops_per_unit(s) * static_cast<double>(units_of_micro_batch(s.config));
+
+  result.checkpoint_bytes =
+      checkpoint_bytes(s.params, s.optimizer, save_dtype(s.config.checkpoint));
+  // A background save writes a copy, since training continues meanwhile.
+  result.held_bytes = s.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
+
+  result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
+    return p.parameter.leaf().precision.low.defined();
+  });
+}
+
+/// Runs the dry steps of a process of one stage.
+DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage) {
+  const LoadedConfig loaded = one_step(given);
+  std::optional<DryWorld> others;
+  const GridSizes sizes = replica_of(loaded.config, ranks);
+  const int data_ranks = ranks / sizes.replica();
+  if (ranks > 1) others.emplace(ranks, sizes, stage);
+
+  const DryRun dry;
+  Session s = Session::make(loaded, *data.task, data.sizes);
+  DummyLoader batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
+                      s.device);
+
+  s.share_out();
+
+  DryStep result;
+  result.made = memory_stats();
+  result.unit = data.task->unit();
+
+  // FLOPs are those of one step, and the peaks those of both. The sums of gradients that a step
+  // keeps grow with the logarithm of its micro-batches, so more than so many make no difference
+  // that counts.
+  constexpr int64_t most = 64;
+  const int64_t all = s.config.train.grad_accum, own = std::min(all / data_ranks, most);
+  FlopCount flops;
+  int64_t sent_in_replica = 0;
+  for (int64_t step = 0; step < 2; ++step) {
+    s.config.train.grad_accum = data_ranks * (step == 0 ? 1 : own);
+    flops = {};
+    const int64_t before = sent_within_replica();
+    const CountFlops counting(flops);
+    run_step(s, [&] { return batches.next(); }, step);
+    sent_in_replica = sent_within_replica() - before;
+  }
+
+  add_offload(result, s);
+
+  const auto n = static_cast<double>(own);
+  // The counts are those of all micro-batches of the step.
+  for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
+
+  result.micro_batch = flops;
+  result.ranks = ranks;
+  result.replica = sizes;
+  result.stage = stage;
+  result.update_share = update_share_of(s);
+  result.sent_bytes =
+      bytes_sent_by_first(*s.layout, s.local_params(), s.config.dist.shard, all / data_ranks) +
+      sent_in_replica * (all / data_ranks) / own;
+  result.peaks = memory_stats();
+  add_facts(result, s);
+  return result;
+}
+
+}  // namespace
+
+DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
+  const GridSizes sizes = replica_of(given.config, ranks);
+  DryStep result = dry_step_of_stage(given, data, ranks, 0);
+  FlopCount whole = result.micro_batch;
+  for (int stage = 1; stage < sizes.pipeline; ++stage) {
+    DryStep other = dry_step_of_stage(given, data, ranks, stage);
+    whole.forward += other.micro_batch.forward;
+    whole.backward += other.micro_batch.backward;
+    if (other.resident() > result.resident()) std::swap(other, result);
+    if (other.micro_batch.total() > result.micro_batch.total())
+      result.micro_batch = other.micro_batch;
+    result.update_share = std::max(result.update_share, other.update_share);
+    result.update_flops = std::max(result.update_flops, other.update_flops);
+    result.sent_bytes = std::max(result.sent_bytes, other.sent_bytes);
+  }
+
+  for (Flops* f : {&whole.forward, &whole.backward})
+    f->matmul *= sizes.tensor, f->other *= sizes.tensor;
+  result.whole_micro_batch = whole;
+  return result;
+}
+
+}  // namespace lathe
