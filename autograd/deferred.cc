@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "autograd/chain_formula.h"
@@ -267,6 +267,13 @@ void DeferredTrace::compute() {
 }
 
 namespace detail {
+namespace {
+
+/// Values after which the ops run, so that a long program of elementwise ops needs no more memory
+/// than one by one.
+constexpr size_t most_values = 64;
+
+}  // namespace
 
 void compute_deferred() { mode().deferred->compute(); }
 
@@ -290,8 +297,20 @@ Variable DeferOps::record(const ChainForm& form, const OpInfo& info,
   // An op "fused" keeps other tensors than its ops, so packing would round others.
   if (m.packer != nullptr && !m.packer->is_exact()) return {};
 
+  // What follows reads the tensors of `inputs`, which must not run the ops.
+  has_deferred_ops = false;
+  struct Restore {
+    const std::unique_ptr<DeferredTrace>& trace;
+    ~Restore() { has_deferred_ops = trace != nullptr; }
+  } const restore{trace_};
+  return record_on_cpu(form, info, inputs);
+}
+
+Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
+                                 std::span<const Variable> inputs) {
   std::vector<int64_t> sizes;
   for (const Variable& v : inputs) {
+    if (!v.data().is_cpu()) return {};
     if (v.sizes() == at::IntArrayRef(sizes)) continue;
     if (at::is_expandable_to(v.sizes(), sizes)) continue;
     if (!at::is_expandable_to(sizes, v.sizes())) return {};
@@ -300,18 +319,15 @@ Variable DeferOps::record(const ChainForm& form, const OpInfo& info,
   if (form.mask.defined() && !at::is_expandable_to(form.mask.sizes(), sizes)) return {};
   if (c10::multiply_integers(sizes) < least_) return {};
 
-  if (trace_ && (trace_->grad() != m.grad || trace_->sizes() != sizes)) compute();
-  // What follows reads the tensors of `inputs`, which must not run the ops.
-  has_deferred_ops = false;
+  if (trace_ && (trace_->grad() != mode().grad || trace_->sizes() != sizes ||
+                 trace_->formula().values().size() >= most_values))
+    compute();
   if (!trace_) trace_ = std::make_unique<DeferredTrace>(sizes);
-  Variable y;
   try {
-    y = trace_->record(form, info, inputs);
+    return trace_->record(form, info, inputs);
   } catch (const LeftChain&) {
-    // It runs immediately.
+    return {};  // it runs immediately
   }
-  has_deferred_ops = true;
-  return y;
 }
 
 void DeferOps::compute() {

@@ -38,6 +38,9 @@ class DeferOps : public ModeGuard {
   void compute();
 
  private:
+  Variable record_on_cpu(const ChainForm& form, const OpInfo& info,
+                         std::span<const Variable> inputs);
+
   const int64_t least_;
   const Mode mode_;  // in which the recorded ops run
   std::unique_ptr<DeferredTrace> trace_;

@@ -12,18 +12,18 @@ namespace lathe {
 namespace {
 
 /// A function that was recorded without running it.
-struct Recorded {
+struct TracedFunction {
   ChainTrace trace;
   int result = 0;
 };
 
 /// Records a function. Returns nullopt if it must run op by op. Ops of smaller tensors do run while
 /// recording; with `silent`, observers and recomputations are not notified of them.
-std::optional<Recorded> traced(std::span<const Variable> inputs, const detail::FusedFunction& fn,
-                               bool silent) {
+std::optional<TracedFunction> traced(std::span<const Variable> inputs,
+                                     const detail::FusedFunction& fn, bool silent) {
   const auto uses = mode().uses != nullptr ? std::optional(*mode().uses) : std::nullopt;
   const auto flops = mode().flops != nullptr ? std::optional(*mode().flops) : std::nullopt;
-  std::optional<Recorded> found;
+  std::optional<TracedFunction> found;
   try {
     ChainTrace trace(inputs);
     const ModeGuard guard;

@@ -18,6 +18,7 @@
 #include "core/dry_run.h"
 #include "core/memory.h"
 #include "tests/support/catch.h"
+#include "tests/support/op_case.h"
 #include "tests/support/random_chain.h"
 
 namespace {
@@ -211,6 +212,41 @@ TEST_CASE("random graphs have the bits of their ops one by one", "[deferred]") {
   CHECK(fused > static_cast<int>(count));
 }
 
+/// Returns the result and the gradients of a row of the op table, with an elementwise op before the
+/// op and two after it, so that every op stands between deferred ones.
+std::vector<at::Tensor> run_row(const lathe::test::OpCase& row, bool is_deferred) {
+  torch::manual_seed(3);
+  const TrainingStep step(lathe::test::step_random);
+  std::vector<Variable> leaves;
+  for (const auto& input : row.inputs) {
+    const at::Tensor t = torch::rand(input.shape) * (input.high - input.low) + input.low;
+    leaves.push_back(input.grad ? Variable::parameter(t) : Variable(t));
+  }
+  const Variable y = run(is_deferred, [&] {
+    std::vector<Variable> in;
+    // The weight of linear_fp8 must be a parameter.
+    for (const Variable& leaf : leaves) in.push_back(row.op == "linear_fp8" ? leaf : leaf * 1.0);
+    const Variable out = row.ours(in);
+    return out * out + 0.5;
+  });
+  std::vector<at::Tensor> all{y.data()};
+  if (y.requires_grad()) backward(y, at::ones_like(y.data()));
+  for (const Variable& leaf : leaves) {
+    if (leaf.as_leaf() != nullptr) all.push_back(leaf.grad());
+  }
+  return all;
+}
+
+TEST_CASE("every op between deferred ones has its bits", "[deferred]") {
+  const OneThread one_thread;
+  for (const auto& row : lathe::test::op_table()) {
+    INFO(row.op << " (" << row.label << ")");
+    const auto ours = run_row(row, true), plain = run_row(row, false);
+    REQUIRE(ours.size() == plain.size());
+    for (size_t i = 0; i < ours.size(); ++i) CHECK(has_bits_of(ours[i], plain[i]));
+  }
+}
+
 TEST_CASE("results without a handle are parts of others", "[deferred]") {
   install_allocator();
   torch::manual_seed(1);
@@ -250,6 +286,19 @@ TEST_CASE("results without a handle are parts of others", "[deferred]") {
   CHECK(fused_ops(deferred([&] { return six_ops(x, w, b); })) == 0);
   const Variable large = Variable::parameter(torch::randn({1024, 16}));
   CHECK(fused_ops(deferred([&] { return six_ops(large, w, b); })) == 1);
+}
+
+TEST_CASE("a long program of elementwise ops runs in parts", "[deferred]") {
+  const Variable x = Variable::parameter(torch::ones({4, 8}));
+  const Variable y = run(true, [&] {
+    Variable v = x;
+    for (int i = 0; i < 500; ++i) v = v * 0.5 + x;
+    return v;
+  });
+  CHECK(fused_ops(y) > 10);
+  CHECK(y.data().equal(torch::full({4, 8}, 2.0f)));
+  sum(y).backward();
+  CHECK(x.grad().equal(torch::full({4, 8}, 2.0f)));
 }
 
 TEST_CASE("nothing is deferred that is watched, recomputed or packed", "[deferred]") {

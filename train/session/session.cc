@@ -306,7 +306,8 @@ class PassScope {
   /// the model ran none; a stage of a pipeline may have none of a range.
   Variable loss(const Batch& batch, double divisor) const {
     const auto loss_of = [&] { return session_.task.loss(*session_.model, batch, divisor); };
-    Variable loss = session_.config.train.fuse == "auto" ? deferred(loss_of) : loss_of();
+    const bool fuses = session_.config.train.fuse == "auto" && session_.device.is_cpu();
+    Variable loss = fuses ? deferred(loss_of) : loss_of();
     const std::string& policy = session_.config.memory.recompute;
     if (policy != "none" && blocks_ == 0 && mode().stage == nullptr) {
       fail(Exit::usage, "memory.recompute = \"", policy,
