@@ -57,9 +57,11 @@ class DeferOps : public ModeGuard {
 ///
 /// Values and gradients have the bits of the ops run one by one (NaNs may differ in their payload);
 /// second derivatives agree up to rounding. A tensor that an op was given must not be changed in
-/// place through a handle that is not a Variable before the op has run: that throws.
+/// place through a handle that is not a Variable before the op has run: that throws. A fused op
+/// also keeps the inputs that second derivatives read, so functions such as relu_() may refuse
+/// them.
 template <std::invocable F>
-auto deferred(const F& f) -> std::invoke_result_t<const F&> {
+auto deferred(const F& f) -> std::decay_t<std::invoke_result_t<const F&>> {
   detail::DeferOps ops;
   auto result = f();
   ops.compute();

@@ -157,13 +157,15 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   if (leaf == nullptr) return cast(v, wanted);
 
   // Do not record the cast of a weight for recomputation: the cache may have it in one run and not
-  // in the other.
+  // in the other. Do not defer it: the category of its memory is set here.
   const auto cast_weight = [&] {
     Recomputation* const recording = std::exchange(mode().recording, nullptr);
     Recomputation* const replaying = std::exchange(mode().replaying, nullptr);
+    DeferOps* const deferred = std::exchange(mode().deferred, nullptr);
     Variable low = cast(v, wanted);
     mode().recording = recording;
     mode().replaying = replaying;
+    mode().deferred = deferred;
     return low;
   };
 
@@ -173,6 +175,7 @@ Variable detail::autocast(Amp policy, const Variable& v) {
     return Variable(low, v.edge());
   }
 
+  if (has_deferred_ops) compute_deferred();
   const MemoryScope memory(Memory::casts);
   if (!mode().cache_casts) return cast_weight();
 

@@ -30,6 +30,8 @@ Variable Variable::parameter(at::Tensor data, std::string name) {
 bool Variable::requires_grad() const { return edge_ && !edge_.node->frozen; }
 
 Variable& Variable::requires_grad_(bool on) & {
+  // Ops that were called before this are part of the graph as it is now.
+  if (detail::has_deferred_ops) detail::compute_deferred();
   if (!edge_) {
     if (on) *this = parameter(data());
     return *this;

@@ -385,6 +385,38 @@ TEST_CASE("changes in place are noticed", "[deferred]") {
   CHECK_FALSE(lathe::detail::has_deferred_ops);
 }
 
+TEST_CASE("a parameter that is frozen after an op keeps the gradient of the op", "[deferred]") {
+  for (const bool is_frozen_first : {false, true}) {
+    Variable x = Variable::parameter(torch::ones({4, 5})),
+             w = Variable::parameter(torch::ones({4, 5}));
+    const Variable loss = run(true, [&] {
+      w.requires_grad_(!is_frozen_first);
+      const Variable y = x * w;
+      w.requires_grad_(is_frozen_first);
+      return sum(y);
+    });
+    w.requires_grad_(true);
+    loss.backward();
+    CHECK(w.grad().defined() == !is_frozen_first);
+    CHECK(x.grad().defined());
+  }
+}
+
+TEST_CASE("deferred() in a recomputed function leaves the recomputation as it is", "[deferred]") {
+  const Variable w = Variable::parameter(torch::randn({8, 8})),
+                 x = Variable::parameter(torch::randn({4, 8}));
+  Variable loss;
+  {
+    const Autocast autocast(at::kBFloat16);
+    const auto twice = [&](const Variable& v) {
+      return run(true, [&] { return linear(linear(v * 2.0, w), w) * 0.5; });
+    };
+    loss = sum(cast(recompute(twice, x), at::kFloat));
+  }
+  loss.backward();
+  CHECK(w.grad().defined());
+}
+
 TEST_CASE("an exception drops the ops that have not run", "[deferred]") {
   const Variable x = Variable::parameter(torch::ones({4, 5}));
   Variable escaped;

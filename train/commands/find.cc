@@ -171,20 +171,23 @@ Exit find_batch(const Arguments& a) {
   // The prediction is printed beside the memory of a step that really ran. On a GPU this is the
   // peak of tensors, on the CPU that of the process.
   loaded.config.train.grad_accum = 1;
-  std::optional<int64_t> at_first;
+  std::optional<int64_t> at_first, last_peak;
   const auto measure = [&](int64_t batch) {
     loaded.config.train.batch_size = batch;
     if (is_gpu) return measure_on_gpu(loaded, data);
     // Libraries keep buffers of a larger micro-batch, which a run would not have.
     reset_peak_rss();
     const int64_t now = peak_rss_bytes();
-    const int64_t kept = std::max<int64_t>(0, now - at_first.value_or(now));
+    // Where the system does not allow the reset, the last peak is still there.
+    const bool is_reset = now != last_peak;
+    const int64_t kept = is_reset ? std::max<int64_t>(0, now - at_first.value_or(now)) : int64_t{0};
     at_first = at_first.value_or(now);
     Session session = Session::make(loaded, *data.task, data.sizes);
     Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data,
                   session.device);
     run_step(session, loader, 0);
-    return peak_rss_bytes() - kept;
+    last_peak = peak_rss_bytes();
+    return *last_peak - kept;
   };
   int64_t measured = measure(largest);
 

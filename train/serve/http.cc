@@ -318,7 +318,7 @@ class HttpServer::Impl final : public httplib::Server {
 
   /// Throws if the headers show that there is no body, or that it is too long.
   void check_length(const Request& request) const {
-    if (request.has_header("Transfer-Encoding")) return;
+    if (lowercase(request.get_header_value("Transfer-Encoding")) == "chunked") return;
     const std::string text = request.get_header_value("Content-Length");
     if (text.empty())
       throw ApiError(411, "the request needs the header Content-Length", "no_length");

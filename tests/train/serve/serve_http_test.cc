@@ -110,6 +110,8 @@ TEST_CASE("routes, and errors in OpenAI's form with their status", "[serve_http]
        413, "request_too_large"},
       // What the head alone refuses waits for no body.
       {head + "Content-Type: application/json\r\n\r\n", 411, "no_length"},
+      {head + "Content-Type: application/json\r\nTransfer-Encoding: identity\r\n\r\n", 411,
+       "no_length"},
       {head + "Content-Type: application/json\r\nContent-Length: -5\r\n\r\n", 400, "invalid_http"},
       {head + "Content-Type: application/json\r\nContent-Length: 99999999999999999999\r\n\r\n", 413,
        "request_too_large"},
