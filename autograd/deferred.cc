@@ -290,13 +290,9 @@ DeferOps::~DeferOps() { has_deferred_ops = false; }
 
 Variable DeferOps::record(const ChainForm& form, const OpInfo& info,
                           std::span<const Variable> inputs) {
-  // The ops run later in mode_. In a recomputed function that would be another op than casts of
-  // weights, which the recomputation does not see.
-  const auto is_watched = [](const Mode& m) {
-    return m.observers != nullptr || m.recording != nullptr || m.replaying != nullptr;
-  };
   const Mode& m = mode();
-  if (is_watched(m) || is_watched(mode_) || m.flops != mode_.flops || m.packer != mode_.packer)
+  if (m.observers != nullptr || m.recording != nullptr || m.replaying != nullptr ||
+      m.flops != mode_.flops || m.packer != mode_.packer)
     return {};
   // An op "fused" keeps other tensors than its ops, so packing would round others.
   if (m.packer != nullptr && !m.packer->is_exact()) return {};

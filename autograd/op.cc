@@ -159,14 +159,10 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   // Do not record the cast of a weight for recomputation: the cache may have it in one run and not
   // in the other. Do not defer it: the category of its memory is set here.
   const auto cast_weight = [&] {
-    Recomputation* const recording = std::exchange(mode().recording, nullptr);
-    Recomputation* const replaying = std::exchange(mode().replaying, nullptr);
-    DeferOps* const deferred = std::exchange(mode().deferred, nullptr);
-    Variable low = cast(v, wanted);
-    mode().recording = recording;
-    mode().replaying = replaying;
-    mode().deferred = deferred;
-    return low;
+    const ModeGuard guard;
+    mode().recording = mode().replaying = nullptr;
+    mode().deferred = nullptr;
+    return cast(v, wanted);
   };
 
   if (const at::Tensor& low = leaf->precision.low; low.defined() && low.scalar_type() == wanted) {

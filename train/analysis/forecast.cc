@@ -7,21 +7,13 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
-#include <fstream>
 #include <functional>
 
 #include "autograd/op.h"
-#include "core/device.h"
-#include "core/dry_run.h"
 #include "core/error.h"
-#include "core/io/text.h"
 #include "core/mode.h"
 #include "core/timing.h"
-#include "dist/group.h"
-#include "dist/world.h"
 #include "train/analysis/plan_data.h"
-#include "train/session/peak.h"
-#include "train/step/shares.h"
 #include "train/step/stepper.h"
 
 namespace lathe {
@@ -29,17 +21,6 @@ namespace {
 
 constexpr int64_t measure_bytes = int64_t{1} << 30;  // for the tensors of the measured version
 constexpr double measure_seconds = 2;                // for one of its steps
-
-/// Returns the peak resident memory of this process since reset_resident_peak(), or since its start
-/// where the kernel does not allow the reset.
-int64_t resident_peak() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmHWM:")) return 1024 * std::stoll(line.substr(6));
-  }
-  return peak_rss_bytes();
-}
-void reset_resident_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 /// What the steps of a measured config took.
 struct Measurement {
@@ -79,7 +60,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   }
 
   // What the process had resident before must not count.
-  reset_resident_peak();
+  reset_peak_rss();
   const RunData data = open_for_plan(loaded);
   Session s = Session::make(loaded, *data.task, data.sizes);
 
@@ -137,7 +118,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   // The dry run knows the tensors exactly; the remainder of the peak belongs to the program.
   return {{passes * lower_quartile(forward), passes * std::max(0.0, lower_quartile(rest)),
            lower_quartile(optimizer)},
-          resident_peak() - touched};
+          peak_rss_bytes() - touched};
 }
 
 /// A scaled-down config with its dry run.

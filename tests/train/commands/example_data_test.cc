@@ -207,11 +207,16 @@ TEST_CASE("an error names options that work where the target has no name", "[exa
   CHECK(lathe_in(f, {"prepare", "t.csv", "--out", "t", "--target", "3", "--drop", "4"}).code == 0);
 }
 
+/// Makes the folder d with a text of four characters.
+void prepare_letters(const TempFolder& f) {
+  write_file(f / "t.txt", std::string(2000, 'a') + "bcd");
+  REQUIRE(lathe_in(f, {"prepare", "t.txt", "--out", "d", "--tokenizer", "char"}).code == 0);
+}
+
 TEST_CASE("a range of blocks is for models whose parameters do not have block numbers",
           "[example_data]") {
   const TempFolder f;
-  write_file(f / "t.txt", std::string(2000, 'a') + "bcd");
-  REQUIRE(lathe_in(f, {"prepare", "t.txt", "--out", "d", "--tokenizer", "char"}).code == 0);
+  prepare_letters(f);
   write_file(f / "rnn.toml",
              "[model]\nkind = \"rnn\"\nn_embd = 8\nblock_size = 8\n[train]\nsteps = "
              "2\neval_interval = 0\nthreads = 1\n[data]\ndir = \"d\"\n");
@@ -227,8 +232,7 @@ TEST_CASE("a range of blocks is for models whose parameters do not have block nu
 TEST_CASE("bench refuses to skip all steps, and takes the vocabulary from the data",
           "[example_data]") {
   const TempFolder f;
-  write_file(f / "t.txt", std::string(2000, 'a') + "bcd");
-  REQUIRE(lathe_in(f, {"prepare", "t.txt", "--out", "d", "--tokenizer", "char"}).code == 0);
+  prepare_letters(f);
   write_file(f / "c.toml",
              "[model]\nn_layer = 1\nn_head = 2\nn_embd = 16\nblock_size = 16\n"
              "[train]\nsteps = 3\nthreads = 1\n[data]\ndir = \"d\"\n");
