@@ -267,9 +267,14 @@ TEST_CASE("a dry run has the same peak of activations, and writes nothing",
     CHECK(offload.file_bytes() > 0);
     return memory_stats().peak[static_cast<size_t>(Memory::activations)] - before;
   };
-  const int64_t real = peak_of_step();
+  const auto real = static_cast<double>(peak_of_step());
   const DryRun dry;
-  CHECK(static_cast<double>(peak_of_step()) == Approx(static_cast<double>(real)).epsilon(0.05));
+  const auto planned = static_cast<double>(peak_of_step());
+  // A thread that writes or reads holds its activation a little longer than the graph does, so a
+  // real step may need up to one activation per thread more.
+  constexpr double activation = 256 * 256 * sizeof(float);
+  CHECK(real >= 0.97 * planned);
+  CHECK(real <= 1.03 * planned + 2 * activation);
 }
 
 }  // namespace
