@@ -17,6 +17,7 @@
 #include <fstream>
 #include <latch>
 #include <optional>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -49,7 +50,34 @@ std::string load_cuda() {
   return "";
 }
 
+/// Returns the number of GPUs that the driver shows. Asks NVIDIA's management library, since CUDA
+/// itself reads CUDA_VISIBLE_DEVICES only once.
+unsigned gpus_of_driver() {
+  void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  if (library == nullptr) return 0;
+  using Start = int (*)();
+  using Count = int (*)(unsigned*);
+  const auto start = reinterpret_cast<Start>(dlsym(library, "nvmlInit_v2"));
+  const auto count = reinterpret_cast<Count>(dlsym(library, "nvmlDeviceGetCount_v2"));
+  unsigned n = 0;
+  const bool is_known = start != nullptr && count != nullptr && start() == 0 && count(&n) == 0;
+  return is_known ? n : 0;
+}
+
 }  // namespace
+
+void choose_gpu(int local_rank) {
+  std::vector<std::string> visible;
+  if (const char* named = std::getenv("CUDA_VISIBLE_DEVICES"); named != nullptr) {
+    for (std::istringstream list(named); list.good();)
+      std::getline(list, visible.emplace_back(), ',');
+  } else {
+    for (unsigned i = 0; i < gpus_of_driver(); ++i) visible.push_back(std::to_string(i));
+  }
+  if (visible.size() < 2) return;
+  const std::string& own = visible[static_cast<size_t>(local_rank) % visible.size()];
+  setenv("CUDA_VISIBLE_DEVICES", own.c_str(), /*overwrite=*/1);
+}
 
 std::string open_device(const std::string& name) {
   if (name == "cpu") return name;

@@ -2,12 +2,19 @@
 // linked directly, LibTorch's CUDA half costs a CPU run 350 MB and up to a second.
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <cstdint>
 #include <string>
 
 #include "core/kernels/dropout.h"
 #include "core/kernels/norm.h"
 #include "core/kernels/update.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
 
 namespace lathe {
 
@@ -16,8 +23,13 @@ namespace lathe {
 struct CudaApi {
   int (*device_count)();
   std::string (*device_name)();
+  std::string (*device_id)();   ///< differs between the GPUs of all machines
   double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the GPU, 0 where unknown
   void (*synchronize)();
+  /// Makes this process a rank of a group that exchanges tensors of GPUs by NCCL. `timeout`:
+  /// seconds for the ranks to meet. Null if the library was built without NCCL's header.
+  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 int rank, int size, double timeout);
   int64_t (*memory_free)();  ///< bytes that this process could still allocate
   int64_t (*memory_used)();  ///< bytes of tensors on the GPU now
   int64_t (*memory_peak)();  ///< peak of memory_used since the start or the last reset
@@ -38,6 +50,10 @@ struct CudaApi {
                  StepControl* control);
 };
 
+/// Makes one GPU visible to this process: number `local_rank`, modulo their number, of those that
+/// were visible. Call it before open_device() in a process that shares its machine with other
+/// ranks. Does nothing if there is at most one GPU.
+void choose_gpu(int local_rank);
 /// Prepares "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. "auto" means CUDA
 /// if the library, the driver and a GPU are present. Throws Exit::usage with the reason if "cuda"
 /// is requested and not available. Call it before any other CUDA query of ATen.

@@ -26,13 +26,8 @@ std::vector<int64_t> equal_cuts(int64_t n, Axis axis) {
   return cuts;
 }
 
-void check_on_cpu(const at::Tensor& x) {
-  LATHE_CHECK(x.is_cpu(), "takes tensors on the CPU, not on ", x.device().str());
-}
-
 /// Returns `x` as [ranks, ...], of which part r is the r-th along `dim`, contiguous.
 at::Tensor parts_of(const at::Tensor& x, int64_t dim, Axis axis) {
-  check_on_cpu(x);
   const int64_t ranks = ranks_on(axis).size;
   LATHE_CHECK(x.size(dim) % ranks == 0, "dim ", dim, " has ", x.size(dim), " elements, which ",
               ranks, " ranks do not divide");
@@ -62,7 +57,6 @@ at::Tensor exchanged(const at::Tensor& parts, Axis axis) {
 
 /// Returns [ranks, ...]: `x` of each rank.
 at::Tensor gathered(const at::Tensor& x, Axis axis) {
-  check_on_cpu(x);
   const auto [rank, size] = ranks_on(axis);
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.insert(sizes.begin(), size);

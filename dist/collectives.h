@@ -3,7 +3,7 @@
 // core/tree_sum.h, so their bits do not depend on the communication library.
 //
 // Every rank calls the same ops in the same order, from the training thread, with tensors of the
-// same shape and dtype on the CPU. Each backward pass is a collective too, so all ranks must also
+// same shape and dtype. Each backward pass is a collective too, so all ranks must also
 // need the same gradients. A loss that every rank computes counts once for each of them: the
 // gradient of x on a rank is that of the sum of all ranks' losses, as in
 // torch.distributed.nn.functional. In a single process, each op copies its input. The ops throw

@@ -21,6 +21,13 @@ struct DistConfig {
       "fp32. The bits of the run then depend on the number of processes and on dist.shard.",
       one_of({"fp32", "bf16"}))
   LATHE_FIELD(
+      std::string, backend, "auto",
+      "Library that exchanges tensors between GPUs. nccl: NCCL, which needs a GPU for each "
+      "process; "
+      "gloo: Gloo, through the memory of the hosts; auto: nccl if no two processes share a GPU, "
+      "otherwise gloo. Tensors of CPUs are always exchanged by Gloo. Changes no bit.",
+      one_of({"auto", "gloo", "nccl"}))
+  LATHE_FIELD(
       int64_t, tensor, 1,
       "Number of processes that compute each micro-batch together, each with a part of the model's "
       "layers (tensor parallelism). The others are data parallel. Must divide the number of "

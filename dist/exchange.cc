@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -22,6 +24,18 @@ namespace {
 // Buckets that may wait to be sent before backward waits for them.
 constexpr size_t most_waiting = 2;
 
+/// Returns the stream of the backward pass of a GPU, on the training thread.
+c10::Stream training_stream(at::Device gpu) {
+  return c10::impl::VirtualGuardImpl(gpu.type()).getDefaultStream(gpu);
+}
+
+/// Returns the stream that gradients of a GPU are exchanged on, beside the backward pass.
+c10::Stream exchange_stream(at::Device gpu) {
+  static const c10::Stream stream =
+      c10::impl::VirtualGuardImpl(gpu.type()).getStreamFromGlobalPool(gpu);
+  return stream;
+}
+
 }  // namespace
 
 GradientExchange::GradientExchange(World& world, std::span<const NamedParameter> parameters,
@@ -31,10 +45,12 @@ GradientExchange::GradientExchange(World& world, std::span<const NamedParameter>
       parameters_(parameters),
       layout_(layout),
       result_(result),
+      device_(parameters.empty() ? at::Device(at::kCPU) : parameters[0].parameter.data().device()),
       complete_(std::move(complete)) {
   is_complete_.resize(parameters.size());
   had_gradient_.resize(parameters.size());
   for (const Bucket& bucket : layout.buckets()) missing_.push_back(bucket.parameters.size());
+  made_.resize(missing_.size());
   if (result == Result::own) own_.resize(parameters.size());
 }
 
@@ -70,7 +86,11 @@ void GradientExchange::note_complete(size_t i) {
 
   {
     const std::lock_guard lock(mutex_);
-    while (sendable_ < missing_.size() && missing_[sendable_] == 0) ++sendable_;
+    while (sendable_ < missing_.size() && missing_[sendable_] == 0) {
+      if (device_.is_cuda())
+        made_[sendable_].emplace(device_.type()).record(training_stream(device_));
+      ++sendable_;
+    }
   }
   ready_.notify_one();
   if (is_dry_run()) return send_in_dry_run();
@@ -103,6 +123,11 @@ void GradientExchange::finish() {
   ready_.notify_one();
   thread_.join();
   if (error_) world_.guarded([&] { std::rethrow_exception(error_); });
+  if (device_.is_cuda()) {
+    c10::Event all_sent(device_.type());
+    all_sent.record(exchange_stream(device_));
+    all_sent.block(training_stream(device_));
+  }
 
   // A parameter that no rank has a gradient of keeps none.
   at::Tensor mine = at::empty({1, static_cast<int64_t>(parameters_.size())}, at::kByte);
@@ -125,6 +150,9 @@ void GradientExchange::work() {
   at::get_num_threads();
   omp_set_num_threads(1);
   const NoGrad no_grad;
+  std::optional<c10::StreamGuard> on_own_stream;
+  if (device_.is_cuda()) on_own_stream.emplace(exchange_stream(device_));
+
   const std::vector<Bucket>& buckets = layout_.buckets();
   for (size_t next = 0; next < buckets.size(); ++next) {
     {
@@ -134,6 +162,7 @@ void GradientExchange::work() {
     }
     std::exception_ptr error;
     try {
+      if (device_.is_cuda()) made_[next]->block(exchange_stream(device_));
       exchange(buckets[next]);
     } catch (...) {
       error = std::current_exception();
@@ -151,7 +180,8 @@ void GradientExchange::work() {
 
 void GradientExchange::exchange(const Bucket& bucket) {
   const MemoryScope memory(Memory::gradients);
-  at::Tensor flat = at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype));
+  at::Tensor flat =
+      at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
 
   // Lay the gradients into the bucket, and make them views of it. -0 changes no summand, not even
   // the sign of a zero; 0 would.
@@ -160,14 +190,19 @@ void GradientExchange::exchange(const Bucket& bucket) {
     const Variable& parameter = parameters_[i].parameter;
     at::Tensor& grad = parameter.leaf().grad;
     const at::Tensor place = flat.narrow(0, offset, parameter.numel());
-    if (grad.defined())
+    if (grad.defined()) {
       place.copy_(grad.reshape({-1}));
-    else
+      // Its memory is used again once it was copied, not when the training thread gets it back.
+      if (grad.is_cuda()) grad.record_stream(exchange_stream(device_));
+    } else {
       place.fill_(-0.0);
+    }
     grad = place.view(parameter.sizes());
     if (result_ == Result::own) grad.reset();
     offset += parameter.numel();
   }
+
+  if (flat.is_cuda()) flat.record_stream(training_stream(device_));
 
   // Add up this rank's share in the order of the tree.
   Group& group = world_.gradients();
@@ -192,6 +227,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
   // been sent, so that dist.shard = "optimizer" has the bits of "none".
   const at::Tensor kept =
       bucket.sent == bucket.dtype ? mine.clone() : mine.to(bucket.sent).to(bucket.dtype);
+  if (kept.is_cuda()) kept.record_stream(training_stream(device_));
   offset = 0;
   for (const size_t i : bucket.parameters) {
     const int64_t n = layout_.range(i, world_.data().rank).size();

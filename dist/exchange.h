@@ -8,10 +8,13 @@
 // result: neither the size of a bucket nor the time at which it is sent changes a bit.
 #pragma once
 
+#include <c10/core/Event.h>
+
 #include <condition_variable>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -59,6 +62,7 @@ class GradientExchange {
   std::span<const NamedParameter> parameters_;
   const ShardLayout& layout_;
   Result result_;
+  at::Device device_;  // of the gradients
   std::function<void(size_t)> complete_;
   std::vector<at::Tensor> own_;
   std::vector<size_t> missing_;  // of each bucket: parameters whose gradient is not complete
@@ -69,6 +73,7 @@ class GradientExchange {
   std::condition_variable ready_;
   size_t sendable_ = 0;  // buckets before this one may be sent, in their order
   size_t sent_ = 0;      // buckets that were exchanged
+  std::vector<std::optional<c10::Event>> made_;  // on a GPU, of each bucket: it has its gradients
   std::condition_variable one_sent_;
   bool ended_ = false;
   std::exception_ptr error_;

@@ -12,15 +12,19 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <future>
 #include <map>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "core/device.h"
 #include "core/error.h"
+#include "core/timing.h"
 
 namespace lathe {
 namespace {
@@ -210,6 +214,139 @@ class GlooGroup final : public Group {
   std::map<int, int> sent_to_, received_from_;  // tensors so far, by rank
 };
 
+/// Exchanges tensors of GPUs through the memory of the host, and passes those of CPUs on.
+class HostGroup : public Group {
+ public:
+  HostGroup(std::unique_ptr<Group> host, int rank) : Group(rank), host_(std::move(host)) {}
+
+  void all_to_all(at::Tensor& out, at::Tensor& in, std::span<const int64_t> cuts) override {
+    at::Tensor sent = in.cpu(), received = on_host(out);
+    host_->all_to_all(received, sent, cuts);
+    copy_back(out, received);
+  }
+
+  void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
+    at::Tensor all = with_own_share(flat, cuts);
+    host_->all_gather(all, cuts);
+    copy_back(flat, all);
+  }
+
+  void collect(at::Tensor& flat, std::span<const int64_t> cuts) override {
+    at::Tensor all = rank_ == 0 ? with_own_share(flat, cuts) : flat.cpu();
+    host_->collect(all, cuts);
+    if (rank_ == 0) copy_back(flat, all);
+  }
+
+  at::Tensor gather(const at::Tensor& mine) override {
+    return host_->gather(mine.cpu()).to(mine.device());
+  }
+
+  std::function<void()> send(const at::Tensor& t, int to) override {
+    return host_->send(t.cpu(), to);
+  }
+
+  void receive(at::Tensor& t, int from) override {
+    at::Tensor received = on_host(t);
+    host_->receive(received, from);
+    copy_back(t, received);
+  }
+
+  void all_reduce_of_c10d(at::Tensor& flat) override {
+    at::Tensor sum = flat.cpu();
+    host_->all_reduce_of_c10d(sum);
+    copy_back(flat, sum);
+  }
+
+  int64_t bytes_sent() const override { return Group::bytes_sent() + host_->bytes_sent(); }
+
+ protected:
+  const std::unique_ptr<Group> host_;
+
+ private:
+  /// Returns `t`, or memory of the host for its values.
+  static at::Tensor on_host(const at::Tensor& t) {
+    return t.is_cpu() ? t : at::empty(t.sizes(), t.options().device(at::kCPU));
+  }
+  at::Tensor with_own_share(const at::Tensor& flat, std::span<const int64_t> cuts) const {
+    const at::Tensor all = on_host(flat);
+    const int64_t begin = cuts[rank_], own = share(cuts, rank_);
+    if (!flat.is_cpu()) all.narrow(0, begin, own).copy_(flat.narrow(0, begin, own));
+    return all;
+  }
+  static void copy_back(at::Tensor& t, const at::Tensor& values) {
+    if (!t.is_cpu()) t.copy_(values);
+  }
+};
+
+/// Exchanges tensors of GPUs by NCCL.
+class NcclGroup final : public HostGroup {
+ public:
+  NcclGroup(std::unique_ptr<Group> host, c10::intrusive_ptr<c10d::Backend> group,
+            const RankAxis& axis, double timeout)
+      : HostGroup(std::move(host), axis.rank),
+        group_(std::move(group)),
+        size_(static_cast<size_t>(axis.size)),
+        timeout_(timeout) {}
+
+  void all_to_all(at::Tensor& out, at::Tensor& in, std::span<const int64_t> cuts) override {
+    if (in.is_cpu()) return HostGroup::all_to_all(out, in, cuts);
+    count_all_to_all(in, cuts);
+    std::vector<int64_t> to, from(size_, share(cuts, rank_));
+    for (size_t r = 0; r < size_; ++r) to.push_back(share(cuts, r));
+    finish(group_->alltoall_base(out, in, from, to));
+  }
+
+  void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
+    if (flat.is_cpu()) return HostGroup::all_gather(flat, cuts);
+    count_all_gather(flat, cuts);
+
+    // Into place. Shares of different sizes are sent one by one.
+    std::vector<std::vector<at::Tensor>> shares(1);
+    for (size_t r = 0; r < size_; ++r) shares[0].push_back(flat.narrow(0, cuts[r], share(cuts, r)));
+    std::vector<at::Tensor> mine{shares[0][rank_]};
+    const bool are_equal =
+        std::all_of(shares[0].begin(), shares[0].end(),
+                    [&](const at::Tensor& t) { return t.numel() == mine[0].numel(); });
+    finish(are_equal ? group_->_allgather_base(flat, mine[0]) : group_->allgather(shares, mine));
+  }
+
+  at::Tensor gather(const at::Tensor& mine) override {
+    if (mine.is_cpu()) return HostGroup::gather(mine);
+    std::vector<int64_t> sizes{static_cast<int64_t>(size_)};
+    sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
+    at::Tensor all = at::empty(sizes, mine.options());
+    at::Tensor flat = all.view({-1}), input = mine.view({-1});
+    finish(group_->_allgather_base(flat, input));
+    return all;
+  }
+
+  void all_reduce_of_c10d(at::Tensor& flat) override {
+    if (flat.is_cpu()) return HostGroup::all_reduce_of_c10d(flat);
+    std::vector<at::Tensor> tensors{flat};
+    finish(group_->allreduce(tensors));
+  }
+
+ private:
+  /// Makes the current stream wait, and then this thread: NCCL itself would wait for a lost rank
+  /// forever, and so would everything that reads its result.
+  void finish(const c10::intrusive_ptr<c10d::Work>& work) {
+    work->wait();
+    const auto begin = Clock::now();
+    while (!work->isCompleted()) {
+      if (seconds_since(begin) > timeout_) {
+        group_->abort();
+        fail(Exit::peer_lost, "NCCL did not end within ", timeout_, " s");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    if (work->exception()) std::rethrow_exception(work->exception());
+  }
+
+  c10::intrusive_ptr<c10d::Backend> group_;
+  size_t size_;
+  double timeout_;
+};
+
 /// Counts what would be sent.
 class DryGroup final : public Group {
  public:
@@ -285,6 +422,20 @@ std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout)
     fail(Exit::peer_lost, "rank ", p.rank, " of ", p.size, " can't reach the store at ", where,
          ": ", plain_message(e), "; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
   }
+}
+
+std::unique_ptr<Group> Group::through_host(std::unique_ptr<Group> host) {
+  const auto rank = static_cast<int>(host->rank_);
+  return std::make_unique<HostGroup>(std::move(host), rank);
+}
+
+std::unique_ptr<Group> Group::by_nccl(std::unique_ptr<Group> host, Rendezvous& store,
+                                      const std::string& name, const RankAxis& axis,
+                                      double timeout) {
+  const auto keys =
+      c10::make_intrusive<c10d::PrefixStore>(name, dynamic_cast<StoreRendezvous&>(store).store());
+  return std::make_unique<NcclGroup>(
+      std::move(host), cuda_api().make_nccl(keys, axis.rank, axis.size, timeout), axis, timeout);
 }
 
 std::unique_ptr<Group> Group::make_dry(int ranks, int rank) {

@@ -1,4 +1,5 @@
-// A group of processes that exchange tensors: a thin owner of PyTorch's c10d, which runs Gloo.
+// A group of processes that exchange tensors: a thin owner of PyTorch's c10d, which runs Gloo, and
+// NCCL between GPUs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,9 +33,9 @@ class Rendezvous {
 };
 
 /// Collectives of the ranks of a group, which are numbered from 0 within it. Every rank calls the
-/// same functions in the same order, from one thread at a time; tensors are contiguous, on the CPU,
-/// and of the same size and dtype on every rank. Any error, such as a lost process, is a
-/// std::exception.
+/// same functions in the same order, from one thread at a time; tensors are contiguous and of the
+/// same size and dtype on every rank. They are on the CPU, or on any device in a group made by
+/// through_host() or by_nccl(). Any error, such as a lost process, is a std::exception.
 class Group {
  public:
   explicit Group(int rank) : rank_(static_cast<size_t>(rank)) {}
@@ -61,13 +62,20 @@ class Group {
   virtual void all_reduce_of_c10d(at::Tensor& flat) = 0;
 
   /// Returns the bytes that this rank sent in all_to_all(), all_gather() and send().
-  int64_t bytes_sent() const { return bytes_sent_; }
+  virtual int64_t bytes_sent() const { return bytes_sent_; }
 
   /// Makes the group named `name` of the ranks on an axis. Waits for them, at most `timeout`
   /// seconds.
   static std::unique_ptr<Group> make(Rendezvous& store, const std::string& name,
                                      const Placement& placement, const RankAxis& axis,
                                      double timeout);
+  /// Returns a group that also exchanges tensors of GPUs: through the memory of the host.
+  static std::unique_ptr<Group> through_host(std::unique_ptr<Group> host);
+  /// Does the same by NCCL, except in collect() and send(). `name`, `axis`, `timeout`: as of
+  /// make(). Waits until an exchange is over, at most `timeout` seconds.
+  static std::unique_ptr<Group> by_nccl(std::unique_ptr<Group> host, Rendezvous& store,
+                                        const std::string& name, const RankAxis& axis,
+                                        double timeout);
   /// Makes a group of so many ranks that sends nothing, for a dry run of one of them.
   static std::unique_ptr<Group> make_dry(int ranks, int rank = 0);
 

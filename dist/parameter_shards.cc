@@ -21,7 +21,11 @@ namespace {
 void restore(const at::Tensor& t, const at::Tensor& values) {
   if (t.numel() == 0) return;
   allocate_storage(t);
-  if (!is_dry_run()) std::memcpy(t.data_ptr(), values.const_data_ptr(), t.nbytes());
+  if (is_dry_run()) return;
+  if (t.is_cpu())
+    std::memcpy(t.data_ptr(), values.const_data_ptr(), t.nbytes());
+  else
+    t.variable_data().copy_(values.view(t.sizes()));  // which has a version of its own
 }
 
 }  // namespace

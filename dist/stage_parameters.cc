@@ -138,7 +138,7 @@ at::Tensor StageParameters::gradient_of(size_t i, const uint8_t* has_gradient) {
   const Variable& parameter = parameters_[i].parameter;
   at::Tensor& grad = parameter.leaf().grad;
   const at::TensorOptions options =
-      at::TensorOptions().dtype(parameter.leaf().precision.grad_dtype);
+      parameter.data().options().dtype(parameter.leaf().precision.grad_dtype);
   const auto has = [&](int stage) { return has_gradient[stage] != 0; };
   if (std::none_of(has_gradient, has_gradient + stages_.size, [](uint8_t h) { return h != 0; }))
     return {};

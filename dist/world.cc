@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/device.h"
 #include "core/error.h"
 #include "core/io/log.h"
 #include "core/io/text.h"
@@ -87,14 +88,62 @@ void World::set_grid(const GridSizes& sizes) {
   tensor_ = {.rank = rank() % sizes.tensor, .size = sizes.tensor};
 }
 
-/// Makes a group of this rank's data axis.
-std::unique_ptr<Group> World::make_data_group(const std::string& name) {
-  return Group::make(*store_, str(name, "/", pipeline_.rank, "/", tensor_.rank), placement_, data_,
-                     timeout_);
+/// Returns the name of a group of this rank's data axis.
+std::string World::data_group(const char* name) const {
+  return str(name, "/", pipeline_.rank, "/", tensor_.rank);
+}
+
+/// Returns the name of the group of this rank's tensor axis.
+std::string World::tensor_group() const { return str("layers/", rank() / tensor_.size); }
+
+/// Makes the group of a name and an axis.
+std::unique_ptr<Group> World::make_group(const std::string& name, const RankAxis& axis) {
+  return Group::make(*store_, name, placement_, axis, timeout_);
+}
+
+/// Lets a group exchange tensors of GPUs.
+void World::use_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis) {
+  if (!group) return;
+  group = uses_nccl_ ? Group::by_nccl(std::move(group), *store_, "nccl/" + name, axis, timeout_)
+                     : Group::through_host(std::move(group));
+}
+
+void World::use_gpus(const std::string& backend) {
+  if (size() == 1) return;
+  const std::vector<std::string> gpus = gather_texts(host_name() + " " + cuda_api().device_id());
+  std::optional<std::pair<int, int>> sharing;  // two ranks with one GPU
+  for (int b = 0; b < size() && !sharing; ++b) {
+    for (int a = 0; a < b && !sharing; ++a) {
+      if (gpus[a] == gpus[b]) sharing = {a, b};
+    }
+  }
+  if (backend == "nccl" && sharing) {
+    fail(Exit::usage, "dist.backend = \"nccl\" needs a GPU for each process, and ranks ",
+         sharing->first, " and ", sharing->second,
+         " share one; start as many processes on a machine as it has GPUs, or set it to \"gloo\"");
+  }
+  if (backend == "nccl" && cuda_api().make_nccl == nullptr) {
+    fail(Exit::usage,
+         "dist.backend = \"nccl\": liblathe_cuda.so was built without the header of NCCL 2.28; "
+         "install it and build again, or set it to \"gloo\"");
+  }
+
+  uses_gpus_ = true;
+  uses_nccl_ = backend != "gloo" && !sharing && cuda_api().make_nccl != nullptr;
+  use_gpus(gradients_, data_group("gradients"), data_);
+  use_gpus(parameters_, data_group("parameters"), data_);
+  use_gpus(layers_, tensor_group(), tensor_);
+
+  control_ = Group::through_host(std::move(control_));
+  // Two stages send to each other at the same time. In one NCCL group, both would wait forever.
+  if (stages_) stages_ = Group::through_host(std::move(stages_));
 }
 
 Group& World::ops() {
-  if (!ops_) ops_ = make_data_group("ops");
+  if (!ops_) {
+    ops_ = make_group(data_group("ops"), data_);
+    if (uses_gpus_) use_gpus(ops_, data_group("ops"), data_);
+  }
   return *ops_;
 }
 
@@ -114,17 +163,14 @@ void World::join(const Placement& p, const DistConfig& config) {
   store_ = Rendezvous::open(p, timeout_);
   guarded([&] {
     meet();
-    control_ = Group::make(*store_, "control", p, {p.rank, p.size}, timeout_);
+    control_ = make_group("control", {p.rank, p.size});
     if (data_.size > 1) {
-      gradients_ = make_data_group("gradients");
-      parameters_ = make_data_group("parameters");
+      gradients_ = make_group(data_group("gradients"), data_);
+      parameters_ = make_group(data_group("parameters"), data_);
     }
-    if (tensor_.size > 1)
-      layers_ = Group::make(*store_, str("layers/", p.rank / tensor_.size), p, tensor_, timeout_);
-    if (has_stages()) {
-      const std::string name = str("stages/", data_.rank, "/", tensor_.rank);
-      stages_ = Group::make(*store_, name, p, pipeline_, timeout_);
-    }
+    if (tensor_.size > 1) layers_ = make_group(tensor_group(), tensor_);
+    if (has_stages())
+      stages_ = make_group(str("stages/", data_.rank, "/", tensor_.rank), pipeline_);
   });
 }
 

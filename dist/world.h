@@ -76,6 +76,11 @@ class World {
   const RankAxis& owners() const { return has_stages() ? pipeline_ : data_; }
   /// Returns the group of owners(), which the training thread uses.
   Group& owner_group() { return has_stages() ? *stages_ : *gradients_; }
+  /// Lets the groups exchange tensors of GPUs. `backend`: dist.backend. Throws Exit::usage if that
+  /// is "nccl" and processes share a GPU. Does nothing in a single process. Call it once, after
+  /// open_device() and before anything is exchanged. A collective.
+  void use_gpus(const std::string& backend);
+
   /// Returns `mine` of all owners(), as gather() does of all ranks. A collective of them.
   at::Tensor gather_over_owners(const at::Tensor& mine) {
     return has_stages() ? gather_over_pipeline(mine) : gather_over_data(mine);
@@ -134,7 +139,10 @@ class World {
   void join(const Placement& placement, const DistConfig& config);
   bool has_stages() const { return pipeline_.size > 1; }
   void set_grid(const GridSizes& sizes);
-  std::unique_ptr<Group> make_data_group(const std::string& name);
+  std::string data_group(const char* name) const;
+  std::string tensor_group() const;
+  std::unique_ptr<Group> make_group(const std::string& name, const RankAxis& axis);
+  void use_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis);
   at::Tensor gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine);
   void meet();
   void send_pulses(Rendezvous& store);
@@ -146,6 +154,7 @@ class World {
   Placement placement_;
   RankAxis data_, pipeline_, tensor_;
   double timeout_ = 0;
+  bool uses_gpus_ = false, uses_nccl_ = false;
   std::unique_ptr<Rendezvous> store_;
   std::unique_ptr<Rendezvous> monitor_;  // has a short timeout: for finding out who was lost
   std::unique_ptr<Group> control_;       // of all ranks

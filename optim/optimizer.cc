@@ -94,15 +94,13 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const StepOpti
   return a;
 }
 
-/// Makes the counts of rounded updates those of all processes.
-void share_rounding_counts(StepControl& control, const StepOptions& options) {
-  at::Tensor counts = at::empty({2}, at::kLong);
-  auto* const of = counts.mutable_data_ptr<int64_t>();
-  of[0] = static_cast<int64_t>(control.moved);
-  of[1] = static_cast<int64_t>(control.lost);
+/// Makes the counts of rounded updates those of all processes. `control`: the bytes of the step's
+/// StepControl.
+void share_rounding_counts(const at::Tensor& control, const StepOptions& options) {
+  static_assert(offsetof(StepControl, lost) == offsetof(StepControl, moved) + sizeof(int64_t));
+  at::Tensor counts =
+      control.narrow(0, offsetof(StepControl, moved), 2 * sizeof(int64_t)).view(at::kLong);
   options.sum_over_processes(counts);
-  control.moved = static_cast<uint64_t>(of[0]);
-  control.lost = static_cast<uint64_t>(of[1]);
 }
 
 /// Returns the first eight paths and the number of all: "a, b, c, ... (41 in all)".
@@ -281,18 +279,19 @@ void Optimizer::sum_gradients(const StepOptions& options) {
   }
 
   // Gradients are counted in the order of groups and slots; step() finds each one's sums by the
-  // same order.
-  if (partials_.is_cuda()) {
-    if (!grads.empty()) cuda_api().grad_sum(grads.data(), static_cast<int64_t>(grads.size()), sums);
-    return;
-  }
-
-  // Chunks of other processes count as 0 until the sums are shared.
+  // same order. Chunks of other processes count as 0 until the sums are shared.
   if (is_sharded_) partials_.zero_();
-  each_piece_of(sizes, grad_sum_chunk, [&](size_t which, int64_t, int64_t begin, int64_t end) {
-    sums[first_chunks[which] + begin / grad_sum_chunk] =
-        grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
-  });
+  if (!partials_.is_cuda()) {
+    each_piece_of(sizes, grad_sum_chunk, [&](size_t which, int64_t, int64_t begin, int64_t end) {
+      sums[first_chunks[which] + begin / grad_sum_chunk] =
+          grad_sum_cpu(grads[which].grad, grads[which].type, begin, end);
+    });
+  } else if (!is_sharded_) {
+    if (!grads.empty()) cuda_api().grad_sum(grads.data(), static_cast<int64_t>(grads.size()), sums);
+  } else {
+    for (size_t i = 0; i < grads.size(); ++i)
+      cuda_api().grad_sum(&grads[i], 1, sums + first_chunks[i]);
+  }
   if (is_sharded_) options.sum_over_processes(partials_);
   if (options.sum_over_tensor_ranks) add_sums_of_tensor_ranks(options);
 }
@@ -300,7 +299,8 @@ void Optimizer::sum_gradients(const StepOptions& options) {
 /// Replaces the sums of each parameter that is cut by those of all tensor ranks: the first of them
 /// by the total, the others by 0. What is not cut has the same gradient on all of them.
 void Optimizer::add_sums_of_tensor_ranks(const StepOptions& options) {
-  double* const sums = partials_.mutable_data_ptr<double>();
+  const at::Tensor on_host = partials_.cpu();  // on a CPU, partials_ itself
+  double* const sums = on_host.mutable_data_ptr<double>();
   std::vector<double> totals;
   std::vector<int64_t> places;
   int64_t first = 0;
@@ -322,6 +322,7 @@ void Optimizer::add_sums_of_tensor_ranks(const StepOptions& options) {
   std::copy(totals.begin(), totals.end(), all.mutable_data_ptr<double>());
   options.sum_over_tensor_ranks(all);
   for (size_t i = 0; i < places.size(); ++i) sums[places[i]] = all.const_data_ptr<double>()[i];
+  if (partials_.is_cuda()) partials_.copy_(on_host);
 }
 
 void Optimizer::decide(double lr, const StepOptions& options) {
@@ -407,7 +408,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
   }
 
   update_all(updates, stay);
-  if (is_sharded_ && !is_dry_run()) share_rounding_counts(*control, options);
+  if (is_sharded_ && !is_dry_run()) share_rounding_counts(control_.bytes(), options);
   if (offload_ != nullptr) offload_->end_step();
 }
 

@@ -7,8 +7,10 @@
 
 #include <cctype>
 
+#include "core/cuda/nccl.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/io/text.h"
 #include "core/kernels/activation.cuh"
 #include "core/kernels/dropout.cuh"
 #include "core/kernels/loss.cuh"
@@ -37,6 +39,13 @@ int device_count() {
 }
 
 std::string device_name() { return properties().name; }
+
+std::string device_id() {
+  std::string id;
+  for (const char byte : properties().uuid.bytes)
+    id += format("%02x", static_cast<unsigned>(static_cast<unsigned char>(byte)));
+  return id;
+}
 
 /// Returns dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets; of the SXM part if
 /// there are several.
@@ -126,8 +135,10 @@ void update(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepC
 extern "C" const lathe::CudaApi* lathe_cuda_api() {
   static const lathe::CudaApi api{.device_count = lathe::device_count,
                                   .device_name = lathe::device_name,
+                                  .device_id = lathe::device_id,
                                   .peak_bf16_flops = lathe::peak_bf16_flops,
                                   .synchronize = lathe::synchronize_device,
+                                  .make_nccl = lathe::nccl_maker,
                                   .memory_free = lathe::memory_free,
                                   .memory_used = lathe::memory_now,
                                   .memory_peak = lathe::memory_highest,

@@ -98,18 +98,20 @@ TEST_CASE("blocks are cut into stages so that the most expensive one costs the l
   }
 }
 
-const Kind deep_gpt{"gpt", "text",
-                    "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = "
-                    "0.1\ntie_weights = false\n"};
-const Kind tied_gpt{"gpt", "text", "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\n"};
+const Kind staged_gpt{"gpt", "text",
+                      "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = "
+                      "0.1\ntie_weights = false\n"};
+const Kind tied_staged_gpt{"gpt", "text",
+                           "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\n"};
 const Kind untied_llama{"llama", "text",
                         "n_layer = 3\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = "
                         "12\ndropout = 0.1\nqk_norm = true\ntie_weights = false\n"};
 const Kind layered_mlp{"mlp", "numbers", "n_layer = 3\nn_hidden = 16\ndropout = 0.1\n"};
 
-const Words keys{"--train.steps=6",         "--train.grad_accum=4",   "--train.batch_size=4",
-                 "--train.eval_interval=3", "--train.eval_batches=3", "--checkpoint.interval=6",
-                 "--dist.timeout=60"};
+const Words pipeline_keys{"--train.steps=6",        "--train.grad_accum=4",
+                          "--train.batch_size=4",   "--train.eval_interval=3",
+                          "--train.eval_batches=3", "--checkpoint.interval=6",
+                          "--dist.timeout=60"};
 
 /// Returns the results of a run on so many processes in so many stages.
 std::string results(const TempFolder& f, const std::string& name, int ranks, int stages,
@@ -128,8 +130,8 @@ TEST_CASE("a run has the same bits on any number of stages", "[pipeline]") {
     std::vector<std::pair<int, int>> layouts;  // processes and stages
   };
   const std::vector<Cell> cells{
-      {deep_gpt, {"--optim.grad_clip=0.5", "--memory.saved=bf16"}, {{2, 2}, {4, 4}, {4, 2}}},
-      {deep_gpt, {"--amp.dtype=fp8", "--optim.kind=adafactor", "--train.grad_accum=1"}, {{2, 2}}},
+      {staged_gpt, {"--optim.grad_clip=0.5", "--memory.saved=bf16"}, {{2, 2}, {4, 4}, {4, 2}}},
+      {staged_gpt, {"--amp.dtype=fp8", "--optim.kind=adafactor", "--train.grad_accum=1"}, {{2, 2}}},
       {untied_llama,
        {"--amp.dtype=bf16", "--optim.kind=muon", "--memory.recompute=selective"},
        {{3, 3}, {4, 2}}},
@@ -146,7 +148,7 @@ TEST_CASE("a run has the same bits on any number of stages", "[pipeline]") {
     const TempFolder f;
     lathe::test::make_data(f);
     lathe::test::write_config(f, cell.kind);
-    const Words all = with_keys(keys, cell.keys);
+    const Words all = with_keys(pipeline_keys, cell.keys);
     const std::string alone = results(f, "alone", 1, 1, all);
     for (const auto& [ranks, stages] : cell.layouts) {
       INFO(cell.kind.name << " " << cell.keys[0] << ": " << ranks << " processes, " << stages
@@ -160,9 +162,9 @@ TEST_CASE("with a tied embedding, stages give the losses of one process, and bit
           "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(f, tied_gpt);
-  const Words all = with_keys(keys, {"--train.steps=50", "--checkpoint.interval=50",
-                                     "--train.log_interval=1", "--optim.lr=1e-3"});
+  lathe::test::write_config(f, tied_staged_gpt);
+  const Words all = with_keys(pipeline_keys, {"--train.steps=50", "--checkpoint.interval=50",
+                                              "--train.log_interval=1", "--optim.lr=1e-3"});
   const auto train = [&](const std::string& name, int ranks, int stages) {
     const Finished done =
         train_on(f, ranks, "kind.toml", name, with_keys(all, {str("--dist.pipeline=", stages)}));
@@ -186,8 +188,8 @@ TEST_CASE("with a tied embedding, stages give the losses of one process, and bit
 TEST_CASE("stages whose layers are cut have the bits of cut layers alone", "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(f, deep_gpt);
-  const Words cut = with_keys(keys, {"--dist.tensor=2"});
+  lathe::test::write_config(f, staged_gpt);
+  const Words cut = with_keys(pipeline_keys, {"--dist.tensor=2"});
   const std::string one = results(f, "1", 2, 1, cut);
   CHECK((results(f, "2", 4, 2, cut) == one));
   CHECK((results(f, "3", 8, 2, cut) == one));
@@ -196,8 +198,8 @@ TEST_CASE("stages whose layers are cut have the bits of cut layers alone", "[pip
 TEST_CASE("a run resumes on other stages, with the same bits", "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(f, deep_gpt);
-  const Words all = with_keys(keys, {"--optim.kind=muon", "--amp.dtype=bf16"});
+  lathe::test::write_config(f, staged_gpt);
+  const Words all = with_keys(pipeline_keys, {"--optim.kind=muon", "--amp.dtype=bf16"});
   results(f, "whole", 1, 1, all);
 
   const auto until = [&](int step, int ranks, int stages) {
@@ -224,7 +226,7 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
   lathe::test::write_config(f, {"gpt", "text",
                                 "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = "
                                 "12\ntie_weights = false\n"});
-  const Words all = with_keys(keys, {"--train.steps=2", "--train.eval_interval=0"});
+  const Words all = with_keys(pipeline_keys, {"--train.steps=2", "--train.eval_interval=0"});
   std::vector<double> memory;
   for (const char* stages : {"1", "2"}) {
     const Words own = with_keys(all, {std::string("--dist.pipeline=") + stages});
@@ -245,7 +247,7 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
 TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(f, deep_gpt);
+  lathe::test::write_config(f, staged_gpt);
   struct Refused {
     int ranks;
     Words keys;
@@ -264,7 +266,8 @@ TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "
       {6, {"--dist.pipeline=2", "--train.grad_accum=4"}, "start 2, 4 or 8"},
   };
   for (const Refused& c : cases) {
-    const Finished done = train_on(f, c.ranks, "kind.toml", "refused", with_keys(keys, c.keys));
+    const Finished done =
+        train_on(f, c.ranks, "kind.toml", "refused", with_keys(pipeline_keys, c.keys));
     INFO(c.message << ": " << done.err);
     CHECK(done.code == 2);
     CHECK_THAT(done.err, ContainsSubstring(c.message));
@@ -272,8 +275,9 @@ TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "
   }
 
   lathe::test::write_config(f, lathe::test::kinds[0]);  // an mlp with batch norm
-  const Finished norm = train_on(f, 2, "kind.toml", "refused",
-                                 with_keys(keys, {"--dist.pipeline=2", "--model.n_layer=2"}));
+  const Finished norm =
+      train_on(f, 2, "kind.toml", "refused",
+               with_keys(pipeline_keys, {"--dist.pipeline=2", "--model.n_layer=2"}));
   CHECK(norm.code == 2);
   CHECK_THAT(norm.err, ContainsSubstring("running statistics"));
   CHECK(!fs::exists(f / "runs/refused"));

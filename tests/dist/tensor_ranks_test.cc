@@ -208,8 +208,9 @@ const Kind gated_llama{"llama", "text",
                        "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\nactivation = "
                        "\"gelu\"\ntie_weights = false\n"};
 
-const Words keys{"--train.grad_accum=2", "--train.batch_size=4",     "--train.eval_batches=3",
-                 "--dist.timeout=60",    "--checkpoint.interval=50", "--optim.lr=1e-3"};
+const Words tensor_keys{"--train.grad_accum=2",     "--train.batch_size=4",
+                        "--train.eval_batches=3",   "--dist.timeout=60",
+                        "--checkpoint.interval=50", "--optim.lr=1e-3"};
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
@@ -240,7 +241,7 @@ TEST_CASE(
     const TempFolder f;
     lathe::test::make_data(f);
     lathe::test::write_config(f, cell.kind);
-    const Words all = with_keys(with_keys(keys, {"--train.steps=50"}), cell.keys);
+    const Words all = with_keys(with_keys(tensor_keys, {"--train.steps=50"}), cell.keys);
     const Words cut = with_keys(all, {"--dist.tensor=2"});
     INFO(cell.kind.name << " " << cell.keys[0]);
     const auto train = [&](int ranks, const std::string& name, const Words& of) {
@@ -269,8 +270,9 @@ TEST_CASE("checkpoints of cut layers are those of one process, and runs resume o
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, small_llama);
-  const Words cut = with_keys(keys, {"--train.steps=9", "--dist.tensor=2", "--optim.ema_decay=0.9",
-                                     "--amp.dtype=bf16", "--checkpoint.dtype=bf16"});
+  const Words cut =
+      with_keys(tensor_keys, {"--train.steps=9", "--dist.tensor=2", "--optim.ema_decay=0.9",
+                              "--amp.dtype=bf16", "--checkpoint.dtype=bf16"});
   const auto with = [&](const std::string& more) { return with_keys(cut, {more}); };
   REQUIRE(train_on(f, 2, "kind.toml", "whole", cut).code == 0);
   REQUIRE(train_on(f, 4, "kind.toml", "moved", with("--train.pause_at=3")).code == 75);
@@ -288,7 +290,7 @@ TEST_CASE("checkpoints of cut layers are those of one process, and runs resume o
 
   // A step that changes no weight: one process writes a file, two cut and join it.
   const Words still = with_keys(
-      keys, {"--optim.kind=sgd", "--optim.lr=0", "--train.steps=2", "--checkpoint.keep=5"});
+      tensor_keys, {"--optim.kind=sgd", "--optim.lr=0", "--train.steps=2", "--checkpoint.keep=5"});
   REQUIRE(train_on(f, 1, "kind.toml", "still", with_keys(still, {"--train.pause_at=1"})).code ==
           75);
   const Finished last = train_on(f, 2, "kind.toml", "still", with_keys(still, {"--dist.tensor=2"}));
@@ -309,7 +311,7 @@ TEST_CASE("cut layers take the memory and send the bytes that plan forecasts", "
   lathe::test::make_data(f);
   lathe::test::write_config(
       f, {"gpt", "text", "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
-  const Words all = with_keys(keys, {"--train.steps=2", "--train.eval_interval=0"});
+  const Words all = with_keys(tensor_keys, {"--train.steps=2", "--train.eval_interval=0"});
   std::vector<double> memory;
   for (const char* tensor : {"1", "2"}) {
     const Words own = with_keys(all, {std::string("--dist.tensor=") + tensor});
@@ -372,13 +374,15 @@ TEST_CASE("dist.tensor is refused where a layer or an update can't be cut", "[te
   lathe::test::make_data(f);
   lathe::test::write_config(f, tied_gpt);
   for (const char* kind : {"muon", "adam8bit"}) {
-    const Finished done = train_on(
-        f, 2, "kind.toml", kind, with_keys(keys, {"--dist.tensor=2", str("--optim.kind=", kind)}));
+    const Finished done =
+        train_on(f, 2, "kind.toml", kind,
+                 with_keys(tensor_keys, {"--dist.tensor=2", str("--optim.kind=", kind)}));
     CHECK(done.code == 2);
     CHECK_THAT(done.err, ContainsSubstring("needs whole tensors"));
     CHECK(!fs::exists(f / str("runs/", kind)));
   }
-  const Finished three = train_on(f, 3, "kind.toml", "three", with_keys(keys, {"--dist.tensor=2"}));
+  const Finished three =
+      train_on(f, 3, "kind.toml", "three", with_keys(tensor_keys, {"--dist.tensor=2"}));
   CHECK(three.code == 2);
   CHECK_THAT(three.err, ContainsSubstring("dist.tensor = 2 does not divide the 3 processes"));
 }
@@ -388,14 +392,14 @@ TEST_CASE("dist.tensor is checked against the model of a source", "[tensor_ranks
   lathe::test::make_data(f);
   lathe::test::write_config(
       f, {"gpt", "text", "n_layer = 1\nn_head = 3\nn_embd = 24\nblock_size = 12\n"});
-  REQUIRE(train_on(f, 1, "kind.toml", "source", keys).code == 0);
+  REQUIRE(train_on(f, 1, "kind.toml", "source", tensor_keys).code == 0);
 
   // The defaults of [model] have 4 heads, which 2 divides and 3 does not.
   lathe::test::write_config(f, {"gpt", "text", ""});
   const auto on = [&](int ranks, const std::string& name) {
     return train_on(f, ranks, "kind.toml", name,
-                    with_keys(keys, {"--train.grad_accum=1", "--train.init_from=runs/source",
-                                     str("--dist.tensor=", std::max(ranks, 2))}));
+                    with_keys(tensor_keys, {"--train.grad_accum=1", "--train.init_from=runs/source",
+                                            str("--dist.tensor=", std::max(ranks, 2))}));
   };
   const Finished two = on(2, "two");
   CHECK(two.code == 2);
@@ -415,7 +419,8 @@ TEST_CASE("a layer that is too small for the tensor ranks is refused by its name
   lathe::test::make_data(f);
   lathe::test::write_config(
       f, {"llama", "text", "n_layer = 1\nn_head = 2\nn_embd = 8\nblock_size = 12\nn_inner = 1\n"});
-  const Finished done = train_on(f, 2, "kind.toml", "small", with_keys(keys, {"--dist.tensor=2"}));
+  const Finished done =
+      train_on(f, 2, "kind.toml", "small", with_keys(tensor_keys, {"--dist.tensor=2"}));
   CHECK(done.code == 2);
   CHECK_THAT(done.err, ContainsSubstring("dist.tensor = 2: blocks.0.mlp.gate.weight"));
   CHECK(!fs::exists(f / "runs/small"));

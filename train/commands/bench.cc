@@ -172,7 +172,7 @@ const std::map<std::string, Benchmark>& benchmarks() {
       {"ops", {bench_kernels, {"dtype", "threads", "batch", "context", "width", "vocab", "only"}}},
       {"peak", {bench_kernels, {"dtype", "threads"}}},
       {"accumulation", {bench_accumulation, {"powers"}}},
-      {"collectives", {bench_collectives, {"mb"}}}};
+      {"collectives", {bench_collectives, {"mb", "device"}}}};
   return all;
 }
 
@@ -196,7 +196,7 @@ Exit run_bench(const Arguments& arguments) {
          "[--only NAME] | lathe bench peak [--dtype bf16] [--threads N] | lathe bench "
          "accumulation [--powers 7] | lathe bench generate CONFIG|RUN [--load-dtype fp32] "
          "[--batch 1] [--context 512] [--tokens 64] [--threads N] | lathe bench collectives "
-         "[--mb 64]");
+         "[--mb 64] [--device cpu]");
   }
   return benchmark.run(arguments);
 }
@@ -245,7 +245,10 @@ Command bench_command() {
                {"vocab", "Use a head of this many tokens for ops. Default: 50304."},
                {"only", "Time only ops whose name contains this."},
                {"powers", "Measure sums of up to 10^powers terms for accumulation. Default: 7."},
-               {"mb", "Time collectives of up to this many MB on each process. Default: 64."}},
+               {"mb", "Time collectives of up to this many MB on each process. Default: 64."},
+               {"device",
+                "Time collectives of tensors on cpu or cuda. Default: cpu.",
+                {"cpu", "cuda"}}},
           .config_keys = true,
           .min_positionals = 1,
           .max_positionals = 2,

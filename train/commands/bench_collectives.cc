@@ -30,13 +30,15 @@ struct CollectiveBench {
 };
 
 /// Returns the median milliseconds of `repeats` calls on the slowest rank. A collective.
-double median_ms(const std::function<void()>& f, int repeats) {
+double median_ms(const std::function<void()>& f, int repeats, const std::string& device) {
   std::vector<double> all;
   f();
   for (int i = 0; i < repeats; ++i) {
+    synchronize(device);
     world().wait_for_all();
     const auto begin = Clock::now();
     world().guarded(f);
+    synchronize(device);
     all.push_back(1e3 * seconds_since(begin));
   }
   std::nth_element(all.begin(), all.begin() + repeats / 2, all.end());
@@ -46,10 +48,12 @@ double median_ms(const std::function<void()>& f, int repeats) {
 }
 
 /// Returns the collectives of `elements` float32 elements, a multiple of the number of ranks.
-std::vector<CollectiveBench> make_collectives(int64_t elements) {
+std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device device) {
   const int64_t share = elements / world().size();
-  const at::Tensor whole = at::full({elements}, 1.0f), part = at::full({share}, 1.0f);
-  at::Tensor library = at::full({elements}, 0.0f);
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  const at::Tensor whole = at::full({elements}, 1.0f, options),
+                   part = at::full({share}, 1.0f, options);
+  at::Tensor library = at::full({elements}, 0.0f, options);
   Group& group = world().ops();
   return {{"sum (ordered)", [=] { all_reduce(whole); },
            [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
@@ -71,19 +75,23 @@ Exit bench_collectives(const Arguments& arguments) {
   const double most = arguments.number("mb", 64, between(1, 4096), true);
   if (placement->rank > 0) set_console_level(Level::warn);
   install_allocator();
-  configure_backend("cpu", default_threads(), /*tf32=*/false);
+  choose_gpu(placement->local_rank);
+  const std::string device = open_device(arguments.get("device", "cpu"));
+  configure_backend(device, default_threads(), /*tf32=*/false);
   join_world(*placement, DistConfig());
+  if (device == "cuda") world().use_gpus(DistConfig().backend);
 
   TextTable table({"MB", "collective", "ms", "MB sent", "GB/s", "c10d ms", "ms / c10d ms"});
   Json rows = Json::array();
   for (double mb = most / 64; mb <= most; mb *= 8) {
     const auto elements = static_cast<int64_t>(1e6 * mb / 4) / world().size() * world().size();
-    for (const CollectiveBench& bench : make_collectives(elements)) {
+    for (const CollectiveBench& bench :
+         make_collectives(elements, device == "cuda" ? at::kCUDA : at::kCPU)) {
       const int repeats = mb > 16 ? 5 : 20;
       const int64_t before = world().bytes_sent();
-      const double ms = median_ms(bench.ours, repeats);
+      const double ms = median_ms(bench.ours, repeats, device);
       const double sent = static_cast<double>(world().bytes_sent() - before) / (repeats + 1);
-      const double c10d = bench.c10d ? median_ms(bench.c10d, repeats) : 0;
+      const double c10d = bench.c10d ? median_ms(bench.c10d, repeats, device) : 0;
 
       table.add({format("%.3g", mb), bench.name, format("%.2f", ms), format("%.2f", sent / 1e6),
                  format("%.2f", sent / 1e6 / ms), c10d > 0 ? format("%.2f", c10d) : "",

@@ -325,10 +325,11 @@ void Run::log_summary() const {
 void check_processes_agree(const LoadedConfig& loaded, const Data& data,
                            const std::optional<ResumePoint>& resume) {
   if (world().size() == 1) return;
-  if (open_device(loaded.config.train.device) != "cpu") {
-    fail(Exit::usage, origin_of(loaded, "train.device"),
-         ": several processes train on CPUs so far; set train.device = \"cpu\", or start one "
-         "process");
+  const std::string device = open_device(loaded.config.train.device);
+  if (device == "cpu" && loaded.config.dist.backend == "nccl") {
+    fail(Exit::usage, origin_of(loaded, "dist.backend"),
+         ": dist.backend = \"nccl\" exchanges tensors of GPUs, and this run is on CPUs; set it to "
+         "\"auto\"");
   }
 
   // Threads may differ between machines, and change no bit of Lathe's kernels.
@@ -337,11 +338,13 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
   world().check_same("the config", config.schema().to_toml(&config, /*comments=*/false));
   world().check_same("the build of lathe", library_checksum());
   world().check_same("the instruction set", cpu_isa());
+  world().check_same("the device", device == "cuda" ? device_model(device) : device);
   world().check_same("the data", data.hash());
   world().check_same("the checkpoint", resume
                                            ? str(resume->checkpoint.filename().string(),
                                                  " with checksum ", content_id(resume->checkpoint))
                                            : std::string("no checkpoint"));
+  if (device == "cuda") world().use_gpus(loaded.config.dist.backend);
 }
 
 /// Checks that all processes have the same weights, and threads where bits depend on them.
@@ -350,7 +353,7 @@ void check_models_agree(const Session& session) {
   std::string weights;
   for (const NamedParameter& p : session.saved) {
     if (cut_of(p.parameter) != nullptr) continue;
-    const at::Tensor t = p.parameter.data().contiguous();
+    const at::Tensor t = p.parameter.data().cpu().contiguous();
     const Digest bytes = digest({static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
     weights += str(p.path, " ", describe(t), " with checksum ", bytes.high, bytes.low, "\n");
   }
@@ -413,6 +416,7 @@ Exit train(LoadedConfig loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
   if (const auto placement = placement_from_environment()) {
     check_shares(loaded, placement->size);
+    choose_gpu(placement->local_rank);
     if (placement->rank > 0) {
       silence_stop_messages();
       set_console_level(Level::warn);

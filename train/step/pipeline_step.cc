@@ -63,7 +63,9 @@ class Stage final : public PipelineStage {
            "(autograd/recompute.h); set it to 1");
     }
     if (is_last()) now_->output = loss;
-    losses_.push_back(is_last() ? loss.data() : at::zeros({}, at::kFloat));
+    losses_.push_back(is_last()
+                          ? loss.data()
+                          : at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(s_.device)));
     in_flight_.push_back(*std::exchange(now_, std::nullopt));
   }
 

@@ -163,7 +163,7 @@ void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
     if (own[i].defined()) return own[i];
     const at::ScalarType dtype = s.params[i].parameter.leaf().precision.grad_dtype;
     return at::zeros({s.layout->range(i, world().data().rank).size()},
-                     at::TensorOptions().dtype(dtype));
+                     at::TensorOptions().dtype(dtype).device(s.device));
   };
   const auto put = [&](size_t i, const at::Tensor& all) {
     const Variable& p = s.params[i].parameter;
@@ -188,7 +188,8 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   if (s.scaler) s.scaler->prepare(options);
   s.optimizer.step(r.lr, options);
 
-  const bool is_updated = s.optimizer.control().skip == 0;
+  // Asking a GPU for the decision would wait for it; what was not updated can be shared as well.
+  const bool is_updated = s.device.is_cuda() || s.optimizer.control().skip == 0;
   if (is_updated && s.stage) {
     s.stage->publish_update();
   } else if (is_updated && s.shards) {

@@ -1,7 +1,7 @@
 // What only a GPU shows: its results beside the CPU's, and the same bits each time. Skipped
 // without one; the op table and the runs of the other tests take a GPU where there is one.
-#include <torch/cuda.h>
 
+#include "tests/support/gpu.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/ops.h"
@@ -14,12 +14,6 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-
-bool skip_without_gpu() {
-  if (torch::cuda::is_available()) return false;
-  WARN("skipped: no GPU");
-  return true;
-}
 
 TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU's checkpoint",
           "[gpu]") {

@@ -1,0 +1,44 @@
+// The only file that includes NCCL's side of c10d. ProcessGroupNCCL.hpp is empty unless
+// USE_C10D_NCCL is defined.
+#define USE_C10D_NCCL
+#include "core/cuda/nccl.h"
+
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#endif
+
+// c10d's options hold a struct of NCCL's, so the header must be of the version that LibTorch 2.11
+// was built with.
+#if defined(NCCL_VERSION_CODE) && NCCL_MAJOR == 2 && NCCL_MINOR == 28
+#include <chrono>
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+namespace lathe {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                            int size, double timeout) {
+  // By default, threads of c10d end the process if an exchange takes too long. Lathe waits for each
+  // exchange itself, and finds out which rank was lost.
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
+  setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = std::chrono::milliseconds(static_cast<int64_t>(1e3 * timeout));
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
+}
+
+}  // namespace
+
+decltype(CudaApi::make_nccl) const nccl_maker = make_nccl;
+
+}  // namespace lathe
+
+#else
+
+namespace lathe {
+decltype(CudaApi::make_nccl) const nccl_maker = nullptr;
+}
+
+#endif

@@ -1,0 +1,175 @@
+// Runs on several processes that compute on GPUs. A test needs one GPU, which its processes share,
+// so they exchange tensors through Gloo; NCCL needs a GPU for each rank, and runs here on one rank.
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "dist/group.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/gpu.h"
+#include "tests/support/kinds.h"
+#include "tests/support/torch_oracle.h"
+
+namespace {
+
+using namespace lathe;
+using lathe::test::Finished;
+using lathe::test::Kind;
+using lathe::test::numbers_of;
+using lathe::test::results_of;
+using lathe::test::skip_without_gpu;
+using lathe::test::TempFolder;
+using lathe::test::train_on;
+using lathe::test::with_keys;
+using Words = std::vector<std::string>;
+
+TEST_CASE("a process with others beside it chooses one of the visible GPUs", "[gpu_ranks]") {
+  const char* const before = std::getenv("CUDA_VISIBLE_DEVICES");
+  const std::string kept = before != nullptr ? before : "";
+  const auto chosen = [](const char* visible, int local_rank) {
+    setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+    choose_gpu(local_rank);
+    return std::string(std::getenv("CUDA_VISIBLE_DEVICES"));
+  };
+  CHECK(chosen("3,5,GPU-1a2b", 0) == "3");
+  CHECK(chosen("3,5,GPU-1a2b", 2) == "GPU-1a2b");
+  CHECK(chosen("3,5,GPU-1a2b", 4) == "5");
+  CHECK(chosen("6", 3) == "6");
+  CHECK(chosen("", 1).empty());  // no GPU is visible, and none becomes so
+  if (before != nullptr)
+    setenv("CUDA_VISIBLE_DEVICES", kept.c_str(), 1);
+  else
+    unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+TEST_CASE("dist.backend = nccl needs GPUs", "[gpu_ranks]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, lathe::test::kinds[1]);
+  const Words keys{"--train.steps=2", "--train.device=cpu", "--dist.timeout=60"};
+  const Finished refused =
+      train_on(f, 2, "kind.toml", "cpu", with_keys(keys, {"--dist.backend=nccl"}));
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("dist.backend"));
+  CHECK(!fs::exists(f / "runs/cpu"));
+  CHECK(train_on(f, 2, "kind.toml", "gloo", with_keys(keys, {"--dist.backend=gloo"})).code == 0);
+
+  if (skip_without_gpu()) return;
+  const Words shared{"--train.device=cuda", "--dist.backend=nccl"};
+  const Finished one_gpu = train_on(f, 2, "kind.toml", "shared", with_keys(keys, shared));
+  CHECK(one_gpu.code == 2);
+  CHECK_THAT(one_gpu.err, ContainsSubstring("ranks 0 and 1 share one"));
+}
+
+const Kind four_block_gpt{"gpt", "text",
+                          "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+
+class GpuRuns {
+ public:
+  GpuRuns() { lathe::test::make_data(folder_); }
+
+  /// Trains for six steps on so many processes, and returns the run folder.
+  fs::path train(int ranks, const Kind& kind, const Words& more) {
+    lathe::test::write_config(folder_, kind);
+    const Words keys{"--train.steps=6",         "--train.grad_accum=4",   "--train.batch_size=4",
+                     "--train.eval_interval=3", "--train.eval_batches=3", "--checkpoint.interval=6",
+                     "--train.device=cuda",     "--dist.timeout=60"};
+    const std::string name = std::to_string(n_++);
+    const Finished done = train_on(folder_, ranks, "kind.toml", name, with_keys(keys, more));
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    return folder_ / ("runs/" + name);
+  }
+
+ private:
+  TempFolder folder_;
+  int n_ = 0;
+};
+
+std::string results(const fs::path& run) { return results_of(run, "step-00000006"); }
+
+TEST_CASE("runs on a GPU have the same bits on one and two processes", "[gpu_ranks]") {
+  if (skip_without_gpu()) return;
+  GpuRuns runs;
+  struct Cell {
+    const Kind& kind;
+    Words keys;
+  };
+  const auto& kinds = lathe::test::kinds;
+  const std::vector<Cell> cells{
+      {four_block_gpt, {"--optim.grad_clip=0.5", "--dist.bucket_mb=0.002"}},
+      {kinds[0], {"--amp.dtype=bf16", "--amp.grad=low"}},
+      {kinds[2], {"--amp.dtype=fp16", "--amp.scaler=dynamic", "--amp.loss_scale=16777216"}},
+      {kinds[3],
+       {"--amp.dtype=fp8", "--amp.fp8_scaling=delayed", "--amp.fp8_edge_blocks=0",
+        "--memory.recompute=blocks"}},
+      {kinds[4], {"--amp.dtype=bf16", "--optim.ema_decay=0.9"}}};
+  for (const Cell& cell : cells) {
+    INFO(cell.kind.name);
+    const std::string alone = results(runs.train(1, cell.kind, cell.keys));
+    CHECK((results(runs.train(2, cell.kind, cell.keys)) == alone));
+    CHECK((results(runs.train(1, cell.kind, with_keys(cell.keys, {"--train.seed=2"}))) !=
+           alone));  // the control
+  }
+}
+
+TEST_CASE("what processes with GPUs divide changes no bit", "[gpu_ranks]") {
+  if (skip_without_gpu()) return;
+  GpuRuns runs;
+  const Words keys{"--amp.dtype=bf16", "--memory.recompute=blocks", "--dist.bucket_mb=0.02"};
+  const fs::path alone = runs.train(1, four_block_gpt, keys);
+  for (const char* shard : {"optimizer", "gradients", "parameters"}) {
+    INFO(shard);
+    const std::string key = str("--dist.shard=", shard);
+    CHECK((results(runs.train(2, four_block_gpt, with_keys(keys, {key}))) == results(alone)));
+  }
+
+  // With a head of its own: a tied embedding's gradient is added up in another order.
+  const Words untied = with_keys(keys, {"--model.tie_weights=false"});
+  CHECK((results(runs.train(2, four_block_gpt, with_keys(untied, {"--dist.pipeline=2"}))) ==
+         results(runs.train(1, four_block_gpt, untied))));
+
+  // Layers that two processes compute together have sums of another order.
+  const Words whole{"--dist.bucket_mb=0.02"};
+  const fs::path one = runs.train(1, four_block_gpt, whole),
+                 two = runs.train(2, four_block_gpt, with_keys(whole, {"--dist.tensor=2"}));
+  const auto a = numbers_of(one, "loss"), b = numbers_of(two, "loss");
+  REQUIRE(a.size() == 6);
+  REQUIRE(b.size() == 6);
+  for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) < 1e-5 * a[i]);
+}
+
+TEST_CASE("NCCL exchanges tensors of GPUs, and Gloo those of CPUs beside it", "[gpu_ranks]") {
+  if (skip_without_gpu()) return;
+  open_device("cuda");
+  if (cuda_api().make_nccl == nullptr) {
+    WARN("skipped: built without NCCL's header");
+    return;
+  }
+  Placement p;
+  p.host = "127.0.0.1";
+  p.port = lathe::test::free_port();
+  const auto store = Rendezvous::open(p, 30);
+  const RankAxis one{.rank = 0, .size = 1};
+  const auto group =
+      Group::by_nccl(Group::make(*store, "gloo", p, one, 30), *store, "nccl", one, 30);
+
+  const std::vector<int64_t> cuts{0, 1000};
+  for (const auto device : {at::kCUDA, at::kCPU}) {
+    at::Tensor in = torch::randn({1000}).to(device), out = torch::zeros({1000}).to(device);
+    group->all_to_all(out, in, cuts);
+    CHECK(out.equal(in));
+    at::Tensor flat = in.clone();
+    group->all_gather(flat, cuts);
+    CHECK(flat.equal(in));
+    CHECK(group->gather(in).equal(in.unsqueeze(0)));
+    group->collect(flat, cuts);
+    CHECK(flat.equal(in));
+  }
+}
+
+}  // namespace
