@@ -43,6 +43,8 @@ struct CudaApi {
   void (*cross_entropy_rows)(Matrix logits, int64_t rows, int64_t classes, const int64_t* targets,
                              int64_t ignore, float weight, bool gradient, float* losses);
   void (*dropout)(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask);
+  /// Interleaves the rows of three matrices, as interleave_cuda() in core/kernels/interleave.cuh.
+  void (*interleave)(const void* const in[3], void* out, int64_t rows, int64_t bytes);
   void (*grad_sum)(const GradArgs* grads, int64_t count, double* partials);
   void (*decide)(const StepRequest& request, const double* partials, int64_t n, const float* loss,
                  StepControl* control, ScaleState* scale);

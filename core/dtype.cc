@@ -78,6 +78,16 @@ Element element_of(at::ScalarType dtype) {
   }
 }
 
+at::ScalarType dtype_of(Element type) {
+  switch (type) {
+    case Element::f64: return at::kDouble;
+    case Element::f32: return at::kFloat;
+    case Element::bf16: return at::kBFloat16;
+    case Element::f16: return at::kHalf;
+  }
+  return at::kFloat;
+}
+
 int64_t wrap_dim(int64_t dim, int64_t ndim) {
   const int64_t n = ndim > 0 ? ndim : 1;
   LATHE_CHECK(dim >= -n && dim < n, "dim ", dim, " is outside [", -n, ", ", n, ")");

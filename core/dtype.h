@@ -26,6 +26,8 @@ std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name);
 /// Returns the element type by which kernels know a dtype. Throws for a dtype that they do not
 /// take.
 Element element_of(at::ScalarType dtype);
+/// Returns the dtype that kernels know by that element type.
+at::ScalarType dtype_of(Element type);
 
 /// Returns the index of dimension `dim` (negative ones count from the end) of an `ndim`-dimensional
 /// tensor. Throws if there is none.

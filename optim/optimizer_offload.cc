@@ -15,13 +15,6 @@
 namespace lathe {
 namespace {
 
-/// Returns the address of an element.
-template <class T>
-T* element_at(T* data, Element type, int64_t i) {
-  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  return data == nullptr ? nullptr : static_cast<Byte*>(data) + i * bytes_of(type);
-}
-
 /// Returns how the state of a slot lies in the file.
 OffloadedSlot offloaded(const Slot& slot, const StateOf& state) {
   OffloadedSlot of{.tensors = {},
@@ -117,16 +110,11 @@ SlotUpdate Optimizer::piece_of(const SlotUpdate& update, const StateOffload::Pie
                                std::byte* memory) const {
   const Stage& stage = stages_[piece.slot];
   const Slot& slot = groups_[stage.group].slots[stage.slot];
-  SlotUpdate one = update;
-  UpdateArgs& a = one.args;
-
   // `first` is the first element that this process owns.
-  const int64_t begin = piece.range.begin - a.first;
-  a.param = element_at(a.param, a.param_type, begin);
-  a.grad = element_at(a.grad, a.grad_type, begin);
-  a.low = element_at(a.low, a.low_type, begin);
-  a.n = piece.range.size();
-  a.first = piece.range.begin;
+  const int64_t begin = piece.range.begin - update.args.first;
+  SlotUpdate one = update;
+  one.args = part_of(update.args, begin, begin + piece.range.size());
+  UpdateArgs& a = one.args;
   for (size_t i = 0; i < slot.state.size(); ++i) {
     void* const data = memory + piece.offsets[i];
     if (i < slot.places.size())

@@ -20,6 +20,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -133,6 +134,24 @@ struct Attention {
   /// Joins the heads: [B, H, T, D] -> [B, T, C].
   static at::Tensor joined(const at::Tensor& y) {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
+  }
+  /// Writes the gradients of q, k and v [B, H, T, D] into that of the packed tensor.
+  void join(const at::Tensor& d_packed, const std::array<at::Tensor, 3>& gradients) const {
+    std::array<const void*, 3> rows{};  // [B T, C]
+    const int64_t bytes = d_packed.size(2) / 3 * static_cast<int64_t>(d_packed.element_size());
+    bool is_aligned = d_packed.is_cuda() && kernels_wanted() && bytes % 16 == 0;
+    for (size_t i = 0; i < 3; ++i) {
+      rows[i] = gradients[i].const_data_ptr();
+      is_aligned = is_aligned && gradients[i].transpose(1, 2).is_contiguous() &&
+                   gradients[i].scalar_type() == d_packed.scalar_type() &&
+                   reinterpret_cast<uintptr_t>(rows[i]) % 16 == 0;
+    }
+    if (is_aligned) {
+      cuda_api().interleave(rows.data(), d_packed.mutable_data_ptr(),
+                            d_packed.size(0) * d_packed.size(1), bytes);
+      return bump_version(d_packed);
+    }
+    for (int64_t i = 0; i < 3; ++i) part(d_packed, i).copy_(gradients[static_cast<size_t>(i)]);
   }
   /// Returns how many samples the backward of a GPU's flash kernel should process first. Its
   /// deterministic form gives each head of a sample to one multiprocessor, and splits heads up if
@@ -254,8 +273,7 @@ struct Attention {
               of(d_out), of(q), of(k), of(v), of(out.data()), of(lse.data()), /*cum_seq_q=*/{},
               /*cum_seq_k=*/{}, packed.size(1), packed.size(1), /*dropout_p=*/0.0,
               /*is_causal=*/true, seed.data(), offset.data());
-          const at::Tensor to = of(d_packed);
-          part(to, 0).copy_(dq), part(to, 1).copy_(dk), part(to, 2).copy_(dv);
+          join(of(d_packed), {dq, dk, dv});
         }
         return {d_packed};
       }
@@ -276,9 +294,7 @@ struct Attention {
       }
     }
 
-    part(d_packed, 0).copy_(dq);
-    part(d_packed, 1).copy_(dk);
-    part(d_packed, 2).copy_(dv);
+    join(d_packed, {dq, dk, dv});
     return {d_packed};
   }
   Grads<1, Variable> backward(const Variable& dy, Needs<1> needs) const {

@@ -13,6 +13,7 @@
 #include "core/io/text.h"
 #include "core/kernels/activation.cuh"
 #include "core/kernels/dropout.cuh"
+#include "core/kernels/interleave.cuh"
 #include "core/kernels/loss.cuh"
 #include "core/kernels/norm.cuh"
 #include "core/kernels/update.cuh"
@@ -115,6 +116,12 @@ void dropout(const void* x, void* y, int64_t n, Element type, const DropoutMask&
   check(dropout_cuda(x, y, n, type, mask, c10::cuda::getCurrentCUDAStream()), "dropout");
 }
 
+void interleave(const void* const in[3], void* out, int64_t rows, int64_t bytes) {
+  check(
+      interleave_cuda({{in[0], in[1], in[2]}}, out, rows, bytes, c10::cuda::getCurrentCUDAStream()),
+      "interleave");
+}
+
 void grad_sum(const GradArgs* grads, int64_t count, double* partials) {
   check(grad_sum_cuda(grads, count, partials, c10::cuda::getCurrentCUDAStream()), "grad_sum");
 }
@@ -150,6 +157,7 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .norm_backward = lathe::norm_backward_on_gpu,
                                   .cross_entropy_rows = lathe::cross_entropy_on_gpu,
                                   .dropout = lathe::dropout,
+                                  .interleave = lathe::interleave,
                                   .grad_sum = lathe::grad_sum,
                                   .decide = lathe::decide,
                                   .update = lathe::update};

@@ -8,22 +8,38 @@
 namespace lathe {
 namespace {
 
+/// Four elements that are read and written at once.
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T of[4];
+};
+
 /// Each thread processes one block of four numbers: the elements 4 * block ... 4 * block + 3 of the
-/// global batch.
+/// global batch. `is_aligned`: four elements at a block's place can be read at once.
 template <class T, class Compute>
-__global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask) {
+__global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bool is_aligned) {
   const uint64_t first_block = mask.first / 4;
   const uint64_t last_block = (mask.first + static_cast<uint64_t>(n) - 1) / 4;
   const auto scale = static_cast<Compute>(mask.scale);
   for (uint64_t block = first_block + blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x;
        block <= last_block; block += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
     const DevicePhilox words(block, mask.step, mask.key);
+    const auto dropped = [&](T value, uint64_t w) {
+      return words[w] < mask.threshold ? static_cast<T>(0.0f)
+                                       : static_cast<T>(static_cast<Compute>(value) * scale);
+    };
+    const int64_t begin = static_cast<int64_t>(4 * block) - static_cast<int64_t>(mask.first);
+    if (is_aligned && begin + 4 <= n) {
+      Four<T> four = *reinterpret_cast<const Four<T>*>(x + begin);
+#pragma unroll
+      for (uint64_t w = 0; w < 4; ++w) four.of[w] = dropped(four.of[w], w);
+      *reinterpret_cast<Four<T>*>(y + begin) = four;
+      continue;
+    }
 #pragma unroll
     for (uint64_t w = 0; w < 4; ++w) {
-      const int64_t i = static_cast<int64_t>(4 * block + w) - static_cast<int64_t>(mask.first);
-      if (i < 0 || i >= n) continue;
-      y[i] = words[w] < mask.threshold ? static_cast<T>(0.0f)
-                                       : static_cast<T>(static_cast<Compute>(x[i]) * scale);
+      const int64_t i = begin + static_cast<int64_t>(w);
+      if (i >= 0 && i < n) y[i] = dropped(x[i], w);
     }
   }
 }
@@ -34,8 +50,12 @@ cudaError_t launch_dropout(const void* x, void* y, int64_t n, const DropoutMask&
   if (n == 0) return cudaSuccess;
   const int64_t blocks = n / 4 + 2, threads = 256;
   const int64_t grid = (blocks + threads - 1) / threads;
+  const auto is_at_four = [](const void* p) {
+    return reinterpret_cast<uintptr_t>(p) % sizeof(Four<T>) == 0;
+  };
+  const bool is_aligned = mask.first % 4 == 0 && is_at_four(x) && is_at_four(y);
   launch(dropout_kernel<T, Compute>, grid < 65536 ? grid : 65536, static_cast<int>(threads), stream,
-         static_cast<const T*>(x), static_cast<T*>(y), n, mask);
+         static_cast<const T*>(x), static_cast<T*>(y), n, mask, is_aligned);
   return cudaGetLastError();
 }
 

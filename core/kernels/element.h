@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace lathe {
 
@@ -11,6 +12,13 @@ enum class Element : int32_t { f64, f32, bf16, f16 };
 constexpr int64_t bytes_of(Element type) {
   if (type == Element::f64) return 8;
   return type == Element::f32 ? 4 : 2;
+}
+
+/// Returns the address of an element; null for null.
+template <class T>
+T* element_at(T* data, Element type, int64_t i) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return data == nullptr ? nullptr : static_cast<Byte*>(data) + i * bytes_of(type);
 }
 
 }  // namespace lathe

@@ -94,6 +94,19 @@ struct UpdateArgs {
       false;  ///< bf16 parameters: round up or down with a probability given by the distances
 };
 
+/// Returns the update of elements [begin, end) of `all`. The addresses of the state stay.
+inline UpdateArgs part_of(const UpdateArgs& all, int64_t begin, int64_t end) {
+  UpdateArgs part = all;
+  part.param = element_at(all.param, all.param_type, begin);
+  part.grad = element_at(all.grad, all.grad_type, begin);
+  part.low = element_at(all.low, all.low_type, begin);
+  const Element state_type = all.param_type == Element::f64 ? Element::f64 : Element::f32;
+  part.average = element_at(all.average, state_type, begin);
+  part.n = end - begin;
+  part.first = all.first + begin;
+  return part;
+}
+
 /// One gradient. Contiguous.
 struct GradArgs {
   const void* grad = nullptr;

@@ -2,11 +2,15 @@
 // piece depends only on the shape of the parameter, so sums do not depend on the number of threads.
 #include "core/kernels/adafactor.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linalg_vector_norm.h>
+
 #include <cmath>
 
 #include "core/kernels/rules.h"
 #include "optim/methods/pieces.h"
 #include "optim/methods/table.h"
+#include "optim/methods/tensors.h"
 
 namespace lathe {
 namespace {
@@ -33,10 +37,16 @@ class Adafactor final : public Method {
             true};
   }
 
+  bool runs_on_gpu() const override { return true; }
+
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
-              bool) const override {
+              bool cuda) const override {
     for (const SlotUpdate& slot : slots) {
-      if (slot.args.n > 0) update(slot, rule, control);
+      if (slot.args.n == 0) continue;
+      if (updates_by_tensors(cuda))
+        update(slot, rule, control, cuda ? at::kCUDA : at::kCPU);
+      else
+        update(slot, rule, control);
     }
   }
 
@@ -92,6 +102,45 @@ class Adafactor final : public Method {
     each_piece(all, piece, [&](int64_t, int64_t begin, int64_t end) {
       adafactor_update_cpu(args, rule, control, begin, end, r, c, scale);
     });
+  }
+
+  /// Does the same by ATen's ops.
+  void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
+              at::Device device) const {
+    const SlotTensors of(slot, rule, control, device);
+    const bool is_factored = slot.sizes.size() >= 2;
+    const int64_t rows = is_factored ? slot.sizes[0] : 1, columns = slot.args.n / rows;
+    const at::Tensor g = of.gradient().view({rows, columns});
+    const at::ScalarType dtype = g.scalar_type();
+    const at::Tensor decay = (1 - of.updates().pow(-decay_)).to(dtype);
+    const auto moved = [&](const at::Tensor& moment, const at::Tensor& now) {
+      return decay * moment + (1 - decay) * now;
+    };
+
+    const at::Tensor x = g * g + 1e-30;
+    at::Tensor u;
+    if (is_factored) {
+      const at::Tensor r = of.state(0, {rows}), c = of.state(1, {columns});
+      const at::Tensor by_row = moved(r, x.mean(1)), by_column = moved(c, x.mean(0));
+      of.set(r, by_row);
+      of.set(c, by_column);
+      u = g * (by_row / by_row.mean()).rsqrt().unsqueeze(1) * by_column.rsqrt();
+    } else {
+      const at::Tensor v = of.state(0, {rows, columns});
+      const at::Tensor square = moved(v, x);
+      of.set(v, square);
+      u = g / square.sqrt();
+    }
+
+    const auto root_mean_square = [&](const at::Tensor& t) {
+      return at::linalg_vector_norm(t, 2, std::nullopt, false, at::kDouble) /
+             std::sqrt(static_cast<double>(slot.args.n));
+    };
+    at::Tensor scale = (root_mean_square(u) / clip_).clamp_min(1).reciprocal();
+    const double lr = rule.lr * slot.args.lr_scale;
+    if (relative_step_ && lr > 0) scale = scale * of.updates().rsqrt().clamp_max(lr) / lr;
+    if (scale_parameter_) scale = scale * root_mean_square(of.parameter()).clamp_min(1e-3);
+    of.descend(u * scale.to(dtype), slot.args.weight_decay);
   }
 
   UpdateRule rule_;

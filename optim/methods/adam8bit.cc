@@ -1,12 +1,58 @@
 #include "core/kernels/adam8bit.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/bucketize.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/from_blob.h>
+
 #include "core/kernels/rules.h"
 #include "core/parallel.h"
 #include "optim/methods/pieces.h"
 #include "optim/methods/table.h"
+#include "optim/methods/tensors.h"
 
 namespace lathe {
 namespace {
+
+/// The codes of a moment and their scales, one for each block.
+class Moment {
+ public:
+  Moment(void* codes, float* scales, const std::array<float, 256>& levels, int64_t n, int64_t block,
+         at::Device device)
+      : n_(n), block_(block), blocks_(divide_up(n, block)) {
+    const auto on_device = at::TensorOptions().device(device);
+    codes_ = at::from_blob(codes, {n}, on_device.dtype(at::kByte));
+    scales_ = at::from_blob(scales, {blocks_, 1}, on_device.dtype(at::kFloat));
+    levels_ = at::from_blob(const_cast<float*>(levels.data()), {256}, at::kFloat).to(device);
+  }
+
+  /// Returns the numbers, float32 [n].
+  at::Tensor values() const {
+    const at::Tensor of_codes = levels_.index_select(0, codes_.to(at::kInt));
+    return (in_blocks(of_codes) * scales_).view({-1}).narrow(0, 0, n_).contiguous();
+  }
+
+  /// Rounds numbers to the nearest levels, unless the step is skipped.
+  void round(const at::Tensor& values, const SlotTensors& of) {
+    const at::Tensor blocks = in_blocks(values);
+    const at::Tensor largest = blocks.abs().amax(1, /*keepdim=*/true);
+    // A block of zeros has the scale 0 and the code of 0.
+    const at::Tensor relative = blocks / largest.masked_fill(largest.eq(0), 1);
+    const at::Tensor middles = (levels_.narrow(0, 0, 255) + levels_.narrow(0, 1, 255)) / 2;
+    const at::Tensor codes = at::bucketize(relative, middles, /*out_int32=*/true);
+    of.set(codes_, codes.view({-1}).narrow(0, 0, n_).to(at::kByte));
+    of.set(scales_, largest);
+  }
+
+ private:
+  /// Returns numbers [n] as [blocks, block], with zeros at the end.
+  at::Tensor in_blocks(const at::Tensor& t) const {
+    return at::constant_pad_nd(t, {0, blocks_ * block_ - n_}).view({blocks_, block_});
+  }
+
+  int64_t n_, block_, blocks_;
+  at::Tensor codes_, scales_, levels_;
+};
 
 /// Adam and AdamW with moments in 8 bits, see core/kernels/adam8bit.h. Tensors of less than 4096
 /// elements keep their moments in the dtype of adam and adamw.
@@ -36,11 +82,17 @@ class Adam8bit final : public Method {
             .divisible = grad_sum_chunk % block_ == 0};
   }
 
+  bool runs_on_gpu() const override { return true; }
+
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
-              bool) const override {
+              bool cuda) const override {
     for (const SlotUpdate& slot : slots) {
       if (!slot.whole) {
-        update_elements({slot}, rule, control, false);
+        update_elements({slot}, rule, control, cuda);
+        continue;
+      }
+      if (updates_by_tensors(cuda)) {
+        update(slot.args, rule, control, cuda ? at::kCUDA : at::kCPU);
         continue;
       }
       const Adam8bitArgs args{slot.args, block_, decoupled_};
@@ -52,6 +104,33 @@ class Adam8bit final : public Method {
   }
 
  private:
+  /// Does the same by ATen's ops. The moments of some blocks at a time are converted to numbers,
+  /// updated by the rule of adam or adamw, and rounded to codes.
+  void update(const UpdateArgs& all, const UpdateRule& rule, StepControl* control,
+              at::Device device) const {
+    const int64_t at_once = std::max<int64_t>(block_, (int64_t{4} << 20) / block_ * block_);
+    for (int64_t begin = 0; begin < all.n; begin += at_once) {
+      UpdateArgs args = part_of(all, begin, std::min(all.n, begin + at_once));
+      const auto moment = [&](int which) {
+        return Moment(static_cast<uint8_t*>(all.state[which]) + begin,
+                      static_cast<float*>(all.state[2 + which]) + begin / block_,
+                      dynamic_levels(/*with_sign=*/which == 0), args.n, block_, device);
+      };
+      Moment moments[2] = {moment(0), moment(1)};
+      const at::ScalarType dtype = args.param_type == Element::f64 ? at::kDouble : at::kFloat;
+      at::Tensor values[2];
+      for (int which : {0, 1}) {
+        values[which] = moments[which].values().to(dtype);
+        args.state[which] = values[which].mutable_data_ptr();
+        args.state[2 + which] = nullptr;
+      }
+      const SlotUpdate slot{args, {}, false};
+      update_elements({slot}, rule, control, device.is_cuda());
+      const SlotTensors of(slot, rule, control, device);
+      for (int which : {0, 1}) moments[which].round(values[which].to(at::kFloat), of);
+    }
+  }
+
   UpdateRule rule_;
   bool decoupled_;
   int64_t block_;

@@ -1,10 +1,16 @@
 #include "core/kernels/lamb.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+
 #include <cmath>
 
 #include "core/kernels/rules.h"
 #include "optim/methods/pieces.h"
 #include "optim/methods/table.h"
+#include "optim/methods/tensors.h"
 
 namespace lathe {
 namespace {
@@ -20,8 +26,15 @@ class Lamb final : public Method {
   }
   UpdateRule rule() const override { return rule_; }
 
+  bool runs_on_gpu() const override { return true; }
+
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
-              bool) const override {
+              bool cuda) const override {
+    if (updates_by_tensors(cuda)) {
+      for (const SlotUpdate& slot : slots) update(slot, rule, control, cuda ? at::kCUDA : at::kCPU);
+      return;
+    }
+
     for (SlotUpdate& slot : slots) {
       UpdateArgs& a = slot.args;
       std::vector<LambSums> parts(static_cast<size_t>((a.n + grad_sum_chunk - 1) / grad_sum_chunk));
@@ -37,6 +50,31 @@ class Lamb final : public Method {
   }
 
  private:
+  /// Does the same for one parameter by ATen's ops.
+  static void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
+                     at::Device device) {
+    const SlotTensors of(slot, rule, control, device);
+    const at::Tensor g = of.gradient(), p = of.parameter();
+    const at::Tensor m = of.state(0, slot.sizes), v = of.state(1, slot.sizes);
+    const at::ScalarType dtype = g.scalar_type();
+    const at::Tensor mean = rule.beta1 * m + (1 - rule.beta1) * g,
+                     square = rule.beta2 * v + (1 - rule.beta2) * g * g;
+    of.set(m, mean);
+    of.set(v, square);
+
+    const auto number = [&](double StepControl::* member) { return of.number(member).to(dtype); };
+    const at::Tensor u = mean / number(&StepControl::correction1) /
+                             (square.sqrt() / number(&StepControl::correction2) + rule.eps) +
+                         slot.args.weight_decay * p;
+    const auto norm = [](const at::Tensor& t) {
+      return at::linalg_vector_norm(t, 2, std::nullopt, false, at::kDouble);
+    };
+    const at::Tensor of_p = norm(p), of_u = norm(u);
+    const at::Tensor ratio =
+        at::where(of_p.gt(0).logical_and(of_u.gt(0)), of_p / of_u, at::ones_like(of_p));
+    of.descend(u * ratio.to(dtype), /*weight_decay=*/0);
+  }
+
   UpdateRule rule_;
 };
 

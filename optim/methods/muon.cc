@@ -1,7 +1,9 @@
 #include "core/kernels/muon.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include "core/kernels/scratch.h"
 #include "optim/methods/pieces.h"
 #include "optim/methods/table.h"
+#include "optim/methods/tensors.h"
 
 namespace lathe {
 namespace {
@@ -19,7 +22,7 @@ namespace {
 /// Computes out = a b, a^T b or a b^T. float32 uses Lathe's kernels, whose bits are the same on any
 /// number of threads.
 void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::Tensor& out) {
-  if (a.scalar_type() != at::kFloat || !gemm_ready(Element::f32)) {
+  if (a.scalar_type() != at::kFloat || !a.is_cpu() || !gemm_ready(Element::f32)) {
     at::mm_out(out, a_t ? a.t() : a, b_t ? b.t() : b);
     return;
   }
@@ -32,17 +35,19 @@ void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::T
       : (b_t ? gemm_nt(matrix(a), matrix(b), m, n, k, e) : gemm(matrix(a), matrix(b), m, n, k, e));
 }
 
+// Of Newton-Schulz: a I + b g + c g^2.
+constexpr double quintic_a = 3.4445, quintic_b = -4.7750, quintic_c = 2.0315;
+
 /// Computes s = a I + b g + c s for a symmetric g, given s = g^2 [n, n].
 template <class T>
 void quintic(const at::Tensor& g_, at::Tensor& s_) {
-  constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
   const T* g = g_.const_data_ptr<T>();
   T* s = s_.mutable_data_ptr<T>();
   const int64_t n = g_.size(0);
   parallel_for(0, n, divide_up(1 << 15, n), [&](int64_t first, int64_t last) {
     for (int64_t i = first * n; i < last * n; ++i)
-      s[i] = static_cast<T>(b) * g[i] + static_cast<T>(c) * s[i];
-    for (int64_t i = first; i < last; ++i) s[i * n + i] += static_cast<T>(a);
+      s[i] = static_cast<T>(quintic_b) * g[i] + static_cast<T>(quintic_c) * s[i];
+    for (int64_t i = first; i < last; ++i) s[i * n + i] += static_cast<T>(quintic_a);
   });
 }
 
@@ -56,7 +61,9 @@ void newton_schulz(at::Tensor& x, at::Tensor& other, int64_t steps) {
   for (int64_t i = 0; i < steps; ++i) {
     product(x, !wide, x, wide, gram);
     product(gram, false, gram, false, square);
-    if (x.scalar_type() == at::kDouble)
+    if (!x.is_cpu())
+      square.mul_(quintic_c).add_(gram, quintic_b).diagonal().add_(quintic_a);
+    else if (x.scalar_type() == at::kDouble)
       quintic<double>(gram, square);
     else
       quintic<float>(gram, square);
@@ -105,8 +112,10 @@ class Muon final : public Method {
             newton_schulz_flops(rows, columns, steps_)};
   }
 
+  bool runs_on_gpu() const override { return true; }
+
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rest, StepControl* control,
-              bool) const override {
+              bool cuda) const override {
     UpdateRule rule = rule_;
     rule.lr = rest.lr;
 
@@ -116,7 +125,12 @@ class Muon final : public Method {
       (slot.whole ? matrices : others).push_back(slot);
     }
 
-    update_elements(others, rest, control, false);
+    update_elements(others, rest, control, cuda);
+    if (updates_by_tensors(cuda)) {
+      for (const SlotUpdate& slot : matrices)
+        update(slot, rule, control, cuda ? at::kCUDA : at::kCPU);
+      return;
+    }
 
     // The largest come first, so that threads end together. With many matrices each is updated on
     // one thread; a matrix product gives the same bits on one thread as on all.
@@ -156,8 +170,7 @@ class Muon final : public Method {
     });
 
     newton_schulz(x, other, steps_);
-    const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
-    const double length = rms_ ? 0.2 * std::sqrt(std::max(r, c)) : std::sqrt(std::max(1.0, r / c));
+    const double length = update_length(rows, columns);
     args.grad = x.const_data_ptr();
     args.grad_type = wide ? Element::f64 : Element::f32;
 
@@ -166,6 +179,31 @@ class Muon final : public Method {
     args.weight_decay /= length;
     args.lr_scale *= length;
     update_elements({{args, slot.sizes, true}}, rule, control, false);
+  }
+
+  /// Does the same by ATen's ops.
+  void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
+              at::Device device) const {
+    const SlotTensors of(slot, rule, control, device);
+    const int64_t rows = slot.sizes[0], columns = slot.args.n / rows;
+    const double momentum = rule.momentum, rest = 1 - momentum;
+
+    const at::Tensor g = of.gradient(), m = of.state(0, slot.sizes);
+    const at::Tensor moved = momentum * m + rest * g;
+    at::Tensor x = rule.nesterov ? rest * g + momentum * moved : moved;
+    of.set(m, moved);
+
+    const at::Tensor norm = at::linalg_vector_norm(x, 2, std::nullopt, false, at::kDouble);
+    x = (x / norm.clamp_min(1e-7).to(x.scalar_type())).view({rows, columns});
+    at::Tensor other = at::empty_like(x);
+    newton_schulz(x, other, steps_);
+    of.descend(x, slot.args.weight_decay, update_length(rows, columns));
+  }
+
+  /// Returns the factor of an orthogonal update, which depends on the matrix's shape.
+  double update_length(int64_t rows, int64_t columns) const {
+    const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
+    return rms_ ? 0.2 * std::sqrt(std::max(r, c)) : std::sqrt(std::max(1.0, r / c));
   }
 
   UpdateRule rule_, rest_;

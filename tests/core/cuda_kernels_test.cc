@@ -10,6 +10,7 @@
 #include "core/dtype.h"
 #include "core/kernels/activation.cuh"
 #include "core/kernels/dropout.cuh"
+#include "core/kernels/interleave.cuh"
 #include "core/kernels/launch.cuh"
 #include "core/kernels/loss.cuh"
 #include "core/kernels/norm.cuh"
@@ -159,23 +160,25 @@ TEST_CASE("dropout on a GPU is the CPU's", "[cuda_kernels]") {
   for (const Order order : orders) {
     const ThreadOrder setting(order);
     for (const auto dtype : dtypes) {
-      for (const int64_t n : {0, 1, 3, 4, 5, 1021, 1024, 2051}) {
+      for (const int64_t n : {0, 1, 3, 4, 5, 1022, 1024, 2051}) {
         for (const uint64_t first : {0ul, 1ul, 6ul, 7ul, (1ul << 34) + 5}) {
           INFO(dtype_name(dtype) << " " << n << " from " << first);
-          // Of one more element on either side, which stays as it is.
-          at::Tensor x = torch::randn({n + 2}).to(dtype), wanted = torch::full({n + 2}, 7, dtype);
+          // Of some more elements on either side, which stay as they are. Elements are read four at
+          // a time where their address and `first` permit it.
+          const int64_t before = n % 2 == 0 ? 4 : 1;
+          at::Tensor x = torch::randn({n + 8}).to(dtype), wanted = torch::full({n + 8}, 7, dtype);
           const double special[] = {INFINITY, NAN, -0.0, 1e-7, 65504, -3e38};
-          for (int64_t i = 0; i < std::min<int64_t>(n, 6); ++i) x[i + 1] = special[i];
+          for (int64_t i = 0; i < std::min<int64_t>(n, 6); ++i) x[i + before] = special[i];
           // Three of four go; the scale is one that no narrow type has.
           const DropoutMask mask{make_key(3, 4), 11, first, uint32_t{3} << 30, 10.0f / 3};
-          const auto at = [](const at::Tensor& t) {
-            return static_cast<char*>(t.mutable_data_ptr()) + t.element_size();
+          const auto at = [before](const at::Tensor& t) {
+            return static_cast<char*>(t.mutable_data_ptr()) + before * t.element_size();
           };
           dropout_cpu(at(x), at(wanted), 0, n, element_of(dtype), mask);
           for (const int64_t most :
                {INT32_MAX, 2}) {  // with 2 blocks each thread takes several of mask's blocks
             stand_in::most_blocks = most;
-            const at::Tensor ours = torch::full({n + 2}, 7, dtype);
+            const at::Tensor ours = torch::full({n + 8}, 7, dtype);
             CHECK(dropout_cuda(at(x), at(ours), n, element_of(dtype), mask, nullptr) ==
                   cudaSuccess);
             CHECK(equal_bits(ours, wanted));
@@ -184,6 +187,32 @@ TEST_CASE("dropout on a GPU is the CPU's", "[cuda_kernels]") {
       }
     }
   }
+}
+
+TEST_CASE("rows of three matrices are interleaved on a GPU", "[cuda_kernels]") {
+  torch::manual_seed(12);
+  for (const auto& [rows, width] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {0, 4}, {7, 12}, {300, 68}}) {
+    for (const int64_t most : {INT32_MAX, 2}) {
+      const ThreadOrder setting(orders[rows % 3]);
+      stand_in::most_blocks = most;
+      const at::Tensor in[3] = {torch::randn({rows, width}), torch::randn({rows, width}),
+                                torch::randn({rows, width})};
+      const at::Tensor out = torch::full({3 * rows * width + 4}, 7.0f);
+      const ThreeMatrices all{
+          {in[0].const_data_ptr(), in[1].const_data_ptr(), in[2].const_data_ptr()}};
+      CHECK(interleave_cuda(all, out.mutable_data_ptr(), rows, 4 * width, nullptr) == cudaSuccess);
+      const at::Tensor wanted = torch::cat({in[0], in[1], in[2]}, 1);
+      CHECK(out.narrow(0, 0, 3 * rows * width).view({rows, 3 * width}).equal(wanted));
+      CHECK(out.narrow(0, 3 * rows * width, 4).eq(7).all().item<bool>());
+    }
+  }
+
+  const at::Tensor t = torch::zeros({12});
+  const float* const x = t.const_data_ptr<float>();
+  CHECK(interleave_cuda({{x, x + 1, x}}, t.mutable_data_ptr(), 1, 16, nullptr) ==
+        cudaErrorInvalidValue);
+  CHECK(interleave_cuda({{x, x, x}}, t.mutable_data_ptr(), 1, 8, nullptr) == cudaErrorInvalidValue);
 }
 
 TEST_CASE("sums of squares of many gradients on a GPU are the CPU's", "[cuda_kernels]") {

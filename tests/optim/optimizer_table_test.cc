@@ -5,6 +5,9 @@
 
 #include "autograd/node.h"
 #include "core/kernels/adam8bit.h"
+#include "core/kernels/gemm.h"
+#include "core/kernels/rules.h"
+#include "optim/method.h"
 #include "tests/optim/optimizer_table.h"
 
 namespace {
@@ -158,6 +161,87 @@ TEST_CASE("every optimizer is its formula, in float32", "[optimizer_table]") {
           (eight  ? 5e-3
            : lion ? 1e-3
                   : 0));
+  }
+}
+
+/// While alive, optimizers update whole tensors by ATen's ops, as on GPUs.
+struct ByTensors {
+  ByTensors() { use_kernels(false); }
+  ~ByTensors() { use_kernels(true); }
+};
+
+bool needs_whole_tensors(const OptimConfig& c) {
+  const NamedParameter matrix{"w", Variable::parameter(torch::zeros({70, 90})), Role::weight};
+  return make_method(c)->rule().kind == rule_kind<LambApply> || make_method(c)->state(matrix).whole;
+}
+
+TEST_CASE("optimizers of whole tensors give the same by ATen's ops", "[optimizer_table]") {
+  int tested = 0;
+  for (const Row& row : optimizer_rows()) {
+    for (const char* clip_by : {"", "norm", "parameter", "value"}) {
+      OptimConfig c = config_of(row);
+      if (!needs_whole_tensors(c)) continue;
+      INFO(row.kind << " " << row.label << " " << clip_by);
+      ++tested;
+      if (*clip_by != '\0') c.grad_clip = 0.3, c.grad_clip_by = clip_by;
+
+      // The same formula in another order of sums, and with norms of float32; see the tests above.
+      const bool eight = row.kind.ends_with("8bit");
+      for (const auto dtype : {at::kDouble, at::kFloat}) {
+        const auto kernels = ours_after(c, dtype);
+        std::vector<at::Tensor> tensors;
+        {
+          const ByTensors guard;
+          tensors = ours_after(c, dtype);
+        }
+        const double tolerance = dtype == at::kFloat ? (row.kind == "muon" ? 5e-3 : 3e-5)
+                                 : eight             ? 1e-6
+                                                     : 1e-9;
+        CHECK(share_apart(tensors, kernels, tolerance) <= (eight ? 5e-3 : 0));
+        c.lr *= 1.1;
+        CHECK(share_apart(ours_after(c, dtype), tensors, tolerance) > 0.1);  // the control
+        c.lr /= 1.1;
+      }
+    }
+  }
+  CHECK(tested >= 4 * 5);
+}
+
+TEST_CASE("a skipped step changes nothing by ATen's ops", "[optimizer_table]") {
+  // A GPU's host does not know that a step is skipped, so the method is called.
+  for (const Row& row : optimizer_rows()) {
+    const OptimConfig c = config_of(row);
+    if (!needs_whole_tensors(c)) continue;
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{70, 90}, {517}}) {
+      INFO(row.kind << " " << row.label << " " << sizes.size());
+      torch::manual_seed(11);
+      const at::Tensor p = torch::randn(sizes), g = torch::randn(sizes);
+      const auto method = make_method(c);
+      const NamedParameter named{"w", Variable::parameter(p), Role::weight};
+      const StateOf state = method->state(named);
+      std::vector<at::Tensor> all{p};
+      UpdateArgs args;
+      args.param = p.mutable_data_ptr(), args.grad = g.const_data_ptr(), args.n = p.numel();
+      for (const StateTensor& t : state.tensors) {
+        all.push_back(torch::ones(t.sizes, t.dtype));
+        args.state[t.place] = all.back().mutable_data_ptr();
+      }
+      const auto changed = [&](StepControl control) {
+        std::vector<at::Tensor> before;
+        for (const at::Tensor& t : all) before.push_back(t.clone());
+        UpdateRule rule = method->rule();
+        rule.lr = 0.1;
+        std::vector<SlotUpdate> slots{{args, p.sizes(), state.whole}};
+        const ByTensors guard;
+        method->update(slots, rule, &control, /*cuda=*/false);
+        int n = 0;
+        for (size_t i = 0; i < all.size(); ++i) n += all[i].equal(before[i]) ? 0 : 1;
+        return n;
+      };
+      CHECK(changed({.updates = 3, .skip = 1, .correction1 = 0.3, .correction2 = 0.5}) == 0);
+      CHECK(changed({.updates = 3, .skip = 0, .correction1 = 0.3, .correction2 = 0.5}) ==
+            static_cast<int>(all.size()));
+    }
   }
 }
 

@@ -1,0 +1,41 @@
+#include "core/kernels/interleave.cuh"
+
+#include "core/kernels/launch.cuh"
+
+namespace lathe {
+namespace {
+
+struct alignas(16) Sixteen {
+  uint32_t of[4];
+};
+
+/// `width`: units of 16 bytes in a row of one matrix.
+__global__ void interleave_kernel(ThreeMatrices in, Sixteen* out, int64_t units, int64_t width) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < units;
+       i += stride) {
+    const int64_t part = i / width, row = part / 3;
+    out[i] = static_cast<const Sixteen*>(in.of[part % 3])[row * width + i % width];
+  }
+}
+
+}  // namespace
+
+cudaError_t interleave_cuda(const ThreeMatrices& in, void* out, int64_t rows, int64_t bytes,
+                            cudaStream_t stream) {
+  constexpr int64_t unit = sizeof(Sixteen);
+  const auto is_aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % unit == 0; };
+  if (bytes % unit != 0 || !is_aligned(in.of[0]) || !is_aligned(in.of[1]) ||
+      !is_aligned(in.of[2]) || !is_aligned(out))
+    return cudaErrorInvalidValue;
+
+  const int64_t width = bytes / unit, units = 3 * rows * width;
+  if (units == 0) return cudaSuccess;
+  constexpr int threads = 256;
+  const int64_t grid = (units + threads - 1) / threads;
+  launch(interleave_kernel, grid < 65536 ? grid : 65536, threads, stream, in,
+         static_cast<Sixteen*>(out), units, width);
+  return cudaGetLastError();
+}
+
+}  // namespace lathe

@@ -1,0 +1,51 @@
+// Updates of whole tensors by ATen's ops, on any device: how the methods of this folder run on
+// GPUs. On CPUs they have kernels of their own, and run this way if train.kernels = "aten".
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "optim/method.h"
+
+namespace lathe {
+
+/// One parameter of a step as tensors that share its memory. Whether the step is skipped, and with
+/// which factors gradients are multiplied, only the device knows; so these are tensors too.
+class SlotTensors {
+ public:
+  /// The arguments must outlive it.
+  SlotTensors(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
+              at::Device device);
+
+  /// Returns the gradient, unscaled and clipped, in the dtype of the state.
+  at::Tensor gradient() const;
+  /// Returns the parameter in the dtype of the state; shares its memory if it has that dtype.
+  at::Tensor parameter() const;
+  /// Returns a tensor of the state.
+  at::Tensor state(int place, at::IntArrayRef sizes, at::ScalarType dtype) const;
+  at::Tensor state(int place, at::IntArrayRef sizes) const { return state(place, sizes, dtype_); }
+  /// Sets a tensor of the state, unless the step is skipped.
+  void set(const at::Tensor& state, const at::Tensor& value) const;
+  /// Returns a number of the step's control, float64 [].
+  at::Tensor number(double StepControl::* member) const;
+  /// Returns the number of updates with this one, float64 [].
+  at::Tensor updates() const;
+
+  /// Sets p = (1 - lr weight_decay) p - lr direction, with the slot's working copy and average,
+  /// unless the step is skipped. `direction`: of the state's dtype. `length`: a factor of the
+  /// direction that the host knows.
+  void descend(const at::Tensor& direction, double weight_decay, double length = 1) const;
+
+ private:
+  at::Tensor at_address(const void* address, at::IntArrayRef sizes, at::ScalarType dtype) const;
+
+  const SlotUpdate& slot_;
+  const UpdateRule& rule_;
+  StepControl* control_;
+  at::Device device_;
+  at::ScalarType dtype_;  // of the state
+};
+
+/// Returns whether a method updates by tensors.
+bool updates_by_tensors(bool cuda);
+
+}  // namespace lathe
