@@ -93,10 +93,11 @@ TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
       CHECK_THROWS_WITH(trained(at::kCUDA), Catch::Matchers::Contains("has no code for GPUs"));
       continue;
     }
-    // Lion's sign may go the other way where it is a close call.
+    // Lion's sign, and a level of 8 bits, may go the other way where it is a close call.
     const at::Tensor cpu = trained(at::kCPU),
                      far = (trained(at::kCUDA) - cpu).abs().gt(3e-5 * cpu.abs().clamp_min(1));
-    CHECK(far.sum().item<int64_t>() <= (row.kind == "lion" ? 2 : 0));
+    const bool eight = row.kind.ends_with("8bit");
+    CHECK(far.sum().item<int64_t>() <= (eight ? far.numel() / 1000 : row.kind == "lion" ? 2 : 0));
     config.lr *= 1.1;
     CHECK(distance(trained(at::kCPU), cpu) > 3e-5);  // the control
   }
