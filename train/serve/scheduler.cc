@@ -19,7 +19,7 @@ Scheduler::Submitted Scheduler::submit(std::vector<ServedText> texts,
                                        Clock::time_point deadline) {
   const std::lock_guard lock(mutex_);
   if (is_stopping_) return Submitted::stopping;
-  if (waiting_.size() >= queue_) return Submitted::full;
+  if (waiting_.size() >= queue_ + free_rows_) return Submitted::full;
   waiting_.push_back(
       std::make_shared<Request>(Request{std::move(texts), std::move(receiver), deadline}));
   changed_.notify_one();
@@ -27,6 +27,10 @@ Scheduler::Submitted Scheduler::submit(std::vector<ServedText> texts,
 }
 
 void Scheduler::run(const std::function<bool()>& stops, double grace_s) {
+  {
+    const std::lock_guard lock(mutex_);
+    free_rows_ = running_.size();
+  }
   std::optional<Clock::time_point> stopped;
   for (;;) {
     if (!stopped && stops()) {
@@ -88,6 +92,7 @@ void Scheduler::admit() {
       request = waiting_.front();
       text = request->started++;
       if (request->started == request->texts.size()) waiting_.pop_front();
+      --free_rows_;
     }
     budget -= std::ssize(request->texts[text].ids);
     join(request, text);
@@ -97,6 +102,7 @@ void Scheduler::admit() {
 void Scheduler::join(const std::shared_ptr<Request>& request, size_t text) {
   const ServedText& t = request->texts[text];
   if (t.max_tokens == 0 && !t.scores_prompt) {
+    free_row();
     request->receiver->on_end(text, TextEnd::length, "");
     return;
   }
@@ -142,8 +148,14 @@ void Scheduler::receive(const NextToken& token) {
   if (r.tokens == t.max_tokens) end(row, TextEnd::length);
 }
 
+void Scheduler::free_row() {
+  const std::lock_guard lock(mutex_);
+  ++free_rows_;
+}
+
 void Scheduler::end(size_t row, TextEnd reason, const std::string& why) {
   batch_.leave(static_cast<int64_t>(row));
+  free_row();
   const Running ended = std::exchange(running_[row], {});
   ended.request->receiver->on_end(ended.text, reason, why);
 }

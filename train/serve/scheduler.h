@@ -100,6 +100,7 @@ class Scheduler {
   void join(const std::shared_ptr<Request>& request, size_t text);
   void step();
   void receive(const NextToken& token);
+  void free_row();
   void end(size_t row, TextEnd end, const std::string& why = "");
   /// Ends all texts, those that wait too.
   void end_all(TextEnd reason);
@@ -108,7 +109,8 @@ class Scheduler {
   size_t queue_;
   std::vector<Running> running_;  // of each row of the batch
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;      // guards what follows
+  size_t free_rows_ = 0;  // of the batch, once it runs: as many texts need not wait
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Request>> waiting_;  // with texts that have not joined
   bool is_stopping_ = false;

@@ -207,8 +207,10 @@ RunSummary summarize(const fs::path& run) {
   const bool is_imported = lines.empty() && data != keys.end() && data->second == "\"\"";
   if (is_imported) s.steps = 0;
   int64_t saved = 0;
-  bool eval_due = false, stalled = false;
+  bool eval_due = false, stalled = false, is_merged = false;
   if (const auto all = list_checkpoints(run); !all.empty()) {
+    // `lathe merge` writes a checkpoint alone.
+    is_merged = keys.empty() && !fs::exists(path);
     try {
       const RunState state = read_state(all.front());
       saved = state.step, eval_due = state.eval_due, s.best_val_loss = state.best_val_loss;
@@ -227,6 +229,8 @@ RunSummary summarize(const fs::path& run) {
     s.state = "running";
   else if (is_imported)
     s.state = "imported";
+  else if (is_merged)
+    s.state = "merged";
   else if (finished)
     s.state = "finished";
   else if (diverged)

@@ -75,7 +75,7 @@ std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
 struct RunSummary {
   fs::path run;
   std::string state;  ///< running, paused (train.pause_at), stopped, finished,
-                      ///< diverged or imported
+                      ///< diverged, imported or merged
   int64_t step = 0, steps = 0;
   std::optional<double> loss{}, val_loss{}, best_val_loss{}, units_per_sec{}, mfu{};
   std::string unit = "tokens";

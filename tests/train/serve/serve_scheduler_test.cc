@@ -192,6 +192,30 @@ TEST_CASE("requests that are cancelled, late, stopped or too many end, and other
   CHECK(refused->ends.empty());
 }
 
+TEST_CASE("a request for which the batch has room needs no place in the queue",
+          "[serve_scheduler]") {
+  // Two rows and a queue of one take three requests at a time, again and again.
+  const ServedText text{.ids = {1, 2}, .sampling = {.temperature = 0}, .max_tokens = 4};
+  const ServedText no_tokens{.ids = {1, 2}, .max_tokens = 0};
+  Scheduler scheduler(served_model(), scheduler_options(2, 1));
+  int round = 0;
+  std::vector<std::shared_ptr<Collected>> all;
+  const auto stops = [&] {
+    if (!std::all_of(all.begin(), all.end(), [](const auto& one) { return one->ends.size() == 1; }))
+      return false;
+    all.clear();
+    for (int i = 0; i < 4 && round < 3; ++i) {
+      all.push_back(std::make_shared<Collected>());
+      const auto submitted = scheduler.submit({round == 1 ? no_tokens : text}, all.back(), never);
+      CHECK(submitted == (i < 3 ? Scheduler::Submitted::accepted : Scheduler::Submitted::full));
+      if (submitted == Scheduler::Submitted::full) all.pop_back();
+    }
+    return ++round > 3;
+  };
+  scheduler.run(stops, 60);
+  CHECK(round == 4);
+}
+
 TEST_CASE("a scheduler that stops without grace ends all texts", "[serve_scheduler]") {
   const ServedText text{.ids = {1, 2}, .max_tokens = 30};
   const auto runs = std::make_shared<Collected>(), waits = std::make_shared<Collected>();

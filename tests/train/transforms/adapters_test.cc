@@ -4,6 +4,7 @@
 #include "nn/layers/linear.h"
 #include "tests/support/process.h"
 #include "tests/support/torch_oracle.h"
+#include "train/store/curves.h"
 
 namespace {
 
@@ -98,6 +99,7 @@ TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and m
              ContainsSubstring("blocks.0.attn.qkv.lora_m"));
 
   ran({"merge", "wholefp32", "--out", "merged"});
+  CHECK(summarize(f / "merged").state == "merged");
   const Json adapted = parse_json(ran({"eval", "wholefp32"}).out, "", Exit::internal),
              merged = parse_json(ran({"eval", "merged"}).out, "", Exit::internal),
              base = parse_json(ran({"eval", "base"}).out, "", Exit::internal);
