@@ -181,6 +181,8 @@ bool DeferredTrace::keeps_order() const {
   return true;
 }
 
+thread_local FusionCount fused_so_far;
+
 void DeferredTrace::run_part(int result) {
   const auto& values = formula_.values();
   ChainFormula formula;
@@ -226,8 +228,11 @@ void DeferredTrace::run_part(int result) {
 
   const at::Tensor& standing = tensors_[static_cast<size_t>(result)];
   const Variable y = [&] {
-    if (ops > 1)
+    if (ops > 1) {
+      fused_so_far.ops += ops;
+      ++fused_so_far.fused;
       return apply_chain(formula, inputs, place[static_cast<size_t>(result)], sizes(), cost);
+    }
     std::vector<Variable> operands;
     for (const int from : values[static_cast<size_t>(result)].from) {
       if (from < 0) break;
@@ -344,5 +349,7 @@ void DeferOps::compute() {
 }
 
 }  // namespace detail
+
+FusionCount fusion_count() { return fused_so_far; }
 
 }  // namespace lathe

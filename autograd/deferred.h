@@ -48,6 +48,13 @@ class DeferOps : public ModeGuard {
 
 }  // namespace detail
 
+/// How many elementwise ops were computed by fused ops.
+struct FusionCount {
+  int64_t ops = 0, fused = 0;
+};
+/// Returns what deferred() has fused on this thread so far.
+FusionCount fusion_count();
+
 /// Returns f() and fuses its elementwise ops: each op is recorded when it is called, and runs when
 /// a value is read or an op of another kind follows. By then it is known which of the results that
 /// were recorded still have handles. Those are computed and stored; the others become part of the

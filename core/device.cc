@@ -69,8 +69,10 @@ unsigned gpus_of_driver() {
 void choose_gpu(int local_rank) {
   std::vector<std::string> visible;
   if (const char* named = std::getenv("CUDA_VISIBLE_DEVICES"); named != nullptr) {
-    for (std::istringstream list(named); list.good();)
-      std::getline(list, visible.emplace_back(), ',');
+    // CUDA's list ends at the first entry that names no GPU.
+    std::istringstream list(named);
+    for (std::string gpu; std::getline(list, gpu, ',') && !gpu.empty() && gpu != "-1";)
+      visible.push_back(gpu);
   } else {
     for (unsigned i = 0; i < gpus_of_driver(); ++i) visible.push_back(std::to_string(i));
   }

@@ -26,8 +26,9 @@ struct CudaApi {
   std::string (*device_id)();   ///< differs between the GPUs of all machines
   double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the GPU, 0 where unknown
   void (*synchronize)();
-  /// Makes this process a rank of a group that exchanges tensors of GPUs by NCCL. `timeout`:
-  /// seconds for the ranks to meet. Null if the library was built without NCCL's header.
+  /// Makes this process a rank of a group that exchanges tensors of GPUs by NCCL. The ranks meet
+  /// through `store` in the first exchange, each step of it within `timeout` seconds. Null if the
+  /// library was built without NCCL's header.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size, double timeout);
   int64_t (*memory_free)();  ///< bytes that this process could still allocate

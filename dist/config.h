@@ -24,8 +24,9 @@ struct DistConfig {
       std::string, backend, "auto",
       "Library that exchanges tensors between GPUs. nccl: NCCL, which needs a GPU for each "
       "process; "
-      "gloo: Gloo, through the memory of the hosts; auto: nccl if no two processes share a GPU, "
-      "otherwise gloo. Tensors of CPUs are always exchanged by Gloo. Changes no bit.",
+      "gloo: Gloo, through the memory of the hosts; auto: nccl if no two processes share a GPU and "
+      "the build found NCCL's header, otherwise gloo. Tensors of CPUs are always exchanged by "
+      "Gloo. Changes no bit.",
       one_of({"auto", "gloo", "nccl"}))
   LATHE_FIELD(
       int64_t, tensor, 1,

@@ -71,8 +71,9 @@ class Group {
                                      double timeout);
   /// Returns a group that also exchanges tensors of GPUs: through the memory of the host.
   static std::unique_ptr<Group> through_host(std::unique_ptr<Group> host);
-  /// Does the same by NCCL, except in collect() and send(). `name`, `axis`, `timeout`: as of
-  /// make(). Waits until an exchange is over, at most `timeout` seconds.
+  /// Does the same by NCCL, except in collect() and send(). `name` and `axis`: as of make(). An
+  /// exchange returns once it is over, and throws after `timeout` seconds. The ranks connect in the
+  /// first one.
   static std::unique_ptr<Group> by_nccl(std::unique_ptr<Group> host, Rendezvous& store,
                                         const std::string& name, const RankAxis& axis,
                                         double timeout);

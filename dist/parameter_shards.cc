@@ -95,7 +95,8 @@ void ParameterShards::gather_ahead(int64_t block) {
   ahead_block_ = block;
   if (is_dry_run()) return gather(block, /*for_all_uses=*/false);
   ahead_ = std::async(std::launch::async, [this, block] {
-    // This thread computes alone: the cores belong to the block that runs.
+    // This thread computes alone: the cores belong to the block that runs. On a GPU both use one
+    // stream, so a block is collected between two others, and not beside one.
     omp_set_num_threads(1);
     gather(block, /*for_all_uses=*/false);
   });

@@ -102,14 +102,20 @@ std::unique_ptr<Group> World::make_group(const std::string& name, const RankAxis
 }
 
 /// Lets a group exchange tensors of GPUs.
-void World::use_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis) {
+void World::wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name,
+                          const RankAxis& axis) {
   if (!group) return;
-  group = uses_nccl_ ? Group::by_nccl(std::move(group), *store_, "nccl/" + name, axis, timeout_)
-                     : Group::through_host(std::move(group));
+  if (!uses_nccl_) {
+    group = Group::through_host(std::move(group));
+    return;
+  }
+  group = Group::by_nccl(std::move(group), *store_, "nccl/" + name, axis, timeout_);
+  // c10d connects the ranks in the first exchange, which must not be one of several at once.
+  guarded([&] { group->gather(at::zeros({1}, at::TensorOptions().device(at::kCUDA))); });
 }
 
-void World::use_gpus(const std::string& backend) {
-  if (size() == 1) return;
+std::string World::use_gpus(const std::string& backend) {
+  if (size() == 1) return "nothing";
   const std::vector<std::string> gpus = gather_texts(host_name() + " " + cuda_api().device_id());
   std::optional<std::pair<int, int>> sharing;  // two ranks with one GPU
   for (int b = 0; b < size() && !sharing; ++b) {
@@ -130,19 +136,27 @@ void World::use_gpus(const std::string& backend) {
 
   uses_gpus_ = true;
   uses_nccl_ = backend != "gloo" && !sharing && cuda_api().make_nccl != nullptr;
-  use_gpus(gradients_, data_group("gradients"), data_);
-  use_gpus(parameters_, data_group("parameters"), data_);
-  use_gpus(layers_, tensor_group(), tensor_);
+  // Ranks that meet on the loopback interface, as those of `lathe launch`, need no other.
+  if (uses_nccl_ && placement_.host.starts_with("127.")) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  wrap_for_gpus(gradients_, data_group("gradients"), data_);
+  wrap_for_gpus(parameters_, data_group("parameters"), data_);
+  wrap_for_gpus(layers_, tensor_group(), tensor_);
 
   control_ = Group::through_host(std::move(control_));
   // Two stages send to each other at the same time. In one NCCL group, both would wait forever.
   if (stages_) stages_ = Group::through_host(std::move(stages_));
+
+  if (uses_nccl_) return "NCCL";
+  const std::string gloo = "Gloo, through the memory of the hosts";
+  if (backend == "gloo") return gloo;
+  if (!sharing) return gloo + ", because liblathe_cuda.so was built without NCCL's header";
+  return str(gloo, ", because ranks ", sharing->first, " and ", sharing->second, " share a GPU");
 }
 
 Group& World::ops() {
   if (!ops_) {
     ops_ = make_group(data_group("ops"), data_);
-    if (uses_gpus_) use_gpus(ops_, data_group("ops"), data_);
+    if (uses_gpus_) wrap_for_gpus(ops_, data_group("ops"), data_);
   }
   return *ops_;
 }

@@ -76,11 +76,6 @@ class World {
   const RankAxis& owners() const { return has_stages() ? pipeline_ : data_; }
   /// Returns the group of owners(), which the training thread uses.
   Group& owner_group() { return has_stages() ? *stages_ : *gradients_; }
-  /// Lets the groups exchange tensors of GPUs. `backend`: dist.backend. Throws Exit::usage if that
-  /// is "nccl" and processes share a GPU. Does nothing in a single process. Call it once, after
-  /// open_device() and before anything is exchanged. A collective.
-  void use_gpus(const std::string& backend);
-
   /// Returns `mine` of all owners(), as gather() does of all ranks. A collective of them.
   at::Tensor gather_over_owners(const at::Tensor& mine) {
     return has_stages() ? gather_over_pipeline(mine) : gather_over_data(mine);
@@ -122,6 +117,11 @@ class World {
   /// Runs `f`. If c10d throws an error, finds out which rank was lost and throws Exit::peer_lost
   /// with that rank, its host and the last step and phase that it recorded. Passes other errors on.
   void guarded(const std::function<void()>& f);
+  /// Lets the groups exchange tensors of GPUs, and connects the ranks of groups that use NCCL.
+  /// `backend`: dist.backend. Throws Exit::usage if that is "nccl" and processes share a GPU.
+  /// Returns what the groups use, for the log, as "NCCL". Does nothing in a single process. Call it
+  /// once, after open_device() and before a tensor of a GPU is exchanged. A collective.
+  std::string use_gpus(const std::string& backend);
   /// Waits until all ranks have called it. A collective.
   void wait_for_all() { any(false); }
   /// Reports to the other ranks why this process ends. Does nothing in a single process.
@@ -142,7 +142,7 @@ class World {
   std::string data_group(const char* name) const;
   std::string tensor_group() const;
   std::unique_ptr<Group> make_group(const std::string& name, const RankAxis& axis);
-  void use_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis);
+  void wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis);
   at::Tensor gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine);
   void meet();
   void send_pulses(Rendezvous& store);

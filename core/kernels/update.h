@@ -94,7 +94,8 @@ struct UpdateArgs {
       false;  ///< bf16 parameters: round up or down with a probability given by the distances
 };
 
-/// Returns the update of elements [begin, end) of `all`. The addresses of the state stay.
+/// Returns the update of elements [begin, end) of `all`. The addresses in `state` stay, since an
+/// element of a state may be for several of the parameter.
 inline UpdateArgs part_of(const UpdateArgs& all, int64_t begin, int64_t end) {
   UpdateArgs part = all;
   part.param = element_at(all.param, all.param_type, begin);

@@ -44,7 +44,7 @@ class Adafactor final : public Method {
     for (const SlotUpdate& slot : slots) {
       if (slot.args.n == 0) continue;
       if (updates_by_tensors(cuda))
-        update(slot, rule, control, cuda ? at::kCUDA : at::kCPU);
+        update_by_tensors(slot, rule, control, device_of_tensors(cuda));
       else
         update(slot, rule, control);
     }
@@ -105,8 +105,8 @@ class Adafactor final : public Method {
   }
 
   /// Does the same by ATen's ops.
-  void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
-              at::Device device) const {
+  void update_by_tensors(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
+                         at::Device device) const {
     const SlotTensors of(slot, rule, control, device);
     const bool is_factored = slot.sizes.size() >= 2;
     const int64_t rows = is_factored ? slot.sizes[0] : 1, columns = slot.args.n / rows;

@@ -5,6 +5,9 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/from_blob.h>
 
+#include <array>
+#include <optional>
+
 #include "core/kernels/rules.h"
 #include "core/parallel.h"
 #include "optim/methods/pieces.h"
@@ -14,21 +17,30 @@
 namespace lathe {
 namespace {
 
+/// The levels of a moment on a device, and the numbers halfway between them.
+struct Levels {
+  at::Tensor values, middles;
+
+  Levels(bool with_sign, at::Device device) {
+    const auto& levels = dynamic_levels(with_sign);
+    values = at::from_blob(const_cast<float*>(levels.data()), {256}, at::kFloat).to(device);
+    middles = (values.narrow(0, 0, 255) + values.narrow(0, 1, 255)) / 2;
+  }
+};
+
 /// The codes of a moment and their scales, one for each block.
 class Moment {
  public:
-  Moment(void* codes, float* scales, const std::array<float, 256>& levels, int64_t n, int64_t block,
-         at::Device device)
-      : n_(n), block_(block), blocks_(divide_up(n, block)) {
-    const auto on_device = at::TensorOptions().device(device);
+  Moment(void* codes, float* scales, const Levels& levels, int64_t n, int64_t block)
+      : n_(n), block_(block), blocks_(divide_up(n, block)), levels_(levels) {
+    const auto on_device = at::TensorOptions().device(levels.values.device());
     codes_ = at::from_blob(codes, {n}, on_device.dtype(at::kByte));
     scales_ = at::from_blob(scales, {blocks_, 1}, on_device.dtype(at::kFloat));
-    levels_ = at::from_blob(const_cast<float*>(levels.data()), {256}, at::kFloat).to(device);
   }
 
   /// Returns the numbers, float32 [n].
   at::Tensor values() const {
-    const at::Tensor of_codes = levels_.index_select(0, codes_.to(at::kInt));
+    const at::Tensor of_codes = levels_.values.index_select(0, codes_.to(at::kInt));
     return (in_blocks(of_codes) * scales_).view({-1}).narrow(0, 0, n_).contiguous();
   }
 
@@ -38,8 +50,7 @@ class Moment {
     const at::Tensor largest = blocks.abs().amax(1, /*keepdim=*/true);
     // A block of zeros has the scale 0 and the code of 0.
     const at::Tensor relative = blocks / largest.masked_fill(largest.eq(0), 1);
-    const at::Tensor middles = (levels_.narrow(0, 0, 255) + levels_.narrow(0, 1, 255)) / 2;
-    const at::Tensor codes = at::bucketize(relative, middles, /*out_int32=*/true);
+    const at::Tensor codes = at::bucketize(relative, levels_.middles, /*out_int32=*/true);
     of.set(codes_, codes.view({-1}).narrow(0, 0, n_).to(at::kByte));
     of.set(scales_, largest);
   }
@@ -51,7 +62,8 @@ class Moment {
   }
 
   int64_t n_, block_, blocks_;
-  at::Tensor codes_, scales_, levels_;
+  const Levels& levels_;
+  at::Tensor codes_, scales_;
 };
 
 /// Adam and AdamW with moments in 8 bits, see core/kernels/adam8bit.h. Tensors of less than 4096
@@ -86,13 +98,20 @@ class Adam8bit final : public Method {
 
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
               bool cuda) const override {
+    // On a GPU each use of the levels would otherwise copy them there, and wait for it.
+    std::optional<std::array<Levels, 2>> levels;
+    if (updates_by_tensors(cuda)) {
+      const at::Device device = device_of_tensors(cuda);
+      levels = {Levels(/*with_sign=*/true, device), Levels(/*with_sign=*/false, device)};
+    }
+
     for (const SlotUpdate& slot : slots) {
       if (!slot.whole) {
         update_elements({slot}, rule, control, cuda);
         continue;
       }
-      if (updates_by_tensors(cuda)) {
-        update(slot.args, rule, control, cuda ? at::kCUDA : at::kCPU);
+      if (levels) {
+        update_by_tensors(slot.args, rule, control, *levels);
         continue;
       }
       const Adam8bitArgs args{slot.args, block_, decoupled_};
@@ -106,15 +125,16 @@ class Adam8bit final : public Method {
  private:
   /// Does the same by ATen's ops. The moments of some blocks at a time are converted to numbers,
   /// updated by the rule of adam or adamw, and rounded to codes.
-  void update(const UpdateArgs& all, const UpdateRule& rule, StepControl* control,
-              at::Device device) const {
+  void update_by_tensors(const UpdateArgs& all, const UpdateRule& rule, StepControl* control,
+                         const std::array<Levels, 2>& levels) const {
+    const at::Device device = levels[0].values.device();
     const int64_t at_once = std::max<int64_t>(block_, (int64_t{4} << 20) / block_ * block_);
     for (int64_t begin = 0; begin < all.n; begin += at_once) {
       UpdateArgs args = part_of(all, begin, std::min(all.n, begin + at_once));
-      const auto moment = [&](int which) {
+      const auto moment = [&](size_t which) {
         return Moment(static_cast<uint8_t*>(all.state[which]) + begin,
-                      static_cast<float*>(all.state[2 + which]) + begin / block_,
-                      dynamic_levels(/*with_sign=*/which == 0), args.n, block_, device);
+                      static_cast<float*>(all.state[2 + which]) + begin / block_, levels[which],
+                      args.n, block_);
       };
       Moment moments[2] = {moment(0), moment(1)};
       const at::ScalarType dtype = args.param_type == Element::f64 ? at::kDouble : at::kFloat;

@@ -31,7 +31,9 @@ class Lamb final : public Method {
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
               bool cuda) const override {
     if (updates_by_tensors(cuda)) {
-      for (const SlotUpdate& slot : slots) update(slot, rule, control, cuda ? at::kCUDA : at::kCPU);
+      for (const SlotUpdate& slot : slots) {
+        if (slot.args.n > 0) update_by_tensors(slot, rule, control, device_of_tensors(cuda));
+      }
       return;
     }
 
@@ -51,8 +53,8 @@ class Lamb final : public Method {
 
  private:
   /// Does the same for one parameter by ATen's ops.
-  static void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
-                     at::Device device) {
+  static void update_by_tensors(const SlotUpdate& slot, const UpdateRule& rule,
+                                StepControl* control, at::Device device) {
     const SlotTensors of(slot, rule, control, device);
     const at::Tensor g = of.gradient(), p = of.parameter();
     const at::Tensor m = of.state(0, slot.sizes), v = of.state(1, slot.sizes);

@@ -128,7 +128,7 @@ class Muon final : public Method {
     update_elements(others, rest, control, cuda);
     if (updates_by_tensors(cuda)) {
       for (const SlotUpdate& slot : matrices)
-        update(slot, rule, control, cuda ? at::kCUDA : at::kCPU);
+        update_by_tensors(slot, rule, control, device_of_tensors(cuda));
       return;
     }
 
@@ -182,8 +182,8 @@ class Muon final : public Method {
   }
 
   /// Does the same by ATen's ops.
-  void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
-              at::Device device) const {
+  void update_by_tensors(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
+                         at::Device device) const {
     const SlotTensors of(slot, rule, control, device);
     const int64_t rows = slot.sizes[0], columns = slot.args.n / rows;
     const double momentum = rule.momentum, rest = 1 - momentum;

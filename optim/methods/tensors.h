@@ -47,5 +47,7 @@ class SlotTensors {
 
 /// Returns whether a method updates by tensors.
 bool updates_by_tensors(bool cuda);
+/// Returns the device of these tensors.
+inline at::Device device_of_tensors(bool cuda) { return cuda ? at::kCUDA : at::kCPU; }
 
 }  // namespace lathe

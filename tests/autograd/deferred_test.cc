@@ -193,6 +193,24 @@ class OneThread {
   int before_ = at::get_num_threads();
 };
 
+TEST_CASE("ops that are fused are counted", "[deferred]") {
+  const Variable x = Variable::parameter(torch::randn({200, 100}));
+  const auto counted = [&](const std::function<Variable()>& f) {
+    const FusionCount before = fusion_count();
+    deferred(f);
+    const FusionCount after = fusion_count();
+    return std::pair(after.ops - before.ops, after.fused - before.fused);
+  };
+  using Counts = std::pair<int64_t, int64_t>;
+  CHECK((counted([&] { return tanh(exp(x) + x); }) == Counts{3, 1}));
+  const auto with_sum_between = [&] {
+    const Variable sums = sum(tanh(exp(x)), {1}, true);
+    return tanh(sums * exp(-x));
+  };
+  CHECK((counted(with_sum_between) == Counts{6, 2}));
+  CHECK((counted([&] { return sum(tanh(x)); }) == Counts{0, 0}));  // one op alone is not fused
+}
+
 TEST_CASE("random graphs have the bits of their ops one by one", "[deferred]") {
   const OneThread one_thread;
   const char* const wanted = std::getenv("LATHE_DEFERRED_GRAPHS");

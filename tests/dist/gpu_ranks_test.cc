@@ -39,6 +39,8 @@ TEST_CASE("a process with others beside it chooses one of the visible GPUs", "[g
   CHECK(chosen("3,5,GPU-1a2b", 2) == "GPU-1a2b");
   CHECK(chosen("3,5,GPU-1a2b", 4) == "5");
   CHECK(chosen("6", 3) == "6");
+  CHECK(chosen("3,5,", 2) == "3");  // the list ends before an entry that names no GPU
+  CHECK(chosen("3,5,-1,7", 3) == "5");
   CHECK(chosen("", 1).empty());  // no GPU is visible, and none becomes so
   if (before != nullptr)
     setenv("CUDA_VISIBLE_DEVICES", kept.c_str(), 1);

@@ -146,15 +146,25 @@ void OpList::add_backward(const BackwardResult& r) {
   saved_.clear();
 }
 
-std::vector<StepOp> list_step_ops(Session& s, const Data& data, int64_t step) {
+StepOps list_step_ops(Session& s, const Data& data, int64_t step) {
   Loader loader = training_loader(s, data, 0);
   for (int64_t before = 0; before < step; ++before) run_step(s, loader, before);
-  const OpList list;
-  run_step(s, loader, step);
-  return list.ops();
+  StepOps listed{.step = step};
+  {
+    const OpList list;
+    run_step(s, loader, step);
+    listed.ops = list.ops();
+  }
+
+  const FusionCount before = fusion_count();
+  run_step(s, loader, step + 1);
+  const FusionCount after = fusion_count();
+  listed.fusion = {.ops = after.ops - before.ops, .fused = after.fused - before.fused};
+  return listed;
 }
 
-std::string op_list_text(const std::vector<StepOp>& ops, int64_t step) {
+std::string op_list_text(const StepOps& listed) {
+  const std::vector<StepOp>& ops = listed.ops;
   struct Total {
     int64_t forward = 0, backward = 0, bytes = 0;
   };
@@ -164,7 +174,7 @@ std::string op_list_text(const std::vector<StepOp>& ops, int64_t step) {
 
   std::ostringstream out;
   out << format("The ops of step %lld in their order: MB read and written, MFLOP, and \"new\" ",
-                static_cast<long long>(step))
+                static_cast<long long>(listed.step))
       << "where a result has memory of its own.\n\n"
       << format("%5s  %-10s%-24s%-28s%11s%11s%11s\n", "", "", "op", "module", "read", "written",
                 "MFLOP");
@@ -197,7 +207,12 @@ std::string op_list_text(const std::vector<StepOp>& ops, int64_t step) {
                 static_cast<long long>(allocations))
       << format("%.3f MB, %.3f MFLOP; ", static_cast<double>(bytes) / 1e6, flops / 1e6)
       << format("%lld of them are elementwise, with %.1f%% of the bytes.\n",
-                static_cast<long long>(elementwise), share);
+                static_cast<long long>(elementwise), share)
+      << format(
+             "train.fuse computes %lld ops of the forward pass by %lld fused ops, and so their "
+             "backward passes.\n",
+             static_cast<long long>(listed.fusion.ops),
+             static_cast<long long>(listed.fusion.fused));
   return out.str();
 }
 

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "autograd/deferred.h"
 #include "autograd/observer.h"
 #include "core/flops.h"
 #include "train/analysis/profile.h"
@@ -48,12 +49,19 @@ class OpList {
   const ObserveOps observe_;
 };
 
+/// The ops of a step.
+struct StepOps {
+  int64_t step = 0;
+  std::vector<StepOp> ops{};  ///< one by one: observed ops are not fused
+  FusionCount fusion{};       ///< in the forward passes of the next step, which is not observed
+};
+
 /// Runs steps from 0 up to `step` unobserved, and returns the ops of that step. The session changes
 /// as in training.
-std::vector<StepOp> list_step_ops(Session& session, const Data& data, int64_t step);
+StepOps list_step_ops(Session& session, const Data& data, int64_t step);
 
-/// Returns a line for each op, and a summary: counts and bytes by op, and the share of elementwise
-/// ops in all bytes.
-std::string op_list_text(const std::vector<StepOp>& ops, int64_t step);
+/// Returns a line for each op, and a summary: counts and bytes by op, the share of elementwise ops
+/// in all bytes, and how many of them are fused.
+std::string op_list_text(const StepOps& step);
 
 }  // namespace lathe

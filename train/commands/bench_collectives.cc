@@ -75,11 +75,13 @@ Exit bench_collectives(const Arguments& arguments) {
   const double most = arguments.number("mb", 64, between(1, 4096), true);
   if (placement->rank > 0) set_console_level(Level::warn);
   install_allocator();
-  choose_gpu(placement->local_rank);
-  const std::string device = open_device(arguments.get("device", "cpu"));
+  const std::string wanted = arguments.get("device", "cpu");
+  if (wanted != "cpu") choose_gpu(placement->local_rank);
+  const std::string device = open_device(wanted);
   configure_backend(device, default_threads(), /*tf32=*/false);
   join_world(*placement, DistConfig());
-  if (device == "cuda") world().use_gpus(DistConfig().backend);
+  const std::string library =
+      device == "cuda" ? world().use_gpus(DistConfig().backend) : std::string("Gloo");
 
   TextTable table({"MB", "collective", "ms", "MB sent", "GB/s", "c10d ms", "ms / c10d ms"});
   Json rows = Json::array();
@@ -104,8 +106,8 @@ Exit bench_collectives(const Arguments& arguments) {
   world().wait_for_all();
   if (!world().is_writer()) return Exit::done;
 
-  std::cout << "Collectives of " << world().size()
-            << " processes, float32; medians of the slowest process\n\n"
+  std::cout << "Collectives of " << world().size() << " processes by " << library
+            << ", float32; medians of the slowest process\n\n"
             << table.text() << "\n"
             << json_text(Json{{"processes", world().size()}, {"collectives", rows}}) << std::endl;
   return Exit::done;

@@ -62,7 +62,7 @@ Exit run_profile(const Arguments& a) {
   if (of_run) session.load(checkpoint, read_state(checkpoint));
 
   if (lists_ops) {
-    std::cout << op_list_text(list_step_ops(session, *data.data, first), first) << std::flush;
+    std::cout << op_list_text(list_step_ops(session, *data.data, first)) << std::flush;
     return Exit::done;
   }
 

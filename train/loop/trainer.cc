@@ -344,7 +344,8 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
                                            ? str(resume->checkpoint.filename().string(),
                                                  " with checksum ", content_id(resume->checkpoint))
                                            : std::string("no checkpoint"));
-  if (device == "cuda") world().use_gpus(loaded.config.dist.backend);
+  if (device == "cuda")
+    log_info("exchanges of tensors on GPUs use ", world().use_gpus(loaded.config.dist.backend));
 }
 
 /// Checks that all processes have the same weights, and threads where bits depend on them.
@@ -416,7 +417,7 @@ Exit train(LoadedConfig loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
   if (const auto placement = placement_from_environment()) {
     check_shares(loaded, placement->size);
-    choose_gpu(placement->local_rank);
+    if (loaded.config.train.device != "cpu") choose_gpu(placement->local_rank);
     if (placement->rank > 0) {
       silence_stop_messages();
       set_console_level(Level::warn);

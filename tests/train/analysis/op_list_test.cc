@@ -22,7 +22,7 @@ std::vector<StepOp> ops_of_tiny(const TempFolder& f, const std::string& recomput
   loaded.config.train.eval_interval = 0;
   const RunData data = RunData::open(loaded);
   Session s = Session::make(loaded, *data.task, data.sizes);
-  return list_step_ops(s, *data.data, 1);
+  return list_step_ops(s, *data.data, 1).ops;
 }
 
 TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]") {
@@ -64,10 +64,11 @@ TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]
   CHECK(ops[7].flops.matmul == 2 * 2 * 6 * 10 * 4);
   CHECK(ops[3].flops.other > 0);
 
-  const std::string text = op_list_text(ops, 7);
+  const std::string text = op_list_text({.step = 7, .ops = ops, .fusion = {.ops = 5, .fused = 2}});
   CHECK_THAT(text, ContainsSubstring("The ops of step 7"));
   CHECK_THAT(text, ContainsSubstring("8 ops and backward passes, 6 with results of their own"));
   CHECK_THAT(text, ContainsSubstring("4 of them are elementwise"));
+  CHECK_THAT(text, ContainsSubstring("5 ops of the forward pass by 2 fused ops"));
   int64_t all = 0, elementwise = 0;
   for (const StepOp& op : ops) {
     all += op.read + op.written;
@@ -94,7 +95,7 @@ TEST_CASE("a fused op reads its inputs, and no mask that was made on the way", "
 TEST_CASE("a recomputed op has no FLOPs of its own in the list", "[op_list]") {
   const auto line = [](Span::Phase phase, double flops) {
     const StepOp op{.phase = phase, .op = "tanh", .flops = {.other = flops}};
-    return op_list_text({op}, 0);
+    return op_list_text({.ops = {op}});
   };
   CHECK_THAT(line(Span::Phase::recompute, 0), !ContainsSubstring("    0.000  "));
   CHECK_THAT(line(Span::Phase::recompute, 0), ContainsSubstring("          -  "));
@@ -141,7 +142,7 @@ TEST_CASE("profile --ops prints the list and measures nothing", "[op_list]") {
   INFO(r.err);
   CHECK(r.code == 0);
   for (const char* part :
-       {"The ops of step 2", "blocks.1.mlp", "elementwise", "linear_cross_entropy"})
+       {"The ops of step 2", "blocks.1.mlp", "elementwise", "linear_cross_entropy", "train.fuse"})
     CHECK_THAT(r.out, ContainsSubstring(part));
   CHECK(r.out.find("limited most by") == std::string::npos);
 
