@@ -62,6 +62,9 @@ FusionCount fusion_count();
 /// as without deferred(), and so do ops of small results, ops that fused() can't have, and all ops
 /// while they are observed or recomputed.
 ///
+/// A temporary lives until the end of its expression: sum(tanh(exp(x))) runs sum while exp(x) still
+/// has a handle, and stores it. With `y = tanh(exp(x))` as a statement of its own, sum(y) does not.
+///
 /// Values and gradients have the bits of the ops run one by one (NaNs may differ in their payload);
 /// second derivatives agree up to rounding. A tensor that an op was given must not be changed in
 /// place through a handle that is not a Variable before the op has run: that throws. A fused op
