@@ -86,8 +86,8 @@ std::string open_device(const std::string& name) {
   const std::string problem = api != nullptr ? "" : load_cuda();
   if (problem.empty()) return "cuda";
   if (name == "auto") return "cpu";
-  fail(Exit::usage, "train.device = \"cuda\": ", problem,
-       "; set train.device = \"cpu\" to use the CPU");
+  fail(Exit::usage, "the device cuda can't be used: ", problem,
+       "; set train.device = \"cpu\", or give --device cpu, to use the CPU");
 }
 
 const CudaApi& cuda_api() {

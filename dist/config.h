@@ -46,7 +46,9 @@ struct DistConfig {
       "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "
       "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "
       "of processes is a power of two; parameters: also the parameters of the model's blocks (ZeRO "
-      "3), which needs memory.recompute = \"blocks\" or \"selective\". Changes no bit.",
+      "3), which needs memory.recompute = \"blocks\" or \"selective\". Changes no bit if each "
+      "process "
+      "has a power of two of micro-batches.",
       one_of({"none", "optimizer", "gradients", "parameters"}))
 };
 

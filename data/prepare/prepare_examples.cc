@@ -342,6 +342,13 @@ void prepare_examples(const ExampleOptions& options) {
   log_info(options.out.string(), ": ", m.train.examples, " training and ", val,
            " validation examples, inputs of ", sizes_text(m.input_sizes), ", ", m.task, " with ",
            m.outputs, classifies ? " classes" : " outputs", chosen);
+  if (val == 0 && options.val_share > 0 && !val_source) {
+    log_warn(
+        "no validation example was held out, because no class has enough examples for a share "
+        "of ",
+        options.val_share,
+        classifies ? "; if the targets are numbers, give --task regression" : "");
+  }
 }
 
 }  // namespace lathe

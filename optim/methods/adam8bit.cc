@@ -3,11 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <array>
 #include <optional>
 
+#include "core/dry_run.h"
 #include "core/kernels/rules.h"
 #include "core/parallel.h"
 #include "optim/methods/pieces.h"
@@ -40,7 +42,9 @@ class Moment {
 
   /// Returns the numbers, float32 [n].
   at::Tensor values() const {
-    const at::Tensor of_codes = levels_.values.index_select(0, codes_.to(at::kInt));
+    // A dry run has no codes to look up.
+    const at::Tensor of_codes = is_dry_run() ? at::empty(codes_.sizes(), levels_.values.options())
+                                             : levels_.values.index_select(0, codes_.to(at::kInt));
     return (in_blocks(of_codes) * scales_).view({-1}).narrow(0, 0, n_).contiguous();
   }
 

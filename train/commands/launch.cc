@@ -1,4 +1,7 @@
 #include "dist/launch.h"
+
+#include <set>
+
 #include "core/io/text.h"
 #include "train/commands/commands.h"
 #include "train/formats/source.h"
@@ -30,6 +33,7 @@ bool is_benchmark(const std::vector<std::string>& words, size_t i) {
 LaunchArguments parse(const Arguments& arguments) {
   LaunchArguments parsed;
   const auto& words = arguments.positionals;
+  std::set<std::string> given;
   size_t i = 0;
   for (; i < words.size() && words[i] != "--"; ++i) {
     const size_t equals = words[i].find('=');
@@ -38,6 +42,8 @@ LaunchArguments parse(const Arguments& arguments) {
       fail(Exit::usage, "command line: lathe launch has no option ", words[i],
            "; it takes -n, --max-restarts and --min-ranks, then -- and the command");
     }
+    if (!given.insert(name).second)
+      fail(Exit::usage, "command line: ", name, " stands 2 times; give it once");
     if (equals == std::string::npos && i + 1 == words.size())
       fail(Exit::usage, "command line: ", name, " needs a number");
     const std::string text = equals == std::string::npos ? words[++i] : words[i].substr(equals + 1);
@@ -99,7 +105,9 @@ Command launch_command() {
       "bench collectives",
       "Train with N processes on this machine, which share its cores and the micro-batches of each "
       "step (train.grad_accum); the result has the bits of a single process unless dist.tensor is "
-      "above 1, or dist.pipeline is above 1 and the embedding is tied.",
+      "above 1, or dist.pipeline is above 1 and the embedding is tied, or a process computes a "
+      "number "
+      "of micro-batches that is no power of two.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
        "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
       {{"max-restarts",

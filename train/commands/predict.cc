@@ -105,20 +105,16 @@ std::string PredictionFormat::csv_line(const std::string& name,
 
 std::string PredictionFormat::json_line(int64_t row, const std::string& id,
                                         const std::vector<float>& numbers) const {
-  // JSON has no infinity; json_number writes it as a text.
-  const auto number = [](float x) {
-    return std::isfinite(x) ? number_text(x) : json_text(json_number(x));
-  };
   std::string text = id_.empty() ? "{\"row\":" + std::to_string(row) : "{\"id\":" + json_text(id);
   if (classifies_) text += ",\"class\":" + json_text(names_[likeliest(numbers)]);
   if (!classifies_ && numbers.size() == 1)
-    return text + ",\"prediction\":" + number(numbers[0]) + "}\n";
+    return text + ",\"prediction\":" + number_text(numbers[0]) + "}\n";
 
   text += classifies_ ? ",\"probabilities\":{" : ",\"prediction\":[";
   for (size_t i = 0; i < numbers.size(); ++i) {
     text += i > 0 ? "," : "";
     if (classifies_) text += json_text(names_[i]) + ":";
-    text += number(numbers[i]);
+    text += number_text(numbers[i]);
   }
   return text + (classifies_ ? "}}\n" : "]}\n");
 }
@@ -283,6 +279,17 @@ NewExamples survey_new(ExampleSource& source, const std::string& file, ProgressR
   return found;
 }
 
+/// Throws Exit::diverged for numbers that are not finite.
+void check_finite(const std::vector<float>& numbers, int64_t row) {
+  const auto is_bad = [](float x) { return !std::isfinite(x); };
+  const auto bad = std::find_if(numbers.begin(), numbers.end(), is_bad);
+  if (bad == numbers.end()) return;
+  fail(Exit::diverged, "example ", row, ": the model's prediction is ",
+       std::isnan(*bad) ? "NaN" : "infinite",
+       "; its inputs are far outside of what the model was trained on, or its weights have "
+       "diverged");
+}
+
 /// Predicts all examples, a batch at a time, until nobody reads the predictions any more.
 void predict_all(ExampleSource& source, ProgressReporter& meter, Predictor& predictor,
                  const PredictionFormat& format, PredictionOut& out) {
@@ -292,7 +299,10 @@ void predict_all(ExampleSource& source, ProgressReporter& meter, Predictor& pred
   const auto flush = [&] {
     std::string lines;
     const auto predictions = predictor.run();
-    for (size_t i = 0; i < ids.size(); ++i) lines += format.line(++row, ids[i], predictions[i]);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      check_finite(predictions[i], ++row);
+      lines += format.line(row, ids[i], predictions[i]);
+    }
     ids.clear();
     is_read = is_read && out.write(lines);
   };

@@ -365,6 +365,7 @@ Exit prepare_mixture(const Arguments& arguments) {
 
 Exit run_prepare(const Arguments& arguments) {
   if (arguments.get("out", "").empty()) fail(Exit::usage, "lathe prepare needs --out FOLDER");
+  check_output_folder("command line: --out", arguments.get("out", ""), PathKind::data);
   if (arguments.get("format", "") != "images") refuse_flags(arguments, {"size"}, "--format images");
   install_stop_handlers("the preparation");
   if (arguments.lists.contains("source")) return prepare_mixture(arguments);

@@ -5,12 +5,14 @@
 #include "core/device.h"
 #include "train/commands/commands.h"
 #include "train/commands/sweep_run.h"
+#include "train/config/path_kind.h"
 
 namespace lathe {
 namespace {
 
 /// Keys that the sweep sets itself.
-const std::set<std::string> own_keys{"train.out_dir", "train.pause_at", "checkpoint.resume"};
+const std::set<std::string> own_keys{"train.out_dir", "train.pause_at", "train.max_time",
+                                     "checkpoint.resume"};
 
 /// The contents of a command line or a sweep file: the options of the command, and the config keys
 /// with their values.
@@ -32,7 +34,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
   const auto add_key = [&](const std::string& key, const std::string& text,
                            const std::string& where) {
     if (own_keys.contains(key))
-      fail(Exit::usage, where, ": ", key, " is set by the sweep itself; leave it out");
+      fail(Exit::usage, where, ": ", key, " is the sweep's own; leave it out");
     d.keys.emplace_back(where, read_axis(key, text, where));
   };
 
@@ -96,9 +98,11 @@ SweepOptions read_options(const Arguments& a) {
     fail(Exit::usage, "command line: --method must be grid, random or asha, not ", o.method);
   if (o.method == "random" && o.samples == 0)
     fail(Exit::usage, "command line: --method=random needs --samples");
-  if (o.method == "grid" && o.samples > 0)
-    fail(Exit::usage,
-         "command line: --samples has no effect with --method=grid; leave it out, or take random");
+  for (const char* name : {"samples", "seed"}) {
+    if (a.flags.contains(name) && o.method == "grid")
+      fail(Exit::usage, "command line: --", name,
+           " has no effect with --method=grid; leave it out, or take random");
+  }
 
   for (const char* name : {"eta", "min-steps"}) {
     if (a.flags.contains(name) && o.method != "asha")
@@ -203,9 +207,10 @@ Exit run_sweep_command(const Arguments& given) {
                        ? 0
                        : std::max(1, default_threads() / static_cast<int>(options.jobs));
 
-  return run_sweep(std::move(plan),
-                   arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string()),
-                   static_cast<size_t>(options.jobs), each);
+  const std::string out =
+      arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string());
+  check_output_folder("command line: --out", out, PathKind::folder);
+  return run_sweep(std::move(plan), out, static_cast<size_t>(options.jobs), each);
 }
 
 }  // namespace

@@ -29,4 +29,15 @@ PathKind kind_of(const fs::path& path_) {
   return data ? PathKind::data : PathKind::folder;
 }
 
+void check_output_folder(const std::string& name, const fs::path& path, PathKind own) {
+  const PathKind kind = kind_of(path);
+  if (kind == PathKind::missing || kind == PathKind::folder || kind == own) return;
+  const char* what = kind == PathKind::run          ? "a run"
+                     : kind == PathKind::data       ? "prepared data"
+                     : kind == PathKind::checkpoint ? "a checkpoint"
+                     : fs::is_directory(path)       ? "a model"
+                                                    : "a file";
+  fail(Exit::usage, name, ": ", path.string(), " is taken by ", what, "; name another folder");
+}
+
 }  // namespace lathe

@@ -21,6 +21,10 @@ enum class PathKind {
 /// token shards.
 PathKind kind_of(const fs::path& path);
 
+/// Throws Exit::usage unless `path` is free for a folder of the kind `own`: it is missing, a plain
+/// folder or already one of that kind. `name`: of the key or option with the path.
+void check_output_folder(const std::string& name, const fs::path& path, PathKind own);
+
 /// Returns a folder's path without a slash at its end, so that its last part is its name.
 inline fs::path without_trailing_slash(const fs::path& path) {
   return path.has_filename() ? path : path.parent_path();

@@ -12,6 +12,7 @@
 #include "dist/world.h"
 #include "train/analysis/fit.h"
 #include "train/analysis/memory_budget.h"
+#include "train/config/path_kind.h"
 #include "train/formats/source.h"
 #include "train/loop/checkpointer.h"
 #include "train/loop/console.h"
@@ -381,6 +382,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   // Lock a run that has checkpoints before one is chosen. The folder of a new run is made once
   // everything else is ready.
   const fs::path run = loaded.config.train.out_dir;
+  check_output_folder(origin_of(loaded, "train.out_dir") + ": train.out_dir", run, PathKind::run);
   std::optional<FolderLock> lock;
   if (world().is_writer() && fs::exists(run / "checkpoints")) lock.emplace(run);
   const auto resume = find_resume_point(loaded);

@@ -38,6 +38,25 @@ int64_t measured_peak(LoadedConfig loaded) {
   return memory_stats().total_peak - before;
 }
 
+TEST_CASE("every optimizer can be forecast, by Lathe's kernels and by ATen's ops", "[forecast]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  for (const std::string& kind : optimizer_names()) {
+    for (const char* kernels : {"auto", "aten"}) {
+      INFO(kind << " " << kernels);
+      const LoadedConfig loaded =
+          load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()},
+                                                   {"train.device", "cpu"},
+                                                   {"model.n_embd", "64"},
+                                                   {"optim.kind", kind},
+                                                   {"train.kernels", kernels}});
+      const double real = static_cast<double>(measured_peak(loaded));
+      CHECK(static_cast<double>(dry_step(loaded).peaks.total_peak) == Approx(real).epsilon(0.02));
+    }
+  }
+  use_kernels(true);
+}
+
 TEST_CASE("a dry run takes what the run takes", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());

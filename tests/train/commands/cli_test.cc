@@ -91,7 +91,7 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"train", "tiny.toml", "--model.vocab_size=3"}, 2, "model.vocab_size = 3 is smaller than"},
        {{"train", "tiny.toml", "--model.block_size=100000"}, 3, "too few for windows"},
        {{"train", "tiny.toml", "--checkpoint.resume=nowhere"}, 4, "nowhere is neither a run"},
-       {{"train", "tiny.toml", "--train.device=cuda"}, 2, "train.device = \"cuda\""},
+       {{"train", "tiny.toml", "--train.device=cuda"}, 2, "the device cuda can't be used"},
        {{"generate", "runs/none"}, 4, "runs/none is neither a run"},
        {{"generate", "data", "--temperature=-1"}, 2, "--temperature = -1 is not allowed"},
        {{"generate", "data", "--tokens=1.5"}, 2, "--tokens must be a whole number, not 1.5"},
@@ -332,18 +332,34 @@ TEST_CASE("what stands where a config or a run should is named", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0"});
-  refuse(f, {{{"train", "runs/tiny"},
-              2,
-              "runs/tiny is a run, not a config file; to resume it: lathe train "
-              "runs/tiny/config.toml"},
-             {{"train", "runs/tiny/checkpoints/step-00000001"},
-              2,
-              "is a checkpoint, not a config file; to resume from it: lathe train CONFIG "
-              "--checkpoint.resume=runs/tiny"},
-             {{"config", "check", "data"}, 2, "data is a data folder, not a config file"},
-             {{"eval", "tiny.toml"},
-              4,
-              "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});
+  refuse(
+      f,
+      {{{"train", "runs/tiny"},
+        2,
+        "runs/tiny is a run, not a config file; to resume it: lathe train "
+        "runs/tiny/config.toml"},
+       {{"train", "runs/tiny/checkpoints/step-00000001"},
+        2,
+        "is a checkpoint, not a config file; to resume from it: lathe train CONFIG "
+        "--checkpoint.resume=runs/tiny"},
+       {{"config", "check", "data"}, 2, "data is a data folder, not a config file"},
+       {{"train", "tiny.toml", "--train.out_dir=data"},
+        2,
+        "train.out_dir: data is taken by prepared data"},
+       {{"train", "tiny.toml", "--train.out_dir=tiny.toml"}, 2, "is taken by a file"},
+       {{"prepare", "tiny.toml", "--out", "runs/tiny"}, 2, "is taken by a run"},
+       {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--out", "runs/tiny"},
+        2,
+        "is taken by a run"},
+       {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--out", "data"},
+        2,
+        "is taken by prepared data"},
+       {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--train.max_time=1"}, 2, "train.max_time"},
+       {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--seed", "2"}, 2, "--seed"},
+       {{"launch", "-n", "2", "-n", "3", "--", "train", "tiny.toml"}, 2, "-n stands 2 times"},
+       {{"eval", "tiny.toml"},
+        4,
+        "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});
 }
 
 TEST_CASE("text is generated where the vocabulary has no line break", "[cli]") {

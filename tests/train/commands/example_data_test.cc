@@ -259,6 +259,37 @@ TEST_CASE("a byte order mark is not part of a text", "[example_data]") {
   }
 }
 
+TEST_CASE("predictions that are not finite end with 5, and leave no file", "[example_data]") {
+  const TableRun run;
+  std::string table = "x,y,kind\n";
+  for (int i = 0; i < 40; ++i) table += str(i, ",", 40 - i, ",", i % 2, "\n");
+  write_file(run.f / "plain.csv", table);
+  write_file(run.f / "far.csv", "x,y\n1,2\n1e300,2\n");
+  write_file(run.f / "near.csv", "x,y\n1,2\n3,2\n");
+  REQUIRE(lathe_in(run.f, {"prepare", "plain.csv", "--out", "plain", "--val", "0.2"}).code == 0);
+  REQUIRE(lathe_in(run.f, {"train", "mlp.toml", "--data.dir=plain", "--train.out_dir=plain-run",
+                           "--train.steps=2"})
+              .code == 0);
+  const Finished far = lathe_in(run.f, {"predict", "plain-run", "far.csv", "--out", "p.csv"});
+  CHECK(far.code == 5);
+  CHECK_THAT(far.err, ContainsSubstring("example 2"));
+  CHECK(!fs::exists(run.f / "p.csv"));
+  CHECK(lathe_in(run.f, {"predict", "plain-run", "near.csv", "--out", "p.csv"}).code == 0);
+}
+
+TEST_CASE("prepare says why no example is for validation", "[example_data]") {
+  const TempFolder f;
+  write_file(f / "prices.csv", "x,price\n1,70000\n2,80000\n3,90000\n");
+  const Finished few = lathe_in(f, {"prepare", "prices.csv", "--out", "few", "--target", "price",
+                                    "--task", "classification", "--val", "0.5"});
+  CHECK(few.code == 0);
+  CHECK_THAT(few.err + few.out, ContainsSubstring("--task regression"));
+  const Finished numbers = lathe_in(f, {"prepare", "prices.csv", "--out", "numbers", "--target",
+                                        "price", "--task", "regression", "--val", "0.4"});
+  CHECK(numbers.code == 0);
+  CHECK((numbers.err + numbers.out).find("no validation") == std::string::npos);
+}
+
 TEST_CASE("a run that diverges before its first logged step is listed as diverged",
           "[example_data]") {
   const TableRun run;
