@@ -320,7 +320,7 @@ TEST_CASE("what may not be read or written is reported with a remedy", "[cli]") 
   refused({"inspect", "closed"}, "closed/config.json" + remedy);
   refused({"eval", "closed/run"}, "closed/run" + remedy);
   refused({"train", "closed/tiny.toml"}, "closed/tiny.toml" + remedy);
-  refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run/checkpoints" + remedy);
+  refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run" + remedy);
   refused({"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, "raw" + remedy);
   const fs::path bins = copy("bins");
   fs::permissions(bins / "train.bin", fs::perms::none);
