@@ -84,6 +84,34 @@ const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argumen
   fail(Exit::internal, "dry run: ", schema.name(), " returns what it was not given");
 }
 
+/// Memory like that of the copies that oneDNN makes of image tensors [B, C, H, W] while it computes
+/// a convolution: it works on blocks of 16 channels. Measured with LibTorch 2.11 on AVX-512 and
+/// AVX2.
+class BlockedCopies {
+ public:
+  BlockedCopies(const at::Tensor& weight, const Values& arguments)
+      : options_(weight.options()),
+        is_used_(weight.dim() == 4 && weight.scalar_type() != at::kDouble &&
+                 !arguments[6].toBool() && arguments[8].toInt() == 1),
+        is_one_by_one_(weight.dim() == 4 && weight.size(2) == 1 && weight.size(3) == 1) {}
+
+  /// Of an input: few channels are read as they are, unless for a kernel of 1 x 1.
+  at::Tensor of_input(at::IntArrayRef sizes) const {
+    return is_used_ && (sizes[1] >= 16 || is_one_by_one_) ? of_output(sizes) : at::Tensor();
+  }
+  /// Of what is computed, or its gradient.
+  at::Tensor of_output(at::IntArrayRef sizes) const {
+    if (!is_used_) return {};
+    constexpr int64_t block = 16;
+    const int64_t channels = (sizes[1] + block - 1) / block * block;
+    return at::empty({sizes[0], channels, sizes[2], sizes[3]}, options_);
+  }
+
+ private:
+  at::TensorOptions options_;
+  bool is_used_, is_one_by_one_;
+};
+
 /// Returns the result of aten::convolution for its arguments.
 at::Tensor convolved(const Values& arguments) {
   const at::Tensor in = arguments[0].toTensor(), weight = arguments[1].toTensor();
@@ -98,6 +126,11 @@ at::Tensor convolved(const Values& arguments) {
           ? at::native::conv_input_size(in.sizes(), weight.sizes(), padding, list(7), stride,
                                         dilation, arguments[8].toInt())
           : at::native::conv_output_size(in.sizes(), weight.sizes(), padding, stride, dilation);
+
+  const BlockedCopies copies(weight, arguments);
+  at::Tensor x = copies.of_input(in.sizes());
+  const at::Tensor y = copies.of_output(sizes);
+  x.reset();
   return at::empty(sizes, in.options());
 }
 
@@ -106,12 +139,25 @@ at::Tensor convolved(const Values& arguments) {
 std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
   const at::Tensor dy = arguments[0].toTensor();
   const auto asked = arguments[10].toBoolList();
+  const at::Tensor x = arguments[1].toTensor(), weight = arguments[2].toTensor();
   std::vector<at::Tensor> gradients(3);
-  for (size_t i = 0; i < 3; ++i) {
-    if (!asked[i]) continue;
-    gradients[i] = i < 2 ? at::empty(arguments[i + 1].toTensor().sizes(), dy.options())
-                         : at::empty({dy.size(1)}, dy.options());
+  const BlockedCopies copies(weight, {arguments.begin() + 1, arguments.end()});
+  if (asked[0]) {
+    at::Tensor blocked_dy = copies.of_output(dy.sizes());
+    const at::Tensor dx = copies.of_output(x.sizes());
+    const auto strides = arguments[4].toIntVector();
+    const bool is_strided =
+        std::any_of(strides.begin(), strides.end(), [](int64_t s) { return s > 1; });
+    const at::Tensor scratch = is_strided ? copies.of_output(x.sizes()) : at::Tensor();
+    blocked_dy.reset();
+    gradients[0] = at::empty(x.sizes(), dy.options());
   }
+  if (asked[1]) {
+    const at::Tensor blocked_x = copies.of_input(x.sizes()),
+                     blocked_dy = copies.of_output(dy.sizes());
+    gradients[1] = at::empty(weight.sizes(), dy.options());
+  }
+  if (asked[2]) gradients[2] = at::empty({dy.size(1)}, dy.options());
   return gradients;
 }
 
