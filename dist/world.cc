@@ -147,10 +147,12 @@ std::string World::use_gpus(const std::string& backend) {
   if (stages_) stages_ = Group::through_host(std::move(stages_));
 
   if (uses_nccl_) return "NCCL";
-  const std::string gloo = "Gloo, through the memory of the hosts";
-  if (backend == "gloo") return gloo;
-  if (!sharing) return gloo + ", because liblathe_cuda.so was built without NCCL's header";
-  return str(gloo, ", because ranks ", sharing->first, " and ", sharing->second, " share a GPU");
+  std::string text = "Gloo, through the memory of the hosts";
+  if (backend == "gloo") return text;
+  text += sharing
+              ? str(", because ranks ", sharing->first, " and ", sharing->second, " share a GPU")
+              : ", because liblathe_cuda.so was built without NCCL's header";
+  return text;
 }
 
 Group& World::ops() {

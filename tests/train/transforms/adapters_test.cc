@@ -1,5 +1,7 @@
 // Adapters: the layers that get them, and magnitudes (DoRA).
 #include "train/transforms/adapters.h"
+
+#include "autograd/engine.h"
 #include "core/io/json.h"
 #include "nn/layers/linear.h"
 #include "tests/support/process.h"
