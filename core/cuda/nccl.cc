@@ -23,7 +23,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
   // exchange itself, and finds out which rank was lost.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
-  // Several groups may exchange at once, from several threads.
+  // Several groups may exchange at the same time, from several threads.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
 
   auto options = c10d::ProcessGroupNCCL::Options::create();

@@ -8,14 +8,15 @@
 namespace lathe {
 namespace {
 
-/// Four elements that are read and written at once.
+/// Four elements that are read and written by one instruction.
 template <class T>
 struct alignas(4 * sizeof(T)) Four {
   T of[4];
 };
 
 /// Each thread processes one block of four numbers: the elements 4 * block ... 4 * block + 3 of the
-/// global batch. `is_aligned`: four elements at a block's place can be read at once.
+/// global batch. `is_aligned`: four elements at a block's place can be
+/// read together.
 template <class T, class Compute>
 __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bool is_aligned) {
   const uint64_t first_block = mask.first / 4;

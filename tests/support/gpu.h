@@ -7,7 +7,7 @@
 
 namespace lathe::test {
 
-/// Returns whether there is no GPU, and says that the test is skipped then.
+/// Returns whether there is no GPU, and reports that the test is skipped then.
 inline bool skip_without_gpu() {
   if (torch::cuda::is_available()) return false;
   WARN("skipped: no GPU");

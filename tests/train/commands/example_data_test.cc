@@ -277,7 +277,7 @@ TEST_CASE("predictions that are not finite end with 5, and leave no file", "[exa
   CHECK(lathe_in(run.f, {"predict", "plain-run", "near.csv", "--out", "p.csv"}).code == 0);
 }
 
-TEST_CASE("prepare says why no example is for validation", "[example_data]") {
+TEST_CASE("prepare warns if no example is for validation", "[example_data]") {
   const TempFolder f;
   write_file(f / "prices.csv", "x,price\n1,70000\n2,80000\n3,90000\n");
   const Finished few = lathe_in(f, {"prepare", "prices.csv", "--out", "few", "--target", "price",
