@@ -110,8 +110,7 @@ void World::wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name
     return;
   }
   group = Group::by_nccl(std::move(group), *store_, "nccl/" + name, axis, timeout_);
-  // c10d connects the ranks in the first exchange, so the groups are not left to do so at
-  // the same time.
+  // c10d connects the ranks in the first exchange. Several groups should not do so together.
   guarded([&] { group->gather(at::zeros({1}, at::TensorOptions().device(at::kCUDA))); });
 }
 

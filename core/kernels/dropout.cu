@@ -15,8 +15,7 @@ struct alignas(4 * sizeof(T)) Four {
 };
 
 /// Each thread processes one block of four numbers: the elements 4 * block ... 4 * block + 3 of the
-/// global batch. `is_aligned`: four elements at a block's place can be
-/// read together.
+/// global batch. `is_aligned`: four elements at a block's place can be read together.
 template <class T, class Compute>
 __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bool is_aligned) {
   const uint64_t first_block = mask.first / 4;

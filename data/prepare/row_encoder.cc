@@ -23,7 +23,8 @@ void refuse_number(std::string_view cell, const std::string& where, bool prepare
     fail(Exit::data, where, " is ", quoted(cell), ", which is not a number; ", remedy);
   }
   fail(Exit::data, where, " is ", quoted(cell),
-       ", which is not finite; repair it, or leave the line out");
+       ", which is not finite, or too large or too small for float64; repair it, or leave the line "
+       "out");
 }
 
 RowEncoder::RowEncoder(const TableFormat& format, std::vector<size_t> places)

@@ -295,8 +295,14 @@ Exit dispatch(int argc, char** argv) {
   }
 
   const Command& command = find_command(args[0]);
-  if (std::any_of(args.begin() + 1, std::find(args.begin() + 1, args.end(), "--"), asks_help)) {
+  const auto separator = std::find(args.begin() + 1, args.end(), "--");
+  if (std::any_of(args.begin() + 1, separator, asks_help)) {
     print_help(&command);
+    return Exit::done;
+  }
+  // `lathe launch -n 2 -- train --help` asks about train.
+  if (command.is_raw && std::any_of(separator, args.end(), asks_help)) {
+    print_help(&find_command(*(separator + 1)));
     return Exit::done;
   }
 

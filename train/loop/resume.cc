@@ -45,6 +45,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
       return state.branched_from == fs::weakly_canonical(typed, error).string();
     };
     if (same_words || same_contents() || same_place()) return {newest, std::move(state)};
+    find_checkpoint(typed);  // throws where there is none
     fail(Exit::usage, run.string(), " already holds ", there.front().filename().string(),
          ", which resuming from ", typed, " would replace; give another --train.out_dir");
   }

@@ -197,6 +197,7 @@ TEST_CASE("what a table must not hold is refused with its line and column", "[pr
   refused("1,nan,x", "a.csv:4: column 2 (b) is \"nan\", which is not finite");
   refused("inf,2,x", "a.csv:4: column 1 (a) is \"inf\", which is not finite");
   refused("1e999,2,x", "a.csv:4: column 1 (a) is \"1e999\", which is not finite");
+  refused("1e-400,2,x", "too small for float64");
   refused("1,2", "a.csv:4 has 2 columns and the first line of");
   refused("1,2,x,", "a.csv:4 has 4 columns");
   refused("\n\n1,2,NaN", "a.csv:6: column 3 (kind) is \"NaN\", which is not finite");

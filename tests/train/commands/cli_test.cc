@@ -228,6 +228,7 @@ TEST_CASE("help and version", "[cli]") {
   CHECK(run({"lathe", {}, f.path(), {}}).code == 2);
   CHECK_THAT(out({"--version"}), ContainsSubstring("lathe 0."));
   CHECK_THAT(out({"generate", "-h"}), ContainsSubstring("--top-p"));
+  CHECK(out({"launch", "-n", "2", "--", "train", "--help"}) == out({"train", "--help"}));
   for (const Command& command : commands()) {
     INFO(command.name);
     CHECK_THAT(all, ContainsSubstring(std::string("\n  ") + command.name + " "));
@@ -346,6 +347,7 @@ TEST_CASE("what stands where a config or a run should is named", "[cli]") {
        {{"train", "tiny.toml", "--train.out_dir=data"},
         2,
         "train.out_dir: data is taken by prepared data"},
+       {{"train", "tiny.toml", "--checkpoint.resume=nope"}, 4, "nope is neither a run"},
        {{"train", "tiny.toml", "--train.out_dir=tiny.toml"}, 2, "is taken by a file"},
        {{"prepare", "tiny.toml", "--out", "runs/tiny"}, 2, "is taken by a run"},
        {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--out", "runs/tiny"},

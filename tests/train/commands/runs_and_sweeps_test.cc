@@ -631,7 +631,7 @@ TEST_CASE("a sweep by a file, with successive halving; bad ones", "[runs_and_swe
   for (const auto& [args, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"tiny.toml"}, "a key with several values"},
            {{"tiny.toml", "--optim.lr=1e-3,x"}, "must be a number"},
-           {{"tiny.toml", "--train.out_dir=a,b"}, "is set by the sweep itself"},
+           {{"tiny.toml", "--train.out_dir=a,b"}, "is the sweep's own"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--train.eval_interval=0"},
             "compares validation losses"},
            {{"tiny.toml", "--optim.lr=1e-4..1e-3"}, "give --samples"},
