@@ -55,6 +55,8 @@ struct DeferredNode final : Node {
 
 namespace {
 
+thread_local FusionCount fused_so_far;
+
 /// Returns a contiguous tensor on the CPU that has no memory yet.
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, at::ScalarType dtype) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(), nullptr, false);
@@ -180,8 +182,6 @@ bool DeferredTrace::keeps_order() const {
   }
   return true;
 }
-
-thread_local FusionCount fused_so_far;
 
 void DeferredTrace::run_part(int result) {
   const auto& values = formula_.values();

@@ -8,8 +8,8 @@ namespace lathe {
 
 /// Returns whether no other tensor can share the memory of `t`: it fills its storage.
 bool owns_memory(const at::Tensor& t);
-/// Frees the memory of a tensor, which keeps its sizes. Reading it then throws. Does
-/// nothing if `t` is undefined or has no elements.
+/// Frees the memory of a tensor, which keeps its sizes. Reading it then throws. Does nothing if `t`
+/// is undefined or has no elements.
 void free_storage(const at::Tensor& t);
 /// Gives a tensor whose memory was freed new memory, which is counted as that of parameters and not
 /// initialized. Does nothing if it has memory.

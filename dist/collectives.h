@@ -3,11 +3,11 @@
 // core/tree_sum.h, so their bits do not depend on the communication library.
 //
 // Every rank calls the same ops in the same order, from the training thread, with tensors of the
-// same shape and dtype. Each backward pass is a collective too, so all ranks must also
-// need the same gradients. A loss that every rank computes counts once for each of them: the
-// gradient of x on a rank is that of the sum of all ranks' losses, as in
-// torch.distributed.nn.functional. In a single process, each op copies its input. The ops throw
-// Exit::peer_lost if a rank was lost. With dist.tensor above 1, "all ranks" are the data ranks.
+// same shape and dtype. Each backward pass is a collective too, so all ranks must also need the
+// same gradients. A loss that every rank computes counts once for each of them: the gradient of x
+// on a rank is that of the sum of all ranks' losses, as in torch.distributed.nn.functional. In a
+// single process, each op copies its input. The ops throw Exit::peer_lost if a rank was lost. With
+// dist.tensor above 1, "all ranks" are the data ranks.
 #pragma once
 
 #include "autograd/variable.h"

@@ -23,10 +23,9 @@ struct DistConfig {
   LATHE_FIELD(
       std::string, backend, "auto",
       "Library that exchanges tensors between GPUs. nccl: NCCL, which needs a GPU for each "
-      "process; "
-      "gloo: Gloo, through the memory of the hosts; auto: nccl if no two processes share a GPU and "
-      "the build found NCCL's header, otherwise gloo. Tensors of CPUs are always exchanged by "
-      "Gloo. Changes no bit.",
+      "process; gloo: Gloo, through the memory of the hosts; auto: nccl if no two processes share "
+      "a GPU and the build found NCCL's header, otherwise gloo. Tensors of CPUs are always "
+      "exchanged by Gloo. Changes no bit.",
       one_of({"auto", "gloo", "nccl"}))
   LATHE_FIELD(
       int64_t, tensor, 1,
@@ -47,8 +46,7 @@ struct DistConfig {
       "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "
       "of processes is a power of two; parameters: also the parameters of the model's blocks (ZeRO "
       "3), which needs memory.recompute = \"blocks\" or \"selective\". Changes no bit if each "
-      "process "
-      "has a power of two of micro-batches.",
+      "process has a power of two of micro-batches.",
       one_of({"none", "optimizer", "gradients", "parameters"}))
 };
 

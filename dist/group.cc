@@ -113,6 +113,32 @@ std::string own_address(const Placement& p) {
   return address;
 }
 
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+/// Starts Group::all_to_all() on c10d.
+Work start_all_to_all(c10d::Backend& group, at::Tensor& out, at::Tensor& in,
+                      std::span<const int64_t> cuts) {
+  const auto rank = static_cast<size_t>(group.getRank());
+  // c10d moves the counts out of the vectors that it is given.
+  std::vector<int64_t> to, from(cuts.size() - 1, cuts[rank + 1] - cuts[rank]);
+  for (size_t r = 0; r + 1 < cuts.size(); ++r) to.push_back(cuts[r + 1] - cuts[r]);
+  return group.alltoall_base(out, in, from, to);
+}
+
+/// Returns [ranks, ...] for a tensor [...].
+std::vector<int64_t> sizes_of_all(int64_t ranks, const at::Tensor& mine) {
+  std::vector<int64_t> sizes{ranks};
+  sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
+  return sizes;
+}
+
+/// Starts Group::gather() on c10d, into `all`.
+Work start_gather(c10d::Backend& group, const at::Tensor& mine, at::Tensor& all) {
+  all = at::empty(sizes_of_all(group.getSize(), mine), mine.options());
+  at::Tensor flat = all.view({-1}), input = mine.view({-1});
+  return group._allgather_base(flat, input);
+}
+
 class GlooGroup final : public Group {
  public:
   GlooGroup(c10::intrusive_ptr<c10d::Backend> group, int rank, int size)
@@ -122,10 +148,7 @@ class GlooGroup final : public Group {
     check(in);
     check(out);
     count_all_to_all(in, cuts);
-    // c10d moves the counts out of the vectors that it is given.
-    std::vector<int64_t> to, from(size_, share(cuts, rank_));
-    for (size_t r = 0; r < size_; ++r) to.push_back(share(cuts, r));
-    group_->alltoall_base(out, in, from, to)->wait();
+    start_all_to_all(*group_, out, in, cuts)->wait();
   }
 
   void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
@@ -170,17 +193,13 @@ class GlooGroup final : public Group {
 
   at::Tensor gather(const at::Tensor& mine) override {
     check(mine);
-    std::vector<int64_t> sizes{static_cast<int64_t>(size_)};
-    sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
-    at::Tensor all = at::empty(sizes, mine.options()), input = mine;
-    at::Tensor flat = all.view({-1});
-    input = input.view({-1});
-    group_->_allgather_base(flat, input)->wait();
+    at::Tensor all;
+    start_gather(*group_, mine, all)->wait();
     return all;
   }
 
  private:
-  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+  using Works = std::vector<Work>;
 
   /// Returns the tag of the next tensor between two ranks. Collectives have the smaller tags.
   static int next_tag(int& count) {
@@ -292,9 +311,7 @@ class NcclGroup final : public HostGroup {
   void all_to_all(at::Tensor& out, at::Tensor& in, std::span<const int64_t> cuts) override {
     if (in.is_cpu()) return HostGroup::all_to_all(out, in, cuts);
     count_all_to_all(in, cuts);
-    std::vector<int64_t> to, from(size_, share(cuts, rank_));
-    for (size_t r = 0; r < size_; ++r) to.push_back(share(cuts, r));
-    finish(group_->alltoall_base(out, in, from, to));
+    finish(start_all_to_all(*group_, out, in, cuts));
   }
 
   void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
@@ -313,11 +330,8 @@ class NcclGroup final : public HostGroup {
 
   at::Tensor gather(const at::Tensor& mine) override {
     if (mine.is_cpu()) return HostGroup::gather(mine);
-    std::vector<int64_t> sizes{static_cast<int64_t>(size_)};
-    sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
-    at::Tensor all = at::empty(sizes, mine.options());
-    at::Tensor flat = all.view({-1}), input = mine.view({-1});
-    finish(group_->_allgather_base(flat, input));
+    at::Tensor all;
+    finish(start_gather(*group_, mine, all));
     return all;
   }
 
@@ -330,7 +344,7 @@ class NcclGroup final : public HostGroup {
  private:
   /// Makes the current stream wait, and then this thread: NCCL itself would wait for a lost rank
   /// forever, and so would everything that reads its result.
-  void finish(const c10::intrusive_ptr<c10d::Work>& work) {
+  void finish(const Work& work) {
     work->wait();
     const auto begin = Clock::now();
     while (!work->isCompleted()) {
@@ -367,9 +381,7 @@ class DryGroup final : public Group {
   void receive(at::Tensor&, int) override {}
   void all_reduce_of_c10d(at::Tensor&) override {}
   at::Tensor gather(const at::Tensor& mine) override {
-    std::vector<int64_t> sizes{ranks_};
-    sizes.insert(sizes.end(), mine.sizes().begin(), mine.sizes().end());
-    return mine.unsqueeze(0).expand(sizes).contiguous();
+    return mine.unsqueeze(0).expand(sizes_of_all(ranks_, mine)).contiguous();
   }
 
  private:

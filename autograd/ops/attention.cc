@@ -139,14 +139,13 @@ struct Attention {
   void join(const at::Tensor& d_packed, const std::array<at::Tensor, 3>& gradients) const {
     std::array<const void*, 3> rows{};  // [B T, C]
     const int64_t bytes = d_packed.size(2) / 3 * static_cast<int64_t>(d_packed.element_size());
-    bool is_aligned = d_packed.is_cuda() && kernels_wanted() && bytes % 16 == 0;
+    bool is_ready = d_packed.is_cuda() && kernels_wanted() && bytes % 16 == 0;
     for (size_t i = 0; i < 3; ++i) {
       rows[i] = gradients[i].const_data_ptr();
-      is_aligned = is_aligned && gradients[i].transpose(1, 2).is_contiguous() &&
-                   gradients[i].scalar_type() == d_packed.scalar_type() &&
-                   reinterpret_cast<uintptr_t>(rows[i]) % 16 == 0;
+      is_ready = is_ready && gradients[i].transpose(1, 2).is_contiguous() &&
+                 gradients[i].scalar_type() == d_packed.scalar_type() && is_aligned(rows[i], 16);
     }
-    if (is_aligned) {
+    if (is_ready) {
       cuda_api().interleave(rows.data(), d_packed.mutable_data_ptr(),
                             d_packed.size(0) * d_packed.size(1), bytes);
       return bump_version(d_packed);

@@ -35,7 +35,7 @@ inline bool gpu_kernel_ready(const at::Tensor& t) {
 /// begin anywhere.
 inline at::Tensor for_kernels(const at::Tensor& t) {
   const at::Tensor c = t.contiguous();
-  return c.is_cuda() && reinterpret_cast<uintptr_t>(c.const_data_ptr()) % 16 != 0 ? c.clone() : c;
+  return c.is_cuda() && !is_aligned(c.const_data_ptr(), 16) ? c.clone() : c;
 }
 
 /// Returns a contiguous tensor as rows of its last dim.

@@ -15,9 +15,9 @@ struct alignas(4 * sizeof(T)) Four {
 };
 
 /// Each thread processes one block of four numbers: the elements 4 * block ... 4 * block + 3 of the
-/// global batch. `is_aligned`: four elements at a block's place can be read together.
+/// global batch. `by_four`: four elements at a block's place can be read together.
 template <class T, class Compute>
-__global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bool is_aligned) {
+__global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bool by_four) {
   const uint64_t first_block = mask.first / 4;
   const uint64_t last_block = (mask.first + static_cast<uint64_t>(n) - 1) / 4;
   const auto scale = static_cast<Compute>(mask.scale);
@@ -29,7 +29,7 @@ __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bo
                                        : static_cast<T>(static_cast<Compute>(value) * scale);
     };
     const int64_t begin = static_cast<int64_t>(4 * block) - static_cast<int64_t>(mask.first);
-    if (is_aligned && begin + 4 <= n) {
+    if (by_four && begin + 4 <= n) {
       Four<T> four = *reinterpret_cast<const Four<T>*>(x + begin);
 #pragma unroll
       for (uint64_t w = 0; w < 4; ++w) four.of[w] = dropped(four.of[w], w);
@@ -50,12 +50,10 @@ cudaError_t launch_dropout(const void* x, void* y, int64_t n, const DropoutMask&
   if (n == 0) return cudaSuccess;
   const int64_t blocks = n / 4 + 2, threads = 256;
   const int64_t grid = (blocks + threads - 1) / threads;
-  const auto is_at_four = [](const void* p) {
-    return reinterpret_cast<uintptr_t>(p) % sizeof(Four<T>) == 0;
-  };
-  const bool is_aligned = mask.first % 4 == 0 && is_at_four(x) && is_at_four(y);
+  const bool by_four =
+      mask.first % 4 == 0 && is_aligned(x, sizeof(Four<T>)) && is_aligned(y, sizeof(Four<T>));
   launch(dropout_kernel<T, Compute>, grid < 65536 ? grid : 65536, static_cast<int>(threads), stream,
-         static_cast<const T*>(x), static_cast<T*>(y), n, mask, is_aligned);
+         static_cast<const T*>(x), static_cast<T*>(y), n, mask, by_four);
   return cudaGetLastError();
 }
 

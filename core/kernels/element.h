@@ -21,4 +21,9 @@ T* element_at(T* data, Element type, int64_t i) {
   return data == nullptr ? nullptr : static_cast<Byte*>(data) + i * bytes_of(type);
 }
 
+/// Returns whether an address is a multiple of `bytes`.
+inline bool is_aligned(const void* address, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) == 0;
+}
+
 }  // namespace lathe

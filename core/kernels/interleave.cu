@@ -1,5 +1,8 @@
 #include "core/kernels/interleave.cuh"
 
+#include <initializer_list>
+
+#include "core/kernels/element.h"
 #include "core/kernels/launch.cuh"
 
 namespace lathe {
@@ -24,10 +27,10 @@ __global__ void interleave_kernel(ThreeMatrices in, Sixteen* out, int64_t units,
 cudaError_t interleave_cuda(const ThreeMatrices& in, void* out, int64_t rows, int64_t bytes,
                             cudaStream_t stream) {
   constexpr int64_t unit = sizeof(Sixteen);
-  const auto is_aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % unit == 0; };
-  if (bytes % unit != 0 || !is_aligned(in.of[0]) || !is_aligned(in.of[1]) ||
-      !is_aligned(in.of[2]) || !is_aligned(out))
-    return cudaErrorInvalidValue;
+  if (bytes % unit != 0) return cudaErrorInvalidValue;
+  for (const void* address : {in.of[0], in.of[1], in.of[2], static_cast<const void*>(out)}) {
+    if (!is_aligned(address, unit)) return cudaErrorInvalidValue;
+  }
 
   const int64_t width = bytes / unit, units = 3 * rows * width;
   if (units == 0) return cudaSuccess;

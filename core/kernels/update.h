@@ -94,6 +94,11 @@ struct UpdateArgs {
       false;  ///< bf16 parameters: round up or down with a probability given by the distances
 };
 
+/// Returns the type of a parameter's state, and of the arithmetic of its update.
+constexpr Element state_type(Element param_type) {
+  return param_type == Element::f64 ? Element::f64 : Element::f32;
+}
+
 /// Returns the update of elements [begin, end) of `all`. The addresses in `state` stay, since an
 /// element of a state may be for several of the parameter.
 inline UpdateArgs part_of(const UpdateArgs& all, int64_t begin, int64_t end) {
@@ -101,8 +106,7 @@ inline UpdateArgs part_of(const UpdateArgs& all, int64_t begin, int64_t end) {
   part.param = element_at(all.param, all.param_type, begin);
   part.grad = element_at(all.grad, all.grad_type, begin);
   part.low = element_at(all.low, all.low_type, begin);
-  const Element state_type = all.param_type == Element::f64 ? Element::f64 : Element::f32;
-  part.average = element_at(all.average, state_type, begin);
+  part.average = element_at(all.average, state_type(all.param_type), begin);
   part.n = end - begin;
   part.first = all.first + begin;
   return part;

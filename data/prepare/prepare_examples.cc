@@ -344,8 +344,7 @@ void prepare_examples(const ExampleOptions& options) {
            m.outputs, classifies ? " classes" : " outputs", chosen);
   if (val == 0 && options.val_share > 0 && !val_source) {
     log_warn(
-        "no validation example was held out, because no class has enough examples for a share "
-        "of ",
+        "no validation example was held out, because no class has enough examples for a share of ",
         options.val_share,
         classifies ? "; if the targets are numbers, give --task regression" : "");
   }

@@ -3,7 +3,6 @@
 #include "core/kernels/adafactor.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/linalg_vector_norm.h>
 
 #include <cmath>
 
@@ -41,10 +40,11 @@ class Adafactor final : public Method {
 
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
               bool cuda) const override {
+    const auto device = device_of_tensors(cuda);
     for (const SlotUpdate& slot : slots) {
       if (slot.args.n == 0) continue;
-      if (updates_by_tensors(cuda))
-        update_by_tensors(slot, rule, control, device_of_tensors(cuda));
+      if (device)
+        update_by_tensors(slot, rule, control, *device);
       else
         update(slot, rule, control);
     }
@@ -133,8 +133,7 @@ class Adafactor final : public Method {
     }
 
     const auto root_mean_square = [&](const at::Tensor& t) {
-      return at::linalg_vector_norm(t, 2, std::nullopt, false, at::kDouble) /
-             std::sqrt(static_cast<double>(slot.args.n));
+      return norm_of(t) / std::sqrt(static_cast<double>(slot.args.n));
     };
     at::Tensor scale = (root_mean_square(u) / clip_).clamp_min(1).reciprocal();
     const double lr = rule.lr * slot.args.lr_scale;

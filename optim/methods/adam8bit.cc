@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "core/dry_run.h"
+#include "core/dtype.h"
 #include "core/kernels/rules.h"
 #include "core/parallel.h"
 #include "optim/methods/pieces.h"
@@ -104,10 +105,8 @@ class Adam8bit final : public Method {
               bool cuda) const override {
     // On a GPU each use of the levels would otherwise copy them there, and wait for it.
     std::optional<std::array<Levels, 2>> levels;
-    if (updates_by_tensors(cuda)) {
-      const at::Device device = device_of_tensors(cuda);
-      levels = {Levels(/*with_sign=*/true, device), Levels(/*with_sign=*/false, device)};
-    }
+    if (const auto device = device_of_tensors(cuda))
+      levels = {Levels(/*with_sign=*/true, *device), Levels(/*with_sign=*/false, *device)};
 
     for (const SlotUpdate& slot : slots) {
       if (!slot.whole) {
@@ -141,7 +140,7 @@ class Adam8bit final : public Method {
                       args.n, block_);
       };
       Moment moments[2] = {moment(0), moment(1)};
-      const at::ScalarType dtype = args.param_type == Element::f64 ? at::kDouble : at::kFloat;
+      const at::ScalarType dtype = dtype_of(state_type(args.param_type));
       at::Tensor values[2];
       for (int which : {0, 1}) {
         values[which] = moments[which].values().to(dtype);

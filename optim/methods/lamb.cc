@@ -1,7 +1,6 @@
 #include "core/kernels/lamb.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 
@@ -30,9 +29,9 @@ class Lamb final : public Method {
 
   void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
               bool cuda) const override {
-    if (updates_by_tensors(cuda)) {
+    if (const auto device = device_of_tensors(cuda)) {
       for (const SlotUpdate& slot : slots) {
-        if (slot.args.n > 0) update_by_tensors(slot, rule, control, device_of_tensors(cuda));
+        if (slot.args.n > 0) update_by_tensors(slot, rule, control, *device);
       }
       return;
     }
@@ -68,10 +67,7 @@ class Lamb final : public Method {
     const at::Tensor u = mean / number(&StepControl::correction1) /
                              (square.sqrt() / number(&StepControl::correction2) + rule.eps) +
                          slot.args.weight_decay * p;
-    const auto norm = [](const at::Tensor& t) {
-      return at::linalg_vector_norm(t, 2, std::nullopt, false, at::kDouble);
-    };
-    const at::Tensor of_p = norm(p), of_u = norm(u);
+    const at::Tensor of_p = norm_of(p), of_u = norm_of(u);
     const at::Tensor ratio =
         at::where(of_p.gt(0).logical_and(of_u.gt(0)), of_p / of_u, at::ones_like(of_p));
     of.descend(u * ratio.to(dtype), /*weight_decay=*/0);

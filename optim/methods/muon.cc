@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
@@ -126,9 +125,8 @@ class Muon final : public Method {
     }
 
     update_elements(others, rest, control, cuda);
-    if (updates_by_tensors(cuda)) {
-      for (const SlotUpdate& slot : matrices)
-        update_by_tensors(slot, rule, control, device_of_tensors(cuda));
+    if (const auto device = device_of_tensors(cuda)) {
+      for (const SlotUpdate& slot : matrices) update_by_tensors(slot, rule, control, *device);
       return;
     }
 
@@ -193,8 +191,7 @@ class Muon final : public Method {
     at::Tensor x = rule.nesterov ? rest * g + momentum * moved : moved;
     of.set(m, moved);
 
-    const at::Tensor norm = at::linalg_vector_norm(x, 2, std::nullopt, false, at::kDouble);
-    x = (x / norm.clamp_min(1e-7).to(x.scalar_type())).view({rows, columns});
+    x = (x / norm_of(x).clamp_min(1e-7).to(x.scalar_type())).view({rows, columns});
     at::Tensor other = at::empty_like(x);
     newton_schulz(x, other, steps_);
     of.descend(x, slot.args.weight_decay, update_length(rows, columns));

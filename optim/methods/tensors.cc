@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/where.h>
@@ -15,7 +16,14 @@
 
 namespace lathe {
 
-bool updates_by_tensors(bool cuda) { return cuda || !kernels_wanted(); }
+std::optional<at::Device> device_of_tensors(bool cuda) {
+  if (cuda) return at::kCUDA;
+  return kernels_wanted() ? std::nullopt : std::optional<at::Device>(at::kCPU);
+}
+
+at::Tensor norm_of(const at::Tensor& t) {
+  return at::linalg_vector_norm(t, 2, std::nullopt, /*keepdim=*/false, at::kDouble);
+}
 
 SlotTensors::SlotTensors(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
                          at::Device device)
@@ -23,7 +31,7 @@ SlotTensors::SlotTensors(const SlotUpdate& slot, const UpdateRule& rule, StepCon
       rule_(rule),
       control_(control),
       device_(device),
-      dtype_(slot.args.param_type == Element::f64 ? at::kDouble : at::kFloat) {}
+      dtype_(dtype_of(state_type(slot.args.param_type))) {}
 
 at::Tensor SlotTensors::at_address(const void* address, at::IntArrayRef sizes,
                                    at::ScalarType dtype) const {

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "optim/method.h"
 
 namespace lathe {
@@ -45,9 +47,9 @@ class SlotTensors {
   at::ScalarType dtype_;  // of the state
 };
 
-/// Returns whether a method updates by tensors.
-bool updates_by_tensors(bool cuda);
-/// Returns the device of these tensors.
-inline at::Device device_of_tensors(bool cuda) { return cuda ? at::kCUDA : at::kCPU; }
+/// Returns the device on which a method updates by tensors, or nullopt if it uses its kernels.
+std::optional<at::Device> device_of_tensors(bool cuda);
+/// Returns the Frobenius norm, float64 [].
+at::Tensor norm_of(const at::Tensor& t);
 
 }  // namespace lathe

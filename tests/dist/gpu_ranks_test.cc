@@ -17,14 +17,7 @@
 namespace {
 
 using namespace lathe;
-using lathe::test::Finished;
-using lathe::test::Kind;
-using lathe::test::numbers_of;
-using lathe::test::results_of;
-using lathe::test::skip_without_gpu;
-using lathe::test::TempFolder;
-using lathe::test::train_on;
-using lathe::test::with_keys;
+using namespace lathe::test;
 using Words = std::vector<std::string>;
 
 TEST_CASE("a process with others beside it chooses one of the visible GPUs", "[gpu_ranks]") {
@@ -70,33 +63,13 @@ TEST_CASE("dist.backend = nccl needs GPUs", "[gpu_ranks]") {
 const Kind four_block_gpt{"gpt", "text",
                           "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
 
-class GpuRuns {
- public:
-  GpuRuns() { lathe::test::make_data(folder_); }
-
-  /// Trains for six steps on so many processes, and returns the run folder.
-  fs::path train(int ranks, const Kind& kind, const Words& more) {
-    lathe::test::write_config(folder_, kind);
-    const Words keys{"--train.steps=6",         "--train.grad_accum=4",   "--train.batch_size=4",
+const Words gpu_keys{"--train.steps=6",         "--train.grad_accum=4",   "--train.batch_size=4",
                      "--train.eval_interval=3", "--train.eval_batches=3", "--checkpoint.interval=6",
                      "--train.device=cuda",     "--dist.timeout=60"};
-    const std::string name = std::to_string(n_++);
-    const Finished done = train_on(folder_, ranks, "kind.toml", name, with_keys(keys, more));
-    INFO(done.out << done.err);
-    REQUIRE(done.code == 0);
-    return folder_ / ("runs/" + name);
-  }
-
- private:
-  TempFolder folder_;
-  int n_ = 0;
-};
-
-std::string results(const fs::path& run) { return results_of(run, "step-00000006"); }
 
 TEST_CASE("runs on a GPU have the same bits on one and two processes", "[gpu_ranks]") {
   if (skip_without_gpu()) return;
-  GpuRuns runs;
+  RunsOnRanks runs(gpu_keys, "step-00000006");
   struct Cell {
     const Kind& kind;
     Words keys;
@@ -112,28 +85,28 @@ TEST_CASE("runs on a GPU have the same bits on one and two processes", "[gpu_ran
       {kinds[4], {"--amp.dtype=bf16", "--optim.ema_decay=0.9"}}};
   for (const Cell& cell : cells) {
     INFO(cell.kind.name);
-    const std::string alone = results(runs.train(1, cell.kind, cell.keys));
-    CHECK((results(runs.train(2, cell.kind, cell.keys)) == alone));
-    CHECK((results(runs.train(1, cell.kind, with_keys(cell.keys, {"--train.seed=2"}))) !=
+    const std::string alone = runs.results(1, cell.kind, cell.keys);
+    CHECK((runs.results(2, cell.kind, cell.keys) == alone));
+    CHECK((runs.results(1, cell.kind, with_keys(cell.keys, {"--train.seed=2"})) !=
            alone));  // the control
   }
 }
 
 TEST_CASE("what processes with GPUs divide changes no bit", "[gpu_ranks]") {
   if (skip_without_gpu()) return;
-  GpuRuns runs;
+  RunsOnRanks runs(gpu_keys, "step-00000006");
   const Words keys{"--amp.dtype=bf16", "--memory.recompute=blocks", "--dist.bucket_mb=0.02"};
-  const fs::path alone = runs.train(1, four_block_gpt, keys);
+  const std::string alone = runs.results(1, four_block_gpt, keys);
   for (const char* shard : {"optimizer", "gradients", "parameters"}) {
     INFO(shard);
     const std::string key = str("--dist.shard=", shard);
-    CHECK((results(runs.train(2, four_block_gpt, with_keys(keys, {key}))) == results(alone)));
+    CHECK((runs.results(2, four_block_gpt, with_keys(keys, {key})) == alone));
   }
 
   // With a head of its own: a tied embedding's gradient is added up in another order.
   const Words untied = with_keys(keys, {"--model.tie_weights=false"});
-  CHECK((results(runs.train(2, four_block_gpt, with_keys(untied, {"--dist.pipeline=2"}))) ==
-         results(runs.train(1, four_block_gpt, untied))));
+  CHECK((runs.results(2, four_block_gpt, with_keys(untied, {"--dist.pipeline=2"})) ==
+         runs.results(1, four_block_gpt, untied)));
 
   // Layers that two processes compute together have sums of another order.
   const Words whole{"--dist.bucket_mb=0.02"};

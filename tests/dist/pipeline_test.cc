@@ -16,13 +16,7 @@
 namespace {
 
 using namespace lathe;
-using lathe::test::Finished;
-using lathe::test::Kind;
-using lathe::test::numbers_of;
-using lathe::test::results_of;
-using lathe::test::TempFolder;
-using lathe::test::train_on;
-using lathe::test::with_keys;
+using namespace lathe::test;
 using Words = std::vector<std::string>;
 
 TEST_CASE("a stage runs each micro-batch forward and then backward, with few in flight",

@@ -12,6 +12,7 @@
 
 #include "core/io/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/kinds.h"
 #include "tests/support/process.h"
 
 namespace lathe::test {
@@ -57,6 +58,36 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
     all += slurp(run / "checkpoints" / checkpoint / file);
   return all;
 }
+
+/// Runs on any number of processes, each in a folder of its own, with keys that they share.
+class RunsOnRanks {
+ public:
+  /// `last`: the checkpoint after the last step of the keys.
+  RunsOnRanks(std::vector<std::string> keys, std::string last)
+      : keys_(std::move(keys)), last_(std::move(last)) {
+    make_data(folder_);
+  }
+
+  /// Trains with the keys of `more` added or in the place of others, and returns the run folder.
+  fs::path train(int ranks, const Kind& kind, const std::vector<std::string>& more) {
+    write_config(folder_, kind);
+    const std::string name = std::to_string(n_++);
+    const Finished done = train_on(folder_, ranks, "kind.toml", name, with_keys(keys_, more));
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    return folder_ / ("runs/" + name);
+  }
+  /// Does the same, and returns what the run computed.
+  std::string results(int ranks, const Kind& kind, const std::vector<std::string>& more) {
+    return results_of(train(ranks, kind, more), last_);
+  }
+
+ private:
+  TempFolder folder_;
+  std::vector<std::string> keys_;
+  std::string last_;
+  int n_ = 0;
+};
 
 /// Returns one of the numbers that metrics.jsonl has of a run's steps.
 inline std::vector<double> numbers_of(const fs::path& run, const char* name) {

@@ -14,12 +14,7 @@
 namespace {
 
 using namespace lathe;
-using lathe::test::Finished;
-using lathe::test::Kind;
-using lathe::test::results_of;
-using lathe::test::TempFolder;
-using lathe::test::train_on;
-using lathe::test::with_keys;
+using namespace lathe::test;
 using Words = std::vector<std::string>;
 
 const Kind small_gpt{"gpt", "text",
@@ -46,38 +41,19 @@ std::vector<Cell> cells() {
   };
 }
 
-class Runs {
- public:
-  Runs() { lathe::test::make_data(folder_); }
-  const TempFolder& folder() const { return folder_; }
-
-  /// Results of six steps on so many processes.
-  std::string results(int ranks, const Cell& cell, const Words& more = {}) {
-    lathe::test::write_config(folder_, cell.kind);
-    Words keys{"--train.steps=6",         "--train.grad_accum=4",   "--train.batch_size=4",
-               "--train.eval_interval=3", "--train.eval_batches=3", "--checkpoint.interval=6",
-               "--dist.timeout=60"};
-    keys = with_keys(with_keys(keys, cell.keys), more);
-    const std::string name = std::to_string(n_++);
-    const Finished done = train_on(folder_, ranks, "kind.toml", name, keys);
-    INFO(done.out << done.err);
-    REQUIRE(done.code == 0);
-    return results_of(folder_ / ("runs/" + name), "step-00000006");
-  }
-
- private:
-  TempFolder folder_;
-  int n_ = 0;
-};
+const Words same_bits_keys{"--train.steps=6",        "--train.grad_accum=4",
+                           "--train.batch_size=4",   "--train.eval_interval=3",
+                           "--train.eval_batches=3", "--checkpoint.interval=6",
+                           "--dist.timeout=60"};
 
 TEST_CASE("kinds, precisions and optimizers have the same bits on 1, 2 and 4 processes",
           "[same_bits]") {
-  Runs runs;
+  RunsOnRanks runs(same_bits_keys, "step-00000006");
   for (const Cell& cell : cells()) {
-    const std::string alone = runs.results(1, cell);
+    const std::string alone = runs.results(1, cell.kind, cell.keys);
     for (const int ranks : {2, 4}) {
       INFO(cell.kind.name << " on " << ranks << " processes");
-      CHECK((runs.results(ranks, cell) == alone));
+      CHECK((runs.results(ranks, cell.kind, cell.keys) == alone));
     }
   }
 }
@@ -146,20 +122,20 @@ TEST_CASE("all processes end by train.early_stop after the same step", "[same_bi
 }
 
 TEST_CASE("bits are the same on 8 processes, and whatever the buckets are", "[same_bits]") {
-  Runs runs;
+  RunsOnRanks runs(same_bits_keys, "step-00000006");
   const Cell cell{small_gpt, {"--train.grad_accum=8", "--train.batch_size=2"}};
-  const std::string alone = runs.results(1, cell);
-  CHECK((runs.results(8, cell) == alone));
-  CHECK((runs.results(2, cell, {"--dist.bucket_mb=0.001"}) == alone));
+  const std::string alone = runs.results(1, cell.kind, cell.keys);
+  CHECK((runs.results(8, cell.kind, cell.keys) == alone));
+  CHECK((runs.results(2, cell.kind, with_keys(cell.keys, {"--dist.bucket_mb=0.001"})) == alone));
   // The control: another order of the data has other bits.
-  CHECK((runs.results(1, cell, {"--train.seed=7"}) != alone));
+  CHECK((runs.results(1, cell.kind, with_keys(cell.keys, {"--train.seed=7"})) != alone));
 }
 
 TEST_CASE(
     "shares that are not a power of two have the same bits every time, and nearly those of one "
     "process",
     "[same_bits]") {
-  Runs runs;
+  RunsOnRanks runs(same_bits_keys, "step-00000006");
   const Cell cell{small_gpt, {"--train.grad_accum=9", "--train.batch_size=2", "--optim.kind=sgd"}};
   const auto loss = [](const std::string& results) {
     double last = 0;
@@ -167,8 +143,9 @@ TEST_CASE(
       last = std::stod(results.substr(at + 7));
     return last;
   };
-  const std::string alone = runs.results(1, cell), three = runs.results(3, cell);
-  CHECK((runs.results(3, cell) == three));
+  const std::string alone = runs.results(1, cell.kind, cell.keys),
+                    three = runs.results(3, cell.kind, cell.keys);
+  CHECK((runs.results(3, cell.kind, cell.keys) == three));
   CHECK((three != alone));
   // Six steps of float32 sums in another order.
   CHECK(loss(three) == Approx(loss(alone)).epsilon(1e-6));

@@ -18,12 +18,7 @@
 namespace {
 
 using namespace lathe;
-using lathe::test::Finished;
-using lathe::test::Kind;
-using lathe::test::results_of;
-using lathe::test::TempFolder;
-using lathe::test::train_on;
-using lathe::test::with_keys;
+using namespace lathe::test;
 using Words = std::vector<std::string>;
 
 std::vector<NamedParameter> parameters_of(const std::vector<int64_t>& sizes) {
@@ -118,27 +113,8 @@ TEST_CASE("buckets end in the order in which a backward pass completes them", "[
 const Kind wide_gpt{"gpt", "text",
                     "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
 
-class ShardedRuns {
- public:
-  ShardedRuns() {
-    lathe::test::make_data(folder_);
-    lathe::test::write_config(folder_, wide_gpt);
-  }
-
-  std::string results(int ranks, const Words& more) {
-    const Words keys{"--train.steps=4",         "--train.grad_accum=8",    "--train.batch_size=2",
-                     "--train.eval_interval=0", "--checkpoint.interval=4", "--dist.timeout=60"};
-    const std::string name = std::to_string(n_++);
-    const Finished done = train_on(folder_, ranks, "kind.toml", name, with_keys(keys, more));
-    INFO(done.out << done.err);
-    REQUIRE(done.code == 0);
-    return results_of(folder_ / ("runs/" + name), "step-00000004");
-  }
-
- private:
-  TempFolder folder_;
-  int n_ = 0;
-};
+const Words shard_keys{"--train.steps=4",         "--train.grad_accum=8",    "--train.batch_size=2",
+                       "--train.eval_interval=0", "--checkpoint.interval=4", "--dist.timeout=60"};
 
 TEST_CASE("what ranks share out changes no bit, with any optimizer and precision", "[shards]") {
   const std::vector<Words> cells{
@@ -153,26 +129,31 @@ TEST_CASE("what ranks share out changes no bit, with any optimizer and precision
        "--train.batch_size=4", "--optim.kind=sgd", "--train.spike_sigma=0.5"},
       {"--amp.dtype=fp16", "--amp.loss_scale=16777216", "--memory.recompute=blocks"},
   };
-  ShardedRuns runs;
+  RunsOnRanks runs(shard_keys, "step-00000004");
   for (size_t i = 0; i < cells.size(); ++i) {
     std::string keys;
     for (const std::string& key : cells[i]) keys += key + " ";
-    const std::string alone = runs.results(1, cells[i]);
+    const std::string alone = runs.results(1, wide_gpt, cells[i]);
     // Each cell on one number of ranks for each; together all combinations occur.
     const int first = i % 2 == 0 ? 2 : 4;
     INFO(keys);
     if (i % 3 == 0)
-      CHECK((runs.results(first, with_keys(cells[i], {"--dist.shard=optimizer"})) == alone));
-    CHECK((runs.results(6 - first, with_keys(cells[i], {"--dist.shard=gradients"})) == alone));
+      CHECK((runs.results(first, wide_gpt, with_keys(cells[i], {"--dist.shard=optimizer"})) ==
+             alone));
+    CHECK((runs.results(6 - first, wide_gpt, with_keys(cells[i], {"--dist.shard=gradients"})) ==
+           alone));
     const std::string policy = i % 2 == 0 ? "blocks" : "selective";
-    CHECK((runs.results(first, with_keys(cells[i], {"--dist.shard=parameters",
-                                                    "--memory.recompute=" + policy})) == alone));
+    CHECK((runs.results(first, wide_gpt,
+                        with_keys(cells[i], {"--dist.shard=parameters",
+                                             "--memory.recompute=" + policy})) == alone));
   }
   // Three ranks have blocks of two micro-batches, whatever they share out.
   const Words six{"--train.grad_accum=6"};
-  CHECK((runs.results(3, with_keys(six, {"--dist.shard=gradients"})) == runs.results(1, six)));
+  CHECK((runs.results(3, wide_gpt, with_keys(six, {"--dist.shard=gradients"})) ==
+         runs.results(1, wide_gpt, six)));
   // The control: another seed has other bits.
-  CHECK((runs.results(2, {"--dist.shard=optimizer", "--train.seed=7"}) != runs.results(1, {})));
+  CHECK((runs.results(2, wide_gpt, {"--dist.shard=optimizer", "--train.seed=7"}) !=
+         runs.results(1, wide_gpt, {})));
 }
 
 TEST_CASE("what ranks share out takes less memory of each, and sends what plan says", "[shards]") {

@@ -24,13 +24,7 @@
 namespace {
 
 using namespace lathe;
-using lathe::test::Finished;
-using lathe::test::Kind;
-using lathe::test::numbers_of;
-using lathe::test::results_of;
-using lathe::test::TempFolder;
-using lathe::test::train_on;
-using lathe::test::with_keys;
+using namespace lathe::test;
 using Tensors = std::vector<at::Tensor>;
 using Words = std::vector<std::string>;
 

@@ -6,7 +6,6 @@
 #include "autograd/node.h"
 #include "core/kernels/adam8bit.h"
 #include "core/kernels/gemm.h"
-#include "core/kernels/rules.h"
 #include "optim/method.h"
 #include "tests/optim/optimizer_table.h"
 
@@ -172,7 +171,8 @@ struct ByTensors {
 
 bool needs_whole_tensors(const OptimConfig& c) {
   const NamedParameter matrix{"w", Variable::parameter(torch::zeros({70, 90})), Role::weight};
-  return make_method(c)->rule().kind == rule_kind<LambApply> || make_method(c)->state(matrix).whole;
+  const StateOf state = make_method(c)->state(matrix);
+  return state.whole || !state.divisible;
 }
 
 TEST_CASE("optimizers of whole tensors give the same by ATen's ops", "[optimizer_table]") {
