@@ -1,8 +1,11 @@
 #include "autograd/packing.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "autograd/op.h"
 #include "core/dtype.h"
@@ -47,6 +50,7 @@ std::optional<Packing> packing_of(std::string_view name) {
 
 at::Tensor RoundedTensor::unpacked() const {
   if (!factors.defined()) return data.to(dtype);
+  if (data.is_cuda()) return unpacked_by_aten();
 
   at::Tensor t = at::empty(data.sizes(), data.options().dtype(dtype));
   const int64_t rows = factors.numel();
@@ -56,6 +60,28 @@ at::Tensor RoundedTensor::unpacked() const {
   return t;
 }
 
+/// Does what unpack_e4m3() does, on any device.
+at::Tensor RoundedTensor::unpacked_by_aten() const {
+  const at::Tensor rows = data.view({factors.numel(), -1}).view(at::kFloat8_e4m3fn);
+  return (rows.to(at::kFloat) * factors.unsqueeze(1)).to(dtype).view(data.sizes());
+}
+
+/// Does what pack_e4m3() does, on any device. `whole`: contiguous, in rows of `row` elements.
+void RoundedTensor::pack_by_aten(const at::Tensor& whole, int64_t row) {
+  constexpr float limit = 448;
+  const at::Tensor x = whole.view({-1, row});
+  const at::Tensor largest = x.abs().amax(1).to(at::kFloat);  // a NaN, if there is one
+  const at::Tensor is_usable = largest.isfinite().logical_and(largest > 1e-30f);
+  const at::Tensor scale = at::where(is_usable, at::full_like(largest, limit) / largest, 1);
+  factors = at::where(is_usable, largest / limit, 1)
+                .masked_fill_(largest.isfinite().logical_not(), std::nan(""));
+  data = (x.to(at::kFloat) * scale.unsqueeze(1))
+             .clamp_(-limit, limit)
+             .to(at::kFloat8_e4m3fn)
+             .view(at::kByte)
+             .view(whole.sizes());
+}
+
 PackSaved::PackSaved(Packing packing, int64_t least)
     : packing_(packing), least_(least), scope_(Memory::activations), sweep_at_(least_known) {
   install_allocator();
@@ -63,8 +89,8 @@ PackSaved::PackSaved(Packing packing, int64_t least)
 }
 
 std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
-  if (!t.defined() || !t.is_cpu() || !is_packed(t.scalar_type(), packing_) || t.numel() < least_ ||
-      is_expanded(t) || category_of(t.storage().data_ptr()) != Memory::activations)
+  if (!t.defined() || !is_packed(t.scalar_type(), packing_) || t.numel() < least_ ||
+      is_expanded(t) || (t.is_cpu() && category_of(t.storage().data_ptr()) != Memory::activations))
     return nullptr;
 
   if (const auto found = known_.find(t.unsafeGetTensorImpl()); found != known_.end()) {
@@ -78,8 +104,10 @@ std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
   const at::Tensor whole = t.contiguous();
   if (packing_ == Packing::bf16) {
     made.data = whole.to(at::kBFloat16);
+  } else if (const int64_t row = row_of(whole); whole.is_cuda()) {
+    made.pack_by_aten(whole, row);
   } else {
-    const int64_t row = row_of(whole), rows = whole.numel() / row;
+    const int64_t rows = whole.numel() / row;
     made.data = at::empty(whole.sizes(), whole.options().dtype(at::kByte));
     made.factors = at::empty({rows}, whole.options().dtype(at::kFloat));
     pack_e4m3(whole.const_data_ptr(), element_of(made.dtype), made.data.mutable_data_ptr<uint8_t>(),
@@ -103,11 +131,12 @@ void PackSaved::forget_expired() {
 
 namespace {
 
-/// Returns whether a slot is for an input that is a parameter.
-bool is_parameter(const Node& node, const Saved& saved) {
+/// Returns whether a slot is for an input that no op has made: a parameter, or a constant. Memory
+/// of CPUs has a category, by which the packer tells constants itself.
+bool is_given(const Node& node, const Saved& saved) {
   if (saved.place() != Saved::Place::input) return false;
   const auto& from = node.next[static_cast<size_t>(saved.index())].node;
-  return from != nullptr && from->as_leaf() != nullptr;
+  return from != nullptr ? from->as_leaf() != nullptr : !saved.kept().is_cpu();
 }
 
 }  // namespace
@@ -117,7 +146,7 @@ void detail::pack_saved(Node& node, const OpInfo& info) {
   if (info.exact && !packer.is_exact()) return;
   node.visit_saved([&](Saved& saved) {
     if (!saved.defined() || (saved.place() == Saved::Place::inside && !packer.is_exact())) return;
-    if (is_parameter(node, saved)) return;
+    if (is_given(node, saved)) return;
     if (auto packed = packer.pack(saved.kept())) {
       saved.pack(std::move(packed));
       node.packed = true;

@@ -25,6 +25,8 @@ std::optional<Packing> packing_of(std::string_view name);
 struct RoundedTensor final : PackedTensor {
   explicit RoundedTensor(at::ScalarType dtype) : dtype(dtype) {}
   at::Tensor unpacked() const override;
+  at::Tensor unpacked_by_aten() const;
+  void pack_by_aten(const at::Tensor& whole, int64_t row);
 
   at::Tensor data;       ///< bfloat16, or uint8 with the bits of e4m3 (Micikevicius et al. 2022)
   at::Tensor factors;    ///< of each row of `data`, float32; undefined for bfloat16
@@ -34,13 +36,14 @@ struct RoundedTensor final : PackedTensor {
 /// While alive, the ops of this thread keep their activations packed: float32 tensors in bfloat16;
 /// or float32, bfloat16 and float16 tensors in fp8, with a scale for each row of the last dims with
 /// at least 64 elements. A row that is not finite becomes NaN. An activation that several ops keep
-/// is packed once. For tensors on CPUs.
+/// is packed once.
 ///
-/// What the thread allocates while the guard is alive is counted as activations, except in a
-/// MemoryScope of another category. All else stays as it is: tensors that were made before, such as
-/// the model and the data, and those of other scopes. So do parameters, integers, statistics such
-/// as a norm's, tensors of less than `least` elements, what ops with OpInfo::exact and the losses
-/// of autograd/ops/losses.h keep, and all that a Recomputation records or restores.
+/// What the thread allocates on the CPU while the guard is alive is counted as activations, except
+/// in a MemoryScope of another category. All else stays as it is: tensors that were made before,
+/// such as the model and the data, and those of other scopes. On a GPU, whose memory has no
+/// category, these are the inputs of ops that no op has made. So do parameters, integers,
+/// statistics such as a norm's, tensors of less than `least` elements, what ops with OpInfo::exact
+/// and the losses of autograd/ops/losses.h keep, and all that a Recomputation records or restores.
 class PackSaved final : public ModeGuard, public SavedPacker {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.

@@ -49,6 +49,9 @@ struct CudaApi {
   void (*grad_sum)(const GradArgs* grads, int64_t count, double* partials);
   void (*decide)(const StepRequest& request, const double* partials, int64_t n, const float* loss,
                  StepControl* control, ScaleState* scale);
+  void (*decide_gradient)(const double* partials, int64_t n, StepControl* control);
+  void (*end_stages)(int64_t step, const double* partials, int64_t n, const float* loss,
+                     StepControl* control);
   void (*update)(const UpdateArgs* args, int64_t count, const UpdateRule& rule,
                  StepControl* control);
 };

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "autograd/node.h"
+#include "core/dry_run.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/memory.h"
@@ -48,11 +49,12 @@ std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after
 }
 
 StageParameters::StageParameters(World& world, std::vector<NamedParameter> parameters,
-                                 std::vector<int64_t> cuts)
+                                 std::vector<int64_t> cuts, const Leaf* head)
     : world_(world),
       stages_(world.pipeline()),
       parameters_(std::move(parameters)),
-      cuts_(std::move(cuts)) {
+      cuts_(std::move(cuts)),
+      head_(head) {
   bool is_before = true;  // no block was named yet
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const NamedParameter& p = parameters_[i];
@@ -113,21 +115,38 @@ void StageParameters::free_foreign() {
   }
 }
 
+/// Returns for each parameter which stages have a gradient of it: [parameters, stages].
+std::vector<uint8_t> StageParameters::stages_with_gradients() const {
+  const size_t n = parameters_.size(), stages = static_cast<size_t>(stages_.size);
+  std::vector<uint8_t> mine(n), all(n * stages);
+  for (size_t i = 0; i < n; ++i) mine[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
+
+  if (is_dry_run()) {
+    // There is no one to ask. The last stage has a gradient of the head's weight, and of no other
+    // parameter of the first stage.
+    for (size_t i = 0; i < n; ++i) {
+      all[i * stages + stages - 1] = parameters_[i].parameter.as_leaf() == head_ ? 1 : 0;
+      all[i * stages + static_cast<size_t>(stages_.rank)] = mine[i];
+    }
+    return all;
+  }
+
+  at::Tensor sent = at::empty({1, static_cast<int64_t>(n)}, at::kByte);
+  std::copy(mine.begin(), mine.end(), sent.mutable_data_ptr<uint8_t>());
+  const at::Tensor received = world_.gather_over_pipeline(sent).t().contiguous();
+  std::copy_n(received.const_data_ptr<uint8_t>(), all.size(), all.begin());
+  return all;
+}
+
 std::vector<at::Tensor> StageParameters::sum_gradients() {
   const NoGrad no_grad;
   const MemoryScope memory(Memory::gradients);
-  const auto n = static_cast<int64_t>(parameters_.size());
-  at::Tensor mine = at::empty({1, n}, at::kByte);
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    mine.mutable_data_ptr<uint8_t>()[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
-  // [parameters, stages]
-  const at::Tensor all = world_.gather_over_pipeline(mine).t().contiguous();
+  const std::vector<uint8_t> all = stages_with_gradients();
 
   std::vector<at::Tensor> gradients;
   world_.guarded([&] {
     for (size_t i = 0; i < parameters_.size(); ++i)
-      gradients.push_back(
-          gradient_of(i, all.const_data_ptr<uint8_t>() + i * static_cast<size_t>(stages_.size)));
+      gradients.push_back(gradient_of(i, all.data() + i * static_cast<size_t>(stages_.size)));
   });
   return gradients;
 }

@@ -28,8 +28,10 @@ std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after
 class StageParameters {
  public:
   /// Begins with complete parameters, which must outlive it. `cuts`: as cut_into_stages() returns
-  /// them. Throws Exit::usage if a block's parameter shares its memory with another tensor.
-  StageParameters(World& world, std::vector<NamedParameter> parameters, std::vector<int64_t> cuts);
+  /// them. `head`: the weight of the model's head, or null. Throws Exit::usage if a block's
+  /// parameter shares its memory with another tensor.
+  StageParameters(World& world, std::vector<NamedParameter> parameters, std::vector<int64_t> cuts,
+                  const Leaf* head = nullptr);
 
   /// Returns the blocks that this stage runs: [begin, end).
   ElementRange blocks() const { return blocks_of(stages_.rank); }
@@ -64,6 +66,7 @@ class StageParameters {
   ElementRange blocks_of(int stage) const;
   bool is_foreign(size_t i) const;
   std::vector<int64_t> cuts_of(size_t i) const;
+  std::vector<uint8_t> stages_with_gradients() const;
   at::Tensor gradient_of(size_t i, const uint8_t* has_gradient);
   void publish(size_t i);
   void free_foreign();
@@ -72,6 +75,7 @@ class StageParameters {
   RankAxis stages_;
   std::vector<NamedParameter> parameters_, local_;
   std::vector<int64_t> cuts_;
+  const Leaf* head_;
   std::vector<int> owner_;  // the stage that updates each parameter
   bool is_shared_out_ = false;
   int gathered_ = 0;  // Gathered that are alive

@@ -413,8 +413,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
 }
 
 void Optimizer::begin_stages() {
-  LATHE_CHECK(!partials_.is_cuda() && !is_sharded_,
-              "Optimizer: a step in stages is for CPUs and one process");
+  LATHE_CHECK(!is_sharded_, "Optimizer: a step in stages is for one process");
   partials_.zero_();
   chunks_ = partials_.numel();
   for (Stage& stage : stages_) stage.is_summed = stage.is_updated = false;
@@ -425,26 +424,32 @@ void Optimizer::sum_gradient(size_t i) {
   const Slot& slot = groups_[stage.group].slots[stage.slot];
   const at::Tensor& g = slot.param.grad();
   check_slot(slot, g, is_sharded_);
-  double* const sums = partials_.mutable_data_ptr<double>() + stage.first_chunk;
-  each_piece(g.numel(), grad_sum_chunk, [&](int64_t piece, int64_t begin, int64_t end) {
-    sums[piece] = grad_sum_cpu(g.const_data_ptr(), element_of(g.scalar_type()), begin, end);
-  });
   stage.is_summed = true;
+
+  const GradArgs args{
+      .grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()};
+  double* const sums = partials_.mutable_data_ptr<double>() + stage.first_chunk;
+  if (partials_.is_cuda()) return cuda_api().grad_sum(&args, 1, sums);
+  each_piece(args.n, grad_sum_chunk, [&](int64_t piece, int64_t begin, int64_t end) {
+    sums[piece] = grad_sum_cpu(args.grad, args.type, begin, end);
+  });
 }
 
 void Optimizer::update_parameter(size_t i, const StepOptions& options) {
   const NoGrad no_grad;
   Stage& stage = stages_.at(i);
-  if (control_.pointer()->skip != 0) return;
   if (!stage.is_summed) sum_gradient(i);
+  stage.is_updated = true;
 
   ParameterGroup& group = groups_[stage.group];
   Slot& slot = group.slots[stage.slot];
   const SlotUpdate one = update_of(group, slot, slot.param.grad(), stage.first_chunk, options);
-  const bool is_finite = std::all_of(one.args.sums, one.args.sums + one.args.chunks,
-                                     [](double sum) { return std::isfinite(sum); });
-  stage.is_updated = true;
-  if (!is_finite) return;
+  const bool cuda = partials_.is_cuda();
+  StepControl* const control = control_.pointer();
+  (cuda ? cuda_api().decide_gradient : decide_gradient_cpu)(one.args.sums, one.args.chunks,
+                                                            control);
+  // On a GPU only the device knows the decision; see step().
+  if (!cuda && control->skip != 0) return;
 
   bump_versions(slot);
   std::vector<SlotUpdate> updates{one};
@@ -453,16 +458,13 @@ void Optimizer::update_parameter(size_t i, const StepOptions& options) {
 
 void Optimizer::end_stages(const StepOptions& options) {
   const NoGrad no_grad;
-  StepControl& control = *control_.pointer();
-  if (control.skip != 0) return;
-
-  double sum = 0;
-  for (int64_t i = 0; i < chunks_; ++i) sum += partials_.const_data_ptr<double>()[i];
-  control.grad_norm = std::sqrt(sum);
+  const bool cuda = partials_.is_cuda();
+  StepControl* const control = control_.pointer();
   const at::Tensor& loss = options.loss;
-  const bool is_finite =
-      std::isfinite(sum) && (!loss.defined() || std::isfinite(loss.item<float>()));
-  if (!is_finite) control.failed_step = options.step + 1;
+  (cuda ? cuda_api().end_stages : end_stages_cpu)(
+      options.step, partials_.const_data_ptr<double>(), chunks_,
+      loss.defined() ? loss.const_data_ptr<float>() : nullptr, control);
+  if (!cuda && control->skip != 0) return;
 
   std::vector<SlotUpdate> stay;
   for (const Stage& stage : stages_) {

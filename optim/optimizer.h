@@ -114,7 +114,7 @@ class Optimizer {
   void step(double lr, const StepOptions& options = {});
 
   // The stages of a step whose gradients don't exist at the same time (memory.update_in_backward),
-  // on CPUs and in one process: begin_stages(); sum_gradient() of each parameter, if gradients are
+  // in one process: begin_stages(); sum_gradient() of each parameter, if gradients are
   // clipped by their norm; decide(); update_parameter() of each one; end_stages(). The result has
   // the bits of step(), except that a gradient which is not finite leaves only its own parameter
   // untouched, unless all gradients were summed before decide(). `i` is an index in the

@@ -1,15 +1,9 @@
 // Causal scaled dot-product attention on packed projections. q, k and v are views of the packed
 // tensor, [B, H, T, D].
 //
-// On CUDA: flash attention for float16 and bfloat16, memory-efficient attention for float32,
-// the composed form for float64 and for head sizes that the kernels do not support. On CPUs:
-// Lathe's kernel, then ATen's flash kernel, and the composed form for float64. cuDNN's
-// attention is not used: its backward is not deterministic, so PyTorch refuses it under
-// deterministic algorithms, which the trainer enables on a GPU.
-#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
-#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+// On CUDA: the kernels of attention_gpu.h, and the composed form for float64, for capped scores and
+// for head sizes that the kernels do not support. On CPUs: Lathe's kernel, then ATen's flash
+// kernel, and the composed form for float64.
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
@@ -24,11 +18,13 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/ops/attention_gpu.h"
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
 #include "autograd/ops/rotary.h"
 #include "core/device.h"
+#include "core/dry_run.h"
 #include "core/dtype.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/scratch.h"
@@ -61,7 +57,7 @@ at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time,
   if (!starts.defined()) return starts;
   LATHE_CHECK(starts.scalar_type() == at::kLong && starts.sizes() == at::IntArrayRef({batch, time}),
               "attention: starts must be int64 [", batch, ", ", time, "], not ", describe(starts));
-  if (!starts.is_cpu()) return starts;
+  if (!starts.is_cpu() || is_dry_run()) return starts;
   at::Tensor there = starts.contiguous();
   const int64_t* at = there.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < batch; ++row) {
@@ -88,11 +84,12 @@ at::Tensor window_starts(const at::Tensor& starts, int64_t window, const Variabl
 struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
-  Saved starts{};  // [B, T] or undefined
+  int64_t longest_document = 0;
+  Saved starts{}, document_begins{};  // [B, T]; DocumentPlaces on a GPU; or undefined
   Saved qkv = Saved::input(0), out = Saved::activation(), lse{}, seed{},
         offset{};  // in the composed form lse holds the probabilities
 
-  enum class Kernel { own, cpu_flash, cuda_flash, cuda_efficient, composed };
+  enum class Kernel { own, cpu_flash, gpu, composed };
 
   Kernel kernel = Kernel::composed;
 
@@ -107,8 +104,8 @@ struct Attention {
       // ATen's flash kernel can turn a NaN in q or k into zeros, which would hide a diverged run.
       return t.isnan().any().item<bool>() ? Kernel::composed : Kernel::cpu_flash;
     }
-    if (starts.defined() || d % 8 != 0 || d > 256) return Kernel::composed;
-    return t.scalar_type() == at::kFloat ? Kernel::cuda_efficient : Kernel::cuda_flash;
+    const bool has_places = !starts.defined() || document_begins.defined();
+    return has_places && gpu_attention_ready(t.scalar_type(), d) ? Kernel::gpu : Kernel::composed;
   }
 
   AttentionShape shape() const {
@@ -135,14 +132,16 @@ struct Attention {
   static at::Tensor joined(const at::Tensor& y) {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
   }
-  /// Writes the gradients of q, k and v [B, H, T, D] into that of the packed tensor.
+  /// Exchanges the dims of positions and heads of [B, T, H, D] or [B, H, T, D].
+  static at::Tensor exchanged(const at::Tensor& t) { return t.transpose(1, 2); }
+  /// Writes the gradients of q, k and v [B, T, H, D] into that of the packed tensor.
   void join(const at::Tensor& d_packed, const std::array<at::Tensor, 3>& gradients) const {
     std::array<const void*, 3> rows{};  // [B T, C]
     const int64_t bytes = d_packed.size(2) / 3 * static_cast<int64_t>(d_packed.element_size());
     bool is_ready = d_packed.is_cuda() && kernels_wanted() && bytes % 16 == 0;
     for (size_t i = 0; i < 3; ++i) {
       rows[i] = gradients[i].const_data_ptr();
-      is_ready = is_ready && gradients[i].transpose(1, 2).is_contiguous() &&
+      is_ready = is_ready && gradients[i].is_contiguous() &&
                  gradients[i].scalar_type() == d_packed.scalar_type() && is_aligned(rows[i], 16);
     }
     if (is_ready) {
@@ -150,22 +149,8 @@ struct Attention {
                             d_packed.size(0) * d_packed.size(1), bytes);
       return bump_version(d_packed);
     }
-    for (int64_t i = 0; i < 3; ++i) part(d_packed, i).copy_(gradients[static_cast<size_t>(i)]);
-  }
-  /// Returns how many samples the backward of a GPU's flash kernel should process first. Its
-  /// deterministic form gives each head of a sample to one multiprocessor, and splits heads up if
-  /// there are fewer heads than multiprocessors. So the remainder after full rounds costs a full
-  /// round, unless a separate call lets it be split up.
-  static int64_t full_waves(int64_t batch, int64_t heads, int64_t processors) {
-    const auto cost = [&](int64_t samples) {  // in rounds of all multiprocessors
-      const int64_t blocks = samples * heads;
-      if (blocks == 0) return 0.0;
-      const int64_t parts = divide_up(processors, blocks);
-      return static_cast<double>(divide_up(blocks * parts, processors)) /
-             static_cast<double>(parts);
-    };
-    const int64_t whole = batch * heads / processors * processors / heads;
-    return cost(whole) + cost(batch - whole) < 0.9 * cost(batch) ? whole : batch;
+    for (int64_t i = 0; i < 3; ++i)
+      exchanged(part(d_packed, i)).copy_(gradients[static_cast<size_t>(i)]);
   }
   static at::Tensor wide(const at::Tensor& t) {
     return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat);
@@ -173,6 +158,10 @@ struct Attention {
   double scale() const {
     const int64_t head_size = qkv.data().size(2) / 3 / heads;
     return 1 / std::sqrt(static_cast<double>(head_size));
+  }
+
+  GpuAttention gpu_options() const {
+    return {.scale = scale(), .documents = {document_begins.data(), longest_document}};
   }
 
   // P = softmax(mask(q k^T / sqrt(D))), y = P v
@@ -208,15 +197,10 @@ struct Attention {
         out = y, lse = l;
         break;
       }
-      case Kernel::cuda_flash: {
-        auto r = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, true);
-        out = std::get<0>(r), lse = std::get<1>(r), seed = std::get<6>(r), offset = std::get<7>(r);
-        break;
-      }
-      case Kernel::cuda_efficient: {
-        auto [y, l, s, o] =
-            at::_scaled_dot_product_efficient_attention(q, k, v, std::nullopt, true, 0.0, true);
-        out = y, lse = l, seed = s, offset = o;
+      case Kernel::gpu: {
+        const GpuAttended a =
+            gpu_attention(exchanged(q), exchanged(k), exchanged(v), gpu_options());
+        out = exchanged(a.out), lse = a.lse, seed = a.seed, offset = a.offset;
         break;
       }
       case Kernel::composed: {
@@ -260,28 +244,16 @@ struct Attention {
         std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
             d_out, q, k, v, out.data(), lse.data(), /*dropout_p=*/0.0, /*is_causal=*/true);
         break;
-      case Kernel::cuda_flash: {
-        // Two calls, whole rounds first, where that is faster (see full_waves); samples do not
-        // depend on each other.
-        const int64_t first = full_waves(packed.size(0), heads, cuda_api().multiprocessors());
-        for (const auto& [begin, count] :
-             {std::pair(int64_t{0}, first), std::pair(first, packed.size(0) - first)}) {
-          if (count == 0) continue;
-          const auto of = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
-          std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
-              of(d_out), of(q), of(k), of(v), of(out.data()), of(lse.data()), /*cum_seq_q=*/{},
-              /*cum_seq_k=*/{}, packed.size(1), packed.size(1), /*dropout_p=*/0.0,
-              /*is_causal=*/true, seed.data(), offset.data());
-          join(of(d_packed), {dq, dk, dv});
+      case Kernel::gpu: {
+        const GpuAttended a{exchanged(out.data()), lse.data(), seed.data(), offset.data()};
+        int64_t begin = 0;
+        for (const auto& d : gpu_attention_backward(exchanged(d_out), exchanged(q), exchanged(k),
+                                                    exchanged(v), a, gpu_options())) {
+          const int64_t count = d[0].size(0);
+          join(d_packed.narrow(0, begin, count), d);
+          begin += count;
         }
         return {d_packed};
-      }
-      case Kernel::cuda_efficient: {
-        at::Tensor d_bias;
-        std::tie(dq, dk, dv, d_bias) = at::_scaled_dot_product_efficient_attention_backward(
-            d_out, q, k, v, /*attn_bias=*/{}, out.data(), lse.data(), seed.data(), offset.data(),
-            /*dropout_p=*/0.0, {true, true, true, false}, /*is_causal=*/true);
-        break;
       }
       case Kernel::composed: {
         const at::Tensor& p = lse.data();
@@ -293,7 +265,7 @@ struct Attention {
       }
     }
 
-    join(d_packed, {dq, dk, dv});
+    join(d_packed, {exchanged(dq), exchanged(dk), exchanged(dv)});
     return {d_packed};
   }
   Grads<1, Variable> backward(const Variable& dy, Needs<1> needs) const {
@@ -340,15 +312,18 @@ Variable composed_attention(const Variable& q, const Variable& k, const Variable
                                              repeated(v, heads, kv_heads), o));
 }
 
-// Lathe's kernel on separate projections. There may be fewer heads of keys and values than of
-// queries, and more keys than queries.
+// Attention on separate projections, by Lathe's kernel on CPUs and by those of attention_gpu.h on
+// GPUs. There may be fewer heads of keys and values than of queries, and more keys than queries.
 struct GroupedAttention {
   static constexpr OpInfo info{.name = "grouped_attention", .amp = Amp::low};
   int64_t heads, kv_heads;
-  ScoreOptions scores{};         // `starts` already accounts for the window
+  ScoreOptions scores{};  // `starts` already accounts for the window
+  int64_t longest_document = 0;
+  Saved document_begins{};       // DocumentPlaces, on a GPU, whose kernels apply the window
   Saved starts{}, rope_table{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
   Needs<3> needs{};
-  Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{};
+  Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{},
+        seed{}, offset{};
 
   static AttentionShape shape(at::IntArrayRef query, at::IntArrayRef key, int64_t heads,
                               int64_t kv_heads) {
@@ -381,6 +356,7 @@ struct GroupedAttention {
   // group, with q and k rotated
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     q = readable(query), k = readable(key), v = readable(value);
+    if (query.is_cuda()) return forward_on_gpu();
     const bool records = needs[0] || needs[1] || needs[2];
     at::Tensor y = at::empty(query.sizes(), query.options());
     if (records) lse = at::empty({y.size(0), heads, y.size(1)}, y.options().dtype(at::kFloat));
@@ -396,6 +372,7 @@ struct GroupedAttention {
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
     LATHE_CHECK(q.data().size(1) == k.data().size(1), "gradients need as many keys as queries");
     const at::Tensor dy = dy_.contiguous();
+    if (dy.is_cuda()) return backward_on_gpu(dy);
     const auto like_queries = [&] { return at::empty(q.data().sizes(), q.data().options()); };
     const at::Tensor dq = like_queries(), dk = like_queries(), dv = like_queries();
     attention_backward(shape(), element_of(dy.scalar_type()), rows_of(q.data()), rows_of(k.data()),
@@ -433,7 +410,43 @@ struct GroupedAttention {
     const int64_t b = d.size(0), s = d.size(1), width = d.size(2) / heads;
     return d.view({b, s, kv_heads, heads / kv_heads, width}).sum(3).view({b, s, kv_heads * width});
   }
+
+  GpuAttention gpu_options() const {
+    return {.scale = shape().scale,
+            .window = scores.window,
+            .documents = {document_begins.data(), longest_document}};
+  }
+  /// Separates heads that are side by side: [B, T, H D] -> [B, T, H, D].
+  static at::Tensor split(const at::Tensor& t, int64_t heads) {
+    return t.unflatten(2, {heads, t.size(2) / heads});
+  }
+  at::Tensor forward_on_gpu() {
+    const GpuAttended a = gpu_attention(split(q.data(), heads), split(k.data(), kv_heads),
+                                        split(v.data(), kv_heads), gpu_options());
+    lse = a.lse, seed = a.seed, offset = a.offset;
+    const at::Tensor y = a.out.flatten(2);
+    out = y;
+    return y;
+  }
+  Grads<3> backward_on_gpu(const at::Tensor& dy) const {
+    const GpuAttended a{split(out.data(), heads), lse.data(), seed.data(), offset.data()};
+    std::array<std::vector<at::Tensor>, 3> parts;
+    for (const auto& d :
+         gpu_attention_backward(split(dy, heads), split(q.data(), heads), split(k.data(), kv_heads),
+                                split(v.data(), kv_heads), a, gpu_options())) {
+      for (size_t i = 0; i < 3; ++i) parts[i].push_back(d[i].flatten(2));
+    }
+    const auto joined = [&](size_t i) {
+      return parts[i].size() == 1 ? parts[i].front() : at::cat(parts[i]);
+    };
+    return {joined(0), joined(1), joined(2)};
+  }
 };
+
+/// Returns the documents of starts that are on a GPU.
+DocumentPlaces places_on_gpu(const at::Tensor& starts) {
+  return starts.defined() && starts.is_cuda() ? document_places(starts) : DocumentPlaces{};
+}
 
 }  // namespace
 
@@ -441,7 +454,12 @@ Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts)
   require_defined("attention", {&qkv});
   const at::Tensor checked =
       qkv.dim() == 3 ? checked_starts(starts, qkv.size(0), qkv.size(1)) : at::Tensor();
-  return apply(Attention{.heads = heads, .starts = checked}, qkv);
+  const DocumentPlaces documents = places_on_gpu(checked);
+  return apply(Attention{.heads = heads,
+                         .longest_document = documents.longest,
+                         .starts = checked,
+                         .document_begins = documents.begins},
+               qkv);
 }
 
 Variable attention(const Variable& q, const Variable& k, const Variable& v, int64_t heads,
@@ -471,9 +489,8 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
               sentence("needs a window, scale and softcap of 0 or more, not "), scores.window, ", ",
               scores.scale, " and ", scores.softcap);
 
-  const at::Tensor checked =
-      window_starts(checked_starts(starts, q.size(0), q.size(1), k.size(1) - q.size(1)),
-                    scores.window, q, k.size(1));
+  const at::Tensor own_starts = checked_starts(starts, q.size(0), q.size(1), k.size(1) - q.size(1));
+  const at::Tensor checked = window_starts(own_starts, scores.window, q, k.size(1));
 
   // The kernel is chosen before apply() casts, so determine the dtype that autocast will give the
   // op.
@@ -493,10 +510,26 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
                  q, k, v);
   }
 
-  // Without the grouped kernel, rotate first, and then repeat keys and values for their queries.
+  // Other kernels take queries and keys that are rotated.
   if (rope_table.defined())
     return attention(rotate(q, rope_table), rotate(k, rope_table), v, heads, kv_heads, starts, {},
                      scores);
+
+  if (q.data().is_cuda() && q.numel() > 0 && alike && scores.softcap == 0 &&
+      gpu_attention_ready(dtype, q.size(2) / heads)) {
+    const DocumentPlaces documents =
+        k.size(1) == q.size(1) ? places_on_gpu(own_starts) : DocumentPlaces{};
+    if (!own_starts.defined() || documents.begins.defined())
+      return apply(GroupedAttention{.heads = heads,
+                                    .kv_heads = kv_heads,
+                                    .scores = scores,
+                                    .longest_document = documents.longest,
+                                    .document_begins = documents.begins,
+                                    .starts = checked},
+                   q, k, v);
+  }
+
+  // Without a kernel, repeat keys and values for their queries.
   if (k.size(1) != q.size(1) || scores.scale > 0 || scores.softcap > 0)
     return composed_attention(q, k, v, heads, kv_heads, checked, scores);
   return attention(

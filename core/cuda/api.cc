@@ -132,6 +132,17 @@ void decide(const StepRequest& request, const double* partials, int64_t n, const
         "decide");
 }
 
+void decide_gradient(const double* partials, int64_t n, StepControl* control) {
+  check(decide_gradient_cuda(partials, n, control, c10::cuda::getCurrentCUDAStream()),
+        "decide_gradient");
+}
+
+void end_stages(int64_t step, const double* partials, int64_t n, const float* loss,
+                StepControl* control) {
+  check(end_stages_cuda(step, partials, n, loss, control, c10::cuda::getCurrentCUDAStream()),
+        "end_stages");
+}
+
 void update(const UpdateArgs* args, int64_t count, const UpdateRule& rule, StepControl* control) {
   check(update_cuda(args, count, rule, control, c10::cuda::getCurrentCUDAStream()), "update");
 }
@@ -160,6 +171,8 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .interleave = lathe::interleave,
                                   .grad_sum = lathe::grad_sum,
                                   .decide = lathe::decide,
+                                  .decide_gradient = lathe::decide_gradient,
+                                  .end_stages = lathe::end_stages,
                                   .update = lathe::update};
   return &api;
 }

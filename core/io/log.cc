@@ -156,7 +156,8 @@ void set_log_prefix(const std::string& prefix) { instance().prefix = prefix; }
 
 void log(Level level, const std::string& text) {
   auto& log = instance();
-  const std::string message = log.prefix + text;
+  // A problem may quote anything from a file or a command line, and log.txt must stay text.
+  const std::string message = log.prefix + (level >= Level::warn ? printable(text) : text);
   if (!log.has_file && log.before_file.size() < 1000) log.before_file.emplace_back(level, message);
   log.logger.log(level_of(level), spdlog::string_view_t(message));
 }

@@ -32,7 +32,8 @@ class PrintableStreams {
   std::streambuf *before_out_, *before_err_;
 };
 
-/// Writes a line to the console and to the log file, if there is one.
+/// Writes a line to the console and to the log file, if there is one. Warnings and errors are made
+/// printable() (core/io/text.h).
 void log(Level level, const std::string& message);
 /// Logs the concatenated arguments as a line.
 template <class... Args>

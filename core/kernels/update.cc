@@ -1,5 +1,7 @@
 #include "core/kernels/update.h"
 
+#include <numeric>
+
 // Plain loops, compiled once for each instruction set; the compiler turns them into vectors.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernels/update.cc"
@@ -77,11 +79,25 @@ double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end) 
   return HWY_DYNAMIC_DISPATCH(grad_sum_range)(grad, type, begin, end);
 }
 
+namespace {
+/// Adds up partial sums in their order.
+double total_of(const double* partials, int64_t n) {
+  return std::accumulate(partials, partials + n, 0.0);
+}
+}  // namespace
+
 void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss,
                 StepControl* control, ScaleState* scale) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += partials[i];
-  settle(request, sum, loss, *control, scale);
+  settle(request, total_of(partials, n), loss, *control, scale);
+}
+
+void decide_gradient_cpu(const double* partials, int64_t n, StepControl* control) {
+  settle_gradient(total_of(partials, n), *control);
+}
+
+void end_stages_cpu(int64_t step, const double* partials, int64_t n, const float* loss,
+                    StepControl* control) {
+  settle_stages(step, total_of(partials, n), loss, *control);
 }
 
 void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin,

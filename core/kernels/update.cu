@@ -91,12 +91,28 @@ __global__ void grad_sum_kernel(GradTable table, double* partials) {
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void decide_kernel(StepRequest request, const double* partials, int64_t n,
-                              const float* loss, StepControl* control, ScaleState* scale) {
+/// Returns the sum of n numbers, in an order that is always the same; valid in thread 0.
+__device__ double total_of(const double* partials, int64_t n) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < n; i += threads) sum += partials[i];
-  sum = block_sum(sum);
+  return block_sum(sum);
+}
+
+__global__ void decide_kernel(StepRequest request, const double* partials, int64_t n,
+                              const float* loss, StepControl* control, ScaleState* scale) {
+  const double sum = total_of(partials, n);
   if (threadIdx.x == 0) settle(request, sum, loss, *control, scale);
+}
+
+__global__ void decide_gradient_kernel(const double* partials, int64_t n, StepControl* control) {
+  const double sum = total_of(partials, n);
+  if (threadIdx.x == 0) settle_gradient(sum, *control);
+}
+
+__global__ void end_stages_kernel(int64_t step, const double* partials, int64_t n,
+                                  const float* loss, StepControl* control) {
+  const double sum = total_of(partials, n);
+  if (threadIdx.x == 0) settle_stages(step, sum, loss, *control);
 }
 
 template <class Rule, class T>
@@ -178,6 +194,18 @@ cudaError_t decide_cuda(const StepRequest& request, const double* partials, int6
                         const float* loss, StepControl* control, ScaleState* scale,
                         cudaStream_t stream) {
   launch(decide_kernel, 1, threads, stream, request, partials, n, loss, control, scale);
+  return cudaGetLastError();
+}
+
+cudaError_t decide_gradient_cuda(const double* partials, int64_t n, StepControl* control,
+                                 cudaStream_t stream) {
+  launch(decide_gradient_kernel, 1, threads, stream, partials, n, control);
+  return cudaGetLastError();
+}
+
+cudaError_t end_stages_cuda(int64_t step, const double* partials, int64_t n, const float* loss,
+                            StepControl* control, cudaStream_t stream) {
+  launch(end_stages_kernel, 1, threads, stream, step, partials, n, loss, control);
   return cudaGetLastError();
 }
 

@@ -15,6 +15,10 @@ cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials
 cudaError_t decide_cuda(const StepRequest& request, const double* partials, int64_t n,
                         const float* loss, StepControl* control, ScaleState* scale,
                         cudaStream_t stream);
+cudaError_t decide_gradient_cuda(const double* partials, int64_t n, StepControl* control,
+                                 cudaStream_t stream);
+cudaError_t end_stages_cuda(int64_t step, const double* partials, int64_t n, const float* loss,
+                            StepControl* control, cudaStream_t stream);
 /// Updates `count` parameters. A launch takes many.
 cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule& rule,
                         StepControl* control, cudaStream_t stream);

@@ -127,6 +127,13 @@ double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end);
 /// a scale a non-finite gradient or loss ends the run.
 void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss,
                 StepControl* control, ScaleState* scale);
+/// Decides in a step in stages whether one gradient is applied: if its sums are finite and no step
+/// has failed.
+void decide_gradient_cpu(const double* partials, int64_t n, StepControl* control);
+/// Ends a step in stages: records the norm of all gradients, and a failed step if it or the loss,
+/// which may be null, is not finite.
+void end_stages_cpu(int64_t step, const double* partials, int64_t n, const float* loss,
+                    StepControl* control);
 /// Updates elements [begin, end). Several threads may update parts of one parameter.
 void update_cpu(const UpdateArgs& args, const UpdateRule& rule, StepControl* control, int64_t begin,
                 int64_t end);

@@ -53,6 +53,20 @@ LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* los
   with_rule(r.rule.kind, [&](auto rule) { decltype(rule)::settle(r.rule, c); });
 }
 
+/// Decides in a step in stages whether one gradient is applied, from the sum of its squares.
+LATHE_BOTH inline void settle_gradient(double sum, StepControl& c) {
+  c.skip = c.failed_step != 0 || !std::isfinite(sum);
+}
+
+/// Ends a step in stages: records the norm of all gradients from the sum of their squares, and a
+/// failed step if that or the loss is not finite. Averages of other parameters still move then.
+LATHE_BOTH inline void settle_stages(int64_t step, double sum, const float* loss, StepControl& c) {
+  c.skip = c.failed_step != 0;
+  if (c.skip) return;
+  c.grad_norm = std::sqrt(sum);
+  if (!std::isfinite(sum) || (loss != nullptr && !std::isfinite(*loss))) c.failed_step = step + 1;
+}
+
 /// Returns the factor of a parameter's gradient: c.grad_scale, times clipping by the norm of this
 /// one.
 LATHE_BOTH inline double grad_scale_of(const UpdateRule& r, const UpdateArgs& a,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/dry_run.h"
 #include "core/kernels/gemm.h"
 #include "core/kernels/rules.h"
 #include "core/kernels/scratch.h"
@@ -136,7 +137,9 @@ class Muon final : public Method {
                      [](const SlotUpdate& a, const SlotUpdate& b) { return a.args.n > b.args.n; });
 
     const auto count = static_cast<int64_t>(matrices.size());
-    if (count < int64_t{2} * at::get_num_threads()) {
+    const int64_t threads = at::get_num_threads();
+    if (count >= 2 * threads && is_dry_run()) return allocate_workspaces(matrices, threads);
+    if (count < 2 * threads) {
       for (const SlotUpdate& slot : matrices) update(slot, rule, control);
       return;
     }
@@ -146,6 +149,23 @@ class Muon final : public Method {
   }
 
  private:
+  /// Makes what the first `count` matrices need at the same time, one on each thread: a dry run
+  /// does not run the threads' work.
+  static void allocate_workspaces(const std::vector<SlotUpdate>& matrices, int64_t count) {
+    std::vector<at::Tensor> all;
+    for (int64_t i = 0; i < count; ++i) {
+      const SlotUpdate& slot = matrices[static_cast<size_t>(i)];
+      const auto dtype = slot.args.param_type == Element::f64 ? at::kDouble : at::kFloat;
+      const int64_t rows = slot.sizes[0], columns = slot.args.n / rows,
+                    small = std::min(rows, columns);
+      // Two of the matrix's shape and two products of it with itself; see newton_schulz().
+      for (int copy = 0; copy < 2; ++copy) {
+        all.push_back(at::empty({rows, columns}, dtype));
+        all.push_back(at::empty({small, small}, dtype));
+      }
+    }
+  }
+
   void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
     UpdateArgs args = slot.args;
 

@@ -452,6 +452,38 @@ TEST_CASE("the decision on a GPU is the CPU's", "[cuda_kernels]") {
     CHECK(count > 3);  // the rows reach each case
 }
 
+TEST_CASE("the decisions of a step in stages on a GPU are the CPU's", "[cuda_kernels]") {
+  std::mt19937 random(4);
+  int64_t skips = 0, failures = 0;
+  for (const Order order : orders) {
+    const ThreadOrder setting(order);
+    for (int run = 0; run < 40; ++run) {
+      const int64_t counts[] = {0, 1, 255, 256, 257, 3000};
+      std::vector<double> partials(static_cast<size_t>(counts[random() % 6]));
+      for (double& p : partials) p = random() % 1024 / 64.0;  // exact sums, in any order
+      if (random() % 4 == 0 && !partials.empty()) partials[random() % partials.size()] = NAN;
+      const auto n = static_cast<int64_t>(partials.size());
+
+      StepControl ours, wanted;
+      ours.failed_step = wanted.failed_step = random() % 4 == 0 ? 3 : 0;
+      decide_gradient_cpu(partials.data(), n, &wanted);
+      CHECK(decide_gradient_cuda(partials.data(), n, &ours, nullptr) == cudaSuccess);
+      REQUIRE(same(ours, wanted));
+      skips += wanted.skip;
+
+      const float losses[] = {1, 1, INFINITY, NAN};
+      const float loss = losses[random() % 4];
+      const float* seen = random() % 3 == 0 ? nullptr : &loss;
+      end_stages_cpu(run, partials.data(), n, seen, &wanted);
+      CHECK(end_stages_cuda(run, partials.data(), n, seen, &ours, nullptr) == cudaSuccess);
+      REQUIRE(same(ours, wanted));
+      failures += wanted.failed_step == run + 1;
+    }
+  }
+  CHECK(skips > 3);
+  CHECK(failures > 3);
+}
+
 /// Parameters of every type with their gradients and state, all drawn from one seed, so that two
 /// are the same.
 struct Parameters {

@@ -236,6 +236,14 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
   }
   // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
+
+  // The first stage also receives the last one's gradient of a tied embedding, which is most here.
+  const Words tied = with_keys(all, {"--dist.pipeline=2", "--model.tie_weights=true",
+                                     "--model.vocab_size=5000", "--train.grad_accum=2"});
+  REQUIRE(train_on(f, 2, "kind.toml", "tied", tied).code == 0);
+  CHECK(lathe::test::plan_of(f, 2, "kind.toml", tied).at("tensors_mb").get<double>() * (1 << 20) ==
+        Approx(lathe::test::rank_figures(f / "runs/tied").at("memory_bytes").get<double>())
+            .epsilon(0.02));
 }
 
 TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "[pipeline]") {

@@ -21,6 +21,7 @@ int64_t process_overhead_bytes() { return peak_rss_bytes() + (20 << 20); }
 DryStep dry_step(const LoadedConfig& given, int ranks) {
   LoadedConfig loaded = one_step(given);
   const RunData data = open_for_plan(loaded);
+  loaded.config.train.eval_interval = given.config.train.eval_interval;
   return dry_step(loaded, data, ranks);
 }
 
@@ -85,9 +86,19 @@ void add_facts(DryStep& result, const Session& s) {
   });
 }
 
+/// Computes what an evaluation does for a batch.
+void evaluate_batch(const Session& s, DummyLoader& batches) {
+  const CompleteParameters complete(s);
+  const NoGrad no_grad;
+  const Autocast autocast(s.compute);
+  const MemoryScope memory(Memory::activations);
+  s.task.loss(*s.model, batches.next(), static_cast<double>(units_of_micro_batch(s.config)));
+}
+
 /// Runs the dry steps of a process of one stage.
 DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage) {
   const LoadedConfig loaded = one_step(given);
+  const bool evaluates = given.config.train.eval_interval > 0;
   std::optional<DryWorld> others;
   const GridSizes sizes = replica_of(loaded.config, ranks);
   const int data_ranks = ranks / sizes.replica();
@@ -111,6 +122,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   const int64_t all = s.config.train.grad_accum, own = std::min(all / data_ranks, most);
   FlopCount flops;
   int64_t sent_in_replica = 0;
+  if (evaluates) evaluate_batch(s, batches);
   for (int64_t step = 0; step < 2; ++step) {
     s.config.train.grad_accum = data_ranks * (step == 0 ? 1 : own);
     flops = {};
@@ -119,6 +131,8 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
     run_step(s, [&] { return batches.next(); }, step);
     sent_in_replica = sent_within_replica() - before;
   }
+  // A step's gradients are still there.
+  if (evaluates) evaluate_batch(s, batches);
 
   add_offload(result, s);
 

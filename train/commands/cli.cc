@@ -324,9 +324,6 @@ std::string sentence(const fs::filesystem_error& e) {
       e.code() == std::errc::permission_denied ? "; change the permissions, or name another" : "");
 }
 
-/// Logs an error. It may quote anything from a file or a command line, so it is made printable.
-void log_error(const std::string& what) { log(Level::error, printable(what)); }
-
 }  // namespace
 
 int run_cli(int argc, char** argv) {
@@ -344,15 +341,15 @@ int run_cli(int argc, char** argv) {
     if (!std::cout || std::fflush(stdout) != 0) fail(Exit::io, "standard output can't be written");
     return static_cast<int>(code);
   } catch (const Error& e) {
-    if (*e.what() != '\0') log_error(e.what());  // empty: another process has printed it
+    if (*e.what() != '\0') log(Level::error, e.what());  // empty: another process has printed it
     return static_cast<int>(e.code());
   } catch (const c10::Error& e) {
-    log_error(std::string("internal: ") + e.what_without_backtrace());
+    log(Level::error, std::string("internal: ") + e.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     log(Level::error, "out of memory; make batch_size, block_size or the model smaller");
     return static_cast<int>(Exit::memory);
   } catch (const fs::filesystem_error& e) {
-    log_error(sentence(e));
+    log(Level::error, sentence(e));
     return static_cast<int>(Exit::io);
   } catch (const std::system_error& e) {
     if (e.code() == std::errc::resource_unavailable_try_again) {
@@ -361,9 +358,9 @@ int run_cli(int argc, char** argv) {
               "; raise the limit of processes and threads (ulimit -u, or the container's)"));
       return static_cast<int>(Exit::memory);
     }
-    log_error(std::string("internal: ") + e.what());
+    log(Level::error, std::string("internal: ") + e.what());
   } catch (const std::exception& e) {
-    log_error(std::string("internal: ") + e.what());
+    log(Level::error, std::string("internal: ") + e.what());
   }
   return static_cast<int>(Exit::internal);
 }

@@ -39,19 +39,10 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
          " has compute capability ", capability / 10, ".", capability % 10,
          " and 8.0 is needed; set train.device = \"cpu\"");
   }
-  if (loaded.config.memory.update_in_backward && device == "cuda") {
-    fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),
-         ": memory.update_in_backward is for CPUs so far; leave it out, or set train.device = "
-         "\"cpu\"");
-  }
   const std::string& offload_dir = loaded.config.memory.offload_dir;
   if (!offload_dir.empty() && !fs::is_directory(offload_dir)) {
     fail(Exit::usage, origin_of(loaded, "memory.offload_dir"), ": there is no folder ", offload_dir,
          ", which memory.offload_dir names; create it, or leave the key out");
-  }
-  if (loaded.config.memory.saved != "none" && device == "cuda") {
-    fail(Exit::usage, origin_of(loaded, "memory.saved"),
-         ": memory.saved is for CPUs so far; leave it out, or set train.device = \"cpu\"");
   }
   if (loaded.config.memory.offload != "none" && device == "cuda") {
     fail(Exit::usage, origin_of(loaded, "memory.offload"),
@@ -104,7 +95,9 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
     refuse("does not support running statistics, as those of batch norm, yet; set it to 1");
   }
   const double head = model.has_head() ? static_cast<double>(model.head_weight().numel()) : 0;
-  return std::make_unique<StageParameters>(world(), params, cut_into_stages(costs, head, stages));
+  return std::make_unique<StageParameters>(
+      world(), params, cut_into_stages(costs, head, stages),
+      model.has_head() ? model.head_weight().as_leaf() : nullptr);
 }
 
 /// Lays the parameters into buckets. Those that their optimizer needs as a whole are cut only

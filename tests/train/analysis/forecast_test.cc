@@ -26,16 +26,22 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// The most that tensors of two steps of a config take at once, when they run.
+/// The most that tensors of two steps of a config take at once, when they run, with an evaluation
+/// before and after them.
 int64_t measured_peak(LoadedConfig loaded) {
-  loaded.config.train.eval_interval = 0;
   install_allocator();
   const int64_t before = memory_stats().total;
   const RunData data = RunData::open(loaded);
   Session s = Session::make(loaded, *data.task, data.sizes);
   Loader loader(*data.data, batch_sizes(s.config), 1, 0, s.config.data, s.device);
   reset_memory_peaks();
+  const auto evaluate_once = [&] {
+    if (loaded.config.train.eval_interval == 0) return;
+    evaluate(*data.task, *s.model, *data.data, batch_sizes(s.config), 1, s.compute, s.device);
+  };
+  evaluate_once();
   for (int64_t step = 0; step < 2; ++step) run_step(s, loader, step);
+  evaluate_once();
   return memory_stats().total_peak - before;
 }
 
@@ -62,12 +68,12 @@ TEST_CASE("a dry run takes what the run takes", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const auto load = [&](std::vector<std::pair<std::string, std::string>> keys) {
-    keys.insert(keys.end(), {{"data.dir", (f / "data").string()},
-                             {"train.threads", "2"},
-                             {"train.device", "cpu"},
-                             {"model.n_embd", "64"},
-                             {"model.n_layer", "3"},
-                             {"model.block_size", "32"}});
+    keys.insert(keys.begin(), {{"data.dir", (f / "data").string()},
+                               {"train.threads", "2"},
+                               {"train.device", "cpu"},
+                               {"model.n_embd", "64"},
+                               {"model.n_layer", "3"},
+                               {"model.block_size", "32"}});
     return load_config((f / "tiny.toml").string(), keys);
   };
   const std::vector<std::vector<std::pair<std::string, std::string>>> cases{
@@ -83,11 +89,16 @@ TEST_CASE("a dry run takes what the run takes", "[forecast]") {
       {{"memory.saved", "fp8"}, {"train.batch_size", "8"}},
       {{"memory.saved", "fp8"}, {"amp.dtype", "bf16"}, {"memory.recompute", "blocks.0-0"}},
       {{"optim.kind", "muon"}},
+      {{"optim.kind", "muon"}, {"model.n_embd", "256"}, {"train.batch_size", "1"}},
       {{"optim.kind", "adamw8bit"}},
       {{"optim.kind", "adafactor"}},
       {{"optim.kind", "sgd"}, {"optim.ema_decay", "0.9"}},
       {{"train.kernels", "aten"}},
       {{"model.vocab_size", "5000"}, {"model.tie_weights", "false"}},
+      {{"model.vocab_size", "5000"},
+       {"model.tie_weights", "false"},
+       {"train.eval_interval", "1"},
+       {"train.batch_size", "8"}},
       {{"model.vocab_size", "5000"},
        {"train.batch_size", "1"},
        {"train.grad_accum", "1"}},  // the head's gradient is most
@@ -103,7 +114,9 @@ TEST_CASE("a dry run takes what the run takes", "[forecast]") {
     // processor decides.
     const bool atens = name.find("aten") != std::string::npos ||
                        (name.find("fp16") != std::string::npos && !gemm_ready(Element::f16));
-    const double allowed = atens ? 0.08 : 0.01;
+    // Threads of Muon need not be at their largest matrices at the same time.
+    const bool muons = name.find("muon") != std::string::npos;
+    const double allowed = atens ? 0.08 : muons ? 0.05 : 0.01;
     CHECK(std::abs(dry / real - 1) < allowed);
     // The control: another batch size is seen.
     LoadedConfig larger = loaded;
@@ -548,7 +561,8 @@ TEST_CASE("plan --json has the keys that bench step measures, --fit what to chan
   make_tiny_run(f.path(), "[log]\nlevel = \"error\"\n");
   const std::vector<std::string> larger{"--model.n_embd=128",      "--model.block_size=32",
                                         "--train.batch_size=64",   "--train.grad_accum=1",
-                                        "--model.vocab_size=8000", "--train.device=cpu"};
+                                        "--model.vocab_size=8000", "--train.device=cpu",
+                                        "--train.eval_interval=0"};
   const auto plan = [&](std::vector<std::string> more, const std::vector<std::string>& keys) {
     more.insert(more.begin(), {"plan", "tiny.toml"});
     more.insert(more.end(), keys.begin(), keys.end());

@@ -5,6 +5,7 @@
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/ops.h"
+#include "autograd/packing.h"
 #include "core/device.h"
 #include "optim/method.h"
 #include "tests/optim/optimizer_table.h"
@@ -59,6 +60,61 @@ TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU'
     CHECK(lathe_in(f, {"train", "kind.toml", "--train.out_dir=cpu", "--train.device=cuda"}).code ==
           0);
     CHECK(lathe_in(f, {"eval", "cpu", "--device=cpu"}).code == 0);
+  }
+}
+
+TEST_CASE("the keys of memory change no bit of a run on a GPU, except packed activations",
+          "[gpu]") {
+  if (skip_without_gpu()) return;
+  const TempFolder f(fast_folder());
+  make_data(f);
+  write_config(
+      f, {"gpt", "text", "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"});
+  int runs = 0;
+  const auto weights = [&](std::vector<std::string> more) {
+    const std::string out = "run" + std::to_string(runs++);
+    more.insert(more.begin(),
+                {"train", "kind.toml", "--train.out_dir=" + out, "--train.steps=6",
+                 "--train.grad_accum=1", "--checkpoint.interval=6", "--train.device=cuda"});
+    const Finished done = lathe_in(f, more);
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    return results_of(f / out, "step-00000006");
+  };
+  for (const std::vector<std::string>& base : std::vector<std::vector<std::string>>{
+           {"--optim.grad_clip=0"}, {"--amp.dtype=bf16", "--optim.grad_clip=0.5"}}) {
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), base.begin(), base.end());
+      return weights(more);
+    };
+    const std::string plain = with({});
+    CHECK(with({"--memory.update_in_backward=true"}) == plain);
+    CHECK(with({"--memory.recompute=selective"}) == plain);
+    CHECK(with({"--memory.saved=fp8"}) != plain);
+    CHECK(with({"--optim.kind=adam8bit", "--memory.update_in_backward=true"}) ==
+          with({"--optim.kind=adam8bit"}));
+  }
+}
+
+TEST_CASE("packed activations of a GPU have nearly the gradients of a CPU's", "[gpu]") {
+  if (skip_without_gpu()) return;
+  torch::manual_seed(6);
+  const at::Tensor x = torch::randn({64, 96}), weight = torch::randn({96, 96});
+  const auto gradient = [&](at::DeviceType device, std::optional<Packing> packing) {
+    const Variable w = Variable::parameter(weight.to(device)), constant(x.to(device));
+    Variable loss;
+    {
+      const auto guard = packing ? std::make_unique<PackSaved>(*packing) : nullptr;
+      const Variable y = gelu(linear(gelu(linear(constant, w)), w));
+      loss = sum(y * y);
+    }
+    backward(loss);
+    return w.grad().cpu();
+  };
+  const at::Tensor exact = gradient(at::kCPU, std::nullopt);
+  for (const Packing packing : {Packing::bf16, Packing::fp8}) {
+    const at::Tensor cpu = gradient(at::kCPU, packing), gpu = gradient(at::kCUDA, packing);
+    CHECK(distance(gpu, cpu) < 0.2 * distance(cpu, exact));
   }
 }
 

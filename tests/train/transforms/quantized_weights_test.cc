@@ -172,6 +172,11 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
     const Finished r = lathe_in(f, command(dtype, dtype));
     INFO(r.out << r.err);
     REQUIRE(r.code == 0);
+    // A forecast has no values, neither of the base nor of the starts of documents.
+    std::vector<std::string> planned =
+        command(dtype, dtype, {"--data.documents=separate", "--data.document_end=10"});
+    planned[0] = "plan";
+    CHECK(lathe_in(f, planned).code == 0);
     const std::string metrics = slurp(f / dtype / "metrics.jsonl");
     const double first =
         parse_json(metrics.substr(0, metrics.find('\n')), "", Exit::internal)["val_loss"];

@@ -1,0 +1,238 @@
+#include "autograd/ops/attention_gpu.h"
+
+#include <ATen/ops/_cudnn_attention_forward.h>
+#include <ATen/ops/_efficient_attention_backward.h>
+#include <ATen/ops/_efficient_attention_forward.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/device.h"
+#include "core/error.h"
+#include "core/kernels/scratch.h"
+
+namespace lathe {
+namespace {
+
+/// ATen's optional tensor: absent instead of undefined.
+std::optional<at::Tensor> optional(const at::Tensor& t) {
+  return t.defined() ? std::optional(t) : std::nullopt;
+}
+
+/// Returns how many samples flash attention's backward should process first. Its deterministic form
+/// gives each head of a sample to one multiprocessor, and splits heads up if there are fewer heads
+/// than multiprocessors. So the remainder after full rounds costs a full round, unless a separate
+/// call lets it be split up.
+int64_t full_rounds(int64_t batch, int64_t heads, int64_t processors) {
+  const auto cost = [&](int64_t samples) {  // in rounds of all multiprocessors
+    const int64_t blocks = samples * heads;
+    if (blocks == 0) return 0.0;
+    const int64_t parts = divide_up(processors, blocks);
+    return static_cast<double>(divide_up(blocks * parts, processors)) / static_cast<double>(parts);
+  };
+  const int64_t whole = batch * heads / processors * processors / heads;
+  return cost(whole) + cost(batch - whole) < 0.9 * cost(batch) ? whole : batch;
+}
+
+/// One call of a kernel: its arguments beside q, k and v.
+struct Call {
+  std::optional<at::Tensor> begins;
+  int64_t queries, keys;                 // of the longest document
+  std::optional<int64_t> window_left{};  // keys before a query's own
+};
+
+Call call_of(const at::Tensor& q, const at::Tensor& k, const GpuAttention& o) {
+  Call call{.begins = optional(o.documents.begins), .queries = q.size(1), .keys = k.size(1)};
+  if (call.begins) {
+    LATHE_CHECK(q.size(1) == k.size(1), "attention: documents need as many keys as queries");
+    call.queries = call.keys = o.documents.longest;
+  }
+  if (o.window > 0 && o.window < k.size(1)) call.window_left = o.window - 1;
+  return call;
+}
+
+/// Returns [B, T, H, D] as the positions of all documents: [B T, H, D].
+at::Tensor joined_rows(const at::Tensor& t) {
+  return t.reshape({t.size(0) * t.size(1), t.size(2), t.size(3)});
+}
+
+/// Returns whether cuDNN's forward takes the place of flash attention's.
+bool cudnn_is_faster(const at::Tensor& q, const at::Tensor& k, const Call& call) {
+  return cuda_api().compute_capability() >= 90 && !call.begins && !call.window_left &&
+         q.size(1) == k.size(1) && q.size(2) == k.size(2) && q.size(3) <= 128;
+}
+
+GpuAttended cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          double scale) {
+  auto r = at::_cudnn_attention_forward(
+      q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), /*attn_bias=*/{}, /*cum_seq_q=*/{},
+      /*cum_seq_k=*/{}, q.size(1), k.size(1), /*compute_log_sumexp=*/true, /*dropout_p=*/0.0,
+      /*is_causal=*/true, /*return_debug_mask=*/false, scale);
+  const at::Tensor lse = std::get<1>(r).reshape({q.size(0), q.size(2), q.size(1)});
+  return {.out = std::get<0>(r).transpose(1, 2).contiguous(),
+          .lse = lse.contiguous(),
+          .seed = std::get<6>(r),
+          .offset = std::get<7>(r)};
+}
+
+GpuAttended flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const Call& call, double scale) {
+  const auto rows = [&](const at::Tensor& t) { return call.begins ? joined_rows(t) : t; };
+  auto [out, lse, seed, offset, mask] = at::_flash_attention_forward(
+      rows(q), rows(k), rows(v), call.begins, call.begins, call.queries, call.keys,
+      /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale, call.window_left,
+      /*window_size_right=*/0);
+  return {.out = out.view(q.sizes()), .lse = lse, .seed = seed, .offset = offset};
+}
+
+using Gradients = std::array<at::Tensor, 3>;  // of q, k and v
+
+std::vector<Gradients> flash_backward(const at::Tensor& dy, const at::Tensor& q,
+                                      const at::Tensor& k, const at::Tensor& v,
+                                      const GpuAttended& a, const Call& call, double scale) {
+  const auto run = [&](const at::Tensor& d, const at::Tensor& query, const at::Tensor& key,
+                       const at::Tensor& value, const at::Tensor& out, const at::Tensor& lse) {
+    const at::Tensor begins = call.begins.value_or(at::Tensor());
+    auto [dq, dk, dv] = at::_flash_attention_backward(
+        d, query, key, value, out, lse, begins, begins, call.queries, call.keys,
+        /*dropout_p=*/0.0, /*is_causal=*/true, a.seed, a.offset, scale, call.window_left,
+        /*window_size_right=*/0);
+    return Gradients{dq, dk, dv};
+  };
+  if (call.begins) {
+    const Gradients d = run(joined_rows(dy), joined_rows(q), joined_rows(k), joined_rows(v),
+                            joined_rows(a.out), a.lse);
+    return {{d[0].view(q.sizes()), d[1].view(k.sizes()), d[2].view(v.sizes())}};
+  }
+
+  // Full rounds first, where that is faster; samples do not depend on each other.
+  std::vector<Gradients> parts;
+  const int64_t batch = q.size(0),
+                first = full_rounds(batch, q.size(2), cuda_api().multiprocessors());
+  for (const auto& [begin, count] : {std::pair(int64_t{0}, first), {first, batch - first}}) {
+    if (count == 0) continue;
+    const auto of = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
+    parts.push_back(run(of(dy), of(q), of(k), of(v), of(a.out), of(a.lse)));
+  }
+  return parts;
+}
+
+// Masks of the memory-efficient kernel, by the corner at which the last key that a query sees
+// begins. They agree if there are as many keys as queries.
+constexpr int64_t causal_from_top_left = 1, causal_from_bottom_right = 2;
+
+int64_t mask_of(const at::Tensor& q, const at::Tensor& k) {
+  return q.size(1) == k.size(1) ? causal_from_top_left : causal_from_bottom_right;
+}
+
+/// Returns the number of keys that a query of the memory-efficient kernel sees.
+std::optional<int64_t> keys_seen(const Call& call) {
+  return call.window_left ? std::optional(*call.window_left + 1) : std::nullopt;
+}
+
+/// Repeats the heads of keys or values [B, S, K, D] for H heads of queries.
+at::Tensor repeated(const at::Tensor& t, int64_t heads) {
+  return t.size(2) == heads ? t : t.repeat_interleave(heads / t.size(2), 2);
+}
+/// Sums the gradients of repeated heads: [B, S, H, D] -> [B, S, K, D].
+at::Tensor grouped(const at::Tensor& d, int64_t kv_heads) {
+  if (d.size(2) == kv_heads) return d;
+  return d.view({d.size(0), d.size(1), kv_heads, d.size(2) / kv_heads, d.size(3)}).sum(3);
+}
+
+/// Returns [B, T, H, D] as the one row of all documents: [1, B T, H, D].
+at::Tensor one_row(const at::Tensor& t, const Call& call) {
+  return call.begins ? joined_rows(t).unsqueeze(0) : t;
+}
+
+GpuAttended efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const Call& call, double scale) {
+  const auto longest = [&](int64_t n) {
+    return call.begins ? std::optional(n) : std::optional<int64_t>();
+  };
+  auto r = at::_efficient_attention_forward(
+      one_row(q, call), one_row(repeated(k, q.size(2)), call),
+      one_row(repeated(v, q.size(2)), call), /*bias=*/{}, call.begins, call.begins,
+      longest(call.queries), longest(call.keys), /*dropout_p=*/0.0, mask_of(q, k),
+      /*compute_log_sumexp=*/true, scale, /*seqlen_k=*/{}, keys_seen(call));
+  return {.out = std::get<0>(r).view(q.sizes()),
+          .lse = std::get<1>(r),
+          .seed = std::get<2>(r),
+          .offset = std::get<3>(r)};
+}
+
+std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor& q,
+                                          const at::Tensor& k, const at::Tensor& v,
+                                          const GpuAttended& a, const Call& call, double scale) {
+  auto [dq, dk, dv, d_bias] = at::_efficient_attention_backward(
+      one_row(dy, call), one_row(q, call), one_row(repeated(k, q.size(2)), call),
+      one_row(repeated(v, q.size(2)), call), /*bias=*/{}, one_row(a.out, call), call.begins,
+      call.begins, call.queries, call.keys, a.lse, /*dropout_p=*/0.0, a.seed, a.offset,
+      mask_of(q, k), /*bias_requires_grad=*/false, scale, /*num_splits_key=*/std::nullopt,
+      keys_seen(call));
+  const auto of_groups = [&](const at::Tensor& d, const at::Tensor& t) {
+    return grouped(d.view({t.size(0), t.size(1), q.size(2), t.size(3)}), t.size(2));
+  };
+  return {{dq.view(q.sizes()), of_groups(dk, k), of_groups(dv, v)}};
+}
+
+/// The thread's previous result of document_places.
+struct LastPlaces {
+  c10::weak_intrusive_ptr<c10::TensorImpl> starts;
+  int64_t version = 0;
+  DocumentPlaces places;
+};
+thread_local std::optional<LastPlaces> last_places;
+
+}  // namespace
+
+DocumentPlaces document_places(const at::Tensor& starts) {
+  const c10::weak_intrusive_ptr<c10::TensorImpl> same(starts.getIntrusivePtr());
+  if (last_places && !last_places->starts.expired() && last_places->starts == same &&
+      last_places->version == starts._version())
+    return last_places->places;
+
+  const int64_t positions = starts.numel();
+  const at::Tensor is_begin = starts == at::arange(starts.size(1), starts.options());
+  const at::Tensor continues = starts.slice(1, 1) == starts.slice(1, 0, -1);
+  const bool is_valid = is_begin.select(1, 0).all().item<bool>() &&
+                        is_begin.slice(1, 1).logical_or(continues).all().item<bool>();
+  DocumentPlaces places;
+  if (is_valid) {
+    const at::Tensor begins = at::cat(
+        {is_begin.view({-1}).nonzero().view({-1}), at::full({1}, positions, starts.options())});
+    places.begins = begins.to(at::kInt);
+    places.longest = begins.diff().max().item<int64_t>();
+  }
+  last_places = LastPlaces{same, starts._version(), places};
+  return places;
+}
+
+bool gpu_attention_ready(at::ScalarType dtype, int64_t width) {
+  return width % 8 == 0 && width <= 256 &&
+         (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16);
+}
+
+GpuAttended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const GpuAttention& options) {
+  const Call call = call_of(q, k, options);
+  if (q.scalar_type() == at::kFloat) return efficient_forward(q, k, v, call, options.scale);
+  if (cudnn_is_faster(q, k, call)) return cudnn_forward(q, k, v, options.scale);
+  return flash_forward(q, k, v, call, options.scale);
+}
+
+std::vector<std::array<at::Tensor, 3>> gpu_attention_backward(
+    const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const GpuAttended& attended, const GpuAttention& options) {
+  const auto backward = q.scalar_type() == at::kFloat ? efficient_backward : flash_backward;
+  return backward(dy, q, k, v, attended, call_of(q, k, options), options.scale);
+}
+
+}  // namespace lathe

@@ -1,0 +1,53 @@
+// Causal attention by ATen's GPU kernels: FlashAttention 2 (Dao 2023) for float16 and bfloat16, the
+// memory-efficient kernel (Rabe and Staats 2021) for float32. Their memory is linear in the number
+// of positions, also with separate documents and with a window of keys. Both are deterministic
+// under ATen's deterministic algorithms, which the trainer enables on a GPU.
+//
+// cuDNN's forward kernel is faster than flash attention's on Hopper, and has the same results to
+// keep for backward. Its backward is not deterministic, so flash attention's is used after it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace lathe {
+
+/// The documents of a batch as the kernels read them.
+struct DocumentPlaces {
+  at::Tensor begins;    ///< where each begins in the B T positions, and B T at the end: int32
+  int64_t longest = 0;  ///< positions of the longest document
+};
+/// Returns the documents of starts [B, T] on a GPU, which attention() in ops.h describes; undefined
+/// begins if starts[t] is neither t nor starts[t - 1] somewhere. Waits for the GPU, but not if the
+/// thread's previous call was for the same tensor, as it is in the blocks of a model.
+DocumentPlaces document_places(const at::Tensor& starts);
+
+/// Which scores the kernels compute.
+struct GpuAttention {
+  double scale = 1;            ///< multiplies q k^T
+  int64_t window = 0;          ///< number of keys that a query sees, itself included; 0: no limit
+  DocumentPlaces documents{};  ///< undefined: each row of the batch is one document
+};
+/// What forward leaves for backward.
+struct GpuAttended {
+  at::Tensor out;           ///< [B, T, H, D], contiguous
+  at::Tensor lse;           ///< logarithms of the sums over keys, in the kernel's layout
+  at::Tensor seed, offset;  ///< the kernel's random numbers, which it does not draw
+};
+
+/// Returns whether a kernel exists for heads of `width` elements of a dtype.
+bool gpu_attention_ready(at::ScalarType dtype, int64_t width);
+/// Returns the attention of q [B, T, H, D] on k and v [B, S, K, D]: K divides H and T is at most S.
+/// Query t is at position S - T + t. The last dim must be contiguous. Documents need S = T.
+GpuAttended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const GpuAttention& options);
+/// Returns the gradients of q, k and v for consecutive parts of the batch, which are two where this
+/// is faster than one. Needs S = T.
+std::vector<std::array<at::Tensor, 3>> gpu_attention_backward(
+    const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const GpuAttended& attended, const GpuAttention& options);
+
+}  // namespace lathe
