@@ -1,13 +1,11 @@
 #include "autograd/packing.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/where.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "autograd/op.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/e4m3.h"
 #include "core/memory.h"
@@ -50,36 +48,14 @@ std::optional<Packing> packing_of(std::string_view name) {
 
 at::Tensor RoundedTensor::unpacked() const {
   if (!factors.defined()) return data.to(dtype);
-  if (data.is_cuda()) return unpacked_by_aten();
 
   at::Tensor t = at::empty(data.sizes(), data.options().dtype(dtype));
   const int64_t rows = factors.numel();
-  unpack_e4m3(data.const_data_ptr<uint8_t>(), factors.const_data_ptr<float>(), t.mutable_data_ptr(),
-              element_of(dtype), rows, t.numel() / rows);
+  (t.is_cuda() ? cuda_api().unpack_e4m3 : unpack_e4m3)(
+      data.const_data_ptr<uint8_t>(), factors.const_data_ptr<float>(), t.mutable_data_ptr(),
+      element_of(dtype), rows, t.numel() / rows);
   bump_version(t);
   return t;
-}
-
-/// Does what unpack_e4m3() does, on any device.
-at::Tensor RoundedTensor::unpacked_by_aten() const {
-  const at::Tensor rows = data.view({factors.numel(), -1}).view(at::kFloat8_e4m3fn);
-  return (rows.to(at::kFloat) * factors.unsqueeze(1)).to(dtype).view(data.sizes());
-}
-
-/// Does what pack_e4m3() does, on any device. `whole`: contiguous, in rows of `row` elements.
-void RoundedTensor::pack_by_aten(const at::Tensor& whole, int64_t row) {
-  constexpr float limit = 448;
-  const at::Tensor x = whole.view({-1, row});
-  const at::Tensor largest = x.abs().amax(1).to(at::kFloat);  // a NaN, if there is one
-  const at::Tensor is_usable = largest.isfinite().logical_and(largest > 1e-30f);
-  const at::Tensor scale = at::where(is_usable, at::full_like(largest, limit) / largest, 1);
-  factors = at::where(is_usable, largest / limit, 1)
-                .masked_fill_(largest.isfinite().logical_not(), std::nan(""));
-  data = (x.to(at::kFloat) * scale.unsqueeze(1))
-             .clamp_(-limit, limit)
-             .to(at::kFloat8_e4m3fn)
-             .view(at::kByte)
-             .view(whole.sizes());
 }
 
 PackSaved::PackSaved(Packing packing, int64_t least)
@@ -104,14 +80,13 @@ std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
   const at::Tensor whole = t.contiguous();
   if (packing_ == Packing::bf16) {
     made.data = whole.to(at::kBFloat16);
-  } else if (const int64_t row = row_of(whole); whole.is_cuda()) {
-    made.pack_by_aten(whole, row);
   } else {
-    const int64_t rows = whole.numel() / row;
+    const int64_t row = row_of(whole), rows = whole.numel() / row;
     made.data = at::empty(whole.sizes(), whole.options().dtype(at::kByte));
     made.factors = at::empty({rows}, whole.options().dtype(at::kFloat));
-    pack_e4m3(whole.const_data_ptr(), element_of(made.dtype), made.data.mutable_data_ptr<uint8_t>(),
-              made.factors.mutable_data_ptr<float>(), rows, row);
+    (whole.is_cuda() ? cuda_api().pack_e4m3 : pack_e4m3)(
+        whole.const_data_ptr(), element_of(made.dtype), made.data.mutable_data_ptr<uint8_t>(),
+        made.factors.mutable_data_ptr<float>(), rows, row);
   }
 
   forget_expired();

@@ -25,8 +25,6 @@ std::optional<Packing> packing_of(std::string_view name);
 struct RoundedTensor final : PackedTensor {
   explicit RoundedTensor(at::ScalarType dtype) : dtype(dtype) {}
   at::Tensor unpacked() const override;
-  at::Tensor unpacked_by_aten() const;
-  void pack_by_aten(const at::Tensor& whole, int64_t row);
 
   at::Tensor data;       ///< bfloat16, or uint8 with the bits of e4m3 (Micikevicius et al. 2022)
   at::Tensor factors;    ///< of each row of `data`, float32; undefined for bfloat16

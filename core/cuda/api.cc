@@ -13,6 +13,7 @@
 #include "core/io/text.h"
 #include "core/kernels/activation.cuh"
 #include "core/kernels/dropout.cuh"
+#include "core/kernels/e4m3.cuh"
 #include "core/kernels/interleave.cuh"
 #include "core/kernels/loss.cuh"
 #include "core/kernels/norm.cuh"
@@ -122,6 +123,18 @@ void interleave(const void* const in[3], void* out, int64_t rows, int64_t bytes)
       "interleave");
 }
 
+void pack_e4m3_on_gpu(const void* x, Element type, uint8_t* y, float* factors, int64_t rows,
+                      int64_t n) {
+  check(pack_e4m3_cuda(x, type, y, factors, rows, n, c10::cuda::getCurrentCUDAStream()),
+        "pack_e4m3");
+}
+
+void unpack_e4m3_on_gpu(const uint8_t* x, const float* factors, void* y, Element type, int64_t rows,
+                        int64_t n) {
+  check(unpack_e4m3_cuda(x, factors, y, type, rows, n, c10::cuda::getCurrentCUDAStream()),
+        "unpack_e4m3");
+}
+
 void grad_sum(const GradArgs* grads, int64_t count, double* partials) {
   check(grad_sum_cuda(grads, count, partials, c10::cuda::getCurrentCUDAStream()), "grad_sum");
 }
@@ -169,6 +182,8 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .cross_entropy_rows = lathe::cross_entropy_on_gpu,
                                   .dropout = lathe::dropout,
                                   .interleave = lathe::interleave,
+                                  .pack_e4m3 = lathe::pack_e4m3_on_gpu,
+                                  .unpack_e4m3 = lathe::unpack_e4m3_on_gpu,
                                   .grad_sum = lathe::grad_sum,
                                   .decide = lathe::decide,
                                   .decide_gradient = lathe::decide_gradient,

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
+#include "core/kernels/e4m3_code.h"
 #include "core/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -20,30 +20,8 @@ namespace lathe::HWY_NAMESPACE {
 
 // The loops are plain, and the compiler makes vectors of them for each instruction set.
 
-/// Returns the code of a number of at most 448. float32 has a bias of 127 and 23 bits of fraction,
-/// e4m3 of 7 and 3.
-inline uint8_t e4m3_code(float v) {
-  const auto bits = std::bit_cast<uint32_t>(v), size = bits & 0x7fffffffu;
-  const uint32_t normal = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - (120u << 3);
-  // Below 2^-6 numbers are multiples of 2^-9, which is the spacing of float32 from 2^14 on.
-  const float shifted = std::bit_cast<float>(size) + 0x1p14f;
-  const uint32_t below = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0x1p14f);
-  const uint32_t code = size >= std::bit_cast<uint32_t>(0x1p-6f) ? normal : below;
-  return static_cast<uint8_t>(code | (bits >> 24 & 0x80u));
-}
-
-inline float e4m3_value(uint8_t code) {
-  const uint32_t size = code & 0x7fu;
-  const float normal = std::bit_cast<float>((size << 20) + (120u << 23)),
-              below = static_cast<float>(size) * 0x1p-9f;
-  const float v = size < 8 ? below : normal;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(v) | static_cast<uint32_t>(code & 0x80u)
-                                                               << 24);
-}
-
 template <class T>
 void pack_rows_as(const T* x, uint8_t* y, float* factors, int64_t begin, int64_t end, int64_t n) {
-  constexpr float limit = 448;
   for (int64_t r = begin; r < end; ++r) {
     const T* in = x + r * n;
     uint8_t* out = y + r * n;
@@ -54,20 +32,13 @@ void pack_rows_as(const T* x, uint8_t* y, float* factors, int64_t begin, int64_t
     for (int64_t i = 0; i < n; ++i)
       bits = std::max(bits, std::bit_cast<uint32_t>(static_cast<float>(in[i])) & 0x7fffffffu);
     const auto largest = std::bit_cast<float>(bits);
-    const bool is_finite = bits < 0x7f800000u, is_usable = is_finite && largest > 1e-30f;
-
-    const float scale = is_usable ? limit / largest : 1;
-    factors[r] = !is_finite  ? std::numeric_limits<float>::quiet_NaN()
-                 : is_usable ? largest / limit
-                             : 1;
-    if (!is_finite) {
+    const E4m3Row row(largest);
+    factors[r] = row.factor;
+    if (!row.is_finite) {
       std::fill(out, out + n, uint8_t{0});
       continue;
     }
-    for (int64_t i = 0; i < n; ++i) {
-      const float v = static_cast<float>(in[i]) * scale;
-      out[i] = e4m3_code(std::min(std::max(v, -limit), limit));
-    }
+    for (int64_t i = 0; i < n; ++i) out[i] = row.code(static_cast<float>(in[i]));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "core/dtype.h"
 #include "core/kernels/activation.cuh"
 #include "core/kernels/dropout.cuh"
+#include "core/kernels/e4m3.cuh"
 #include "core/kernels/interleave.cuh"
 #include "core/kernels/launch.cuh"
 #include "core/kernels/loss.cuh"
@@ -340,6 +341,42 @@ TEST_CASE("the derivative of GELU on a GPU is the CPU's", "[cuda_kernels]") {
       gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
                          element_of(dtype), n, nullptr);
       CHECK(ours[n - 1].isnan().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("packing to e4m3 on a GPU is the CPU's", "[cuda_kernels]") {
+  torch::manual_seed(12);
+  for (const auto dtype : narrow_dtypes) {
+    for (const int64_t n : {1, 64, 127, 128, 300}) {
+      const ThreadOrder setting(orders[n % 3]);
+      constexpr int64_t rows = 40;
+      at::Tensor x = torch::randn({rows, n}) * torch::logspace(-35, 30, rows).view({rows, 1});
+      x[3][n - 1] = NAN, x[4][0] = INFINITY, x[5] = 0, x[6] = -448;
+      x = x.to(dtype);
+      struct Packed {
+        at::Tensor codes, factors, values;
+      };
+      const auto empty = [&] {
+        return Packed{torch::full({rows, n}, 77, at::kByte), torch::full({rows}, 5, at::kFloat),
+                      torch::full({rows, n}, 3, dtype)};
+      };
+      Packed ours = empty(), wanted = empty();
+      pack_e4m3(x.const_data_ptr(), element_of(dtype), wanted.codes.mutable_data_ptr<uint8_t>(),
+                wanted.factors.mutable_data_ptr<float>(), rows, n);
+      CHECK(pack_e4m3_cuda(
+                x.const_data_ptr(), element_of(dtype), ours.codes.mutable_data_ptr<uint8_t>(),
+                ours.factors.mutable_data_ptr<float>(), rows, n, nullptr) == cudaSuccess);
+      CHECK(at::equal(ours.codes, wanted.codes));
+      CHECK(at::equal(ours.factors.nan_to_num(-1), wanted.factors.nan_to_num(-1)));
+      CHECK(ours.factors.isnan().sum().item<int64_t>() >= 2);
+
+      unpack_e4m3(wanted.codes.const_data_ptr<uint8_t>(), wanted.factors.const_data_ptr<float>(),
+                  wanted.values.mutable_data_ptr(), element_of(dtype), rows, n);
+      CHECK(unpack_e4m3_cuda(ours.codes.const_data_ptr<uint8_t>(),
+                             ours.factors.const_data_ptr<float>(), ours.values.mutable_data_ptr(),
+                             element_of(dtype), rows, n, nullptr) == cudaSuccess);
+      CHECK(at::equal(ours.values.nan_to_num(-1), wanted.values.nan_to_num(-1)));
     }
   }
 }

@@ -2,6 +2,7 @@
 // stand-ins beside it.
 #include "core/kernels/activation.cu"
 #include "core/kernels/dropout.cu"
+#include "core/kernels/e4m3.cu"
 #include "core/kernels/interleave.cu"
 #include "core/kernels/loss.cu"
 #include "core/kernels/norm.cu"

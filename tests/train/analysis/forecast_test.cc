@@ -95,10 +95,11 @@ TEST_CASE("a dry run takes what the run takes", "[forecast]") {
       {{"optim.kind", "sgd"}, {"optim.ema_decay", "0.9"}},
       {{"train.kernels", "aten"}},
       {{"model.vocab_size", "5000"}, {"model.tie_weights", "false"}},
-      {{"model.vocab_size", "5000"},
+      {{"model.vocab_size", "20000"},  // an evaluation finds the gradients of a step
        {"model.tie_weights", "false"},
        {"train.eval_interval", "1"},
-       {"train.batch_size", "8"}},
+       {"train.batch_size", "2"},
+       {"train.grad_accum", "1"}},
       {{"model.vocab_size", "5000"},
        {"train.batch_size", "1"},
        {"train.grad_accum", "1"}},  // the head's gradient is most
