@@ -46,6 +46,8 @@ struct CudaApi {
   void (*dropout)(const void* x, void* y, int64_t n, Element type, const DropoutMask& mask);
   /// Interleaves the rows of three matrices, as interleave_cuda() in core/kernels/interleave.cuh.
   void (*interleave)(const void* const in[3], void* out, int64_t rows, int64_t bytes);
+  void (*column_sums)(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums);
+  void (*add)(const void* a, Element a_type, const void* b, Element b_type, void* out, int64_t n);
   void (*pack_e4m3)(const void* x, Element type, uint8_t* y, float* factors, int64_t rows,
                     int64_t n);
   void (*unpack_e4m3)(const uint8_t* x, const float* factors, void* y, Element type, int64_t rows,

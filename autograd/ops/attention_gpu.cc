@@ -202,10 +202,10 @@ DocumentPlaces document_places(const at::Tensor& starts) {
   const int64_t positions = starts.numel();
   const at::Tensor is_begin = starts == at::arange(starts.size(1), starts.options());
   const at::Tensor continues = starts.slice(1, 1) == starts.slice(1, 0, -1);
-  const bool is_valid = is_begin.select(1, 0).all().item<bool>() &&
-                        is_begin.slice(1, 1).logical_or(continues).all().item<bool>();
+  const at::Tensor is_valid =
+      is_begin.select(1, 0).all().logical_and(is_begin.slice(1, 1).logical_or(continues).all());
   DocumentPlaces places;
-  if (is_valid) {
+  if (is_valid.item<bool>()) {
     const at::Tensor begins = at::cat(
         {is_begin.view({-1}).nonzero().view({-1}), at::full({1}, positions, starts.options())});
     places.begins = begins.to(at::kInt);

@@ -14,8 +14,10 @@
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/plain.h"
 #include "autograd/ops/product.h"
+#include "core/device.h"
 #include "core/kernels/activation.h"
 #include "core/kernels/gemv.h"
+#include "core/kernels/linear_gpu.h"
 #include "core/quantized.h"
 
 namespace lathe {
@@ -140,6 +142,32 @@ at::Tensor fused_backward(const at::Tensor& x_, std::span<Layer> layers, bool ne
   return dx;
 }
 
+/// Returns residual + y in the residual's dtype.
+at::Tensor added(const at::Tensor& residual, const at::Tensor& y) {
+  if (!gpu_kernel_ready(residual) || !gpu_kernel_ready(y) || y.numel() % 4 != 0)
+    return (residual + y).to(residual.scalar_type());
+  const at::Tensor a = for_kernels(residual), b = for_kernels(y), out = at::empty_like(a);
+  cuda_api().add(a.const_data_ptr(), element_of(a.scalar_type()), b.const_data_ptr(),
+                 element_of(b.scalar_type()), out.mutable_data_ptr(), a.numel());
+  bump_version(out);
+  return out;
+}
+
+/// Returns the sums of the columns of dy [N, C]; on a GPU in float32.
+at::Tensor bias_gradient(const at::Tensor& dy_) {
+  if (!gpu_kernel_ready(dy_) || !column_sums_on_gpu(dy_.size(1))) return dy_.sum(0);
+  const at::Tensor dy = for_kernels(dy_);
+  const at::TensorOptions options = dy.options().dtype(at::kFloat);
+  const int64_t rows = dy.size(0), columns = dy.size(1);
+  const at::Tensor partials = at::empty({column_partials(rows, columns)}, options),
+                   sums = at::empty({columns}, options);
+  cuda_api().column_sums(matrix_of(dy), rows, columns, partials.mutable_data_ptr<float>(),
+                         sums.mutable_data_ptr<float>());
+  bump_version(sums);
+  return sums;
+}
+Variable bias_gradient(const Variable& dy) { return sum(dy, 0); }
+
 struct LinearOp {
   static constexpr OpInfo info{.name = "linear", .amp = Amp::low, .optional = inputs_at({2, 3})};
   static constexpr std::array policies{Amp::low, Amp::low, Amp::promote, Amp::promote};
@@ -166,7 +194,7 @@ struct LinearOp {
     y = y.to(x_.scalar_type());
     if (y.sizes() != at::IntArrayRef(sizes))
       y = y.view(sizes);  // only if needed: a view also keeps its base alive
-    return residual.defined() ? (residual + y).to(residual.scalar_type()) : y;
+    return residual.defined() ? added(residual, y) : y;
   }
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
   Grads<4> backward(const at::Tensor& dy, Needs<4> needs, GradSlots& slots) const {
@@ -186,7 +214,7 @@ struct LinearOp {
     const T dy_rows = reshape(cast(dy, weight.data().scalar_type()), {n, w.size(0)});
     return {needs[0] ? reshape(product(dy_rows, w), sizes) : T(),
             needs[1] ? product(transpose(dy_rows, 0, 1), reshape(x.as<T>(), {n, w.size(1)})) : T(),
-            needs[2] ? sum(dy_rows, 0) : T(), needs[3] ? dy : T()};
+            needs[2] ? bias_gradient(dy_rows) : T(), needs[3] ? dy : T()};
   }
   static OpFlops flops(const at::Tensor& x, const at::Tensor&, const at::Tensor& bias,
                        const at::Tensor& residual, const at::Tensor& y) {

@@ -15,6 +15,7 @@
 #include "core/kernels/dropout.cuh"
 #include "core/kernels/e4m3.cuh"
 #include "core/kernels/interleave.cuh"
+#include "core/kernels/linear.cuh"
 #include "core/kernels/loss.cuh"
 #include "core/kernels/norm.cuh"
 #include "core/kernels/update.cuh"
@@ -123,6 +124,16 @@ void interleave(const void* const in[3], void* out, int64_t rows, int64_t bytes)
       "interleave");
 }
 
+void sum_columns_on_gpu(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums) {
+  check(column_sums_cuda(x, rows, columns, partials, sums, c10::cuda::getCurrentCUDAStream()),
+        "column_sums");
+}
+
+void add_on_gpu(const void* a, Element a_type, const void* b, Element b_type, void* out,
+                int64_t n) {
+  check(add_cuda(a, a_type, b, b_type, out, n, c10::cuda::getCurrentCUDAStream()), "add");
+}
+
 void pack_e4m3_on_gpu(const void* x, Element type, uint8_t* y, float* factors, int64_t rows,
                       int64_t n) {
   check(pack_e4m3_cuda(x, type, y, factors, rows, n, c10::cuda::getCurrentCUDAStream()),
@@ -182,6 +193,8 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .cross_entropy_rows = lathe::cross_entropy_on_gpu,
                                   .dropout = lathe::dropout,
                                   .interleave = lathe::interleave,
+                                  .column_sums = lathe::sum_columns_on_gpu,
+                                  .add = lathe::add_on_gpu,
                                   .pack_e4m3 = lathe::pack_e4m3_on_gpu,
                                   .unpack_e4m3 = lathe::unpack_e4m3_on_gpu,
                                   .grad_sum = lathe::grad_sum,

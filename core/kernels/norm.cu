@@ -108,20 +108,12 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
   });
 }
 
-/// Sums the partials' columns: each block takes 32 columns, and each of its 8 warps every eighth
-/// row.
+/// Sums the partials' columns: each block takes 32 columns.
 __global__ void norm_sums_kernel(const float* partials, int64_t rows, int64_t columns,
                                  float* dweight, float* dbias) {
-  __shared__ float sums[8][32];
   const int64_t column = blockIdx.x * 32 + threadIdx.x % 32;
-  float sum = 0;
-  for (int64_t r = threadIdx.x / 32; r < rows && column < 2 * columns; r += 8)
-    sum += partials[r * 2 * columns + column];
-  sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
-  __syncthreads();
+  const float sum = column_total(partials, rows, 2 * columns, column);
   if (threadIdx.x >= 32 || column >= 2 * columns) return;
-  sum = 0;
-  for (int w = 0; w < 8; ++w) sum += sums[w][threadIdx.x];
   float* total = column < columns ? dweight : dbias;
   if (total != nullptr) total[column % columns] = sum;
 }

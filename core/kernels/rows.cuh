@@ -65,6 +65,21 @@ __device__ float block_max(float a) {
   return a;
 }
 
+/// Of rows of partial sums: the total of a column, in the first 32 threads. In a block of 8 warps,
+/// thread t takes part in column t % 32 of the block's, which may be beyond the last.
+__device__ float column_total(const float* partials, int64_t rows, int64_t columns,
+                              int64_t column) {
+  __shared__ float sums[8][32];
+  float sum = 0;
+  for (int64_t r = threadIdx.x / 32; r < rows && column < columns; r += 8)
+    sum += partials[r * columns + column];
+  sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int w = 0; w < 8; ++w) sum += sums[w][threadIdx.x % 32];
+  return sum;
+}
+
 }  // namespace
 
 /// Calls f with a value of the element's type; false for float64, which these kernels do not take.

@@ -1,8 +1,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "core/kernels/launch.cuh"
 #include "core/kernels/philox.cuh"
+#include "core/kernels/rows.cuh"
 #include "core/kernels/update.cuh"
 #include "core/kernels/update_math.h"
 
@@ -18,6 +21,7 @@ template <class Item, int most>
 struct Table {
   Item items[most];
   int first_block[most];  // the block that begins each item
+  bool has_packs[most];   // of updates: see the function of that name
   int count = 0;
   int blocks = 0;
 
@@ -38,31 +42,78 @@ using GradTable = Table<GradArgs, 128>;
 using UpdateTable = Table<UpdateArgs, 24>;
 static_assert(sizeof(GradTable) <= 4000 && sizeof(UpdateTable) <= 4000 - sizeof(UpdateRule));
 
-template <class T>
-__device__ T load(const void* data, Element type, int64_t i) {
-  if (data == nullptr) return T(0);
-  switch (type) {
-    case Element::f64: return static_cast<T>(static_cast<const double*>(data)[i]);
-    case Element::f32: return static_cast<T>(static_cast<const float*>(data)[i]);
-    case Element::bf16:
-      return static_cast<T>(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
-    case Element::f16: return static_cast<T>(__half2float(static_cast<const __half*>(data)[i]));
+constexpr int update_width = 4;  // elements that a thread loads and stores at once
+
+template <int width, class S, class T>
+__device__ void load_as(const S* data, int64_t i, T* out) {
+  const auto pack = *reinterpret_cast<const Pack<S, width>*>(data + i);
+  for (int k = 0; k < width; ++k) {
+    if constexpr (std::is_floating_point_v<S>)
+      out[k] = static_cast<T>(pack.at[k]);
+    else
+      out[k] = static_cast<T>(static_cast<float>(pack.at[k]));
   }
-  return T(0);
+}
+/// Loads `width` elements from i on as T; zeros if there is no data. Their address must be a
+/// multiple of their bytes.
+template <int width, class T>
+__device__ void load(const void* data, Element type, int64_t i, T* out) {
+  if (data == nullptr) {
+    for (int k = 0; k < width; ++k) out[k] = T(0);
+    return;
+  }
+  switch (type) {
+    case Element::f64: return load_as<width>(static_cast<const double*>(data), i, out);
+    case Element::f32: return load_as<width>(static_cast<const float*>(data), i, out);
+    case Element::bf16: return load_as<width>(static_cast<const __nv_bfloat16*>(data), i, out);
+    case Element::f16: return load_as<width>(static_cast<const __half*>(data), i, out);
+  }
 }
 
 template <class T>
-__device__ void store(void* data, Element type, int64_t i, T x) {
+__device__ void round_to(T x, double& y) {
+  y = static_cast<double>(x);
+}
+template <class T>
+__device__ void round_to(T x, float& y) {
+  y = static_cast<float>(x);
+}
+template <class T>
+__device__ void round_to(T x, __nv_bfloat16& y) {
+  y = __float2bfloat16_rn(static_cast<float>(x));
+}
+template <class T>
+__device__ void round_to(T x, __half& y) {
+  y = __float2half_rn(static_cast<float>(x));
+}
+
+template <int width, class S, class T>
+__device__ void store_as(S* data, int64_t i, const T* values) {
+  Pack<S, width> pack;
+  for (int k = 0; k < width; ++k) round_to(values[k], pack.at[k]);
+  *reinterpret_cast<Pack<S, width>*>(data + i) = pack;
+}
+/// Stores them in the same way.
+template <int width, class T>
+__device__ void store(void* data, Element type, int64_t i, const T* values) {
   switch (type) {
-    case Element::f64: static_cast<double*>(data)[i] = static_cast<double>(x); return;
-    case Element::f32: static_cast<float*>(data)[i] = static_cast<float>(x); return;
-    case Element::bf16:
-      static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(static_cast<float>(x));
-      return;
-    case Element::f16:
-      static_cast<__half*>(data)[i] = __float2half_rn(static_cast<float>(x));
-      return;
+    case Element::f64: return store_as<width>(static_cast<double*>(data), i, values);
+    case Element::f32: return store_as<width>(static_cast<float*>(data), i, values);
+    case Element::bf16: return store_as<width>(static_cast<__nv_bfloat16*>(data), i, values);
+    case Element::f16: return store_as<width>(static_cast<__half*>(data), i, values);
   }
+}
+
+/// Returns whether all that an update reads and writes may be loaded update_width elements at a
+/// time.
+bool has_packs(const UpdateArgs& a) {
+  const Element own = state_type(a.param_type);
+  const auto is_ready = [](const void* data, Element type) {
+    return is_aligned(data, update_width * bytes_of(type));
+  };
+  return is_ready(a.param, a.param_type) && is_ready(a.grad, a.grad_type) &&
+         is_ready(a.low, a.low_type) && is_ready(a.average, own) && is_ready(a.state[0], own) &&
+         is_ready(a.state[1], own) && is_ready(a.state[2], own);
 }
 
 /// Returns the sum over a block, in an order that is always the same; valid in thread 0.
@@ -84,7 +135,8 @@ __global__ void grad_sum_kernel(GradTable table, double* partials) {
   const int64_t end = begin + grad_sum_chunk < g.n ? begin + grad_sum_chunk : g.n;
   double sum = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += threads) {
-    const double x = load<double>(g.grad, g.type, i);
+    double x = 0;
+    load<1>(g.grad, g.type, i, &x);
     sum += x * x;
   }
   sum = block_sum(sum);
@@ -115,6 +167,72 @@ __global__ void end_stages_kernel(int64_t step, const double* partials, int64_t 
   if (threadIdx.x == 0) settle_stages(step, sum, loss, *control);
 }
 
+/// StepControl::moved and lost of the elements that a thread updates.
+struct RoundingCounts {
+  unsigned long long moved = 0, lost = 0;
+};
+
+/// Updates elements i to i + width. As in update-inl.h, whose comments give the reasons.
+template <int width, class Rule, class T>
+__device__ void update_pack(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control,
+                            const Coefficients<T>& c, int64_t i, RoundingCounts& counts) {
+  constexpr Element own = std::is_same_v<T, double> ? Element::f64 : Element::f32;
+  const T most = static_cast<T>(rule.clip_value * control.loss_scale),
+          weight = static_cast<T>(1 - rule.average_decay);
+  const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
+
+  T before[width], g[width], state[3][width], after[width];
+  load<width>(a.param, a.param_type, i, before);
+  load<width>(a.grad, a.grad_type, i, g);
+  for (int s = 0; s < 3; ++s) load<width>(a.state[s], own, i, state[s]);
+
+  for (int k = 0; k < width; ++k) {
+    if (!Rule::raw) {
+      if (rule.clip_value > 0) g[k] = g[k] < -most ? -most : g[k] > most ? most : g[k];
+      g[k] = g[k] * c.grad_scale + c.wd * before[k];
+    }
+    after[k] = Rule::element(before[k], g[k], state[0] + k, state[1] + k, state[2] + k, c);
+  }
+
+  for (int s = 0; s < 3; ++s) {
+    if (a.state[s] != nullptr) store<width>(a.state[s], own, i, state[s]);
+  }
+  if (a.low != nullptr) store<width>(a.low, a.low_type, i, after);
+
+  // Both devices draw the same random bits for an element.
+  if (a.stochastic) {
+    for (int k = 0; k < width; ++k) {
+      const int64_t place = a.first + i + k;
+      const DevicePhilox words(static_cast<uint64_t>(place / 8),
+                               static_cast<uint64_t>(control.updates), a.key);
+      static_cast<uint16_t*>(a.param)[i + k] =
+          round_stochastic(__float_as_uint(static_cast<float>(after[k])), random16(words, place));
+    }
+  } else {
+    store<width>(a.param, a.param_type, i, after);
+  }
+
+  // The average follows the rounded parameter.
+  T now[width];
+  if (whole)
+    for (int k = 0; k < width; ++k) now[k] = after[k];
+  else
+    load<width>(a.param, a.param_type, i, now);
+  if (a.average != nullptr) {
+    T average[width];
+    load<width>(a.average, own, i, average);
+    for (int k = 0; k < width; ++k)
+      average[k] = control.updates == 1 ? now[k] : average[k] + weight * (now[k] - average[k]);
+    store<width>(a.average, own, i, average);
+  }
+
+  for (int k = 0; k < width && !whole; ++k) {
+    if (after[k] == before[k]) continue;
+    ++counts.moved;
+    counts.lost += now[k] == before[k];
+  }
+}
+
 template <class Rule, class T>
 __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* control) {
   // The host can't know whether the step is skipped, so the kernel checks.
@@ -124,55 +242,19 @@ __global__ void update_kernel(UpdateTable table, UpdateRule rule, StepControl* c
   const UpdateArgs& a = table.items[which];
   const int64_t begin = (static_cast<int>(blockIdx.x) - table.first_block[which]) * update_chunk;
   const int64_t end = begin + update_chunk < a.n ? begin + update_chunk : a.n;
-
-  // As in update-inl.h, whose comments give the reasons.
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
-  const T most = static_cast<T>(rule.clip_value * control->loss_scale),
-          weight = static_cast<T>(1 - rule.average_decay);
-  const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
-  T absent = 0;  // for a state that the rule does not have
-  const auto state = [&](int s, int64_t i) {
-    return a.state[s] == nullptr ? &absent : static_cast<T*>(a.state[s]) + i;
-  };
 
-  unsigned long long moved = 0, lost = 0;
-  for (int64_t i = begin + threadIdx.x; i < end; i += threads) {
-    const T before = load<T>(a.param, a.param_type, i);
-    T g = load<T>(a.grad, a.grad_type, i);
-    if (!Rule::raw) {
-      if (rule.clip_value > 0) g = g < -most ? -most : g > most ? most : g;
-      g = g * c.grad_scale + c.wd * before;
-    }
-
-    const T after = Rule::element(before, g, state(0, i), state(1, i), state(2, i), c);
-    // Both devices draw the same random bits for an element.
-    if (a.stochastic) {
-      const int64_t place = a.first + i;
-      const DevicePhilox words(static_cast<uint64_t>(place / 8),
-                               static_cast<uint64_t>(control->updates), a.key);
-      static_cast<uint16_t*>(a.param)[i] =
-          round_stochastic(__float_as_uint(static_cast<float>(after)), random16(words, place));
-    } else {
-      store(a.param, a.param_type, i, after);
-    }
-
-    if (a.low != nullptr) store(a.low, a.low_type, i, after);
-    // The average follows the rounded parameter.
-    const T now = whole ? after : load<T>(a.param, a.param_type, i);
-    if (a.average != nullptr) {
-      T& average = static_cast<T*>(a.average)[i];
-      average = control->updates == 1 ? now : average + weight * (now - average);
-    }
-
-    if (whole || after == before) continue;
-    ++moved;
-    lost += now == before;
-  }
+  RoundingCounts counts;
+  const int64_t packs = table.has_packs[which] ? (end - begin) / update_width : 0;
+  for (int64_t i = threadIdx.x; i < packs; i += threads)
+    update_pack<update_width, Rule>(a, rule, *control, c, begin + i * update_width, counts);
+  for (int64_t i = begin + packs * update_width + threadIdx.x; i < end; i += threads)
+    update_pack<1, Rule>(a, rule, *control, c, i, counts);
 
   // Only low-precision parameters count roundings; others skip the atomics.
-  if (moved == 0) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(&control->moved), moved);
-  atomicAdd(reinterpret_cast<unsigned long long*>(&control->lost), lost);
+  if (counts.moved == 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(&control->moved), counts.moved);
+  atomicAdd(reinterpret_cast<unsigned long long*>(&control->lost), counts.lost);
 }
 
 }  // namespace
@@ -215,7 +297,9 @@ cudaError_t update_cuda(const UpdateArgs* args, int64_t count, const UpdateRule&
     UpdateTable table;
     const bool wide = args[i].param_type == Element::f64;  // one type of arithmetic for a launch
     for (; i < count && !table.full() && (args[i].param_type == Element::f64) == wide; ++i) {
-      if (args[i].n > 0) table.add(args[i], update_chunk);
+      if (args[i].n == 0) continue;
+      table.has_packs[table.count] = has_packs(args[i]);
+      table.add(args[i], update_chunk);
     }
     if (table.blocks == 0) continue;
     with_rule(rule.kind, [&](auto r) {

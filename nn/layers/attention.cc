@@ -63,16 +63,18 @@ Variable Rotary::operator()(const Variable& x_BHTD, int64_t first) const {
   ModuleCall call(*this, {{'D', width}});
   call.input(x_BHTD, "B H T D");
   const int64_t t = call.size('T'), half = width / 2;
-  const at::Tensor table_TD = rope_table(at::arange(first, first + t, at::kLong))
-                                  .to(x_BHTD.data().device(), x_BHTD.dtype());
+  const at::Tensor table_TD =
+      rope_table(
+          at::arange(first, first + t, at::TensorOptions(at::kLong).device(x_BHTD.data().device())))
+          .to(x_BHTD.dtype());
   const Variable cos(table_TD.slice(1, 0, half)), sin(table_TD.slice(1, half));
   const Variable a = slice(x_BHTD, 3, 0, half), b = slice(x_BHTD, 3, half, width);
   return call.result(cat({a * cos - b * sin, b * cos + a * sin}, 3), "B H T D");
 }
 
-at::Tensor Rotary::frequencies() const {
-  at::Tensor plain =
-      at::pow(base, at::arange(width / 2, at::kDouble) * (-2.0 / static_cast<double>(width)));
+at::Tensor Rotary::frequencies(at::Device device) const {
+  const at::Tensor pairs = at::arange(width / 2, at::TensorOptions(at::kDouble).device(device));
+  at::Tensor plain = at::pow(base, pairs * (-2.0 / static_cast<double>(width)));
 
   switch (scaling.kind) {
     case RotaryScaling::Kind::none: return plain;
@@ -92,8 +94,7 @@ at::Tensor Rotary::frequencies() const {
       if (scaling.truncate) first = std::floor(first), last = std::ceil(last);
       first = std::max(first, 0.0), last = std::min(last, static_cast<double>(width - 1));
       const at::Tensor slowed =
-          ((at::arange(width / 2, at::kDouble) - first) / (last == first ? 1e-3 : last - first))
-              .clamp(0, 1);
+          ((pairs - first) / (last == first ? 1e-3 : last - first)).clamp(0, 1);
       return plain * (1 - slowed + slowed / scaling.factor);
     }
   }
@@ -105,8 +106,7 @@ at::Tensor Rotary::frequencies() const {
 }
 
 at::Tensor Rotary::rope_table(const at::Tensor& places) const {
-  const at::Tensor angles =
-      places.to(at::kDouble).unsqueeze(-1) * frequencies().to(places.device());
+  const at::Tensor angles = places.to(at::kDouble).unsqueeze(-1) * frequencies(places.device());
   at::Tensor made = at::cat({at::cos(angles), at::sin(angles)}, -1);
   if (scaling.kind != RotaryScaling::Kind::yarn) return made;
   return made * (scaling.attention_factor > 0 ? scaling.attention_factor

@@ -58,8 +58,9 @@ struct Rotary {
   Variable operator()(const Variable& x_BHTD, int64_t first = 0) const;
   /// Returns the table that rotate() takes, for positions of any shape [...]: float64 [..., D].
   at::Tensor rope_table(const at::Tensor& places) const;
-  /// Returns the angle of each pair at position 1: float64 [D / 2].
-  at::Tensor frequencies() const;
+  /// Returns the angle of each pair at position 1: float64 [D / 2]. Computed on the device that
+  /// uses it, since a copy from the CPU would make a step wait for the GPU.
+  at::Tensor frequencies(at::Device device = at::kCPU) const;
 };
 
 /// Causal self-attention with rotary positions and fewer heads of keys and values than of queries

@@ -130,13 +130,14 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
   LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens are longer than the context of ",
               config.block_size);
   const at::Tensor starts = document_starts();
-  const at::Tensor positions = mode().cache != nullptr ? mode().cache->position_ids(t, at::kCPU)
-                               : starts.defined()      ? position_ids(starts)
-                                                       : at::arange(t, at::kLong);
+  const at::Tensor positions = mode().cache != nullptr
+                                   ? mode().cache->position_ids(t, ids_BT.device())
+                               : starts.defined() ? position_ids(starts)
+                                                  : at::arange(t, ids_BT.options());
   const at::ScalarType wide = tokens.weight.dtype() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor rope_table = rotary.rope_table(positions).to(ids_BT.device(), wide);
+  const at::Tensor rope_table = rotary.rope_table(positions).to(wide);
   const at::Tensor local_table =
-      local_rotary ? local_rotary->rope_table(positions).to(ids_BT.device(), wide) : rope_table;
+      local_rotary ? local_rotary->rope_table(positions).to(wide) : rope_table;
   const auto run = [this, rope_table, local_table, starts](size_t i, const Variable& x) {
     const auto block = static_cast<int64_t>(i);
     const at::Tensor table = !config.has_rope(block)    ? at::Tensor()

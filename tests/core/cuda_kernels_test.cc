@@ -13,6 +13,7 @@
 #include "core/kernels/e4m3.cuh"
 #include "core/kernels/interleave.cuh"
 #include "core/kernels/launch.cuh"
+#include "core/kernels/linear.cuh"
 #include "core/kernels/loss.cuh"
 #include "core/kernels/norm.cuh"
 #include "core/kernels/rules.h"
@@ -345,6 +346,49 @@ TEST_CASE("the derivative of GELU on a GPU is the CPU's", "[cuda_kernels]") {
   }
 }
 
+TEST_CASE("sums of columns on a GPU are those of their formula", "[cuda_kernels]") {
+  torch::manual_seed(13);
+  for (const auto dtype : narrow_dtypes) {
+    for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{
+             {0, 8}, {1, 4}, {127, 128}, {128, 132}, {129, 260}, {700, 36}}) {
+      INFO(at::toString(dtype) << " " << rows << " x " << columns);
+      const ThreadOrder setting(orders[rows % 3]);
+      const at::Tensor x = torch::randn({rows, columns}).to(dtype),
+                       partials = torch::full({column_partials(rows, columns)}, NAN),
+                       sums = torch::full({columns + 1}, 7.0f);
+      CHECK(column_sums_cuda({x.const_data_ptr(), columns, element_of(dtype)}, rows, columns,
+                             partials.mutable_data_ptr<float>(), sums.mutable_data_ptr<float>(),
+                             nullptr) == cudaSuccess);
+      const at::Tensor wanted = x.to(at::kDouble).sum(0), ours = sums.narrow(0, 0, columns);
+      CHECK((ours - wanted).abs().max().item<double>() < 1e-4);
+      CHECK(sums[columns].item<float>() == 7);
+      if (rows > 1)  // the control
+        CHECK((ours - x[0].to(at::kDouble) - wanted).abs().max().item<double>() > 1e-4);
+    }
+  }
+  CHECK(column_sums_cuda({nullptr, 6, Element::f32}, 1, 6, nullptr, nullptr, nullptr) ==
+        cudaErrorInvalidValue);
+}
+
+TEST_CASE("a sum of two types on a GPU is ATen's", "[cuda_kernels]") {
+  torch::manual_seed(14);
+  for (const auto left : narrow_dtypes) {
+    for (const auto right : narrow_dtypes) {
+      for (const int64_t n : {0, 4, 1028}) {
+        const ThreadOrder setting(orders[n % 3]);
+        const at::Tensor a = torch::randn({n}).to(left), b = torch::randn({n}).to(right),
+                         out = torch::full({n + 1}, 7, left);
+        CHECK(add_cuda(a.const_data_ptr(), element_of(left), b.const_data_ptr(), element_of(right),
+                       out.mutable_data_ptr(), n, nullptr) == cudaSuccess);
+        CHECK(out.narrow(0, 0, n).equal((a.to(at::kFloat) + b.to(at::kFloat)).to(left)));
+        CHECK(out[n].item<float>() == 7);
+      }
+    }
+  }
+  CHECK(add_cuda(nullptr, Element::f32, nullptr, Element::f32, nullptr, 3, nullptr) ==
+        cudaErrorInvalidValue);
+}
+
 TEST_CASE("packing to e4m3 on a GPU is the CPU's", "[cuda_kernels]") {
   torch::manual_seed(12);
   for (const auto dtype : narrow_dtypes) {
@@ -525,7 +569,7 @@ TEST_CASE("the decisions of a step in stages on a GPU are the CPU's", "[cuda_ker
 /// are the same.
 struct Parameters {
   std::vector<at::Tensor>
-      tensors;  // all that UpdateArgs point to, with one more element on either side
+      tensors;                   // all that UpdateArgs point to, with more elements on either side
   std::vector<at::Tensor> sums;  // of squares of the gradients
   std::vector<UpdateArgs> args;
 
@@ -539,31 +583,35 @@ struct Parameters {
       const bool wide = i < 45 ? false : i < 90 ? true : random() % 2 == 0;
       UpdateArgs a;
       a.n = i % 40 == 39 ? 0 : pick(sizes);
+      // By packs of elements, one by one, or by packs but for one of the pointers.
+      const int64_t kind = i % 3;
+      int64_t margin = kind == 1 ? 1 : 4;
       const auto add = [&](at::ScalarType dtype, const at::Tensor& values) {
         tensors.push_back(values.to(dtype));
         return static_cast<char*>(tensors.back().mutable_data_ptr()) +
-               tensors.back().element_size();
+               margin * tensors.back().element_size();
       };
       const at::ScalarType narrow[] = {at::kFloat, at::kBFloat16, at::kBFloat16, at::kHalf};
       const auto dtype = wide ? at::kDouble : pick(narrow), grad_dtype = pick(dtypes);
       const auto state_dtype = wide ? at::kDouble : at::kFloat;
       a.param_type = element_of(dtype), a.grad_type = element_of(grad_dtype);
-      a.param = add(dtype, torch::randn({a.n + 2}, at::kDouble));
-      at::Tensor grad = torch::randn({a.n + 2}, at::kDouble);
+      a.param = add(dtype, torch::randn({a.n + 8}, at::kDouble));
+      at::Tensor grad = torch::randn({a.n + 8}, at::kDouble);
       if (a.n > 300) grad[300] = INFINITY, grad[301] = NAN, grad[302] = 0;
       a.grad = add(grad_dtype, grad);
       with_rule(rule.kind, [&](auto r) {
         for (const RuleState& s : decltype(r)::state(rule))
-          a.state[s.place] = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
+          a.state[s.place] = add(state_dtype, torch::rand({a.n + 8}, at::kDouble));
       });
-      if (random() % 2 == 0) a.average = add(state_dtype, torch::rand({a.n + 2}, at::kDouble));
+      if (random() % 2 == 0) a.average = add(state_dtype, torch::rand({a.n + 8}, at::kDouble));
       a.lr_scale = random() % 2 == 0 ? 1 : 0.7;
       sums.push_back(torch::rand({3}, at::kDouble));
       a.sums = sums.back().const_data_ptr<double>();
       a.chunks = 1;
       if (random() % 2 == 0) {
         const auto low = random() % 2 == 0 ? at::kBFloat16 : at::kHalf;
-        a.low = add(low, torch::zeros({a.n + 2}));
+        if (kind == 2) margin = 3;
+        a.low = add(low, torch::zeros({a.n + 8}));
         a.low_type = element_of(low);
       }
       a.weight_decay = random() % 2 == 0 ? 0 : 0.1;

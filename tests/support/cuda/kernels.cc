@@ -4,6 +4,7 @@
 #include "core/kernels/dropout.cu"
 #include "core/kernels/e4m3.cu"
 #include "core/kernels/interleave.cu"
+#include "core/kernels/linear.cu"
 #include "core/kernels/loss.cu"
 #include "core/kernels/norm.cu"
 #include "core/kernels/update.cu"

@@ -1,0 +1,20 @@
+// Parts of a linear layer around its matrix products, on a CUDA stream. All pointers are of the
+// device and multiples of 16 bytes; float32, bfloat16 and float16.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/kernels/linear_gpu.h"
+#include "core/kernels/pack.h"
+
+namespace lathe {
+
+/// Writes the sums of x's columns in float32, always in the same order. `partials`:
+/// column_partials() floats.
+cudaError_t column_sums_cuda(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums,
+                             cudaStream_t stream);
+/// Writes out = a + b for n elements, in a's type. `out` may be a. n must be a multiple of 4.
+cudaError_t add_cuda(const void* a, Element a_type, const void* b, Element b_type, void* out,
+                     int64_t n, cudaStream_t stream);
+
+}  // namespace lathe
