@@ -302,7 +302,8 @@ TransferTimes ActivationOffload::times() const {
   return store_->times;
 }
 
-OffloadActivations::OffloadActivations(ActivationOffload& offload) : scope_(Memory::activations) {
+OffloadActivations::OffloadActivations(OffloadedActivations& offload)
+    : scope_(Memory::activations) {
   install_allocator();
   mode().packer = &offload;
 }

@@ -27,10 +27,19 @@ struct ActivationStore;
 struct StoredActivation;
 }  // namespace detail
 
+/// Keeps activations out of the memory that a model trains in.
+class OffloadedActivations : public SavedPacker {
+ public:
+  /// Returns the bytes of the scratch file.
+  virtual int64_t file_bytes() const = 0;
+  /// Returns what the transfers took so far.
+  virtual TransferTimes times() const = 0;
+};
+
 /// The activations of one thread's graphs in a scratch file. It must outlive these graphs. For
 /// tensors on CPUs. Its functions throw FileError with Exit::io for an error of the disk, also one
 /// of an earlier transfer.
-class ActivationOffload final : public SavedPacker {
+class ActivationOffload final : public OffloadedActivations {
  public:
   /// Opens the file in `folder` (see ScratchFile), which grows as it is needed. A dry run has
   /// none. `window`: bytes that stay in memory, or three times the largest activation where
@@ -43,10 +52,8 @@ class ActivationOffload final : public SavedPacker {
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
   bool is_exact() const override { return true; }
 
-  /// Returns the bytes of the file.
-  int64_t file_bytes() const;
-  /// Returns what the transfer took so far.
-  TransferTimes times() const;
+  int64_t file_bytes() const override;
+  TransferTimes times() const override;
 
  private:
   friend class TensorOnDisk;
@@ -68,13 +75,13 @@ class ActivationOffload final : public SavedPacker {
   std::unique_ptr<WorkThread> reader_, writer_;  // the last members: they use the others
 };
 
-/// While alive, the ops of this thread and its recomputed parts keep their activations in the file.
+/// While alive, the ops of this thread and its recomputed parts keep their activations there.
 /// What the thread allocates is counted as activations, except in a MemoryScope of another
 /// category; see PackSaved.
 class OffloadActivations : public ModeGuard {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.
-  explicit OffloadActivations(ActivationOffload& offload);
+  explicit OffloadActivations(OffloadedActivations& offload);
 
  private:
   MemoryScope scope_;

@@ -35,10 +35,7 @@ OffloadedSlot offloaded(const Slot& slot, const StateOf& state) {
 /// Makes the file, with the state at its start.
 void Optimizer::offload_state(const std::filesystem::path& folder,
                               const std::vector<NamedParameter>& parameters) {
-  if (control_.bytes().is_cuda())
-    fail(Exit::usage,
-         "memory.offload is for CPUs so far; leave it out, or set train.device = "
-         "\"cpu\"");
+  LATHE_CHECK(control_.bytes().is_cpu(), "optimizer: state in a file is for CPUs");
 
   const auto slot_of = [&](size_t i) -> Slot& {
     return groups_[stages_[i].group].slots[stages_[i].slot];

@@ -8,10 +8,12 @@
 #include "autograd/op.h"
 #include "autograd/ops.h"
 #include "autograd/ops/math.h"
+#include "autograd/pinned_activations.h"
 #include "autograd/recompute.h"
 #include "core/dry_run.h"
 #include "core/memory.h"
 #include "tests/support/catch.h"
+#include "tests/support/gpu.h"
 #include "tests/support/op_case.h"
 #include "tests/support/process.h"
 
@@ -23,8 +25,8 @@ using lathe::test::TempFolder;
 int64_t activation_bytes() { return memory_stats().used[static_cast<size_t>(Memory::activations)]; }
 
 /// What must not change: results, gradients, and the gradients' own gradients.
-std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffload* offload,
-                                    size_t* packed) {
+std::vector<at::Tensor> derivatives(const test::OpCase& row, OffloadedActivations* offload,
+                                    size_t* packed, at::Device device = at::kCPU) {
   const TrainingStep step(test::step_random);
   std::vector<Variable> parameters, in;
   std::optional<OffloadActivations> guard;
@@ -34,7 +36,8 @@ std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffload* 
   }});
   for (const at::Tensor& value : test::inputs_of(row)) {
     const bool is_trained = row.inputs[parameters.size()].grad;
-    parameters.push_back(is_trained ? Variable::parameter(value) : Variable(value));
+    const at::Tensor there = value.to(device);
+    parameters.push_back(is_trained ? Variable::parameter(there) : Variable(there));
     // Fused layers know their weights as parameters.
     const bool is_weight = row.op.starts_with("linear") && !in.empty();
     in.push_back(is_trained && !is_weight ? parameters.back() * 1.0 : parameters.back());
@@ -72,6 +75,27 @@ TEST_CASE("every op has the same derivatives to the bit with its tensors on the 
   }
   CHECK(packed > 300);
   CHECK(unpacked == 0);
+  CHECK(offload.times().bytes > 0);
+}
+
+TEST_CASE("every op of a GPU has the same derivatives with its tensors on the host",
+          "[activation_offload][gpu]") {
+  if (test::skip_without_gpu()) return;
+  PinnedActivations offload(/*window=*/0, /*least=*/1);
+  size_t packed = 0, unpacked = 0;
+  for (const test::OpCase& row : test::op_table()) {
+    INFO(row.op << " (" << row.label << ")");
+    const auto plain = derivatives(row, nullptr, &unpacked, at::kCUDA);
+    const auto ours = derivatives(row, &offload, &packed, at::kCUDA);
+    REQUIRE(ours.size() == plain.size());
+    for (size_t i = 0; i < plain.size(); ++i) {
+      REQUIRE(ours[i].defined() == plain[i].defined());
+      // Some of ATen's ops add in an order that changes.
+      if (plain[i].defined())
+        CHECK(at::allclose(ours[i].nan_to_num(7), plain[i].nan_to_num(7), 1e-9, 1e-9));
+    }
+  }
+  CHECK(packed > 300);
   CHECK(offload.times().bytes > 0);
 }
 

@@ -5,6 +5,7 @@
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/packing.h"
+#include "autograd/pinned_activations.h"
 #include "autograd/recompute.h"
 #include "core/device.h"
 #include "core/dtype.h"
@@ -44,9 +45,11 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
     fail(Exit::usage, origin_of(loaded, "memory.offload_dir"), ": there is no folder ", offload_dir,
          ", which memory.offload_dir names; create it, or leave the key out");
   }
-  if (loaded.config.memory.offload != "none" && device == "cuda") {
+  const std::string& offload = loaded.config.memory.offload;
+  if (offload != "none" && offload != "activations" && device == "cuda") {
     fail(Exit::usage, origin_of(loaded, "memory.offload"),
-         ": memory.offload is for CPUs so far; leave it out, or set train.device = \"cpu\"");
+         ": on a GPU, memory.offload takes activations alone, to the host's memory, not ", offload,
+         "; set it to activations, or set train.device = \"cpu\"");
   }
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),
@@ -250,9 +253,13 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   if (config.dist.shard == "parameters" && world().data().size > 1)
     s.shards = std::make_unique<ParameterShards>(world(), s.params, *s.layout);
   if (s.mapped) s.pages = std::make_unique<ParameterPages>(parameters(*s.model));
-  if (config.memory.offloads("activations"))
-    s.activations = std::make_unique<ActivationOffload>(
-        scratch_folder(config), static_cast<size_t>(1e6 * config.memory.offload_window_mb));
+  if (config.memory.offloads("activations")) {
+    const auto window = static_cast<size_t>(1e6 * config.memory.offload_window_mb);
+    if (s.device.is_cuda())
+      s.activations = std::make_unique<PinnedActivations>(window);
+    else
+      s.activations = std::make_unique<ActivationOffload>(scratch_folder(config), window);
+  }
   return s;
 }
 

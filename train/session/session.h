@@ -57,9 +57,9 @@ struct Session {
   std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it
   bool low_grad = false;             ///< gradients of matmul weights have the matmul dtype
   // Where memory.offload asks for them, else null.
-  std::unique_ptr<MappedMemory> mapped{};            ///< what parameters are in
-  std::unique_ptr<ParameterPages> pages{};           ///< which of them are resident
-  std::unique_ptr<ActivationOffload> activations{};  ///< what activations are in
+  std::unique_ptr<MappedMemory> mapped{};               ///< what parameters are in
+  std::unique_ptr<ParameterPages> pages{};              ///< which of them are resident
+  std::unique_ptr<OffloadedActivations> activations{};  ///< what activations are in
 
   /// Returns the parameters that this process has gradients of: `params`, or with dist.pipeline
   /// those of its stage.

@@ -6,6 +6,8 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "autograd/packing.h"
+#include "autograd/pinned_activations.h"
+#include "autograd/recompute.h"
 #include "core/device.h"
 #include "optim/method.h"
 #include "tests/optim/optimizer_table.h"
@@ -94,6 +96,42 @@ TEST_CASE("the keys of memory change no bit of a run on a GPU, except packed act
     CHECK(with({"--optim.kind=adam8bit", "--memory.update_in_backward=true"}) ==
           with({"--optim.kind=adam8bit"}));
   }
+}
+
+TEST_CASE("activations in the host's memory come back to a GPU's backward pass", "[gpu]") {
+  if (skip_without_gpu()) return;
+  torch::manual_seed(7);
+  const at::Tensor x = torch::randn({512, 256}).cuda(), weight = torch::randn({256, 256}).cuda();
+  const auto gradient = [&](PinnedActivations* offload, bool recomputes) {
+    const Variable w = Variable::parameter(weight * 0.05);
+    std::optional<OffloadActivations> guard;
+    if (offload != nullptr) guard.emplace(*offload);
+    Variable y = Variable(x) + linear(Variable(x), w);
+    for (int i = 0; i < 12; ++i) {
+      const auto block = [w](const Variable& in) { return in + gelu(linear(tanh(in), w)); };
+      y = recomputes ? recompute(block, y) : block(y);
+    }
+    const Variable kept = tanh(y), loss = sum(kept * kept);
+    backward(loss);
+    return w.grad().cpu();
+  };
+  for (const bool recomputes : {false, true}) {
+    const at::Tensor wanted = gradient(nullptr, recomputes);
+    // With all but three activations on the host, with some of them, and with none.
+    for (const size_t window : {size_t{0}, size_t{4} << 20, size_t{1} << 30}) {
+      PinnedActivations offload(window, /*least=*/1);
+      CHECK(gradient(&offload, recomputes).equal(wanted));
+      CHECK(gradient(&offload, recomputes).equal(wanted));
+      CHECK(offload.times().bytes > 0);
+    }
+  }
+  PinnedActivations offload(0, 1);
+  const Variable v = Variable::parameter(x.clone());
+  std::optional<OffloadActivations> guard(std::in_place, offload);
+  const Variable y = v * 2.0, loss = sum(y * y);
+  y.data().zero_();
+  guard.reset();
+  CHECK_THROWS_WITH(backward(loss), Catch::Matchers::Contains("changed in place"));
 }
 
 TEST_CASE("packed activations of a GPU have nearly the gradients of a CPU's", "[gpu]") {

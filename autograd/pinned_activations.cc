@@ -1,0 +1,220 @@
+#include "autograd/pinned_activations.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+
+namespace lathe {
+namespace detail {
+
+/// What the activations share.
+struct PinnedStore {
+  std::map<uint64_t, std::weak_ptr<PinnedActivation>> alive;  // by number
+  std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
+  uint64_t next_number = 0;
+  size_t largest = 0;       // bytes of an activation
+  size_t window_bytes = 0;  // of activations that have not left the window
+  int64_t copied = 0;       // bytes
+};
+
+/// The memory of an activation, as long as a node keeps a tensor of it.
+struct PinnedActivation {
+  PinnedActivation(std::shared_ptr<PinnedStore> store, const at::Tensor& t)
+      : store(std::move(store)),
+        number(this->store->next_number++),
+        bytes(t.storage().nbytes()),
+        version(t._version()),
+        original(t.storage().getWeakStorageImpl()),
+        key(t.storage().unsafeGetStorageImpl()),
+        device(t.device()),
+        memory(t) {}
+  ~PinnedActivation();
+  PinnedActivation(const PinnedActivation&) = delete;
+  PinnedActivation& operator=(const PinnedActivation&) = delete;
+
+  const std::shared_ptr<PinnedStore> store;
+  const uint64_t number;
+  const size_t bytes;
+  const int64_t version;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> original;  // keeps `key` from being used again
+  const c10::StorageImpl* const key;
+  const at::Device device;
+
+  at::Tensor memory;  // any tensor with the bytes; undefined where they are on the host alone
+  at::Tensor on_host;
+  std::optional<c10::Event> copied;  // of the copy that was begun last
+  bool is_in_window = true;          // `memory` is the original then
+  bool has_changed = false;          // in place, before it left the window
+};
+
+}  // namespace detail
+
+using detail::PinnedActivation;
+using detail::PinnedStore;
+
+namespace {
+
+c10::Stream computing_stream(at::Device gpu) {
+  return c10::impl::VirtualGuardImpl(gpu.type()).getStream(gpu);
+}
+c10::Stream copying_stream(at::Device gpu) {
+  static const c10::Stream stream =
+      c10::impl::VirtualGuardImpl(gpu.type()).getStreamFromGlobalPool(gpu);
+  return stream;
+}
+
+/// Returns all bytes of a tensor's memory.
+at::Tensor bytes_of(const at::Tensor& t) {
+  return at::empty({0}, t.options().dtype(at::kByte))
+      .set_(t.storage(), 0, {static_cast<int64_t>(t.storage().nbytes())}, {1});
+}
+
+/// Begins to copy from one memory to another, once the GPU has computed all that was asked so far.
+void begin_copy(PinnedActivation& a, const at::Tensor& to, const at::Tensor& from) {
+  const at::Device gpu = a.device;
+  const c10::Stream copying = copying_stream(gpu);
+  c10::Event asked(gpu.type());
+  asked.record(computing_stream(gpu));
+  asked.block(copying);
+
+  const c10::StreamGuard on(copying);
+  to.copy_(from, /*non_blocking=*/true);
+  a.copied.emplace(gpu.type());
+  a.copied->record(copying);
+  a.store->copied += static_cast<int64_t>(a.bytes);
+}
+
+/// Has the GPU wait for the copy that was begun last.
+void wait_for_copy(const PinnedActivation& a) {
+  if (a.copied && a.memory.defined()) a.copied->block(computing_stream(a.device));
+}
+
+}  // namespace
+
+detail::PinnedActivation::~PinnedActivation() {
+  // The memory may be used for something else from now on.
+  wait_for_copy(*this);
+  if (const auto found = store->by_storage.find(key);
+      found != store->by_storage.end() && found->second == number)
+    store->by_storage.erase(found);
+  if (is_in_window) store->window_bytes -= bytes;
+  store->alive.erase(number);
+}
+
+/// A tensor whose memory may be on the host.
+class PinnedTensor final : public PackedTensor {
+ public:
+  PinnedTensor(PinnedActivations& all, std::shared_ptr<PinnedActivation> stored,
+               const at::Tensor& t)
+      : all_(all),
+        stored_(std::move(stored)),
+        options_(t.options()),
+        sizes_(t.sizes().vec()),
+        strides_(t.strides().vec()),
+        offset_(t.storage_offset()) {}
+
+  at::Tensor unpacked() const override {
+    return at::empty({0}, options_)
+        .set_(all_.restore(*stored_).storage(), offset_, sizes_, strides_);
+  }
+
+ private:
+  PinnedActivations& all_;
+  std::shared_ptr<PinnedActivation> stored_;
+  at::TensorOptions options_;
+  std::vector<int64_t> sizes_, strides_;
+  int64_t offset_;
+};
+
+PinnedActivations::PinnedActivations(size_t window, size_t least)
+    : window_(window), least_(least), store_(std::make_shared<PinnedStore>()) {}
+
+PinnedActivations::~PinnedActivations() = default;
+
+std::shared_ptr<const PackedTensor> PinnedActivations::pack(const at::Tensor& t) {
+  if (!t.defined() || !t.is_cuda() || t.storage().nbytes() < least_) return nullptr;
+
+  std::shared_ptr<PinnedActivation> stored;
+  const auto known = store_->by_storage.find(t.storage().unsafeGetStorageImpl());
+  if (known != store_->by_storage.end()) stored = store_->alive.at(known->second).lock();
+  if (!stored || stored->original.expired() || stored->version != t._version()) stored = store(t);
+  return std::make_shared<PinnedTensor>(*this, std::move(stored), t);
+}
+
+/// Begins to copy the memory of t, which stays in the window for now.
+std::shared_ptr<PinnedActivation> PinnedActivations::store(const at::Tensor& t) {
+  const auto stored = std::make_shared<PinnedActivation>(store_, t);
+  store_->alive.emplace(stored->number, stored);
+  store_->by_storage.insert_or_assign(stored->key, stored->number);
+  store_->window_bytes += stored->bytes;
+  store_->largest = std::max(store_->largest, stored->bytes);
+
+  stored->on_host = at::empty({static_cast<int64_t>(stored->bytes)},
+                              at::TensorOptions(at::kByte).pinned_memory(true));
+  begin_copy(*stored, stored->on_host, bytes_of(t));
+  in_window_.push_back(stored);
+  shrink_window();
+  return stored;
+}
+
+/// Returns the bytes that may stay on the GPU.
+size_t PinnedActivations::window_bytes() const { return std::max(window_, 3 * store_->largest); }
+
+/// Frees the memory of the oldest activations of the window.
+void PinnedActivations::shrink_window() {
+  while (!in_window_.empty() && store_->window_bytes > window_bytes()) {
+    if (const auto oldest = in_window_.front().lock()) {
+      wait_for_copy(*oldest);
+      oldest->has_changed = oldest->memory._version() != oldest->version;
+      oldest->is_in_window = false;
+      oldest->memory.reset();
+      store_->window_bytes -= oldest->bytes;
+    }
+    in_window_.pop_front();
+  }
+}
+
+/// Returns a tensor with the memory of an activation, and has those before it read.
+at::Tensor PinnedActivations::restore(PinnedActivation& stored) {
+  LATHE_CHECK(
+      !stored.has_changed && (!stored.is_in_window || stored.memory._version() == stored.version),
+      "a tensor saved for backward, which is offloaded to the host, was changed in place "
+      "since");
+  if (!stored.memory.defined()) read(stored);
+  read_ahead(stored.number);
+  if (!stored.is_in_window) wait_for_copy(stored);
+  return stored.memory;
+}
+
+/// Begins to copy an activation back that is on the host alone.
+void PinnedActivations::read(PinnedActivation& stored) {
+  stored.memory = at::empty({static_cast<int64_t>(stored.bytes)},
+                            at::TensorOptions(at::kByte).device(stored.device));
+  begin_copy(stored, stored.memory, stored.on_host);
+}
+
+/// Has the activations copied back that were kept before one, up to as many bytes as the window.
+void PinnedActivations::read_ahead(uint64_t number) {
+  size_t bytes = 0;
+  for (auto at = store_->alive.find(number); at != store_->alive.begin();) {
+    const auto before = (--at)->second.lock();
+    if (!before) continue;
+    bytes += before->bytes;
+    if (bytes > window_bytes()) return;
+    if (!before->memory.defined()) read(*before);
+  }
+}
+
+TransferTimes PinnedActivations::times() const { return {.bytes = store_->copied}; }
+
+}  // namespace lathe
