@@ -107,7 +107,7 @@ void PackSaved::forget_expired() {
 namespace {
 
 /// Returns whether a slot is for an input that no op has made: a parameter, or a constant. Memory
-/// of CPUs has a category, by which the packer tells constants itself.
+/// of CPUs has a category, by which the packer knows constants itself.
 bool is_given(const Node& node, const Saved& saved) {
   if (saved.place() != Saved::Place::input) return false;
   const auto& from = node.next[static_cast<size_t>(saved.index())].node;

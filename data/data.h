@@ -37,8 +37,7 @@ struct DataConfig {
       anything().list().fixed())
   LATHE_FIELD(std::string, documents, "joined",
               "Tokens: how a window treats the documents in it. joined: as one text; separate: no "
-              "document attends to another, and positions restart at 0 in each (gpt and llama; on "
-              "a GPU, memory then grows with the square of the context).",
+              "document attends to another, and positions restart at 0 in each (gpt and llama).",
               one_of({"joined", "separate"}).fixed())
   LATHE_FIELD(std::string, packing, "windows",
               "Tokens: what a row of a batch is. windows: a window of the whole text; examples: "

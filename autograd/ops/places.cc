@@ -16,6 +16,12 @@ void check_index(const at::Tensor& index) {
               "the index must be int64 of one dim, not ", describe(index));
 }
 
+/// Adds the slices of `source` to x at the positions, and returns x. On a GPU ATen's index_add_
+/// rejects a tensor without dims.
+at::Tensor add_at(at::Tensor x, int64_t dim, const at::Tensor& index, const at::Tensor& source) {
+  return x.dim() == 0 && x.is_cuda() ? x.add_(source.sum()) : x.index_add_(dim, index, source);
+}
+
 struct IndexSelect {
   static constexpr OpInfo info{.name = "index_select", .each = {0, 1}};
   int64_t dim;
@@ -29,11 +35,9 @@ struct IndexSelect {
   // dx[index] += dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    if constexpr (std::same_as<T, at::Tensor>) {
-      // On a GPU ATen's index_add_ rejects a tensor without dims.
-      if (from.empty() && dy.is_cuda()) return {dy.sum()};
-      return {dy.new_zeros(from).index_add_(dim, index.data(), dy)};
-    } else
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {add_at(dy.new_zeros(from), dim, index.data(), dy)};
+    else
       return {index_add(T(dy.data().new_zeros(from)), dim, index.data(), dy)};
   }
 };
@@ -44,7 +48,7 @@ struct IndexAdd {
   Saved index;
   at::Tensor forward(const at::Tensor& x, const at::Tensor& source) {
     check_index(index.data());
-    return x.index_add(dim = wrap_dim(dim, x.dim()), index.data(), source);
+    return add_at(x.clone(), dim = wrap_dim(dim, x.dim()), index.data(), source);
   }
   // dx = dy, dsource = the slices of dy at the positions
   template <class T>

@@ -42,7 +42,7 @@ using GradTable = Table<GradArgs, 128>;
 using UpdateTable = Table<UpdateArgs, 24>;
 static_assert(sizeof(GradTable) <= 4000 && sizeof(UpdateTable) <= 4000 - sizeof(UpdateRule));
 
-constexpr int update_width = 4;  // elements that a thread loads and stores at once
+constexpr int update_width = 4;  // elements that a thread loads and stores together
 
 template <int width, class S, class T>
 __device__ void load_as(const S* data, int64_t i, T* out) {

@@ -144,14 +144,13 @@ struct MemoryConfig {
       "Dtype in which ops keep activations for the backward pass. none: their own dtype; bf16; "
       "fp8: e4m3 with a scale for each row. Gradients are computed from the rounded values, the "
       "loss is not. Not rounded: parameters, data, statistics, the tensors of losses and of ops "
-      "that divide by them or compare them, and the blocks that memory.recompute concerns. On "
-      "CPUs only.",
+      "that divide by them or compare them, and the blocks that memory.recompute concerns.",
       one_of({"none", "bf16", "fp8"}))
   LATHE_FIELD(bool, update_in_backward, false,
               "Update each parameter during the backward pass as soon as its gradient is complete, "
               "and free the gradient. Changes no bit. With optim.grad_clip_by = \"norm\", each "
-              "step runs forward and backward twice, first to compute the norm. On CPUs, in one "
-              "process, with train.grad_accum = 1 and without a loss scale.",
+              "step runs forward and backward twice, first to compute the norm. In one process, "
+              "with train.grad_accum = 1 and without a loss scale.",
               anything())
   LATHE_FIELD(
       std::string, offload, "none",
@@ -160,7 +159,8 @@ struct MemoryConfig {
       "what the forward pass keeps for the backward pass, with memory.recompute the inputs of "
       "blocks. parameters: the parameters, of which a block at a time is resident; needs "
       "memory.recompute and memory.update_in_backward. Several are joined by +, such as "
-      "optimizer+parameters. Changes no bit. On CPUs only.",
+      "optimizer+parameters. Changes no bit. On a GPU, activations alone, which are kept in the "
+      "memory of the host.",
       one_of({"none", "optimizer", "activations", "parameters"})
           .or_form("NAME+NAME", [](const std::string& s) { return is_offload(s); }))
   LATHE_FIELD(double, offload_window_mb, 128.0,

@@ -26,8 +26,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// The most that tensors of two steps of a config take at once, when they run, with an evaluation
-/// before and after them.
+/// Returns the peak memory of tensors in two real steps of a config, with an evaluation before and
+/// after them.
 int64_t measured_peak(LoadedConfig loaded) {
   install_allocator();
   const int64_t before = memory_stats().total;
