@@ -1,7 +1,10 @@
 // memory.update_in_backward: the same bits in less memory.
+#include <cmath>
 #include <string>
 #include <vector>
 
+#include "autograd/node.h"
+#include "optim/optimizer.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
@@ -154,13 +157,45 @@ TEST_CASE("what needs all gradients at once is refused beside updates in backwar
   }
 }
 
+TEST_CASE("a gradient that is not finite leaves its parameter, and the step has failed",
+          "[update_in_backward]") {
+  constexpr int64_t step = 4;
+  struct Case {
+    float gradient, loss;
+    bool has_failed, is_updated;
+  };
+  for (const Case& c : {Case{1, 2, false, true}, Case{NAN, 2, true, false},
+                        Case{INFINITY, 2, true, false}, Case{1, NAN, true, true}}) {
+    INFO("gradient " << c.gradient << ", loss " << c.loss);
+    std::vector<NamedParameter> all{{"a", Variable::parameter(torch::ones({5})), Role::weight},
+                                    {"b", Variable::parameter(torch::ones({3})), Role::weight}};
+    OptimConfig config;
+    config.kind = "sgd", config.lr = 0.5, config.grad_clip = 0, config.weight_decay = 0;
+    Optimizer optimizer(config, all);
+
+    StepOptions options{.step = step};
+    optimizer.begin_stages();
+    optimizer.decide(config.lr, options);
+    all[0].parameter.leaf().grad = torch::full({5}, c.gradient);
+    all[1].parameter.leaf().grad = torch::ones({3});
+    for (const size_t i : {size_t{1}, size_t{0}}) optimizer.update_parameter(i, options);
+    options.loss = torch::tensor(c.loss);
+    optimizer.end_stages(options);
+
+    CHECK(all[1].parameter.data().eq(0.5).all().item<bool>());
+    CHECK(all[0].parameter.data().eq(c.is_updated ? 0.5 : 1).all().item<bool>());
+    CHECK(optimizer.control().failed_step == (c.has_failed ? step + 1 : 0));
+    if (std::isfinite(c.gradient)) CHECK(optimizer.control().grad_norm == Approx(std::sqrt(8.0)));
+  }
+}
+
 TEST_CASE("a run that diverges in backward ends with exit 5 and keeps its checkpoints",
           "[update_in_backward]") {
   UpdatingRuns runs;
   const Words wild{"--optim.lr=1e30", "--optim.kind=sgd", "--optim.grad_clip=0",
                    "--checkpoint.interval=1"};
   runs.train("wild", text_model, with_keys(wild, updating), 5);
-  CHECK_THAT(runs.error(), ContainsSubstring("diverged"));
+  CHECK_THAT(runs.error(), ContainsSubstring("step 2 diverged"));
   CHECK(lathe::test::lathe_in(runs.folder(), {"verify", "runs/wild"}).code == 0);
 }
 
