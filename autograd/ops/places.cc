@@ -18,7 +18,8 @@ void check_index(const at::Tensor& index) {
 
 /// Adds the slices of `source` to x at the positions, and returns x. On a GPU ATen's index_add_
 /// rejects a tensor without dims.
-at::Tensor add_at(at::Tensor x, int64_t dim, const at::Tensor& index, const at::Tensor& source) {
+at::Tensor add_at(const at::Tensor& x, int64_t dim, const at::Tensor& index,
+                  const at::Tensor& source) {
   return x.dim() == 0 && x.is_cuda() ? x.add_(source.sum()) : x.index_add_(dim, index, source);
 }
 
