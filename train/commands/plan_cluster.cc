@@ -152,8 +152,7 @@ std::string lathe_text(const ParallelLayout& l, const StepWorkload& step) {
              " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
              " --dist.shard=", shards[l.shard],
              l.tensor > 1 ? str(" --dist.tensor=", l.tensor) : "",
-             l.pipeline > 1 ? str(" --dist.pipeline=", l.pipeline) : "",
-             l.gpus() > 1 ? "; several processes train on CPUs so far" : "");
+             l.pipeline > 1 ? str(" --dist.pipeline=", l.pipeline) : "");
 }
 
 std::string money_text(const ClusterPlan& p, const StepEstimate& e) {
