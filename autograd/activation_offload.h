@@ -75,9 +75,9 @@ class ActivationOffload final : public OffloadedActivations {
   std::unique_ptr<WorkThread> reader_, writer_;  // the last members: they use the others
 };
 
-/// While alive, the ops of this thread and its recomputed parts keep their activations there.
-/// What the thread allocates is counted as activations, except in a MemoryScope of another
-/// category; see PackSaved.
+/// While alive, the ops of this thread and its recomputed parts keep their activations in
+/// `offload`. What the thread allocates is counted as activations, except in a MemoryScope of
+/// another category; see PackSaved.
 class OffloadActivations : public ModeGuard {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.

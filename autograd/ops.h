@@ -147,11 +147,11 @@ Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 /// in T: Lathe's on CPUs (core/kernels/attention.h), ATen's on CUDA and where Lathe's do not apply.
 /// float64, and on CUDA head sizes that are above 256 or not a multiple of 8, use a composed form
 /// with memory T^2. `starts`, if defined, is int64 [B, T] and does not decrease along a row:
-/// position t does not see positions before starts[t] <= t, for several documents in a row
-/// (composed where Lathe's kernel does not apply). Backward recomputes the probabilities from a
-/// float32 log-sum-exp, so gradients lose accuracy as scores grow, as in ATen's flash kernels:
-/// relative to the largest gradient 2e-5 at scores of 1e2 and 6e-4 at 1e4 in float32, and 1% in
-/// bfloat16.
+/// position t does not see positions before starts[t] <= t, for several documents in a row. On a
+/// GPU, each starts[t] must be t or starts[t - 1] for the memory to be linear; on a CPU, Lathe's
+/// kernel must apply. Backward recomputes the probabilities from a float32 log-sum-exp, so
+/// gradients lose accuracy as scores grow, as in ATen's flash kernels: relative to the largest
+/// gradient 2e-5 at scores of 1e2 and 6e-4 at 1e4 in float32, and 1% in bfloat16.
 Variable attention(const Variable& qkv_BT3C, int64_t heads, const at::Tensor& starts = {});
 
 // Images (ops/conv.cc, pool.cc): x is [B, C, H, W] and is surrounded by `padding` zeros on each

@@ -106,12 +106,16 @@ void PackSaved::forget_expired() {
 
 namespace {
 
-/// Returns whether a slot is for an input that no op has made: a parameter, or a constant. Memory
-/// of CPUs has a category, by which the packer knows constants itself.
+/// Returns whether a slot is for an input that is a parameter. On a GPU, whose memory has no
+/// category by which packers know them, also whether it is a constant or a cast of a parameter.
 bool is_given(const Node& node, const Saved& saved) {
   if (saved.place() != Saved::Place::input) return false;
-  const auto& from = node.next[static_cast<size_t>(saved.index())].node;
-  return from != nullptr ? from->as_leaf() != nullptr : !saved.kept().is_cpu();
+  const Node* from = node.next[static_cast<size_t>(saved.index())].node.get();
+  if (!saved.kept().is_cpu()) {
+    if (from == nullptr) return true;
+    if (from->name() == "cast") from = from->next[0].node.get();
+  }
+  return from != nullptr && from->as_leaf() != nullptr;
 }
 
 }  // namespace

@@ -38,10 +38,11 @@ struct RoundedTensor final : PackedTensor {
 ///
 /// What the thread allocates on the CPU while the guard is alive is counted as activations, except
 /// in a MemoryScope of another category. All else stays as it is: tensors that were made before,
-/// such as the model and the data, and those of other scopes. On a GPU, whose memory has no
-/// category, these are the inputs of ops that no op has made. So do parameters, integers,
-/// statistics such as a norm's, tensors of less than `least` elements, what ops with OpInfo::exact
-/// and the losses of autograd/ops/losses.h keep, and all that a Recomputation records or restores.
+/// such as the model and the data, and those of other scopes. Memory of a GPU has no category:
+/// there, inputs of ops that need no gradient stay as they are. Also unchanged are parameters,
+/// integers, statistics such as a norm's, tensors of less than `least` elements, what ops with
+/// OpInfo::exact and the losses of autograd/ops/losses.h keep, and all that a Recomputation records
+/// or restores.
 class PackSaved final : public ModeGuard, public SavedPacker {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.

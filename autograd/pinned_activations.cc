@@ -172,15 +172,16 @@ size_t PinnedActivations::window_bytes() const { return std::max(window_, 3 * st
 
 /// Frees the memory of the oldest activations of the window.
 void PinnedActivations::shrink_window() {
-  while (!in_window_.empty() && store_->window_bytes > window_bytes()) {
-    if (const auto oldest = in_window_.front().lock()) {
-      wait_for_copy(*oldest);
-      oldest->has_changed = oldest->memory._version() != oldest->version;
-      oldest->is_in_window = false;
-      oldest->memory.reset();
-      store_->window_bytes -= oldest->bytes;
-    }
+  while (!in_window_.empty()) {
+    const auto oldest = in_window_.front().lock();
+    if (oldest && store_->window_bytes <= window_bytes()) return;
     in_window_.pop_front();
+    if (!oldest) continue;
+    wait_for_copy(*oldest);
+    oldest->has_changed = oldest->memory._version() != oldest->version;
+    oldest->is_in_window = false;
+    oldest->memory.reset();
+    store_->window_bytes -= oldest->bytes;
   }
 }
 

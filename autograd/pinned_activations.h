@@ -35,6 +35,8 @@ class PinnedActivations final : public OffloadedActivations {
   bool is_exact() const override { return true; }
   /// Returns 0: there is no file.
   int64_t file_bytes() const override { return 0; }
+  /// Returns the number of activations that it remembers in the window.
+  size_t remembered() const { return in_window_.size(); }
   /// Returns the bytes that were copied. Their times are not known on the host.
   TransferTimes times() const override;
 

@@ -1,5 +1,5 @@
-// What may replace the activations that ops keep for backward: packing.h rounds them, and
-// activation_offload.h keeps them on a disk.
+// What may replace the activations that ops keep for backward: packing.h rounds them,
+// activation_offload.h keeps them on a disk, and pinned_activations.h in the memory of the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -95,8 +95,8 @@ class Optimizer {
   ///
   /// `shares`: for each parameter, the elements whose state this process keeps and which it
   /// updates. Empty: all elements of all parameters. A parameter of divisible_parameters() may be
-  /// cut at multiples of grad_sum_chunk; any other one is owned completely or not at all. On CPUs
-  /// only. Throws Exit::usage if a parameter is cut among tensor ranks and its update needs all of
+  /// cut at multiples of grad_sum_chunk; any other one is owned completely or not at all. Throws
+  /// Exit::usage if a parameter is cut among tensor ranks and its update needs all of
   /// it.
   ///
   /// `offload`: if not empty, the state is in a scratch file in this folder (optim/offload.h), and
@@ -117,7 +117,8 @@ class Optimizer {
   // in one process: begin_stages(); sum_gradient() of each parameter, if gradients are
   // clipped by their norm; decide(); update_parameter() of each one; end_stages(). The result has
   // the bits of step(), except that a gradient which is not finite leaves only its own parameter
-  // untouched, unless all gradients were summed before decide(). `i` is an index in the
+  // untouched, unless all gradients were summed before decide(), and that on a GPU the norm may
+  // differ in the last bit if a parameter has no gradient. `i` is an index in the
   // constructor's parameters, whose gradient must be complete.
 
   /// Forgets the sums of the last step.

@@ -1,9 +1,9 @@
 // Causal scaled dot-product attention on packed projections. q, k and v are views of the packed
 // tensor, [B, H, T, D].
 //
-// On CUDA: the kernels of attention_gpu.h, and the composed form for float64, for capped scores and
-// for head sizes that the kernels do not support. On CPUs: Lathe's kernel, then ATen's flash
-// kernel, and the composed form for float64.
+// On CUDA: the kernels of attention_gpu.h, and the composed form for float64, for capped scores,
+// for starts that are not those of documents and for head sizes that the kernels do not support. On
+// CPUs: Lathe's kernel, then ATen's flash kernel, and the composed form for float64.
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
@@ -443,9 +443,18 @@ struct GroupedAttention {
   }
 };
 
-/// Returns the documents of starts that are on a GPU.
-DocumentPlaces places_on_gpu(const at::Tensor& starts) {
-  return starts.defined() && starts.is_cuda() ? document_places(starts) : DocumentPlaces{};
+/// Returns the dtype in which autocast passes x to an op of Amp::low.
+at::ScalarType autocast_dtype(const Variable& x) {
+  const bool autocast = mode().compute != at::kFloat;
+  return autocast && x.dtype() != at::kDouble ? mode().compute : x.dtype();
+}
+
+/// Returns the documents of starts, if they are on a GPU that has a kernel for x with heads of that
+/// width.
+DocumentPlaces places_on_gpu(const at::Tensor& starts, const Variable& x, int64_t width) {
+  const bool is_used = starts.defined() && starts.is_cuda() && starts.numel() > 0 &&
+                       gpu_attention_ready(autocast_dtype(x), width);
+  return is_used ? document_places(starts) : DocumentPlaces{};
 }
 
 }  // namespace
@@ -454,7 +463,9 @@ Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts)
   require_defined("attention", {&qkv});
   const at::Tensor checked =
       qkv.dim() == 3 ? checked_starts(starts, qkv.size(0), qkv.size(1)) : at::Tensor();
-  const DocumentPlaces documents = places_on_gpu(checked);
+  const DocumentPlaces documents = checked.defined() && heads > 0
+                                       ? places_on_gpu(checked, qkv, qkv.size(2) / 3 / heads)
+                                       : DocumentPlaces{};
   return apply(Attention{.heads = heads,
                          .longest_document = documents.longest,
                          .starts = checked,
@@ -495,7 +506,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
   // The kernel is chosen before apply() casts, so determine the dtype that autocast will give the
   // op.
   const bool autocast = mode().compute != at::kFloat;
-  const at::ScalarType dtype = autocast && q.dtype() != at::kDouble ? mode().compute : q.dtype();
+  const at::ScalarType dtype = autocast_dtype(q);
   const bool alike = autocast || (k.dtype() == dtype && v.dtype() == dtype);
 
   if (q.data().is_cpu() && q.numel() > 0 && alike && dtype != at::kDouble && kernel_dtype(dtype) &&
@@ -518,7 +529,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
   if (q.data().is_cuda() && q.numel() > 0 && alike && scores.softcap == 0 &&
       gpu_attention_ready(dtype, q.size(2) / heads)) {
     const DocumentPlaces documents =
-        k.size(1) == q.size(1) ? places_on_gpu(own_starts) : DocumentPlaces{};
+        k.size(1) == q.size(1) ? places_on_gpu(own_starts, q, q.size(2) / heads) : DocumentPlaces{};
     if (!own_starts.defined() || documents.begins.defined())
       return apply(GroupedAttention{.heads = heads,
                                     .kv_heads = kv_heads,

@@ -63,10 +63,10 @@ at::Tensor joined_rows(const at::Tensor& t) {
   return t.reshape({t.size(0) * t.size(1), t.size(2), t.size(3)});
 }
 
-/// Returns whether cuDNN's forward takes the place of flash attention's.
+/// Returns whether cuDNN's forward takes the place of flash attention's. It rejects a single key.
 bool cudnn_is_faster(const at::Tensor& q, const at::Tensor& k, const Call& call) {
-  return cuda_api().compute_capability() >= 90 && !call.begins && !call.window_left &&
-         q.size(1) == k.size(1) && q.size(2) == k.size(2) && q.size(3) <= 128;
+  return cuda_api().compute_capability() / 10 == 9 && !call.begins && !call.window_left &&
+         q.size(1) > 1 && q.size(1) == k.size(1) && q.size(2) == k.size(2) && q.size(3) <= 128;
 }
 
 GpuAttended cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -124,8 +124,8 @@ std::vector<Gradients> flash_backward(const at::Tensor& dy, const at::Tensor& q,
   return parts;
 }
 
-// Masks of the memory-efficient kernel, by the corner at which the last key that a query sees
-// begins. They agree if there are as many keys as queries.
+// Masks of the memory-efficient kernel, by the corner of the scores from which the diagonal starts.
+// They agree if there are as many keys as queries.
 constexpr int64_t causal_from_top_left = 1, causal_from_bottom_right = 2;
 
 int64_t mask_of(const at::Tensor& q, const at::Tensor& k) {

@@ -35,7 +35,7 @@ struct GpuAttention {
 struct GpuAttended {
   at::Tensor out;           ///< [B, T, H, D], contiguous
   at::Tensor lse;           ///< logarithms of the sums over keys, in the kernel's layout
-  at::Tensor seed, offset;  ///< the kernel's random numbers, which it does not draw
+  at::Tensor seed, offset;  ///< of the kernel's random numbers, unused without dropout
 };
 
 /// Returns whether a kernel exists for heads of `width` elements of a dtype.

@@ -153,9 +153,11 @@ at::Tensor added(const at::Tensor& residual, const at::Tensor& y) {
   return out;
 }
 
-/// Returns the sums of the columns of dy [N, C]; on a GPU in float32.
+/// Returns the sums of the columns of dy [N, C]; on a GPU in float32 or float64.
 at::Tensor bias_gradient(const at::Tensor& dy_) {
-  if (!gpu_kernel_ready(dy_) || !column_sums_on_gpu(dy_.size(1))) return dy_.sum(0);
+  const bool is_narrow = dy_.is_cuda() && dy_.scalar_type() != at::kDouble;
+  if (!gpu_kernel_ready(dy_) || !column_sums_on_gpu(dy_.size(1)))
+    return is_narrow ? dy_.sum(0, /*keepdim=*/false, at::kFloat) : dy_.sum(0);
   const at::Tensor dy = for_kernels(dy_);
   const at::TensorOptions options = dy.options().dtype(at::kFloat);
   const int64_t rows = dy.size(0), columns = dy.size(1);

@@ -9,8 +9,8 @@
 
 namespace lathe {
 
-/// Writes the sums of x's columns in float32, always in the same order. `partials`:
-/// column_partials() floats.
+/// Writes the sums of the columns of x, whose rows are contiguous, in float32, always in the same
+/// order. `partials`: column_partials() floats.
 cudaError_t column_sums_cuda(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums,
                              cudaStream_t stream);
 /// Writes out = a + b for n elements, in a's type. `out` may be a. n must be a multiple of 4.

@@ -73,6 +73,7 @@ __device__ float column_total(const float* partials, int64_t rows, int64_t colum
   float sum = 0;
   for (int64_t r = threadIdx.x / 32; r < rows && column < columns; r += 8)
     sum += partials[r * columns + column];
+  __syncthreads();  // the sums before have been read
   sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
   sum = 0;

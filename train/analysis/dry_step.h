@@ -17,7 +17,7 @@ struct RunData;
 struct DryStep {
   int64_t parameters = 0, trained = 0;  ///< elements
   MemoryStats made{};                   ///< after the model and the optimizer are made
-  MemoryStats peaks{};                  ///< during the steps
+  MemoryStats peaks{};                  ///< during the steps and evaluations
   FlopCount micro_batch{};              ///< FLOPs of one micro-batch, in one process
   FlopCount whole_micro_batch{};        ///< FLOPs of one micro-batch, in all processes of a replica
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
@@ -40,10 +40,10 @@ struct DryStep {
 };
 
 /// Runs two steps of the config without their memory and their arithmetic, as one of `ranks`
-/// processes. Of the stages of a pipeline, the result has the memory of the one that needs the
-/// most, and the FLOPs, the updates and the bytes of those that have the most. The folder of the
-/// data may be missing for a model of tokens whose vocab_size is given. Throws with the exit codes
-/// of the run.
+/// processes, and an evaluation before and after them if the run evaluates. Of the stages of a
+/// pipeline, the result has the memory of the one that needs the most, and the FLOPs, the updates
+/// and the bytes of those that have the most. The folder of the data may be missing for a model of
+/// tokens whose vocab_size is given. Throws with the exit codes of the run.
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
 /// Does the same with data that is already open, for the config that RunData::open has completed.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data, int ranks = 1);

@@ -48,8 +48,8 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
   const std::string& offload = loaded.config.memory.offload;
   if (offload != "none" && offload != "activations" && device == "cuda") {
     fail(Exit::usage, origin_of(loaded, "memory.offload"),
-         ": on a GPU, memory.offload takes activations alone, to the host's memory, not ", offload,
-         "; set it to activations, or set train.device = \"cpu\"");
+         ": on a GPU, memory.offload can only be \"activations\", not \"", offload,
+         "\"; set it to that, or set train.device = \"cpu\"");
   }
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),

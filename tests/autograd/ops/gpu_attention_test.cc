@@ -41,6 +41,7 @@ std::vector<GroupedCase> grouped_cases() {
           {"scale", 2, 2, 70, 70, 64, false, {.scale = 0.5}},
           {"documents", 4, 4, 130, 130, 16, true},
           {"documents, groups and window", 4, 1, 130, 130, 64, true, {.window = 9}},
+          {"one position", 4, 4, 1, 1, 16},
           {"a cache of keys", 4, 2, 3, 90, 16},
           {"one query with a cache and a window", 4, 2, 1, 90, 16, false, {.window = 33}},
           {"capped scores", 2, 1, 40, 40, 16, true, {.scale = 1, .softcap = 3}},
@@ -90,6 +91,7 @@ TEST_CASE("a GPU's attention with groups, windows, documents and a cache is the 
         CHECK(apart(ours[i], wanted[i]) < unit);
         CHECK(ours[i].equal(again[i]));
       }
+      if (c.keys == 1) continue;
       GroupedCase other = c;  // the control
       other.scores.window = other.scores.window == 0 ? 2 : other.scores.window - 1;
       CHECK(apart(attended(other, rounded, dy.to(dtype), at::kCUDA, dtype)[0], wanted[0]) > unit);

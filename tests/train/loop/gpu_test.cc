@@ -2,6 +2,7 @@
 // without one; the op table and the runs of the other tests take a GPU where there is one.
 
 #include "tests/support/gpu.h"
+#include "amp/amp.h"
 #include "autograd/engine.h"
 #include "autograd/node.h"
 #include "autograd/ops.h"
@@ -123,6 +124,10 @@ TEST_CASE("activations in the host's memory come back to a GPU's backward pass",
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(offload.times().bytes > 0);
+      // What is gone is forgotten with the next activation.
+      const at::Tensor more = torch::ones({4}).cuda();
+      const auto kept = offload.pack(more);
+      CHECK(offload.remembered() == 1);
     }
   }
   PinnedActivations offload(0, 1);
@@ -154,6 +159,22 @@ TEST_CASE("packed activations of a GPU have nearly the gradients of a CPU's", "[
     const at::Tensor cpu = gradient(at::kCPU, packing), gpu = gradient(at::kCUDA, packing);
     CHECK(distance(gpu, cpu) < 0.2 * distance(cpu, exact));
   }
+}
+
+TEST_CASE("casts of weights are no activations on a GPU", "[gpu]") {
+  if (skip_without_gpu()) return;
+  torch::manual_seed(8);
+  const Variable x = Variable::parameter(torch::randn({64, 96}).cuda()),
+                 w = Variable::parameter(torch::randn({96, 96}).cuda());
+  const auto gradients = [&](bool packs) {
+    const Autocast autocast(at::kBFloat16);
+    const auto guard = packs ? std::make_unique<PackSaved>(Packing::fp8) : nullptr;
+    const Variable y = linear(x * 1.0, w);
+    return grad(sum(y), {x, w});
+  };
+  const auto packed = gradients(true), exact = gradients(false);
+  CHECK(packed[0].data().equal(exact[0].data()));   // of the weight alone
+  CHECK(!packed[1].data().equal(exact[1].data()));  // of the activation: the control
 }
 
 TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
