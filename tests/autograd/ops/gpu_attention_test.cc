@@ -62,9 +62,10 @@ std::vector<at::Tensor> attended(const GroupedCase& c, const std::vector<at::Ten
   return results;
 }
 
-/// Returns the largest difference relative to the largest value.
+/// Returns the largest difference relative to the largest value, or to 1 if that is larger: with
+/// one position, the gradients of queries and keys are zero but for rounding.
 double apart(const at::Tensor& a, const at::Tensor& b) {
-  return ((a - b).abs().max() / b.abs().max()).item<double>();
+  return ((a - b).abs().max() / b.abs().max().clamp_min(1)).item<double>();
 }
 
 TEST_CASE("a GPU's attention with groups, windows, documents and a cache is the formula's",

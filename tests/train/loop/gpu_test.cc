@@ -11,6 +11,7 @@
 #include "autograd/recompute.h"
 #include "core/device.h"
 #include "optim/method.h"
+#include "tests/dist/ranks.h"
 #include "tests/optim/optimizer_table.h"
 #include "tests/support/kinds.h"
 
