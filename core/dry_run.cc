@@ -199,6 +199,14 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
     stack->emplace_back(at::empty(sizes, weight.options()));
     return;
   }
+  if (name == "aten::bucketize" && arguments[0].isTensor()) {
+    const at::Tensor values = arguments[0].toTensor();
+    const bool is_narrow = arguments[2].toBool();
+    stack->erase(first, stack->end());
+    stack->emplace_back(
+        at::empty(values.sizes(), values.options().dtype(is_narrow ? at::kInt : at::kLong)));
+    return;
+  }
   if (name == "aten::convolution") {
     stack->erase(first, stack->end());
     stack->emplace_back(convolved(arguments));

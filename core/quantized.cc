@@ -11,7 +11,6 @@
 
 #include <algorithm>
 
-#include "core/dry_run.h"
 #include "core/error.h"
 
 namespace lathe {
@@ -101,12 +100,9 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
     if (format == Format::int8) {
       codes_.slice(0, begin, begin + n_whole).copy_(scaled.round_());
     } else {
-      // Two codes share a byte, the first in the upper half. A dry run would compute bucketize,
-      // since ATen does not infer its shape.
-      const at::Tensor codes = is_dry_run()
-                                   ? at::empty(scaled.sizes(), scaled.options().dtype(at::kInt))
-                                   : at::bucketize(scaled, boundaries, /*out_int32=*/true);
-      const at::Tensor pairs = codes.to(at::kByte).view({-1, 2});
+      // Two codes share a byte, the first in the upper half.
+      const at::Tensor pairs =
+          at::bucketize(scaled, boundaries, /*out_int32=*/true).to(at::kByte).view({-1, 2});
       codes_.slice(0, begin / 2, (begin + n_whole) / 2)
           .copy_(pairs.select(1, 0) * 16 + pairs.select(1, 1));
     }

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/dry_run.h"
+#include "core/dtype.h"
 #include "core/kernels/gemm.h"
 #include "core/kernels/rules.h"
 #include "core/kernels/scratch.h"
@@ -51,13 +53,22 @@ void quintic(const at::Tensor& g_, at::Tensor& s_) {
   });
 }
 
-/// Brings the singular values of x [r, c], whose norm is at most 1, near 1: x = (a I + b x x^T + c
-/// (x x^T)^2) x, `steps` times, or with x^T x from the right where that is smaller. `other` has x's
-/// shape; the result is in x.
-void newton_schulz(at::Tensor& x, at::Tensor& other, int64_t steps) {
+/// A matrix [r, c] and the memory in which it is made orthogonal.
+struct Workspace {
+  explicit Workspace(at::Tensor matrix) : x(std::move(matrix)), other(at::empty_like(x)) {
+    const int64_t n = std::min(x.size(0), x.size(1));
+    gram = at::empty({n, n}, x.options());
+    square = at::empty_like(gram);
+  }
+  at::Tensor x, other;      // [r, c]
+  at::Tensor gram, square;  // products of x with itself, of its smaller side
+};
+
+/// Brings the singular values of x, whose norm is at most 1, near 1: x = (a I + b x x^T + c
+/// (x x^T)^2) x, `steps` times, or with x^T x from the right where that is smaller.
+void newton_schulz(Workspace& workspace, int64_t steps) {
+  auto& [x, other, gram, square] = workspace;
   const bool wide = x.size(0) <= x.size(1);
-  const int64_t n = wide ? x.size(0) : x.size(1);
-  at::Tensor gram = at::empty({n, n}, x.options()), square = at::empty({n, n}, x.options());
   for (int64_t i = 0; i < steps; ++i) {
     product(x, !wide, x, wide, gram);
     product(gram, false, gram, false, square);
@@ -152,18 +163,14 @@ class Muon final : public Method {
   /// Makes what the first `count` matrices need at the same time, one on each thread: a dry run
   /// does not run the threads' work.
   static void allocate_workspaces(const std::vector<SlotUpdate>& matrices, int64_t count) {
-    std::vector<at::Tensor> all;
-    for (int64_t i = 0; i < count; ++i) {
-      const SlotUpdate& slot = matrices[static_cast<size_t>(i)];
-      const auto dtype = slot.args.param_type == Element::f64 ? at::kDouble : at::kFloat;
-      const int64_t rows = slot.sizes[0], columns = slot.args.n / rows,
-                    small = std::min(rows, columns);
-      // Two of the matrix's shape and two products of it with itself; see newton_schulz().
-      for (int copy = 0; copy < 2; ++copy) {
-        all.push_back(at::empty({rows, columns}, dtype));
-        all.push_back(at::empty({small, small}, dtype));
-      }
-    }
+    std::vector<Workspace> all;
+    for (int64_t i = 0; i < count; ++i)
+      all.push_back(workspace_of(matrices[static_cast<size_t>(i)]));
+  }
+  static Workspace workspace_of(const SlotUpdate& slot) {
+    const int64_t rows = slot.sizes[0];
+    return Workspace(
+        at::empty({rows, slot.args.n / rows}, dtype_of(state_type(slot.args.param_type))));
   }
 
   void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
@@ -171,9 +178,8 @@ class Muon final : public Method {
 
     const int64_t n = args.n, rows = slot.sizes[0], columns = n / rows;
     const bool wide = args.param_type == Element::f64;
-    at::Tensor x = at::empty({rows, columns}, wide ? at::kDouble : at::kFloat),
-               other = at::empty_like(x);
-    void* const out = x.mutable_data_ptr();
+    Workspace workspace = workspace_of(slot);
+    void* const out = workspace.x.mutable_data_ptr();
 
     // Divide by the Frobenius norm, which bounds the singular values by 1, as Newton-Schulz needs.
     // The lower bound guards against an update of zeros.
@@ -187,9 +193,9 @@ class Muon final : public Method {
              : static_cast<float*>(out)[i] *= static_cast<float>(scale);
     });
 
-    newton_schulz(x, other, steps_);
+    newton_schulz(workspace, steps_);
     const double length = update_length(rows, columns);
-    args.grad = x.const_data_ptr();
+    args.grad = workspace.x.const_data_ptr();
     args.grad_type = wide ? Element::f64 : Element::f32;
 
     // Weight decay is multiplied by lr_scale as well; the division keeps its rate independent of
@@ -208,13 +214,12 @@ class Muon final : public Method {
 
     const at::Tensor g = of.gradient(), m = of.state(0, slot.sizes);
     const at::Tensor moved = momentum * m + rest * g;
-    at::Tensor x = rule.nesterov ? rest * g + momentum * moved : moved;
+    const at::Tensor x = rule.nesterov ? rest * g + momentum * moved : moved;
     of.set(m, moved);
 
-    x = (x / norm_of(x).clamp_min(1e-7).to(x.scalar_type())).view({rows, columns});
-    at::Tensor other = at::empty_like(x);
-    newton_schulz(x, other, steps_);
-    of.descend(x, slot.args.weight_decay, update_length(rows, columns));
+    Workspace workspace((x / norm_of(x).clamp_min(1e-7).to(x.scalar_type())).view({rows, columns}));
+    newton_schulz(workspace, steps_);
+    of.descend(workspace.x, slot.args.weight_decay, update_length(rows, columns));
   }
 
   /// Returns the factor of an orthogonal update, which depends on the matrix's shape.

@@ -1,6 +1,7 @@
 // What `lathe plan` says of a run, against what the run takes.
 #include "train/analysis/forecast.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -166,6 +167,22 @@ TEST_CASE("a dry run of convolutions computes nothing", "[forecast]") {
   CHECK(up.sizes() == at::IntArrayRef({2, 6, 10, 10}));
   CHECK(memory_stats().total_peak > int64_t{12} << 30);
   CHECK(peak_rss_bytes() - resident < int64_t{100} << 20);
+}
+
+TEST_CASE("a dry run of bucketize writes to no memory", "[forecast]") {
+  const auto places = [](bool narrow) {
+    const at::Tensor boundaries = torch::tensor({-2.0f, -1.0f, 3.0f});
+    return at::bucketize(at::zeros({5, 7}), boundaries, narrow);
+  };
+  CHECK(places(true).eq(2).all().item<bool>());  // the control
+  const DryRun dry;
+  for (const bool narrow : {false, true}) {
+    const at::Tensor found = places(narrow);
+    CHECK(found.sizes() == at::IntArrayRef({5, 7}));
+    CHECK(found.scalar_type() == (narrow ? at::kInt : at::kLong));
+    const auto* bytes = static_cast<const char*>(found.const_data_ptr());
+    CHECK(std::all_of(bytes, bytes + found.nbytes(), [](char byte) { return byte == 0; }));
+  }
 }
 
 TEST_CASE("what could never run here is planned in little memory", "[forecast]") {
