@@ -30,6 +30,7 @@ class ForwardHook;
 class KeyValueCache;
 class PipelineStage;
 class SavedPacker;
+struct PositionPart;
 struct RunningStatistic;
 
 /// The source of a training step's random numbers: see core/rng.h.
@@ -113,6 +114,9 @@ struct Mode {
   /// Where running statistics are recorded instead of moved, or null: see
   /// core/running_statistic.h.
   std::vector<RunningStatistic>* running_statistics = nullptr;
+  /// The positions of each row of tokens that forwards take, or null: all. See
+  /// dist/context_ranks.h.
+  const PositionPart* position_part = nullptr;
   /// Document starts of the rows of tokens, or null: see nn/layers/documents.h.
   const at::Tensor* document_starts = nullptr;
 };

@@ -14,10 +14,22 @@ namespace lathe {
 namespace {
 
 const RankAxis& ranks_on(Axis axis) {
-  return axis == Axis::data ? world().data() : world().tensor();
+  switch (axis) {
+    case Axis::data: return world().data();
+    case Axis::context: return world().context();
+    case Axis::tensor: break;
+  }
+  return world().tensor();
 }
 
-Group& group_of(Axis axis) { return axis == Axis::data ? world().ops() : world().layers(); }
+Group& group_of(Axis axis) {
+  switch (axis) {
+    case Axis::data: return world().ops();
+    case Axis::context: return world().contexts();
+    case Axis::tensor: break;
+  }
+  return world().layers();
+}
 
 /// Returns the bounds of a flat tensor with `n` elements for each rank.
 std::vector<int64_t> equal_cuts(int64_t n, Axis axis) {

@@ -27,9 +27,8 @@ Variable reduce_scatter(const Variable& x, int64_t dim = 0);
 /// the size of `dim`.
 Variable all_to_all(const Variable& x, int64_t dim = 0);
 
-/// The ranks that take part in a collective: those of the data or of the tensor axis
-/// (dist/world.h).
-enum class Axis : uint8_t { data, tensor };
+/// The ranks that take part in a collective: those of an axis (dist/world.h).
+enum class Axis : uint8_t { data, context, tensor };
 
 /// Does what all_reduce() of a Variable does, without a graph.
 at::Tensor all_reduce(const at::Tensor& x, Axis axis = Axis::data);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/config.h"
+#include "dist/placement.h"
 
 namespace lathe {
 
@@ -34,11 +35,18 @@ struct DistConfig {
       "processes; one process alone ignores it.",
       between(1, 1024))
   LATHE_FIELD(
+      int64_t, context, 1,
+      "Number of processes that compute each micro-batch together, each with a part of the "
+      "positions of every row of tokens (context parallelism). Twice this number must divide the "
+      "length of rows (data.window or model.block_size). Must divide the number of processes; one "
+      "process alone ignores it. Evaluations do not divide rows.",
+      between(1, 1024))
+  LATHE_FIELD(
       int64_t, pipeline, 1,
       "Number of processes that compute each micro-batch one after another, each with some of the "
-      "model's blocks (pipeline parallelism). dist.pipeline times dist.tensor must divide the "
-      "number of processes; one process alone ignores it. Changes no bit, except of a tied "
-      "embedding.",
+      "model's blocks (pipeline parallelism). dist.pipeline times dist.context times dist.tensor "
+      "must divide the number of processes; one process alone ignores it. Changes no bit, except "
+      "of a tied embedding.",
       between(1, 1024))
   LATHE_FIELD(
       std::string, shard, "none",
@@ -48,6 +56,13 @@ struct DistConfig {
       "3), which needs memory.recompute = \"blocks\" or \"selective\". Changes no bit if each "
       "process has a power of two of micro-batches.",
       one_of({"none", "optimizer", "gradients", "parameters"}))
+
+  /// Returns the sizes of the grid that several processes form.
+  GridSizes grid() const {
+    return {.pipeline = static_cast<int>(pipeline),
+            .context = static_cast<int>(context),
+            .tensor = static_cast<int>(tensor)};
+  }
 };
 
 }  // namespace lathe

@@ -12,13 +12,14 @@ struct RankAxis {
   int rank = 0, size = 1;
 };
 
-/// The sizes of the two inner axes of the grid of processes (dist/world.h).
+/// The sizes of the inner axes of the grid of processes (dist/world.h).
 struct GridSizes {
   int pipeline = 1;  ///< stages of the pipeline
+  int context = 1;   ///< ranks that divide the positions of each row of tokens
   int tensor = 1;    ///< ranks that compute a layer together
 
-  /// Returns the number of processes that hold a replica of the model together.
-  int replica() const { return pipeline * tensor; }
+  /// Returns the number of processes that compute a micro-batch together.
+  int replica() const { return pipeline * context * tensor; }
 
   bool operator==(const GridSizes&) const = default;
 };

@@ -175,13 +175,16 @@ std::vector<ElementRange> ShardLayout::ranges(int rank) const {
   return all;
 }
 
-bool exchanges_every_micro_batch(const std::string& shard, int ranks) {
-  return (shard == "gradients" || shard == "parameters") &&
-         std::has_single_bit(static_cast<unsigned>(ranks));
+bool exchanges_every_micro_batch(const World& world, const std::string& shard) {
+  const int ranks = world.data().size;
+  return (shard == "gradients" || shard == "parameters") && ranks > 1 &&
+         world.context().size == 1 && std::has_single_bit(static_cast<unsigned>(ranks));
 }
 
-int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedParameter> parameters,
-                            const std::string& shard, int64_t rounds) {
+int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
+                            std::span<const NamedParameter> parameters, const std::string& shard,
+                            int64_t rounds) {
+  const bool each = exchanges_every_micro_batch(world, shard);
   int64_t bytes = 0, last_block = -1;
   for (const Bucket& bucket : layout.buckets()) last_block = std::max(last_block, bucket.block);
   for (const Bucket& bucket : layout.buckets()) {
@@ -193,7 +196,6 @@ int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedPara
     const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;
     const int64_t own = bucket.cuts[1];
 
-    const bool each = exchanges_every_micro_batch(shard, static_cast<int>(others) + 1);
     bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
     // The last block stays from the forward pass to the backward pass.
     const int64_t times = bucket.block < 0 ? 1 : (bucket.block == last_block ? rounds : 2 * rounds);

@@ -72,9 +72,10 @@ class ShardLayout {
 };
 
 /// Returns whether gradients are exchanged after every micro-batch, as dist.shard asks for. With a
-/// number of ranks that is not a power of two, adding up over the ranks first would not be the
-/// order of core/tree_sum.h, so gradients are then exchanged after the last micro-batch.
-bool exchanges_every_micro_batch(const std::string& shard, int ranks);
+/// number of data ranks that is not a power of two, or with context ranks, adding up over the ranks
+/// first would not be the order of core/tree_sum.h, so gradients are then exchanged after the last
+/// micro-batch.
+bool exchanges_every_micro_batch(const World& world, const std::string& shard);
 
 /// Returns the bytes of gradients and parameters that rank 0 sends in a step of `rounds`
 /// micro-batches. `shard`: as dist.shard. Each rank sends every other one its share of the
@@ -82,8 +83,9 @@ bool exchanges_every_micro_batch(const std::string& shard, int ranks);
 /// sums, or of the updated parameters where only the owner has the sums. Parameters of blocks that
 /// are shared out are sent before each forward pass and, but for the last block's, again before
 /// each backward pass.
-int64_t bytes_sent_by_first(const ShardLayout& layout, std::span<const NamedParameter> parameters,
-                            const std::string& shard, int64_t rounds);
+int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
+                            std::span<const NamedParameter> parameters, const std::string& shard,
+                            int64_t rounds);
 
 /// Completes tensors of a bucket's parameters, of which each rank has the elements that it owns.
 /// `own(i)` returns this rank's elements of the tensor of parameter i, 1-D and of one dtype;

@@ -67,6 +67,7 @@ DryWorld::DryWorld(int ranks, const GridSizes& sizes, int stage) {
   for (auto* group : {&w.gradients_, &w.parameters_, &w.ops_})
     *group = Group::make_dry(w.data_.size);
   w.layers_ = Group::make_dry(sizes.tensor);
+  w.contexts_ = Group::make_dry(sizes.context);
   w.stages_ = Group::make_dry(sizes.pipeline, stage);
 }
 
@@ -75,15 +76,19 @@ DryWorld::~DryWorld() {
   w.placement_.rank = 0;
   w.placement_.size = 1;
   w.set_grid({});
-  for (auto* group : {&w.control_, &w.gradients_, &w.parameters_, &w.ops_, &w.layers_, &w.stages_})
+  for (auto* group :
+       {&w.control_, &w.gradients_, &w.parameters_, &w.ops_, &w.layers_, &w.contexts_, &w.stages_})
     group->reset();
 }
 
 void World::set_grid(const GridSizes& sizes) {
   const int replica = sizes.replica();
-  LATHE_CHECK(size() % replica == 0, "dist.pipeline times dist.tensor is ", replica,
-              ", which does not divide the ", size(), " processes");
-  data_ = {.rank = rank() / sizes.tensor % (size() / replica), .size = size() / replica};
+  LATHE_CHECK(size() % replica == 0, "dist.pipeline times dist.context times dist.tensor is ",
+              replica, ", which does not divide the ", size(), " processes");
+  const int groups = size() / replica;
+  const int group = rank() / (sizes.context * sizes.tensor) % groups;
+  context_ = {.rank = rank() / sizes.tensor % sizes.context, .size = sizes.context};
+  data_ = {.rank = context_.rank * groups + group, .size = groups * sizes.context};
   pipeline_ = {.rank = rank() / (size() / sizes.pipeline), .size = sizes.pipeline};
   tensor_ = {.rank = rank() % sizes.tensor, .size = sizes.tensor};
 }
@@ -95,6 +100,11 @@ std::string World::data_group(const char* name) const {
 
 /// Returns the name of the group of this rank's tensor axis.
 std::string World::tensor_group() const { return str("layers/", rank() / tensor_.size); }
+
+/// Returns the name of the group of this rank's context axis.
+std::string World::context_group() const {
+  return str("contexts/", pipeline_.rank, "/", batches().rank, "/", tensor_.rank);
+}
 
 /// Makes the group of a name and an axis.
 std::unique_ptr<Group> World::make_group(const std::string& name, const RankAxis& axis) {
@@ -141,6 +151,7 @@ std::string World::use_gpus(const std::string& backend) {
   wrap_for_gpus(gradients_, data_group("gradients"), data_);
   wrap_for_gpus(parameters_, data_group("parameters"), data_);
   wrap_for_gpus(layers_, tensor_group(), tensor_);
+  wrap_for_gpus(contexts_, context_group(), context_);
 
   control_ = Group::through_host(std::move(control_));
   // Two stages send to each other at the same time. In one NCCL group, both would wait forever.
@@ -165,8 +176,8 @@ Group& World::ops() {
 
 int64_t World::bytes_sent() const {
   int64_t bytes = 0;
-  for (const Group* group :
-       {gradients_.get(), parameters_.get(), ops_.get(), layers_.get(), stages_.get()})
+  for (const Group* group : {gradients_.get(), parameters_.get(), ops_.get(), layers_.get(),
+                             contexts_.get(), stages_.get()})
     bytes += group != nullptr ? group->bytes_sent() : 0;
   return bytes;
 }
@@ -174,8 +185,7 @@ int64_t World::bytes_sent() const {
 void World::join(const Placement& p, const DistConfig& config) {
   placement_ = p;
   timeout_ = config.timeout;
-  set_grid(
-      {.pipeline = static_cast<int>(config.pipeline), .tensor = static_cast<int>(config.tensor)});
+  set_grid(config.grid());
   store_ = Rendezvous::open(p, timeout_);
   guarded([&] {
     meet();
@@ -185,6 +195,7 @@ void World::join(const Placement& p, const DistConfig& config) {
       parameters_ = make_group(data_group("parameters"), data_);
     }
     if (tensor_.size > 1) layers_ = make_group(tensor_group(), tensor_);
+    if (context_.size > 1) contexts_ = make_group(context_group(), context_);
     if (has_stages())
       stages_ = make_group(str("stages/", data_.rank, "/", tensor_.rank), pipeline_);
   });
@@ -198,7 +209,8 @@ void World::meet() {
     fail(Exit::usage, "rank ", p.rank, " of ", p.size,
          " was started twice; give each process a RANK of its own");
   }
-  const std::string mine = str(p.size, " ", pipeline_.size, " and ", tensor_.size);
+  const std::string mine =
+      str(p.size, " ", pipeline_.size, ", ", context_.size, " and ", tensor_.size);
   store_->set(key("grid", p.rank), mine);
   store_->set(key("pulse", p.rank), pulse());
   monitor_ = store_->connect(/*timeout=*/1);
@@ -236,7 +248,7 @@ void World::meet() {
     fail(Exit::usage, "rank ", *other, " was started with WORLD_SIZE = ", size, " and rank ",
          p.rank, " with ", p.size, "; start all of them with one number");
   }
-  fail(Exit::usage, "dist.pipeline and dist.tensor are ", its_grid.substr(space + 1),
+  fail(Exit::usage, "dist.pipeline, dist.context and dist.tensor are ", its_grid.substr(space + 1),
        " in the config of rank ", *other, ", and ", mine.substr(mine.find(' ') + 1),
        " in that of rank ", p.rank, "; start all with one config");
 }

@@ -26,12 +26,18 @@ struct Share {
 
 /// The position of this process among the processes of its run, and their collectives.
 ///
-/// With dist.tensor or dist.pipeline above 1, the processes form a grid. The ranks along the tensor
-/// axis compute the same micro-batches together, each with a part of every layer; those along the
-/// pipeline axis do so one after another, each with some of the layers. The ranks along the data
-/// axis compute different micro-batches with the same part of the model. Rank = (pipeline rank *
-/// data ranks + data rank) * tensor ranks + tensor rank: ranks that exchange the most are usually
-/// on one machine.
+/// With dist.tensor, dist.context or dist.pipeline above 1, the processes form a grid. The ranks
+/// along the tensor axis compute the same micro-batches together, each with a part of every layer;
+/// those along the pipeline axis do so one after another, each with some of the layers. The ranks
+/// along the data axis have the same part of the model, and add up their gradients. That axis has a
+/// context axis within it, whose ranks compute the same micro-batches together, each with some of
+/// the positions of every row.
+///
+/// Rank = ((pipeline rank * batch groups + batch group) * context ranks + context rank) * tensor
+/// ranks + tensor rank: ranks that exchange the most are usually on one machine. On the data axis,
+/// the ranks of one part of the positions come one after another. The sum of the gradients of each
+/// part thus has the order of core/tree_sum.h, whatever the number of batch groups, and the parts
+/// are added up last.
 ///
 /// Every rank must call a collective, in the same order as other collectives and from the training
 /// thread. Collectives throw Exit::peer_lost if a rank was lost.
@@ -41,14 +47,24 @@ class World {
   int size() const { return placement_.size; }
   /// Returns the position on the data axis.
   const RankAxis& data() const { return data_; }
+  /// Returns the position on the context axis, which is within the data axis.
+  const RankAxis& context() const { return context_; }
+  /// Returns the position among the batch groups, which compute different micro-batches.
+  RankAxis batches() const {
+    const int groups = data_.size / context_.size;
+    return {data_.rank % groups, groups};
+  }
   /// Returns the position on the pipeline axis, which is the stage.
   const RankAxis& pipeline() const { return pipeline_; }
   /// Returns the position on the tensor axis.
   const RankAxis& tensor() const { return tensor_; }
   /// Returns whether this process writes the run folder and prints to the terminal.
   bool is_writer() const { return rank() == 0; }
-  /// Returns this data rank's block of `n` items. The number of data ranks must divide `n`.
-  Share share(int64_t n) const { return {data_.rank * (n / data_.size), n / data_.size}; }
+  /// Returns this process's block of `n` micro-batches. The size of batches() must divide `n`.
+  Share share(int64_t n) const {
+    const auto [rank, size] = batches();
+    return {rank * (n / size), n / size};
+  }
 
   /// Returns whether `mine` is true on any rank. A collective.
   bool any(bool mine);
@@ -102,6 +118,8 @@ class World {
   Group& ops();
   /// Returns the tensor ranks' group, which the training thread uses.
   Group& layers() { return *layers_; }
+  /// Returns the context ranks' group, which the training thread uses.
+  Group& contexts() { return *contexts_; }
   /// Returns the group of a pipeline's stages, which the training thread uses.
   Group& stages() { return *stages_; }
 
@@ -141,6 +159,7 @@ class World {
   void set_grid(const GridSizes& sizes);
   std::string data_group(const char* name) const;
   std::string tensor_group() const;
+  std::string context_group() const;
   std::unique_ptr<Group> make_group(const std::string& name, const RankAxis& axis);
   void wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis);
   at::Tensor gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine);
@@ -152,13 +171,13 @@ class World {
   std::string pulse() const;
 
   Placement placement_;
-  RankAxis data_, pipeline_, tensor_;
+  RankAxis data_, context_, pipeline_, tensor_;
   double timeout_ = 0;
   bool uses_gpus_ = false, uses_nccl_ = false;
   std::unique_ptr<Rendezvous> store_;
   std::unique_ptr<Rendezvous> monitor_;  // has a short timeout: for finding out who was lost
   std::unique_ptr<Group> control_;       // of all ranks
-  std::unique_ptr<Group> gradients_, parameters_, ops_, layers_, stages_;
+  std::unique_ptr<Group> gradients_, parameters_, ops_, layers_, contexts_, stages_;
   std::atomic<int64_t> step_{0};
   std::atomic<const char*> phase_{"starting"};
   std::atomic<int64_t> pulses_{0};
@@ -180,8 +199,8 @@ class DryWorld {
 
 /// Joins the other processes. Call it once, before anything else of this folder. Throws
 /// Exit::peer_lost with the first rank that did not join within dist.timeout, and Exit::usage if
-/// two processes have the same rank or if their WORLD_SIZE differs. The product of dist.pipeline
-/// and dist.tensor must divide their number.
+/// two processes have the same rank or if their WORLD_SIZE differs. The product of dist.pipeline,
+/// dist.context and dist.tensor must divide their number.
 void join_world(const Placement& placement, const DistConfig& config);
 
 }  // namespace lathe

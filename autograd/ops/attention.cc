@@ -32,8 +32,8 @@
 namespace lathe {
 namespace {
 
-/// Counts complete [T, S] scores, which is the convention in publications, although the causal
-/// kernels skip masked blocks.
+/// Counts complete scores, which is the convention in publications, although the causal kernels
+/// skip masked blocks: `keys` of each query.
 OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads) {
   const auto t = static_cast<double>(keys), n = static_cast<double>(y.numel());
   const double scores = t * n / (static_cast<double>(y.size(2)) / static_cast<double>(heads));
@@ -370,11 +370,12 @@ struct GroupedAttention {
   // dv = P^T dy, dP = dy v^T, dS = P (dP - sum(P dP)) cap', dq = dS k scale, dk = dS^T q scale;
   // dk and dv are summed over a group; dq and dk are rotated back
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
-    LATHE_CHECK(q.data().size(1) == k.data().size(1), "gradients need as many keys as queries");
     const at::Tensor dy = dy_.contiguous();
     if (dy.is_cuda()) return backward_on_gpu(dy);
-    const auto like_queries = [&] { return at::empty(q.data().sizes(), q.data().options()); };
-    const at::Tensor dq = like_queries(), dk = like_queries(), dv = like_queries();
+    const auto empty_for = [&](const at::Tensor& t) {  // with a head for each of the queries'
+      return at::empty({t.size(0), t.size(1), q.data().size(2)}, t.options());
+    };
+    const at::Tensor dq = empty_for(q.data()), dk = empty_for(k.data()), dv = empty_for(v.data());
     attention_backward(shape(), element_of(dy.scalar_type()), rows_of(q.data()), rows_of(k.data()),
                        rows_of(v.data()), out.data().const_data_ptr(), dy.const_data_ptr(),
                        lse.data().const_data_ptr<float>(), rows_of(dq), rows_of(dk), rows_of(dv));
@@ -394,7 +395,9 @@ struct GroupedAttention {
   }
   OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
                 const at::Tensor& y) const {
-    const int64_t keys = key.size(1);
+    // A query counts twice as many keys as it sees, so that the parts of a sequence add up to the
+    // whole, each of whose queries counts all keys.
+    const int64_t keys = 2 * key.size(1) - query.size(1);
     OpFlops all =
         attention_flops(y, scores.window > 0 ? std::min(keys, scores.window) : keys, heads);
     const double rotation =

@@ -42,7 +42,7 @@ struct ScoreOptions {
 /// Computes causal attention on projections whose heads are side by side: query [B, T, H D], key
 /// and value [B, S, K D] -> [B, T, H D]. Keys and values may have fewer heads (kv_heads). Each of
 /// them serves heads / kv_heads consecutive heads of queries (Ainslie et al. 2023). Query t is at
-/// position S - T + t and sees the keys up to that position. Gradients need S = T. Kernels with
+/// position S - T + t and sees the keys up to that position. Kernels with
 /// memory linear in T compute it where they apply: Lathe's on CPUs, and ATen's (attention_gpu.h) on
 /// GPUs without a softcap, both not for float64. Those of bfloat16 and float16 do not copy keys for
 /// each head of queries. Otherwise, keys and values are repeated for attention() in ops.h, or the

@@ -45,7 +45,7 @@ bool gpu_attention_ready(at::ScalarType dtype, int64_t width);
 GpuAttended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const GpuAttention& options);
 /// Returns the gradients of q, k and v for consecutive parts of the batch, which are two where this
-/// is faster than one. Needs S = T.
+/// is faster than one.
 std::vector<std::array<at::Tensor, 3>> gpu_attention_backward(
     const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const GpuAttended& attended, const GpuAttention& options);

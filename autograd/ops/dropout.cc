@@ -9,36 +9,55 @@
 #include "core/dtype.h"
 #include "core/kernels/dropout.h"
 #include "core/parallel.h"
+#include "core/position_part.h"
 
 namespace lathe {
 namespace {
 
+/// Drops elements of `in` whose places in the global batch begin at mask.first. All contiguous.
+void drop(const at::Tensor& in, const at::Tensor& y, const DropoutMask& mask) {
+  const Element type = element_of(in.scalar_type());
+  if (in.is_cuda())
+    return cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(), type, mask);
+  parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+    dropout_cpu(in.const_data_ptr(), y.mutable_data_ptr(), begin, end, type, mask);
+  });
+  bump_version(y);
+}
+
 struct Dropout {
   static constexpr OpInfo info{.name = "dropout"};
   DropoutMask mask;
+  PositionPart part{};  // of dim 1
 
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor in = x.contiguous();
     at::Tensor y = at::empty_like(in);
-    if (in.is_cuda()) {
-      cuda_api().dropout(in.const_data_ptr(), y.mutable_data_ptr(), in.numel(),
-                         element_of(in.scalar_type()), mask);
+    if (part.parts == 1) {
+      drop(in, y, mask);
       return y;
     }
-    parallel_for(0, in.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-      dropout_cpu(in.const_data_ptr(), y.mutable_data_ptr(), begin, end,
-                  element_of(in.scalar_type()), mask);
-    });
-    bump_version(y);
+
+    // The elements of a chunk of positions are contiguous in the global batch too.
+    const int64_t length = in.size(1) / 2, chunk = in[0].numel() / 2;
+    for (int64_t row = 0; row < in.size(0); ++row) {
+      for (int64_t half = 0; half < 2; ++half) {
+        DropoutMask here = mask;
+        here.first += static_cast<uint64_t>(
+            (row * 2 * part.parts + part.chunks()[static_cast<size_t>(half)]) * chunk);
+        drop(in[row].narrow(0, half * length, length), y[row].narrow(0, half * length, length),
+             here);
+      }
+    }
     return y;
   }
   // dx = dy under the same mask
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) {
-      return {Dropout{mask}.forward(dy)};
+      return {Dropout{mask, part}.forward(dy)};
     } else {
-      return {apply(Dropout{mask}, dy)};
+      return {apply(Dropout{mask, part}, dy)};
     }
   }
 };
@@ -54,14 +73,17 @@ Variable dropout(const Variable& x, double p, uint64_t stream) {
               "dropout: no random numbers; make a TrainingStep or Training first (core/mode.h)");
   LATHE_CHECK(x.dim() >= 1 && x.size(0) > 0, "dropout(", describe(x.data()),
               "): needs dim 0, the batch, with at least one element");
-  const int64_t row = x.numel() / x.size(0);
+  const PositionPart part =
+      mode().position_part != nullptr ? *mode().position_part : PositionPart();
+  const int64_t row = x.numel() / x.size(0) * part.parts;
   const uint64_t use = (*mode().uses)[stream]++;
   return apply(
       Dropout{{.key = make_key(random->seed, stream + use * 0x9e3779b97f4a7c15u),
                .step = random->step,
                .first = static_cast<uint64_t>(random->first_sample * row),
                .threshold = static_cast<uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL)),
-               .scale = static_cast<float>(1 / (1 - p))}},
+               .scale = static_cast<float>(1 / (1 - p))},
+              part},
       x);
 }
 

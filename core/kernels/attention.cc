@@ -91,29 +91,30 @@ struct Types {
   bool widens() const { return own != as; }
 };
 
-/// Some of a head's rows [time, width], packed block by block as right factors.
+/// Some of a head's rows [rows, width], packed block by block as right factors.
 class Packed {
  public:
   /// transposed: packs [width, rows of the block], otherwise [rows of the block, width].
-  Packed(const AttentionShape& s, Types types, bool transposed)
-      : shape_(s),
+  Packed(int64_t rows, int64_t width, Types types, bool transposed)
+      : rows_(rows),
+        width_(width),
         types_(types),
         transposed_(transposed),
-        wide_(round_up(transposed ? block : s.width, 16)) {}
+        wide_(round_up(transposed ? block : width, 16)) {}
   /// Returns whether rows are packed; float32 that is not transposed is read in place.
   bool copied() const { return transposed_ || types_.own != Element::f32; }
-  int64_t bytes() const { return copied() ? divide_up(shape_.seen(), block) * block_bytes() : 0; }
+  int64_t bytes() const { return copied() ? divide_up(rows_, block) * block_bytes() : 0; }
   /// Packs rows [begin, end); begin starts a block.
   void fill(Matrix from, char* to, int64_t begin, int64_t end) {
     from_ = from, at_ = to;
     if (!copied()) return;
     for (int64_t t = begin; t < end; t += block) {
-      const int64_t n = std::min(block, shape_.seen() - t);
+      const int64_t n = std::min(block, rows_ - t);
       void* place = const_cast<void*>(block_at(t).data);
       if (transposed_)
-        pack_right_transposed(below(from, t), shape_.width, n, wide_, place, types_.as);
+        pack_right_transposed(below(from, t), width_, n, wide_, place, types_.as);
       else
-        pack_right(below(from, t), n, shape_.width, wide_, place, types_.as);
+        pack_right(below(from, t), n, width_, wide_, place, types_.as);
     }
   }
   /// Returns the block that begins at row t.
@@ -124,10 +125,9 @@ class Packed {
 
  private:
   int64_t block_bytes() const {
-    return (transposed_ ? packed_depth(shape_.width, types_.as) : block) * wide_ *
-           bytes_of(types_.as);
+    return (transposed_ ? packed_depth(width_, types_.as) : block) * wide_ * bytes_of(types_.as);
   }
-  AttentionShape shape_;
+  int64_t rows_, width_;
   Types types_;
   bool transposed_;
   int64_t wide_;
@@ -193,18 +193,17 @@ struct BackwardSpace {
 /// Splits a head's blocks of queries (or keys) into parts, so that no thread idles if there are few
 /// heads. With two or more heads a thread there is one part.
 struct HeadParts {
-  explicit HeadParts(const AttentionShape& s)
-      : heads(s.batch * s.heads), blocks(divide_up(s.time, block)) {
+  /// `rows`: the number of queries (or keys).
+  HeadParts(const AttentionShape& s, int64_t rows_)
+      : heads(s.batch * s.heads), rows(rows_), blocks(divide_up(rows, block)) {
     const int64_t threads = at::get_num_threads();
     const int64_t wanted = heads >= 2 * threads ? 1 : divide_up(4 * threads, heads);
     each = divide_up(blocks, std::min(wanted, blocks));
     count = divide_up(blocks, each);
   }
   int64_t begin(int64_t part) const { return part * each * block; }
-  int64_t end(int64_t part, int64_t time) const {
-    return std::min(time, (part + 1) * each * block);
-  }
-  int64_t heads, blocks, each, count;
+  int64_t end(int64_t part) const { return std::min(rows, (part + 1) * each * block); }
+  int64_t heads, rows, blocks, each, count;
 };
 
 }  // namespace
@@ -290,12 +289,12 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
     return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
 
   const Types types(type);
-  const Packed shape_k(s, types, true), shape_v(s, types, false);
+  const Packed shape_k(s.seen(), s.width, types, true), shape_v(s.seen(), s.width, types, false);
   const Scratch scratch(ForwardSpace(s, types, shape_k, shape_v, nullptr).used);
   const int64_t wide = round_up(s.width, 16),
                 before = s.seen() - s.time;  // positions before the first query
 
-  const HeadParts parts(s);
+  const HeadParts parts(s, s.time);
   const auto run = [&](int64_t task) {
     const int64_t index = task % parts.heads,
                   part = parts.count - 1 - task / parts.heads;  // the longest first
@@ -305,7 +304,7 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
     const Head head(s, type, index);
 
     // Queries and the keys that they see are rotated and packed once for the whole part.
-    const int64_t end = parts.end(part, s.time);
+    const int64_t end = parts.end(part);
     const Matrix q = head.rotated(head.own(q_rows), parts.begin(part), end, w.rotated_q),
                  y = head.rows(out);
     const int64_t first_key = head.first_block(parts.begin(part));
@@ -345,8 +344,8 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
   parallel_tasks(parts.heads * parts.count, run, [&] { release_gemm(types.as); });
 }
 
-// The same blocks column by column: a block of keys meets the blocks of queries from its own
-// on, for dk and dv, and adds to their dq. If there are few heads, tasks are parts of a head. Two
+// The same blocks column by column: a block of keys meets the blocks of queries that see it, for dk
+// and dv, and adds to their dq. If there are few heads, tasks are parts of a head. Two
 // tasks must not add to one dq, so dk and dv (for a part of the keys) and dq (for a part of the
 // queries) are then separate tasks, which both compute the blocks' P and dS: 7 matmuls instead of
 // 5, on cores that were idle. Each sum has the same order either way.
@@ -355,32 +354,42 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
                         HeadRows dq, HeadRows dk, HeadRows dv) {
   // q and dout both ways, and k for dq.
   const Types types(type);
-  const Packed across(s, types, true), along(s, types, false);
-  const Packed shapes[5] = {across, across, along, along, along};
+  const Packed across(s.time, s.width, types, true), along(s.time, s.width, types, false),
+      keys_along(s.seen(), s.width, types, false);
+  const Packed shapes[5] = {across, across, along, along, keys_along};
   const Scratch scratch(BackwardSpace(s, types, shapes, nullptr).used);
 
-  const int64_t wide = round_up(s.width, 16);
-  const HeadParts parts(s);
-  const bool together = parts.count == 1;
+  const int64_t wide = round_up(s.width, 16),
+                before = s.seen() - s.time;  // positions before the first query
+  const HeadParts key_parts(s, s.seen()), query_parts(s, s.time);
+  const bool together = key_parts.count == 1 && query_parts.count == 1;
   const auto write_rows = HWY_DYNAMIC_DISPATCH(write_rows_of);
 
+  // Returns the first block of queries that may see a key of the block from j on.
+  const auto first_query_of = [before](int64_t j) {
+    return std::max<int64_t>(0, j - before) / block * block;
+  };
+
   const auto run = [&](int64_t task) {
-    const int64_t index = task % parts.heads, kind = task / parts.heads;
+    const int64_t index = task % key_parts.heads, kind = task / key_parts.heads;
     // Keys have less work later in the context, so their first part runs first; of the queries the
     // last part does.
-    const bool makes_keys = together || kind < parts.count,
-               makes_queries = together || kind >= parts.count;
-    const int64_t part = makes_keys ? kind : 2 * parts.count - 1 - kind;
+    const bool makes_keys = kind < key_parts.count, makes_queries = together || !makes_keys;
+    const int64_t query_part = key_parts.count + query_parts.count - 1 - kind;
 
-    const int64_t begin = parts.begin(part), end = parts.end(part, s.time);
-    Packed packs[5] = {across, across, along, along, along};
+    const int64_t first_key = makes_keys ? key_parts.begin(kind) : 0;
+    const int64_t first_query =
+        makes_keys ? first_query_of(first_key) : query_parts.begin(query_part);
+    const int64_t last_query = makes_keys ? s.time : query_parts.end(query_part);
+    const int64_t last_key = makes_keys ? key_parts.end(kind) : before + last_query;
+
+    Packed packs[5] = {across, across, along, along, keys_along};
     auto& [q_across, dy_across, q_along, dy_along, k_along] = packs;
 
     const BackwardSpace w(s, types, packs, scratch.mine());
     const Head head(s, type, index);
-    const int64_t first_query = begin, last_query = makes_keys ? s.time : end;
     const Matrix q = head.rotated(head.own(all_q), first_query, last_query, w.rotated_q);
-    const Matrix k = head.rotated(head.shared(all_k), makes_keys ? begin : 0, end, w.rotated_k);
+    const Matrix k = head.rotated(head.shared(all_k), first_key, last_key, w.rotated_k);
     const Matrix v = head.shared(all_v), dy = head.rows(dout);
     const float* row_lse = lse + index * s.time;
 
@@ -389,7 +398,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
     dy_across.fill(dy, w.packed[1], first_query, last_query);
     if (makes_keys) q_along.fill(q, w.packed[2], first_query, last_query);
     if (makes_keys) dy_along.fill(dy, w.packed[3], first_query, last_query);
-    if (makes_queries) k_along.fill(k, w.packed[4], 0, end);
+    if (makes_queries) k_along.fill(k, w.packed[4], first_key, last_key);
 
     // delta = sum(dout out) of each query, which the softmax's derivative subtracts.
     HWY_DYNAMIC_DISPATCH(dot_rows)
@@ -397,13 +406,13 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
      w.delta + first_query);
 
     const int64_t n = q_along.copied() ? wide : s.width;
-    const int64_t first_key = makes_keys ? begin : 0;
-    for (int64_t j = first_key; j < end; j += block) {
-      const int64_t keys = std::min(block, s.time - j);
+    for (int64_t j = first_key; j < last_key; j += block) {
+      const int64_t keys = std::min(block, s.seen() - j);
       const Matrix k_rows = left_rows(k, j, keys, s.width, types, w.k);
       const Matrix v_rows = left_rows(v, j, keys, s.width, types, w.v);
 
-      for (int64_t i = std::max(j, first_query); i < last_query; i += block) {
+      bool is_seen = false;
+      for (int64_t i = std::max(first_query_of(j), first_query); i < last_query; i += block) {
         // These queries, and all after them, start after the keys.
         if (head.first_block(i) > j) break;
 
@@ -415,15 +424,16 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
 
         // One pass gives both P and dS.
         HWY_DYNAMIC_DISPATCH(softmax_backward_block)
-        (w.scores, w.dp, block, keys, queries, depth, j, i, head.starts_of(i), s.scale, s.softcap,
-         row_lse + i, w.delta + i, w.p, w.ds, types.as);
+        (w.scores, w.dp, block, keys, queries, depth, j, before + i, head.starts_of(i), s.scale,
+         s.softcap, row_lse + i, w.delta + i, w.p, w.ds, types.as);
 
         // dv += P^T dout and dk += dS^T q: the blocks are transposed already.
         if (makes_keys) {
           block_gemm({w.p, depth, types.as}, dy_along.block_at(i), keys, n, depth, w.dv, wide,
-                     i > j);
+                     is_seen);
           block_gemm({w.ds, depth, types.as}, q_along.block_at(i), keys, n, depth, w.dk, wide,
-                     i > j);
+                     is_seen);
+          is_seen = true;
         }
 
         // dq += dS k needs dS with queries as rows: the one transpose.
@@ -435,6 +445,10 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
       }
 
       if (!makes_keys) continue;
+      if (!is_seen) {
+        std::fill_n(w.dk, keys * wide, 0.0f);
+        std::fill_n(w.dv, keys * wide, 0.0f);
+      }
       head.unrotate({w.dk, wide, Element::f32}, j, keys);
       write_rows(w.dk, wide, keys, s.width, nullptr, below(head.own(dk), j));
       write_rows(w.dv, wide, keys, s.width, nullptr, below(head.own(dv), j));
@@ -447,8 +461,8 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
                below(head.own(dq), first_query));
   };
 
-  parallel_tasks(parts.heads * parts.count * (together ? 1 : 2), run,
-                 [&] { release_gemm(types.as); });
+  const int64_t tasks = together ? 1 : key_parts.count + query_parts.count;
+  parallel_tasks(key_parts.heads * tasks, run, [&] { release_gemm(types.as); });
 }
 
 }  // namespace lathe

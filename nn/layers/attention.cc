@@ -14,6 +14,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/mode.h"
+#include "dist/context_ranks.h"
 #include "dist/tensor_ranks.h"
 #include "nn/layers/cache.h"
 #include "nn/module_call.h"
@@ -45,9 +46,15 @@ Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& 
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
   const Variable packed = qkv(x_BTC);
   const int64_t own = heads_here(heads, qkv.weight);
+  const int64_t width = packed.size(2) / 3;
+  if (mode().position_part != nullptr) {
+    const Variable q = slice(packed, 2, 0, width), kv = slice(packed, 2, width, 3 * width);
+    return call.result(proj(attention_of_context_ranks(q, kv, own, own, starts), residual),
+                       "B T C");
+  }
   KeyValueCache* cache = mode().cache;
   if (cache == nullptr) return call.result(proj(attention(packed, own, starts), residual), "B T C");
-  const auto parts = packed.data().split(packed.size(2) / 3, 2);
+  const auto parts = packed.data().split(width, 2);
   const Variable y =
       cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), own, own);
   return call.result(proj(y, residual), "B T C");
@@ -156,12 +163,16 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
     return rope_table.defined() ? rotate(y, rope_table) : y;
   };
   const Variable q_BTR = normed(q_, q_norm), k_BTG = normed(k_, k_norm);
-  KeyValueCache* cache = mode().cache;
-  const Variable y =
-      cache != nullptr
-          ? cache->attend(this, rotated(q_BTR), rotated(k_BTG), v_BTG, own, own_kv, scores)
-          : attention(q_BTR, k_BTG, v_BTG, own, own_kv, starts, rope_table, scores);
-  return call.result(proj(y, residual), "B T C");
+  const auto attended = [&] {
+    if (KeyValueCache* cache = mode().cache)
+      return cache->attend(this, rotated(q_BTR), rotated(k_BTG), v_BTG, own, own_kv, scores);
+    if (mode().position_part != nullptr) {
+      return attention_of_context_ranks(rotated(q_BTR), cat({rotated(k_BTG), v_BTG}, 2), own,
+                                        own_kv, starts, scores);
+    }
+    return attention(q_BTR, k_BTG, v_BTG, own, own_kv, starts, rope_table, scores);
+  };
+  return call.result(proj(attended(), residual), "B T C");
 }
 
 MultiHeadAttention::MultiHeadAttention(int64_t channels, int64_t heads_, bool bias, double dropout,

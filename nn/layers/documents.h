@@ -7,10 +7,12 @@
 // argument, so recomputation has them too. A document begins with the token that ended the previous
 // one. So the model learns to end a document with all of it in context, and to begin one from that
 // token alone, as in `generate`.
+//
+// Models take positions from token_positions(), which also knows of cached tokens and of positions
+// that are divided among processes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
 
 #include "core/mode.h"
 
@@ -29,9 +31,9 @@ struct SeparateDocuments : ModeGuard {
 inline at::Tensor document_starts() {
   return mode().document_starts != nullptr ? *mode().document_starts : at::Tensor();
 }
-/// Returns the position of each token in its document, [B, T].
-inline at::Tensor position_ids(const at::Tensor& starts) {
-  return at::arange(starts.size(1), starts.options()) - starts;
-}
+/// Returns the position of each of `t` tokens of a row in its text or document, int64 [t] or [B,
+/// t]: of those behind the cached ones under a KeyValueCache::Use, of this process's under
+/// DividePositions. Undefined where they are 0 to t - 1.
+at::Tensor token_positions(int64_t t, at::Device device);
 
 }  // namespace lathe

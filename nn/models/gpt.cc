@@ -1,12 +1,9 @@
 #include "nn/models/gpt.h"
 
-#include <ATen/ops/arange.h>
-
 #include "autograd/recompute.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/mode.h"
-#include "nn/layers/cache.h"
 #include "nn/layers/documents.h"
 #include "nn/models/residual.h"
 #include "nn/module_call.h"
@@ -51,10 +48,9 @@ Variable GPT::features(const at::Tensor& ids_BT) const {
   LATHE_CHECK(t <= config.block_size, "GPT: ", t, " tokens are longer than the context of ",
               config.block_size);
   const at::Tensor starts = document_starts();
-  const Variable places = mode().cache != nullptr
-                              ? positions(mode().cache->position_ids(t, ids_BT.device()))
-                          : starts.defined() ? positions(position_ids(starts))
-                                             : slice(positions.weight, 0, 0, t);
+  const at::Tensor position_ids = token_positions(t, ids_BT.device());
+  const Variable places =
+      position_ids.defined() ? positions(position_ids) : slice(positions.weight, 0, 0, t);
   const Variable x_BTC =
       run_blocks(blocks.size(), drop(tokens(ids_BT) + places),
                  [this, starts](size_t i, const Variable& x) { return blocks[i](x, starts); });

@@ -87,7 +87,7 @@ struct GPT {
   static std::optional<GPTConfig> scale_down(const GPTConfig& config);
   /// Returns how tensor ranks cut its layers.
   static std::vector<LayerCut> layer_cuts(const GPTConfig& config);
-  static constexpr bool caches_keys = true, separates_documents = true;
+  static constexpr bool caches_keys = true, separates_documents = true, divides_positions = true;
 
   void visit(Visit& v) {
     v("tokens", tokens);

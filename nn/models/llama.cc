@@ -9,7 +9,6 @@
 #include "autograd/recompute.h"
 #include "core/error.h"
 #include "core/mode.h"
-#include "nn/layers/cache.h"
 #include "nn/layers/documents.h"
 #include "nn/models/residual.h"
 #include "nn/module_call.h"
@@ -130,10 +129,8 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
   LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens are longer than the context of ",
               config.block_size);
   const at::Tensor starts = document_starts();
-  const at::Tensor positions = mode().cache != nullptr
-                                   ? mode().cache->position_ids(t, ids_BT.device())
-                               : starts.defined() ? position_ids(starts)
-                                                  : at::arange(t, ids_BT.options());
+  at::Tensor positions = token_positions(t, ids_BT.device());
+  if (!positions.defined()) positions = at::arange(t, ids_BT.options());
   const at::ScalarType wide = tokens.weight.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor rope_table = rotary.rope_table(positions).to(wide);
   const at::Tensor local_table =

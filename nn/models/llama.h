@@ -200,7 +200,7 @@ struct Llama {
   static std::optional<LlamaConfig> scale_down(const LlamaConfig& config);
   /// Returns how tensor ranks cut its layers.
   static std::vector<LayerCut> layer_cuts(const LlamaConfig& config);
-  static constexpr bool caches_keys = true, separates_documents = true;
+  static constexpr bool caches_keys = true, separates_documents = true, divides_positions = true;
 
   void visit(Visit& v) {
     v("tokens", tokens);

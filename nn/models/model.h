@@ -36,6 +36,10 @@
 //       computing known positions again
 //   static constexpr bool separates_documents = true
 //       it reads SeparateDocuments (nn/layers/documents.h)
+//   static constexpr bool divides_positions = true
+//       only its attention mixes positions, in CausalSelfAttention or GroupedQueryAttention, and it
+//       takes positions from token_positions() (nn/layers/documents.h), so that dist.context may be
+//       above 1
 #pragma once
 
 #include <concepts>
@@ -153,6 +157,7 @@ struct ModelKind {
   /// Returns the first fault between the keys of a config, if any.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
   bool separates_documents = false;  ///< whether its forwards follow SeparateDocuments
+  bool divides_positions = false;    ///< whether its forwards follow DividePositions
   /// Returns the next smaller version of a config; empty if the module has no scale_down().
   std::function<std::optional<AnyConfig>(const AnyConfig&)> scale_down{};
   /// Returns how tensor ranks cut the layers; empty if the module has no layer_cuts().
@@ -251,6 +256,8 @@ ModelKind model_kind(const char* name, const char* doc) {
 
   if constexpr (requires { Module::separates_documents; })
     kind.separates_documents = Module::separates_documents;
+  if constexpr (requires { Module::divides_positions; })
+    kind.divides_positions = Module::divides_positions;
 
   kind.make = [](const AnyConfig& any, const ModelSizes& sizes) -> std::unique_ptr<Model> {
     const Config& config = any.as<Config>();

@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -98,6 +100,16 @@ inline std::vector<double> numbers_of(const fs::path& run, const char* name) {
     if (json.contains(name)) all.push_back(json[name].get<double>());
   }
   return all;
+}
+
+/// Returns the largest relative difference between one of the numbers of two runs' steps.
+inline double difference_between(const fs::path& a, const fs::path& b, const char* name) {
+  const std::vector<double> x = numbers_of(a, name), y = numbers_of(b, name);
+  REQUIRE(x.size() == y.size());
+  double largest = 0;
+  for (size_t i = 0; i < x.size(); ++i)
+    largest = std::max(largest, std::fabs(x[i] - y[i]) / std::fabs(x[i]));
+  return largest;
 }
 
 /// Returns the statistics of rank 0 in the last logged step.

@@ -3,7 +3,6 @@
 #include "dist/tensor_ranks.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -206,14 +205,6 @@ const Words tensor_keys{"--train.grad_accum=2",     "--train.batch_size=4",
                         "--train.eval_batches=3",   "--dist.timeout=60",
                         "--checkpoint.interval=50", "--optim.lr=1e-3"};
 
-double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  REQUIRE(a.size() == b.size());
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i)
-    largest = std::max(largest, std::fabs(a[i] - b[i]) / std::fabs(a[i]));
-  return largest;
-}
-
 TEST_CASE(
     "a run whose layers two processes compute has the losses of one process, and its own bits",
     "[tensor_ranks]") {
@@ -247,7 +238,7 @@ TEST_CASE(
 
     const std::string alone = train(1, "1", all), two = train(2, "2", cut);
     const auto difference = [&](const char* name) {
-      return largest_difference(numbers_of(f / "runs/1", name), numbers_of(f / "runs/2", name));
+      return difference_between(f / "runs/1", f / "runs/2", name);
     };
     CHECK(numbers_of(f / "runs/1", "loss").size() == 50);
     CHECK(difference("loss") < cell.tolerance);

@@ -44,6 +44,7 @@ double update_share_of(const Session& s) {
 int64_t sent_within_replica() {
   int64_t bytes = 0;
   if (world().tensor().size > 1) bytes += world().layers().bytes_sent();
+  if (world().context().size > 1) bytes += world().contexts().bytes_sent();
   if (world().pipeline().size > 1) bytes += world().stages().bytes_sent();
   return bytes;
 }
@@ -145,9 +146,9 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.replica = sizes;
   result.stage = stage;
   result.update_share = update_share_of(s);
-  result.sent_bytes =
-      bytes_sent_by_first(*s.layout, s.local_params(), s.config.dist.shard, all / data_ranks) +
-      sent_in_replica * (all / data_ranks) / own;
+  result.sent_bytes = bytes_sent_by_first(world(), *s.layout, s.local_params(), s.config.dist.shard,
+                                          all / data_ranks) +
+                      sent_in_replica * (all / data_ranks) / own;
   result.peaks = memory_stats();
   add_facts(result, s);
   return result;
@@ -172,7 +173,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   }
 
   for (Flops* f : {&whole.forward, &whole.backward})
-    f->matmul *= sizes.tensor, f->other *= sizes.tensor;
+    f->matmul *= sizes.tensor * sizes.context, f->other *= sizes.tensor * sizes.context;
   result.whole_micro_batch = whole;
   return result;
 }

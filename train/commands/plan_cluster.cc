@@ -152,6 +152,7 @@ std::string lathe_text(const ParallelLayout& l, const StepWorkload& step) {
              " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
              " --dist.shard=", shards[l.shard],
              l.tensor > 1 ? str(" --dist.tensor=", l.tensor) : "",
+             l.context > 1 ? str(" --dist.context=", l.context) : "",
              l.pipeline > 1 ? str(" --dist.pipeline=", l.pipeline) : "");
 }
 

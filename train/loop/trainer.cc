@@ -216,9 +216,11 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline
              source_.string());
   if (world().size() > 1) {
     const int64_t all = session_.config.train.grad_accum;
-    const int layers = world().tensor().size, stages = world().pipeline().size;
+    const int layers = world().tensor().size, parts = world().context().size,
+              stages = world().pipeline().size;
     log_info("processes ", world().size(),
              layers > 1 ? str(", ", layers, " of which compute each layer together") : "",
+             parts > 1 ? str(", ", parts, " of which divide the positions of rows") : "",
              stages > 1 ? str(", in ", stages, " stages") : "", ", each with ",
              world().share(all).count, " of the ", all, " micro-batches of a step");
   }

@@ -13,6 +13,7 @@
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
 #include "core/mode.h"
+#include "dist/context_ranks.h"
 #include "nn/anomaly.h"
 #include "train/config/transform.h"
 #include "train/formats/source.h"
@@ -71,6 +72,30 @@ void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
   if (blocks == 0 || policy.last < static_cast<size_t>(blocks)) return;
   fail(Exit::usage, origin_of(loaded, "memory.recompute"), ": memory.recompute = \"", name,
        "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");
+}
+
+/// Throws Exit::usage if the context ranks can't divide the positions of this run's rows.
+void check_positions(const LoadedConfig& loaded, const Task& task) {
+  const RunConfig& c = loaded.config;
+  const int ranks = world().context().size;
+  if (ranks == 1) return;
+  const auto refuse = [&](const auto&... why) {
+    fail(Exit::usage, origin_of(loaded, "dist.context"), ": dist.context = ", ranks, " ", why...);
+  };
+
+  if (!task.sums_over_positions()) {
+    refuse("is not for the task ", task.name(),
+           ", whose loss does not add up over the positions of rows; set it to 1");
+  }
+  if (!find_model_kind(c.model.kind)->divides_positions) {
+    refuse("needs a model kind whose positions can be divided, such as gpt or llama, not \"",
+           c.model.kind, "\"; set it to 1");
+  }
+  const int64_t length = batch_sizes(c).block_size;
+  if (length % (2 * ranks) != 0) {
+    refuse("cuts rows into ", 2 * ranks, " equal chunks, and their ", length,
+           " positions do not divide; change it, or data.window or model.block_size");
+  }
 }
 
 /// Divides the model's blocks among the stages of a pipeline by their numbers of parameters, which
@@ -223,6 +248,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
 
   std::optional<uint64_t> rounding_seed;
   if (config.amp.rounding != "nearest") rounding_seed = static_cast<uint64_t>(config.train.seed);
+  check_positions(loaded, task);
   auto stage = make_stage(loaded, *model, params);
   auto layout = std::make_unique<ShardLayout>(make_layout(config, stage ? stage->local() : params));
   Optimizer optimizer = make_optimizer(loaded, params, *layout, stage.get(), rounding_seed);
@@ -305,7 +331,12 @@ class PassScope {
   /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
   /// the model ran none; a stage of a pipeline may have none of a range.
   Variable loss(const Batch& batch, double divisor) const {
-    const auto loss_of = [&] { return session_.task.loss(*session_.model, batch, divisor); };
+    const Batch own = {
+        .inputs = own_positions(batch.inputs),
+        .targets = own_positions(batch.targets),
+        .starts = batch.starts.defined() ? own_positions(batch.starts) : at::Tensor(),
+        .source = batch.source};
+    const auto loss_of = [&] { return session_.task.loss(*session_.model, own, divisor); };
     const bool fuses = session_.config.train.fuse == "auto" && session_.device.is_cpu();
     Variable loss = fuses ? deferred(loss_of) : loss_of();
     const std::string& policy = session_.config.memory.recompute;
@@ -321,6 +352,7 @@ class PassScope {
   const Session& session_;
   int64_t blocks_ = 0;  // that memory.recompute concerned
   RecomputeBlocks recompute_;
+  DividePositions positions_;
   std::optional<PackSaved> packing_;
   std::optional<OffloadActivations> offload_;
   std::optional<DetectAnomaly> anomalies_;

@@ -40,9 +40,7 @@ void check_stages(const LoadedConfig& loaded) {
 }  // namespace
 
 GridSizes replica_of(const RunConfig& config, int64_t processes) {
-  if (processes == 1) return {};
-  return {.pipeline = static_cast<int>(config.dist.pipeline),
-          .tensor = static_cast<int>(config.dist.tensor)};
+  return processes == 1 ? GridSizes() : config.dist.grid();
 }
 
 void check_shares(const LoadedConfig& loaded, int64_t all) {
@@ -50,9 +48,15 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
   const GridSizes sizes = replica_of(loaded.config, all);
   const int64_t replica = sizes.replica(), processes = all / replica;
   if (all % replica != 0) {
-    const std::string key = sizes.pipeline == 1 ? "dist.tensor" : "dist.pipeline";
-    const std::string product = sizes.pipeline > 1 && sizes.tensor > 1 ? " times dist.tensor" : "";
-    fail(Exit::usage, origin_of(loaded, key), ": ", key, product, " = ", replica,
+    std::string key, product;  // the first of the keys, and all of them
+    for (const auto& [name, size] : {std::pair("dist.pipeline", sizes.pipeline),
+                                     {"dist.context", sizes.context},
+                                     {"dist.tensor", sizes.tensor}}) {
+      if (size == 1) continue;
+      if (key.empty()) key = name;
+      product += (product.empty() ? "" : " times ") + std::string(name);
+    }
+    fail(Exit::usage, origin_of(loaded, key), ": ", product, " = ", replica,
          " does not divide the ", all, " processes; start a multiple of ", replica, ", or change ",
          key);
   }

@@ -34,7 +34,7 @@ BatchPlan batch_plan(const RunConfig& config) {
   const Share share = world().share(all);
   // Gradients that are shared out after every micro-batch are added up over the ranks first, so
   // the micro-batches of one round are neighbors in the order of core/tree_sum.h.
-  if (exchanges_every_micro_batch(config.dist.shard, world().data().size))
+  if (exchanges_every_micro_batch(world(), config.dist.shard))
     return {.per_step = all,
             .first = world().data().rank,
             .count = share.count,

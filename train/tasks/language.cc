@@ -102,6 +102,8 @@ class Language final : public TokenTask {
     return TokenTask::fit(loaded, data);
   }
 
+  bool sums_over_positions() const override { return true; }
+
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
     return token_loss(model, batch, divisor);
   }

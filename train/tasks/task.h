@@ -62,6 +62,9 @@ class Task {
   /// Checks that config, model kind and data fit together, sets the keys that depend on the data,
   /// and returns sizes(). Throws Exit::usage or Exit::data with the origin of the key.
   virtual ModelSizes fit(LoadedConfig& loaded, const Data& data) const = 0;
+  /// Returns whether the loss of rows of tokens is the sum of the losses of their positions, so
+  /// that positions can be divided among processes (dist.context).
+  virtual bool sums_over_positions() const { return false; }
   /// Returns the loss of a micro-batch: summed over its targets and divided by `divisor`, the
   /// number of targets in the whole step, so that micro-batches add up exactly. []
   virtual Variable loss(const Model& model, const Batch& batch, double divisor) const = 0;

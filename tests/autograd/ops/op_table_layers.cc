@@ -211,15 +211,14 @@ at::Tensor grouped(T x, int64_t heads, int64_t kv_heads, const ScoreOptions& o =
         .transpose(1, 2)
         .repeat_interleave(heads / n, 1);
   };
-  const int64_t time = x[0].size(1);
-  const at::Tensor q = split(x[0], heads), future = torch::ones({time, time}, at::kBool).triu(1);
+  const int64_t time = x[0].size(1), keys = x[1].size(1), before = keys - time;
+  const at::Tensor q = split(x[0], heads), all = torch::ones({time, keys}, at::kBool);
+  const at::Tensor future = all.triu(before + 1);
   const double scale = o.scale > 0 ? o.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   at::Tensor s = q.matmul(split(x[1], kv_heads).transpose(-2, -1)) * scale;
   if (o.softcap > 0) s = torch::tanh(s / o.softcap) * o.softcap;
   const at::Tensor hidden =
-      o.window > 0
-          ? future.logical_or(torch::ones({time, time}, at::kBool).tril(-o.window).to(q.device()))
-          : future;
+      o.window > 0 ? future.logical_or(all.tril(before - o.window).to(q.device())) : future;
   const at::Tensor y = s.masked_fill(hidden, -INFINITY).softmax(-1).matmul(split(x[2], kv_heads));
   return y.transpose(1, 2).reshape(x[0].sizes());
 }
@@ -228,22 +227,16 @@ void add_grouped(std::vector<OpCase>& t) {
   struct Case {
     const char* label;
     int64_t heads, kv_heads, batch, time, width;
+    int64_t before = 0;  // keys before the position of the first query
   };
-  for (const Case& c : {Case{"groups of two", 4, 2, 2, 5, 4},
-                        {"as many keys", 2, 2, 1, 3, 6},
-                        {"longer than a block", 3, 1, 1, 131, 8}}) {
-    t.push_back({"grouped_attention",
-                 c.label,
-                 {{{c.batch, c.time, c.heads * c.width}},
-                  {{c.batch, c.time, c.kv_heads * c.width}},
-                  {{c.batch, c.time, c.kv_heads * c.width}}},
-                 [c](V v) { return attention(v[0], v[1], v[2], c.heads, c.kv_heads); },
-                 [c](T x) { return grouped(x, c.heads, c.kv_heads); }});
-    t.back().low_scale = 8;
-    t.back().differences = c.time < 10;
-  }
   for (const auto& [c, o] :
-       {std::pair(Case{"window", 4, 2, 2, 5, 4}, ScoreOptions{.window = 3}),
+       {std::pair(Case{"groups of two", 4, 2, 2, 5, 4}, ScoreOptions()),
+        {Case{"as many keys", 2, 2, 1, 3, 6}, {}},
+        {Case{"longer than a block", 3, 1, 1, 131, 8}, {}},
+        {Case{"keys before the queries", 4, 2, 2, 3, 4, 4}, {}},
+        {Case{"keys before the queries, longer than a block", 3, 1, 1, 70, 8, 130}, {}},
+        {Case{"keys before the window of the queries", 2, 1, 1, 70, 8, 130}, {.window = 66}},
+        {Case{"window", 4, 2, 2, 5, 4}, {.window = 3}},
         {Case{"window of two keys", 2, 1, 1, 4, 4}, {.window = 2}},
         {Case{"window, longer than a block", 3, 1, 1, 131, 8}, {.window = 66}},
         {Case{"scale", 2, 2, 2, 5, 4}, {.scale = 0.3}},
@@ -254,8 +247,8 @@ void add_grouped(std::vector<OpCase>& t) {
         {"grouped_attention",
          c.label,
          {{{c.batch, c.time, c.heads * c.width}},
-          {{c.batch, c.time, c.kv_heads * c.width}},
-          {{c.batch, c.time, c.kv_heads * c.width}}},
+          {{c.batch, c.before + c.time, c.kv_heads * c.width}},
+          {{c.batch, c.before + c.time, c.kv_heads * c.width}}},
          [c, o](V v) { return attention(v[0], v[1], v[2], c.heads, c.kv_heads, {}, {}, o); },
          [c, o](T x) { return grouped(x, c.heads, c.kv_heads, o); }});
     t.back().low_scale = 8;

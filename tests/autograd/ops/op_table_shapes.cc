@@ -3,6 +3,7 @@
 #include "autograd/ops.h"
 #include "autograd/ops/shapes.h"
 #include "dist/collectives.h"
+#include "dist/context_ranks.h"
 #include "dist/tensor_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/op_case.h"
@@ -244,6 +245,7 @@ void add_collectives(std::vector<OpCase>& t) {
   add("all_to_all", [](X x) { return all_to_all(x, 1); });
   add("copy_to_tensor_ranks", [](X x) { return copy_to_tensor_ranks(x); });
   add("reduce_from_tensor_ranks", [](X x) { return reduce_from_tensor_ranks(x); });
+  add("gather_from_context_ranks", [](X x) { return gather_from_context_ranks(x); });
   add("gather_from_tensor_ranks",
       [](X x) { return gather_from_tensor_ranks(x, {.dim = 0, .sections = {4}}); });
 }

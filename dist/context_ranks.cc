@@ -1,0 +1,105 @@
+#include "dist/context_ranks.h"
+
+#include <ATen/ops/cat.h>
+
+#include <array>
+#include <vector>
+
+#include "autograd/op.h"
+#include "autograd/ops.h"
+#include "dist/collectives.h"
+#include "dist/world.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the chunks of all ranks as they are gathered: those of rank 0, those of rank 1, ...
+std::vector<int64_t> chunks_by_rank(int64_t ranks) {
+  std::vector<int64_t> chunks;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    for (const int64_t chunk : PositionPart{rank, ranks}.chunks()) chunks.push_back(chunk);
+  }
+  return chunks;
+}
+
+/// Returns dim 1 of `rows` in another order: equal pieces, of which the i-th is number order[i].
+at::Tensor reordered(const at::Tensor& rows, const std::vector<int64_t>& order) {
+  const int64_t length = rows.size(1) / std::ssize(order);
+  std::vector<at::Tensor> pieces;
+  for (const int64_t n : order) pieces.push_back(rows.narrow(1, n * length, length));
+  return at::cat(pieces, 1);
+}
+
+at::Tensor gather_positions(const at::Tensor& x) {
+  const std::vector<int64_t> chunks = chunks_by_rank(world().context().size);
+  std::vector<int64_t> places(chunks.size());
+  for (size_t i = 0; i < chunks.size(); ++i)
+    places[static_cast<size_t>(chunks[i])] = static_cast<int64_t>(i);
+  return reordered(all_gather(x, 1, Axis::context), places);
+}
+
+at::Tensor sum_own_positions(const at::Tensor& whole) {
+  const at::Tensor by_rank = reordered(whole, chunks_by_rank(world().context().size));
+  return reduce_scatter(by_rank, 1, Axis::context);
+}
+
+Variable sum_own_positions(const Variable& whole);
+
+struct GatherFromContextRanks {
+  static constexpr OpInfo info{.name = "gather_from_context_ranks", .each = {0, 1}};
+  at::Tensor forward(const at::Tensor& x) { return gather_positions(x); }
+  template <class T>
+  Grads<1, T> backward(const T& dy, Needs<1>) const {
+    return {sum_own_positions(dy)};
+  }
+};
+
+/// The gradient of GatherFromContextRanks: the sum of rows over the ranks, at this rank's
+/// positions.
+struct SumOwnPositions {
+  static constexpr OpInfo info{.name = "sum_own_positions", .each = {1, 0}};
+  at::Tensor forward(const at::Tensor& whole) { return sum_own_positions(whole); }
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {gather_positions(dy)}; }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
+    return {gather_from_context_ranks(dy)};
+  }
+};
+
+Variable sum_own_positions(const Variable& whole) { return apply(SumOwnPositions{}, whole); }
+
+}  // namespace
+
+DividePositions::DividePositions() : part_{world().context().rank, world().context().size} {
+  if (part_.parts > 1) mode().position_part = &part_;
+}
+
+at::Tensor own_positions(const at::Tensor& rows) {
+  const PositionPart* part = mode().position_part;
+  if (part == nullptr) return rows;
+  LATHE_CHECK(rows.size(1) % (2 * part->parts) == 0, "rows of ", rows.size(1),
+              " positions can't be divided among ", part->parts, " context ranks");
+  const std::array<int64_t, 2> chunks = part->chunks();
+  const int64_t length = rows.size(1) / (2 * part->parts);
+  return at::cat(
+      {rows.narrow(1, chunks[0] * length, length), rows.narrow(1, chunks[1] * length, length)}, 1);
+}
+
+Variable gather_from_context_ranks(const Variable& x) { return apply(GatherFromContextRanks{}, x); }
+
+Variable attention_of_context_ranks(const Variable& query, const Variable& key_value, int64_t heads,
+                                    int64_t kv_heads, const at::Tensor& starts,
+                                    const ScoreOptions& scores) {
+  const int64_t length = query.size(1) / 2, width = key_value.size(2) / 2;
+  const Variable all = gather_from_context_ranks(key_value);
+  std::vector<Variable> out;
+  for (const int64_t chunk : mode().position_part->chunks()) {
+    const int64_t begin = length * std::ssize(out), end = begin + length;
+    const Variable seen = slice(all, 1, 0, (chunk + 1) * length);
+    out.push_back(attention(slice(query, 1, begin, end), slice(seen, 2, 0, width),
+                            slice(seen, 2, width, 2 * width), heads, kv_heads,
+                            starts.defined() ? starts.slice(1, begin, end) : starts, {}, scores));
+  }
+  return cat(out, 1);
+}
+
+}  // namespace lathe

@@ -1,0 +1,45 @@
+// Context parallelism: the context ranks (dist/world.h) compute the same rows of tokens together,
+// each with some of the positions (core/position_part.h). Layers that treat positions alike need no
+// change. Attention gathers the keys and values of all ranks, as Llama 3 was trained (Dubey et al.
+// 2024, section 3.3.2), and the gradients of these are summed over the ranks. What a rank keeps for
+// backward therefore includes the keys and values of whole rows.
+//
+// Every context rank calls the same ops in the same order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "autograd/ops/attention.h"
+#include "autograd/variable.h"
+#include "core/mode.h"
+#include "core/position_part.h"
+
+namespace lathe {
+
+/// While alive, and if there are several context ranks, the thread's forwards take the positions of
+/// this process in each row.
+class DividePositions : ModeGuard {
+ public:
+  DividePositions();
+
+ private:
+  PositionPart part_;
+};
+
+/// Returns the positions of this process in rows [B, T, ...], [B, T / ranks, ...]; the rows
+/// themselves if positions are not divided. Throws if twice the number of ranks does not divide T.
+at::Tensor own_positions(const at::Tensor& rows);
+
+/// Returns x of all context ranks, [B, T / ranks, C] -> [B, T, C] in the order of positions. The
+/// gradient of `x` is the sum over the ranks of the gradients for its positions.
+Variable gather_from_context_ranks(const Variable& x);
+
+/// Computes the causal attention of this process's queries to the keys and values of all context
+/// ranks: query [B, T / ranks, H D] and key_value [B, T / ranks, 2 K D], keys before values, -> [B,
+/// T / ranks, H D]. `starts` [B, T / ranks] counts positions of whole rows; see attention() in
+/// autograd/ops.h.
+Variable attention_of_context_ranks(const Variable& query, const Variable& key_value, int64_t heads,
+                                    int64_t kv_heads, const at::Tensor& starts = {},
+                                    const ScoreOptions& scores = {});
+
+}  // namespace lathe
