@@ -74,6 +74,16 @@ bool can_be_inferred(const c10::OperatorHandle& op, const Values& arguments) {
                      });
 }
 
+/// Returns whether an op makes a tensor on the meta device, as under MetaInit (core/mode.h).
+bool makes_shape(const c10::FunctionSchema& schema, const Values& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& v = arguments[i];
+    if (schema.arguments()[i].name() == "device" && v.isDevice() && v.toDevice().is_meta())
+      return true;
+  }
+  return false;
+}
+
 /// Returns the argument that a result aliases.
 const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argument& result,
                            const Values& arguments) {
@@ -167,10 +177,12 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   const Values arguments(first, stack->end());
 
   // What fused() records has no values in a real run either: reading them fails.
-  if (mode().chain != nullptr &&
+  const bool is_recorded =
+      mode().chain != nullptr &&
       std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {
         return v.isTensor() && v.toTensor().defined() && v.toTensor().is_meta();
-      })) {
+      });
+  if (is_recorded || makes_shape(op.schema(), arguments)) {
     const c10::impl::ExcludeDispatchKeyGuard outside(key);
     op.callBoxed(stack);
     return;

@@ -345,7 +345,8 @@ void World::fail_for_lost_rank(const std::string& why) {
     lost = answer.get();
   } catch (const std::exception&) {
     fail(Exit::peer_lost, "rank 0 of ", size(), " on ", placement_.host,
-         " no longer answers, and with it the store at port ", placement_.port, remedy);
+         " has ended or can't be reached, and with it the store at port ", placement_.port,
+         "; see what its process printed", remedy);
   }
   if (!lost.empty()) {
     leave_answer(lost);

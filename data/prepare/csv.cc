@@ -25,6 +25,10 @@ CsvReader::CsvReader(std::string_view text, std::string file, char separator)
   at_ = text_.size() - without_byte_order_mark(text_).size();
   if (text_.starts_with("\xFF\xFE") || text_.starts_with("\xFE\xFF"))
     fail(Exit::data, file_, " is UTF-16; save it as UTF-8");
+  if (text_.find('\n') == std::string_view::npos && text_.find('\r') < text_.size() - 1) {
+    fail(Exit::data, file_, " has lines that end in a carriage return alone; convert them: ",
+         "tr '\\r' '\\n' < FILE > NEW");
+  }
 }
 
 std::string CsvReader::where(size_t column) const {

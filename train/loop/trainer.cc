@@ -276,7 +276,7 @@ void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
       session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
                            session_.device, [&] { return !is_together && stop.asked(); });
   if (text.empty() || !world().is_writer()) return;
-  log_info("sample    ", text);
+  log_info("sample    ", printable(text));  // tokens of bytes may not make up valid text
   metrics.add_sample(state_.step, text);
 }
 

@@ -101,6 +101,9 @@ TEST_CASE("fields, quotes, line ends and marks of CSV", "[prepare_examples]") {
   CHECK_THAT(problem("\xFF\xFE"
                      "1"),
              ContainsSubstring("UTF-16"));
+  CHECK_THAT(problem("1,2\r3,4\r"),
+             ContainsSubstring("t.csv has lines that end in a carriage return alone"));
+  CHECK(problem("1,2\r").empty());  // the end of a last line without its line feed
   CHECK_THAT(problem("1," + std::string(70000, 'x')),
              ContainsSubstring("t.csv:1: column 2 has more than 65536 bytes"));
   CHECK_THAT(problem(std::string(1000000, ',')), ContainsSubstring("more than 1000000 columns"));

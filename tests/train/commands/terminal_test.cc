@@ -225,6 +225,7 @@ TEST_CASE("a model's text is shown on a terminal and goes to a pipe as it is", "
     CHECK(got.out.find("\\x") != std::string::npos);
   };
   check(on_terminal(f.path(), train));
+  CHECK(is_harmless(slurp(f / "runs/tiny/log.txt")));
   const std::vector<std::string> generate{"generate", "runs/tiny", "--tokens=400",
                                           "--temperature=1", "--ignore-eos=true"};
   check(on_terminal(f.path(), generate));

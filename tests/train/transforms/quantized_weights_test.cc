@@ -178,6 +178,14 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
     planned[0] = "plan";
     CHECK(lathe_in(f, planned).code == 0);
     const std::string metrics = slurp(f / dtype / "metrics.jsonl");
+
+    // The base is forecast in its own dtype: a quantized block is not also counted in float32.
+    planned = command(dtype, dtype, {"--json=true"});
+    planned[0] = "plan";
+    const Json forecast = Json::parse(lathe_in(f, planned).out);
+    const size_t last = metrics.rfind("\"memory_bytes\":");
+    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
+          Approx(std::stod(metrics.substr(last + 15))).epsilon(0.02));
     const double first =
         parse_json(metrics.substr(0, metrics.find('\n')), "", Exit::internal)["val_loss"];
     CHECK(first ==
