@@ -145,6 +145,13 @@ struct Leaf final : Node {
   at::Tensor grad;
   Precision precision;
   std::shared_ptr<const TensorCut> cut;  ///< null: this process has the whole parameter
+  /// What this process keeps of a parameter that is shared out: its consecutive elements, 1-D, and
+  /// the index behind the last of them. The parameter's own tensor then has memory only while it is
+  /// used. Undefined elements: the parameter is not shared out.
+  struct OwnElements {
+    at::Tensor elements;
+    int64_t end = 0;
+  } own{};
   /// Hooks that are called when a gradient has been added.
   std::vector<std::shared_ptr<std::function<void(Leaf&)>>> after_accumulate;
 

@@ -55,6 +55,7 @@ void ParameterShards::share_out() {
     const ElementRange range = layout_.range(i, world_.data().rank);
     own_[i] =
         parameters_[i].parameter.data().view({-1}).narrow(0, range.begin, range.size()).clone();
+    parameters_[i].parameter.leaf().own = {own_[i], range.end};
   }
   for (const int64_t block : blocks_) free_block(block);
 }

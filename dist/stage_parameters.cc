@@ -104,6 +104,11 @@ std::vector<ElementRange> StageParameters::owned_ranges() const {
 
 void StageParameters::share_out() {
   is_shared_out_ = true;
+  const std::vector<ElementRange> ranges = owned_ranges();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Variable& p = parameters_[i].parameter;
+    if (is_foreign(i)) p.leaf().own = {at::empty({0}, p.data().options()), ranges[i].end};
+  }
   free_foreign();
 }
 

@@ -23,7 +23,8 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
                          : real != nullptr ? *real
                                            : -1;
         if (!(x >= 0) || x > 1e30)
-          fail(Exit::usage, where, key, " must be a number >= 0, not ", toml_text(as_value));
+          fail(Exit::usage, where, key, " must be a number from 0 to 1e30, not ",
+               toml_text(as_value));
         return x;
       };
 

@@ -220,7 +220,9 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
   lathe::test::write_config(f, {"gpt", "text",
                                 "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = "
                                 "12\ntie_weights = false\n"});
-  const Words all = with_keys(pipeline_keys, {"--train.steps=2", "--train.eval_interval=0"});
+  // The second step's peak includes the save after the first, which collects one tensor at a time.
+  const Words all = with_keys(
+      pipeline_keys, {"--train.steps=2", "--train.eval_interval=0", "--checkpoint.interval=1"});
   std::vector<double> memory;
   for (const char* stages : {"1", "2"}) {
     const Words own = with_keys(all, {std::string("--dist.pipeline=") + stages});
@@ -244,6 +246,49 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
   CHECK(lathe::test::plan_of(f, 2, "kind.toml", tied).at("tensors_mb").get<double>() * (1 << 20) ==
         Approx(lathe::test::rank_figures(f / "runs/tied").at("memory_bytes").get<double>())
             .epsilon(0.02));
+}
+
+TEST_CASE("plan knows what collects all parameters of a pipeline", "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(
+      f, {"gpt", "text", "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
+  const Words keys = with_keys(pipeline_keys, {"--train.steps=2", "--train.eval_interval=0",
+                                               "--train.log_interval=1", "--dist.pipeline=2"});
+  // The tensors of statistics themselves are not forecast.
+  for (const auto& [more, tolerance] : {std::pair("--train.sample_interval=1", 0.05),
+                                        {"--log.layers=1", 0.1},
+                                        {"--checkpoint.async_save=true", 0.05}}) {
+    const Words own = with_keys(with_keys(keys, {"--checkpoint.interval=1"}), {more});
+    REQUIRE(train_on(f, 2, "kind.toml", more + 2, own).code == 0);
+    INFO(more);
+    CHECK(
+        lathe::test::plan_of(f, 2, "kind.toml", own).at("tensors_mb").get<double>() * (1 << 20) ==
+        Approx(lathe::test::rank_figures(f / "runs" / (more + 2)).at("memory_bytes").get<double>())
+            .epsilon(tolerance));
+  }
+}
+
+TEST_CASE("weights of another stage that are not finite are never saved", "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, staged_gpt);
+  const std::string config = lathe::test::slurp(f / "kind.toml");
+  const Words keys =
+      with_keys(pipeline_keys, {"--train.steps=1", "--train.eval_interval=0", "--dist.pipeline=2"});
+  for (const char* scale : {"1", "1e30"}) {  // 1: the control
+    lathe::test::write_file(f / "kind.toml",
+                            config +
+                                "[[optim.groups]]\nmatch = \"blocks.1.*\"\nlr_scale "
+                                "= " +
+                                scale + "\n");
+    const Finished done = train_on(f, 2, "kind.toml", scale, with_keys(keys, {"--optim.lr=1e9"}));
+    INFO(done.out << done.err);
+    const bool is_finite = std::string(scale) == "1";
+    CHECK(done.code == (is_finite ? 0 : 5));
+    CHECK(fs::exists(f / "runs" / scale / "checkpoints/step-00000001") == is_finite);
+    if (!is_finite) CHECK_THAT(done.err, ContainsSubstring("blocks.1."));
+  }
 }
 
 TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "[pipeline]") {

@@ -96,6 +96,14 @@ void evaluate_batch(const Session& s, DummyLoader& batches) {
   s.task.loss(*s.model, batches.next(), static_cast<double>(units_of_micro_batch(s.config)));
 }
 
+/// Does what samples, histograms and statistics of layers do with parameters that are shared out.
+void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& batches) {
+  const bool collects = given.log.layers > 0 || given.log.histograms > 0;
+  if (!collects && given.train.sample_interval == 0) return;
+  const CompleteParameters complete(s);
+  if (collects) run_step(s, [&] { return batches.next(); }, 0, /*keep_gradients=*/true);
+}
+
 /// Runs the dry steps of a process of one stage.
 DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage) {
   const LoadedConfig loaded = one_step(given);
@@ -134,6 +142,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   }
   // A step's gradients are still there.
   if (evaluates) evaluate_batch(s, batches);
+  run_with_all_parameters(given.config, s, batches);
 
   add_offload(result, s);
 

@@ -35,6 +35,8 @@ struct DryStep {
   int64_t blocks = 0;         ///< repeated blocks of the model with trained parameters
   std::string unit{};         ///< what throughput counts: "tokens" or "samples"
   int data_ranks() const { return ranks / replica.replica(); }
+  /// Returns the peak memory of tensors, with the copy of a background save.
+  int64_t tensors() const { return peaks.total_peak + held_bytes; }
   /// Returns the peak resident memory of the run, without that of the program.
   int64_t resident() const { return peaks.touched_peak + held_bytes + mapped_bytes; }
 };

@@ -114,7 +114,7 @@ std::string text_of(const RunConfig& c, const Forecast& f, const std::string& we
   line("memory: program", human_bytes(static_cast<double>(f.program_bytes)));
   // Less than the sum of the peaks, which are reached at different times.
   line("memory: at the highest", human_bytes(static_cast<double>(f.peak_rss())) + " resident, " +
-                                     human_bytes(static_cast<double>(d.peaks.total_peak)) +
+                                     human_bytes(static_cast<double>(d.tensors())) +
                                      " of it tensors");
 
   if (d.ranks > 1)
@@ -184,7 +184,7 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"sent_bytes_per_step", d.sent_bytes},
           {"trained_params", d.trained},
           {"peak_rss_mb", mb(static_cast<double>(f.peak_rss()))},
-          {"tensors_mb", mb(static_cast<double>(d.peaks.total_peak))},
+          {"tensors_mb", mb(static_cast<double>(d.tensors()))},
           {"memory_mb", memory},
           {"ms_per_step", 1e3 * step_s},
           {"ms_forward", 1e3 * f.times.forward},

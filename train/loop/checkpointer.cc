@@ -3,10 +3,27 @@
 #include "dist/world.h"
 
 namespace lathe {
+namespace {
+
+/// Throws Exit::diverged on all ranks if a parameter that one of them keeps is not finite. A
+/// collective.
+void check_finite_on_all(const Session& s, int64_t step) {
+  std::string fault;
+  try {
+    check_finite(s.saved, step);
+  } catch (const Error& e) {
+    fault = e.what();
+  }
+  for (const std::string& one : world().gather_texts(fault)) {
+    if (!one.empty()) fail(Exit::diverged, one);
+  }
+}
+
+}  // namespace
 
 void Checkpointer::save(bool now) {
   newest_ = state_.step;
-  const CompleteParameters complete(session_);
+  if (session_.shards || session_.stage) check_finite_on_all(session_, state_.step);
   if (lock_ == nullptr && !collects_state(session_.optimizer)) return;
   world().note(state_.step, "saving");
   if (lock_ == nullptr) {

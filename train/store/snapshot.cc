@@ -45,6 +45,15 @@ struct SavedTensor {
   }
 };
 
+/// Returns what this process keeps of a parameter, and the index of the element behind it.
+std::pair<at::Tensor, int64_t> kept_of(const NamedParameter& p) {
+  const at::Tensor& t = p.parameter.data();
+  const Leaf* const leaf = p.parameter.as_leaf();
+  if (leaf == nullptr || !leaf->own.elements.defined()) return {t, t.numel()};
+  const auto& [elements, end] = leaf->own;
+  return {elements.numel() == t.numel() ? elements.view(t.sizes()) : elements, end};
+}
+
 /// Finds out which tensors rank 0 has only a part of, and who has the rest. A collective.
 void find_cuts(std::vector<SavedTensor>& all) {
   at::Tensor mine = at::empty({1, static_cast<int64_t>(all.size())}, at::kLong);
@@ -111,8 +120,9 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   std::vector<SavedTensor> all;
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
-    all.push_back({true, p.path, t, is_saved_lower(t, dtype) ? *dtype : t.scalar_type(),
-                   t.sizes().vec(), t.numel(), cut_of(p.parameter)});
+    const auto [kept, end] = kept_of(p);
+    all.push_back({true, p.path, kept, is_saved_lower(t, dtype) ? *dtype : t.scalar_type(),
+                   t.sizes().vec(), end, cut_of(p.parameter)});
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
     all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end, part.cut.get()});
@@ -122,9 +132,10 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   });
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
-    if (is_saved_lower(t, dtype))
-      all.push_back({false, p.path + ".master", t, t.scalar_type(), t.sizes().vec(), t.numel(),
-                     cut_of(p.parameter)});
+    if (!is_saved_lower(t, dtype)) continue;
+    const auto [kept, end] = kept_of(p);
+    all.push_back({false, p.path + ".master", kept, t.scalar_type(), t.sizes().vec(), end,
+                   cut_of(p.parameter)});
   }
 
   if (!collects_state(optimizer)) return all;
@@ -188,7 +199,7 @@ std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
 
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
   for (const auto& p : parameters) {
-    const at::Tensor& t = p.parameter.data();
+    const at::Tensor t = kept_of(p).first;
     if (t.numel() == 0) continue;
     const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {

@@ -51,8 +51,8 @@ void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& 
 int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          std::optional<at::ScalarType> dtype);
 
-/// Throws Exit::diverged if a parameter has an element that is not finite, so that such weights are
-/// never saved. Reads each parameter once.
+/// Throws Exit::diverged if an element of a parameter that this process keeps is not finite, so
+/// that such weights are never saved. Reads each parameter once.
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step);
 
 /// Calls f(name, tensor, part) for each tensor of the optimizer's state, and of fp8 layers'
