@@ -101,7 +101,9 @@ void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& ba
   const bool collects = given.log.layers > 0 || given.log.histograms > 0;
   if (!collects && given.train.sample_interval == 0) return;
   const CompleteParameters complete(s);
-  if (collects) run_step(s, [&] { return batches.next(); }, 0, /*keep_gradients=*/true);
+  if (!collects) return;
+  const auto next = [&] { return batches.next(); };
+  run_step(s, next, 0, units_of_step(s.config), /*keep_gradients=*/true);
 }
 
 /// Runs the dry steps of a process of one stage.

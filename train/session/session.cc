@@ -92,7 +92,7 @@ void check_positions(const LoadedConfig& loaded, const Task& task) {
            c.model.kind, "\"; set it to 1");
   }
   const int64_t length = batch_sizes(c).block_size;
-  if (length % (2 * ranks) != 0) {
+  if (length % (int64_t{2} * ranks) != 0) {
     refuse("cuts rows into ", 2 * ranks, " equal chunks, and their ", length,
            " positions do not divide; change it, or data.window or model.block_size");
   }
