@@ -42,14 +42,14 @@ struct ScoreOptions {
 /// Computes causal attention on projections whose heads are side by side: query [B, T, H D], key
 /// and value [B, S, K D] -> [B, T, H D]. Keys and values may have fewer heads (kv_heads). Each of
 /// them serves heads / kv_heads consecutive heads of queries (Ainslie et al. 2023). Query t is at
-/// position S - T + t and sees the keys up to that position. Kernels with
-/// memory linear in T compute it where they apply: Lathe's on CPUs, and ATen's (attention_gpu.h) on
-/// GPUs without a softcap, both not for float64. Those of bfloat16 and float16 do not copy keys for
-/// each head of queries. Otherwise, keys and values are repeated for attention() in ops.h, or the
-/// result is composed of ops if S > T or `scores` has a scale or softcap. `starts` works as in
-/// attention() in ops.h: query t sees no key before starts[t] <= S - T + t. If `rope_table` is
-/// defined, S must equal T, and queries and keys are first rotated as in rotate(). Throws if an
-/// option is negative or not finite.
+/// position S - T + t and sees the keys up to that position. Kernels with memory linear in T
+/// compute it where they apply: Lathe's on CPUs, and ATen's (attention_gpu.h) on GPUs without a
+/// softcap, both not for float64. Those of bfloat16 and float16 do not copy keys for each head of
+/// queries. Otherwise, keys and values are repeated for attention() in ops.h, or the result is
+/// composed of ops if S > T or `scores` has a scale or softcap. `starts` works as in attention() in
+/// ops.h: query t sees no key before starts[t] <= S - T + t. If `rope_table` is defined, S must
+/// equal T, and queries and keys are first rotated as in rotate(). Throws if an option is negative
+/// or not finite.
 Variable attention(const Variable& query, const Variable& key, const Variable& value, int64_t heads,
                    int64_t kv_heads, const at::Tensor& starts = {},
                    const at::Tensor& rope_table = {}, const ScoreOptions& scores = {});

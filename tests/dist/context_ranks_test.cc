@@ -221,6 +221,7 @@ TEST_CASE("dist.context is refused where positions can't be divided", "[context_
   make_data(f);
   for (const Refused& c : std::vector<Refused>{
            {context_gpt, {}, ""},  // the control
+           {context_gpt, {"--train.sum_order=sequence"}, "one process alone can do"},
            {context_gpt, {"--data.window=14"}, "their 14 positions do not divide"},
            {{"rnn", "text", "block_size = 16\n"}, {}, "such as gpt or llama, not \"rnn\""},
            {{"mlp", "images", ""}, {}, "is not for the task classification"},

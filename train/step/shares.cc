@@ -61,11 +61,10 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
          key);
   }
   if (sizes.pipeline > 1) check_stages(loaded);
-  if (c.sum_order == "sequence" && processes > 1) {
+  if (c.sum_order == "sequence" && (processes > 1 || sizes.context > 1)) {
     fail(Exit::usage, origin_of(loaded, "train.sum_order"),
-         ": train.sum_order = \"sequence\" adds all micro-batches of a step one after another, "
-         "which "
-         "one process alone can do; leave it out, or start one process");
+         ": train.sum_order = \"sequence\" adds the gradients of all micro-batches of a step one "
+         "after another, which one process alone can do; leave it out, or start one process");
   }
   if (c.grad_accum % processes == 0) return;
 
