@@ -25,7 +25,7 @@ struct AmpConfig {
       anything().fixed())
   LATHE_FIELD(std::string, grad, "auto",
               "Dtype of the gradients of matmul weights. low: the dtype of the products; auto: low "
-              "without gradient accumulation, else fp32.",
+              "without gradient accumulation and context parallelism, else fp32.",
               one_of({"auto", "fp32", "low"}).fixed())
   LATHE_FIELD(bool, working_copies, true,
               "Whether each matmul weight has a low-precision copy, which the optimizer step "

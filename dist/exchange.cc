@@ -2,10 +2,13 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <bit>
+#include <vector>
 
 #include "autograd/node.h"
 #include "core/dry_run.h"
@@ -34,6 +37,18 @@ c10::Stream exchange_stream(at::Device gpu) {
   static const c10::Stream stream =
       c10::impl::VirtualGuardImpl(gpu.type()).getStreamFromGlobalPool(gpu);
   return stream;
+}
+
+/// Returns the sum of [ranks, n] over the data ranks, each part of the positions by itself: with a
+/// number of batch groups that is no power of two, a part is no subtree of them all. Overwrites
+/// them.
+at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
+  const int64_t groups = of_ranks.size(0) / parts;
+  if (parts == 1 || std::has_single_bit(static_cast<uint64_t>(groups)))
+    return sum_over_ranks(of_ranks);
+  std::vector<at::Tensor> sums;
+  for (const at::Tensor& part : of_ranks.chunk(parts)) sums.push_back(sum_over_ranks(part));
+  return sum_over_ranks(at::stack(sums));
 }
 
 }  // namespace
@@ -214,7 +229,8 @@ void GradientExchange::exchange(const Bucket& bucket) {
   group.all_to_all(received, sent, bucket.cuts);
   received = received.to(bucket.dtype);
 
-  const at::Tensor mine = sum_over_ranks(received.view({world_.data().size, share}));
+  const at::Tensor mine =
+      sum_of_parts(received.view({world_.data().size, share}), world_.context().size);
 
   if (result_ == Result::all) {
     sent.narrow(0, begin, share).copy_(mine);

@@ -396,7 +396,7 @@ struct GroupedAttention {
   OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
                 const at::Tensor& y) const {
     // A query counts twice as many keys as it sees, so that the parts of a sequence add up to the
-    // whole, each of whose queries counts all keys.
+    // whole, each of whose queries counts all keys. With a window, the first parts count too few.
     const int64_t keys = 2 * key.size(1) - query.size(1);
     OpFlops all =
         attention_flops(y, scores.window > 0 ? std::min(keys, scores.window) : keys, heads);

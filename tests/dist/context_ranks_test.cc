@@ -167,6 +167,16 @@ TEST_CASE("a run whose positions are divided has the losses of one process on ev
   const std::string two = runs.results(2, context_gpt, {"--dist.context=2"});
   CHECK((two == runs.results(4, context_gpt, {"--dist.context=2", "--dist.shard=gradients"})));
   CHECK((two != runs.results(1, context_gpt, {})));  // the control
+
+  // Three batch groups are no subtree of the order of sums.
+  const Words three{"--dist.context=2", "--train.grad_accum=3", "--train.steps=9",
+                    "--checkpoint.interval=50", "--train.eval_interval=3"};
+  const auto numbers = [&](int ranks) {
+    return numbers_of(runs.train(ranks, context_gpt, three), "grad_norm");
+  };
+  const std::vector<double> in_one = numbers(2);
+  CHECK(in_one.size() == 9);
+  CHECK(in_one == numbers(6));
 }
 
 TEST_CASE("a run with divided positions resumes on any grid", "[context_ranks]") {
@@ -222,6 +232,9 @@ TEST_CASE("dist.context is refused where positions can't be divided", "[context_
   for (const Refused& c : std::vector<Refused>{
            {context_gpt, {}, ""},  // the control
            {context_gpt, {"--train.sum_order=sequence"}, "one process alone can do"},
+           {context_gpt,
+            {"--memory.update_in_backward=true", "--optim.grad_clip=0", "--train.grad_accum=1"},
+            "does not support updates in the backward pass"},
            {context_gpt, {"--data.window=14"}, "their 14 positions do not divide"},
            {{"rnn", "text", "block_size = 16\n"}, {}, "such as gpt or llama, not \"rnn\""},
            {{"mlp", "images", ""}, {}, "is not for the task classification"},

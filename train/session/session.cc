@@ -239,10 +239,10 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   auto model = make_transformed_model(loaded, sizes, device, matrices);
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
 
-  // Gradients in the matmul dtype are the default only where no other micro-batch is added to them:
-  // each addition would round.
-  const bool low_grad =
-      config.amp.grad == "low" || (config.amp.grad == "auto" && config.train.grad_accum == 1);
+  // Gradients in the matmul dtype are the default only where no other micro-batch and no other part
+  // of the positions is added to them: each addition would round.
+  const bool is_alone = config.train.grad_accum == 1 && world().context().size == 1;
+  const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && is_alone);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   from_disk.reset();
 

@@ -66,6 +66,11 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
          ": train.sum_order = \"sequence\" adds the gradients of all micro-batches of a step one "
          "after another, which one process alone can do; leave it out, or start one process");
   }
+  if (loaded.config.memory.update_in_backward && sizes.context > 1) {
+    fail(Exit::usage, origin_of(loaded, "dist.context"), ": dist.context = ", sizes.context,
+         " does not support updates in the backward pass yet; set it to 1, or leave "
+         "memory.update_in_backward out");
+  }
   if (c.grad_accum % processes == 0) return;
 
   std::vector<int64_t> counts;
