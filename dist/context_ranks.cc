@@ -38,34 +38,28 @@ at::Tensor gather_positions(const at::Tensor& x) {
   return reordered(all_gather(x, 1, Axis::context), places);
 }
 
-at::Tensor sum_own_positions(const at::Tensor& whole) {
+at::Tensor sum_positions(const at::Tensor& whole) {
   const at::Tensor by_rank = reordered(whole, chunks_by_rank(world().context().size));
   return reduce_scatter(by_rank, 1, Axis::context);
 }
 
-Variable sum_own_positions(const Variable& whole);
-
 struct GatherFromContextRanks {
   static constexpr OpInfo info{.name = "gather_from_context_ranks", .each = {0, 1}};
   at::Tensor forward(const at::Tensor& x) { return gather_positions(x); }
-  template <class T>
-  Grads<1, T> backward(const T& dy, Needs<1>) const {
+  Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {sum_positions(dy)}; }
+  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     return {sum_own_positions(dy)};
   }
 };
 
-/// The gradient of GatherFromContextRanks: the sum of rows over the ranks, at this rank's
-/// positions.
 struct SumOwnPositions {
   static constexpr OpInfo info{.name = "sum_own_positions", .each = {1, 0}};
-  at::Tensor forward(const at::Tensor& whole) { return sum_own_positions(whole); }
+  at::Tensor forward(const at::Tensor& whole) { return sum_positions(whole); }
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {gather_positions(dy)}; }
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     return {gather_from_context_ranks(dy)};
   }
 };
-
-Variable sum_own_positions(const Variable& whole) { return apply(SumOwnPositions{}, whole); }
 
 }  // namespace
 
@@ -85,6 +79,8 @@ at::Tensor own_positions(const at::Tensor& rows) {
 }
 
 Variable gather_from_context_ranks(const Variable& x) { return apply(GatherFromContextRanks{}, x); }
+
+Variable sum_own_positions(const Variable& rows) { return apply(SumOwnPositions{}, rows); }
 
 Variable attention_of_context_ranks(const Variable& query, const Variable& key_value, int64_t heads,
                                     int64_t kv_heads, const at::Tensor& starts,

@@ -33,6 +33,9 @@ at::Tensor own_positions(const at::Tensor& rows);
 /// Returns x of all context ranks, [B, T / ranks, C] -> [B, T, C] in the order of positions. The
 /// gradient of `x` is the sum over the ranks of the gradients for its positions.
 Variable gather_from_context_ranks(const Variable& x);
+/// Returns the sum of `rows` over the context ranks, at the positions of this process: [B, T, C] ->
+/// [B, T / ranks, C]. The gradient of `rows` is that of all ranks' results.
+Variable sum_own_positions(const Variable& rows);
 
 /// Computes the causal attention of this process's queries to the keys and values of all context
 /// ranks: query [B, T / ranks, H D] and key_value [B, T / ranks, 2 K D], keys before values, -> [B,

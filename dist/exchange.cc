@@ -40,8 +40,8 @@ c10::Stream exchange_stream(at::Device gpu) {
 }
 
 /// Returns the sum of [ranks, n] over the data ranks, each part of the positions by itself: with a
-/// number of batch groups that is no power of two, a part is no subtree of them all. Overwrites
-/// them.
+/// number of batch groups that is not a power of two, a part is not a subtree of them all.
+/// Overwrites them.
 at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
   const int64_t groups = of_ranks.size(0) / parts;
   if (parts == 1 || std::has_single_bit(static_cast<uint64_t>(groups)))

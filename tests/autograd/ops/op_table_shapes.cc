@@ -246,6 +246,7 @@ void add_collectives(std::vector<OpCase>& t) {
   add("copy_to_tensor_ranks", [](X x) { return copy_to_tensor_ranks(x); });
   add("reduce_from_tensor_ranks", [](X x) { return reduce_from_tensor_ranks(x); });
   add("gather_from_context_ranks", [](X x) { return gather_from_context_ranks(x); });
+  add("sum_own_positions", [](X x) { return sum_own_positions(x); });
   add("gather_from_tensor_ranks",
       [](X x) { return gather_from_tensor_ranks(x, {.dim = 0, .sections = {4}}); });
 }
