@@ -2,7 +2,7 @@
 
 #include <ATen/ops/cat.h>
 
-#include <array>
+#include <span>
 #include <vector>
 
 #include "autograd/op.h"
@@ -22,12 +22,13 @@ std::vector<int64_t> chunks_by_rank(int64_t ranks) {
   return chunks;
 }
 
-/// Returns dim 1 of `rows` in another order: equal pieces, of which the i-th is number order[i].
-at::Tensor reordered(const at::Tensor& rows, const std::vector<int64_t>& order) {
-  const int64_t length = rows.size(1) / std::ssize(order);
-  std::vector<at::Tensor> pieces;
-  for (const int64_t n : order) pieces.push_back(rows.narrow(1, n * length, length));
-  return at::cat(pieces, 1);
+/// Returns chunks of dim 1 of `rows`, which has `count` equal ones, joined in the order of their
+/// `numbers`.
+at::Tensor chunks_of(const at::Tensor& rows, int64_t count, std::span<const int64_t> numbers) {
+  const int64_t length = rows.size(1) / count;
+  std::vector<at::Tensor> chunks;
+  for (const int64_t n : numbers) chunks.push_back(rows.narrow(1, n * length, length));
+  return at::cat(chunks, 1);
 }
 
 at::Tensor gather_positions(const at::Tensor& x) {
@@ -35,11 +36,12 @@ at::Tensor gather_positions(const at::Tensor& x) {
   std::vector<int64_t> places(chunks.size());
   for (size_t i = 0; i < chunks.size(); ++i)
     places[static_cast<size_t>(chunks[i])] = static_cast<int64_t>(i);
-  return reordered(all_gather(x, 1, Axis::context), places);
+  return chunks_of(all_gather(x, 1, Axis::context), std::ssize(places), places);
 }
 
 at::Tensor sum_positions(const at::Tensor& whole) {
-  const at::Tensor by_rank = reordered(whole, chunks_by_rank(world().context().size));
+  const std::vector<int64_t> chunks = chunks_by_rank(world().context().size);
+  const at::Tensor by_rank = chunks_of(whole, std::ssize(chunks), chunks);
   return reduce_scatter(by_rank, 1, Axis::context);
 }
 
@@ -69,13 +71,10 @@ DividePositions::DividePositions() : part_{world().context().rank, world().conte
 
 at::Tensor own_positions(const at::Tensor& rows) {
   const PositionPart* part = mode().position_part;
-  if (part == nullptr) return rows;
+  if (part == nullptr || !rows.defined()) return rows;
   LATHE_CHECK(rows.size(1) % (2 * part->parts) == 0, "rows of ", rows.size(1),
               " positions can't be divided among ", part->parts, " context ranks");
-  const std::array<int64_t, 2> chunks = part->chunks();
-  const int64_t length = rows.size(1) / (2 * part->parts);
-  return at::cat(
-      {rows.narrow(1, chunks[0] * length, length), rows.narrow(1, chunks[1] * length, length)}, 1);
+  return chunks_of(rows, 2 * part->parts, part->chunks());
 }
 
 Variable gather_from_context_ranks(const Variable& x) { return apply(GatherFromContextRanks{}, x); }

@@ -27,7 +27,8 @@ class DividePositions : ModeGuard {
 };
 
 /// Returns the positions of this process in rows [B, T, ...], [B, T / ranks, ...]; the rows
-/// themselves if positions are not divided. Throws if twice the number of ranks does not divide T.
+/// themselves if positions are not divided or `rows` is undefined. Throws if twice the number of
+/// ranks does not divide T.
 at::Tensor own_positions(const at::Tensor& rows);
 
 /// Returns x of all context ranks, [B, T / ranks, C] -> [B, T, C] in the order of positions. The

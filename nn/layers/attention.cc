@@ -47,17 +47,19 @@ Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& 
   const Variable packed = qkv(x_BTC);
   const int64_t own = heads_here(heads, qkv.weight);
   const int64_t width = packed.size(2) / 3;
-  if (mode().position_part != nullptr) {
-    const Variable q = slice(packed, 2, 0, width), kv = slice(packed, 2, width, 3 * width);
-    return call.result(proj(attention_of_context_ranks(q, kv, own, own, starts), residual),
-                       "B T C");
-  }
-  KeyValueCache* cache = mode().cache;
-  if (cache == nullptr) return call.result(proj(attention(packed, own, starts), residual), "B T C");
-  const auto parts = packed.data().split(width, 2);
-  const Variable y =
-      cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), own, own);
-  return call.result(proj(y, residual), "B T C");
+  const auto attended = [&] {
+    if (KeyValueCache* cache = mode().cache) {
+      const auto parts = packed.data().split(width, 2);
+      return cache->attend(this, Variable(parts[0]), Variable(parts[1]), Variable(parts[2]), own,
+                           own);
+    }
+    if (mode().position_part != nullptr) {
+      return attention_of_context_ranks(slice(packed, 2, 0, width),
+                                        slice(packed, 2, width, 3 * width), own, own, starts);
+    }
+    return attention(packed, own, starts);
+  };
+  return call.result(proj(attended(), residual), "B T C");
 }
 
 Rotary::Rotary(int64_t width_, double base_, const RotaryScaling& scaling_)

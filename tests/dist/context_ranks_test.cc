@@ -48,8 +48,8 @@ void check_attention(int64_t time, bool has_documents, const ScoreOptions& score
                      key_heads, starts, {}, scores);
   };
   const auto attend_own = [&](const std::vector<Variable>& in) {
-    return attention_of_context_ranks(in[0], in[1], heads, key_heads,
-                                      has_documents ? own_positions(starts) : starts, scores);
+    return attention_of_context_ranks(in[0], in[1], heads, key_heads, own_positions(starts),
+                                      scores);
   };
 
   // The output and the derivatives of a loss for each rank, which add up over the ranks.

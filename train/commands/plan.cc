@@ -41,7 +41,7 @@ std::string weight_line(LoadedConfig loaded, int ranks, const char* what, bool c
   const DryStep d = dry_step(loaded, ranks);
   return str(what, human_bytes(used(d.made, Memory::parameters)), " of parameters kept, ",
              human_bytes(peak(d.peaks, Memory::casts)), " of casts, ",
-             human_bytes(static_cast<double>(d.peaks.total_peak)), " in all at the highest",
+             human_bytes(static_cast<double>(d.tensors())), " in all at the highest",
              is_own ? " (this config)" : "", "\n");
 }
 

@@ -97,7 +97,6 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
     return lathe::read_stats(session_, result);
   } catch (const Error& e) {
     if (e.code() != Exit::diverged) throw;
-    const CompleteParameters complete(session_);
     if (!world().is_writer()) {
       if (collects_state(session_.optimizer))
         send_state(session_.saved, session_.optimizer, std::nullopt);

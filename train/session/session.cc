@@ -228,6 +228,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   const at::ScalarType compute = compute_dtype(config.amp);
   const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
   check_offloaded_base(loaded);
+  check_positions(loaded, task);
 
   // Parameters and their working copies are mapped from the start, so that they are never resident
   // together.
@@ -248,7 +249,6 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
 
   std::optional<uint64_t> rounding_seed;
   if (config.amp.rounding != "nearest") rounding_seed = static_cast<uint64_t>(config.train.seed);
-  check_positions(loaded, task);
   auto stage = make_stage(loaded, *model, params);
   auto layout = std::make_unique<ShardLayout>(make_layout(config, stage ? stage->local() : params));
   Optimizer optimizer = make_optimizer(loaded, params, *layout, stage.get(), rounding_seed);
@@ -331,11 +331,10 @@ class PassScope {
   /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
   /// the model ran none; a stage of a pipeline may have none of a range.
   Variable loss(const Batch& batch, double divisor) const {
-    const Batch own = {
-        .inputs = own_positions(batch.inputs),
-        .targets = own_positions(batch.targets),
-        .starts = batch.starts.defined() ? own_positions(batch.starts) : at::Tensor(),
-        .source = batch.source};
+    const Batch own = {.inputs = own_positions(batch.inputs),
+                       .targets = own_positions(batch.targets),
+                       .starts = own_positions(batch.starts),
+                       .source = batch.source};
     const auto loss_of = [&] { return session_.task.loss(*session_.model, own, divisor); };
     const bool fuses = session_.config.train.fuse == "auto" && session_.device.is_cpu();
     Variable loss = fuses ? deferred(loss_of) : loss_of();
