@@ -181,7 +181,7 @@ std::vector<ChainUse> ChainFormula::add_backward(int result, int dy) {
   for (int y = result; y >= 0; --y) {
     const ChainValue value = (*this)[y];
     const int g = gradient[static_cast<size_t>(y)];
-    // The result does not depend on a value without a gradient.
+    // Skip inputs, values that need no gradient, and values that the result does not depend on.
     if (value.op == ChainOp::input || !value.needs || g < 0) continue;
     const std::array<int, 3> found = gradients_of(value, y, g);
     for (int k = 0; k < 3; ++k) {

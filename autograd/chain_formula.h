@@ -50,8 +50,8 @@ class ChainFormula {
   /// have the shape of the result, and any dtype.
   std::vector<ChainUse> add_backward(int result, int dy);
 
-  /// Makes an input of the result of an op, which is then given and not computed. Returns whether a
-  /// wanted value depends on it; if none does, it stays what it is.
+  /// Turns the result of an op into an input, whose value is then given instead of computed.
+  /// Changes nothing and returns false if no wanted value depends on it.
   bool give(int value, const std::vector<int>& wanted);
 
   /// Returns for each input whether the wanted values depend on it.

@@ -38,8 +38,8 @@ bool can_fill(double number, at::ScalarType dtype) {
   return !std::isfinite(number) || std::abs(number) <= largest;
 }
 
-/// Returns how elements of the shape `to` find theirs in a contiguous tensor of the shape `from`;
-/// nullopt if the dims that they share are not next to each other.
+/// Returns how a contiguous tensor of shape `from` is broadcast to shape `to`. Returns nullopt if
+/// that is impossible, or if the dims that are not broadcast are not adjacent.
 std::optional<Chain::Input> layout_of(at::IntArrayRef from, at::IntArrayRef to) {
   if (from.size() > to.size()) return std::nullopt;
   const size_t offset = to.size() - from.size();
@@ -140,7 +140,8 @@ int ChainTrace::add_input(const Variable& v) {
       if (t._version() != input.version) detail::leave_chain();
       return input.value;
     }
-    // Two tensors of one parameter, such as its copy in low precision: their gradients are one sum.
+    // Two different tensors of one parameter, such as its working copy, can't both be inputs: their
+    // gradients are added up in one sum.
     if (v.edge() && same_edge) detail::leave_chain();
   }
   const int value = formula_.add_input(t.scalar_type(), grad_ && v.requires_grad());

@@ -51,8 +51,8 @@ class ChainTrace {
   at::Tensor compare(ChainOp op, const detail::Operand& a, const detail::Operand& b);
   /// Returns whether it stands for a value of this chain.
   bool has(const Variable& v) const { return value_of(v.data()).has_value(); }
-  /// Returns the number of what the function returned. Throws LeftChain if it is none, or if a
-  /// value or an input was changed in place.
+  /// Returns the number of the value that the function returned. Throws LeftChain if the
+  /// chain can't compute that value, or if a value or an input was changed in place.
   int result(const Variable& y) const;
 
   const ChainFormula& formula() const { return formula_; }

@@ -215,7 +215,7 @@ void detail::rethrow_backward(const char* name) {
 
 void detail::saved_is_freed(const char* name) {
   fail(Exit::internal, name,
-       ": what it saved is freed; a second backward needs retain=true in the first");
+       ": its saved tensors were freed; a second backward needs retain=true in the first");
 }
 
 void detail::check_defined(const OpInfo& info, std::span<const Variable* const> inputs) {

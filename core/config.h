@@ -71,11 +71,11 @@ struct Rule {
 inline Rule anything() { return {}; }
 inline Rule at_least(double min) { return {.min = min}; }
 inline Rule between(double min, double max) { return {.min = min, .max = max}; }
-/// min <= x < max.
+/// Allows min <= x < max.
 inline Rule below(double min, double max) { return {.min = min, .max = max, .open_max = true}; }
-/// min < x <= max.
+/// Allows min < x <= max.
 inline Rule above(double min, double max) { return {.min = min, .max = max, .open_min = true}; }
-/// min < x < max.
+/// Allows min < x < max.
 inline Rule inside(double min, double max) {
   return {.min = min, .max = max, .open_min = true, .open_max = true};
 }

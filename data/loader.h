@@ -68,8 +68,8 @@ class Loader {
   std::vector<std::thread> workers_;
 };
 
-/// Training micro-batches first, first + 1, ... (`n` of them), made by the calling thread, each in
-/// memory of its own.
+/// Returns the `n` training micro-batches from number `first` on. The calling thread makes them,
+/// each in separate memory.
 std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed,
                                 int64_t first, int64_t n, at::Device device);
 

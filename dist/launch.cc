@@ -67,8 +67,8 @@ class SignalReader {
   int fd_;
 };
 
-/// A socket on the loopback that the store is served on: rank 0 inherits it, so that no other
-/// process can take the port and no other machine can reach it.
+/// A listening socket on the loopback interface, on which rank 0 serves the store. Rank 0 inherits
+/// the socket, so that no other process can take the port. No other machine can reach it.
 class StoreSocket {
  public:
   StoreSocket() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -186,7 +186,7 @@ class Attempt {
     return result_;
   }
 
-  /// Returns how many were killed by a signal that did not come from here.
+  /// Returns how many processes were killed by a signal before this object sent SIGKILL.
   int lost() const { return lost_; }
   /// Returns whether a stop signal was passed on.
   bool was_stopped() const { return was_stopped_; }
@@ -218,8 +218,8 @@ class Attempt {
     return failed;
   }
 
-  /// An error of a process's own comes before the loss of another process, and both come before a
-  /// stop.
+  /// Updates the result with the exit code of a process. An error takes precedence over the loss of
+  /// a process, and both take precedence over a stop.
   void add_result(Exit code) {
     const auto weight = [](Exit e) {
       if (e == Exit::done) return 0;

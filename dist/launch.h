@@ -20,9 +20,10 @@ struct LaunchOptions {
 
 /// Runs the command in all processes until they end. Rank 0 has the terminal; of the others only
 /// warnings and errors are shown. Stop signals are passed on to all. Where a process ends with an
-/// error or is killed, the others end too: by themselves within ten seconds, or by SIGKILL. Returns
-/// the exit code that they share, or that of the process which failed first; Exit::peer_lost for a
-/// process that was killed.
+/// error or is killed, the others end too: by themselves within ten seconds, or by SIGKILL. After
+/// the loss of a process, starts the processes again, at most `max_restarts` times. Returns the
+/// first error that a process ended with, or else Exit::peer_lost if a process was lost,
+/// Exit::stopped if one was stopped, or Exit::done.
 Exit launch(const LaunchOptions& options);
 
 }  // namespace lathe

@@ -1,8 +1,6 @@
 #include "optim/optimizer.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <cmath>
@@ -21,8 +19,6 @@
 
 namespace lathe {
 namespace {
-
-int64_t chunks_of(const at::Tensor& t) { return (t.numel() + grad_sum_chunk - 1) / grad_sum_chunk; }
 
 /// Returns the gradient of the elements that a slot owns; undefined if it has none.
 const at::Tensor& gradient_of(const Slot& slot, const StepOptions& options) {
@@ -83,7 +79,7 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const StepOpti
   a.param_type = element_of(p.scalar_type());
   a.n = slot.own.size();
   a.first = slot.own.begin;
-  a.chunks = chunks_of(p);
+  a.chunks = grad_sum_chunks(p.numel());
   a.weight_decay = group.weight_decay;
   a.lr_scale = group.lr_factor;
   // The path is part of the key, so that two parameters never share random numbers.
@@ -103,155 +99,7 @@ void share_rounding_counts(const at::Tensor& control, const StepOptions& options
   options.sum_over_processes(counts);
 }
 
-/// Returns the first eight paths and the number of all: "a, b, c, ... (41 in all)".
-std::string some_paths(const std::vector<NamedParameter>& parameters) {
-  std::string text;
-  for (size_t i = 0; i < std::min<size_t>(parameters.size(), 8); ++i)
-    text += (i > 0 ? ", " : "") + parameters[i].path;
-  return parameters.size() > 8 ? str(text, ", ... (", parameters.size(), " in all)") : text;
-}
-
 }  // namespace
-
-Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
-                     std::optional<uint64_t> rounding_seed, const std::vector<GroupOptions>& own_,
-                     const std::vector<ElementRange>& shares, const std::filesystem::path& offload)
-    : config_(config),
-      method_(make_method(config)),
-      is_sharded_(!shares.empty()),
-      is_offloaded_(!offload.empty()),
-      rounding_seed_(rounding_seed),
-      control_(parameters.empty() ? at::Device(at::kCPU)
-                                  : parameters[0].parameter.data().device()) {
-  const MemoryScope scope(Memory::optimizer);
-  if (control_.bytes().is_cuda() && !method_->runs_on_gpu())
-    fail(Exit::usage, "optim.kind = \"", config.kind,
-         "\" has no code for GPUs yet; take adamw there, or train.device = \"cpu\"");
-
-  // Groups come in pairs, with and without weight decay. Pair 0 is for parameters that no group
-  // chooses; groups given in code come before those of the config.
-  std::vector<GroupOptions> own = own_;
-  for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
-  groups_ = {{.weight_decay = config.weight_decay}, {}};
-  for (const auto& o : own) {
-    groups_.push_back(
-        {.weight_decay = o.weight_decay.value_or(config.weight_decay), .lr_factor = o.lr_factor});
-    groups_.push_back({.weight_decay = o.weight_decay.value_or(0), .lr_factor = o.lr_factor});
-  }
-
-  const auto chooses = [](const GroupOptions& o, const NamedParameter& p) {
-    return o.which ? o.which(p) : matches(o.pattern, p.path);
-  };
-  // The first group that chooses a parameter wins. Without a role that decides, parameters of 2 and
-  // more dimensions decay.
-  const auto group_of = [&](const NamedParameter& p) {
-    const auto at =
-        std::find_if(own.begin(), own.end(), [&](const GroupOptions& o) { return chooses(o, p); });
-    const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
-    return 2 * pair + (p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1);
-  };
-
-  int64_t chunks = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const NamedParameter& p = parameters[i];
-    chunks += chunks_of(p.parameter.data());
-    const ElementRange all{0, p.parameter.numel()};
-    groups_[group_of(p)].slots.push_back(make_slot(p, i, is_sharded_ ? shares[i] : all));
-  }
-
-  // Sums have the order of groups and slots, as in sum_gradients().
-  stages_.resize(parameters.size());
-  int64_t first_chunk = 0;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    for (size_t i = 0; i < groups_[g].slots.size(); ++i) {
-      const Slot& slot = groups_[g].slots[i];
-      stages_[slot.index] = {.group = g, .slot = i, .first_chunk = first_chunk};
-      first_chunk += chunks_of(slot.param.data());
-    }
-  }
-
-  // Refuse a group that has no effect, and report which of the two reasons applies.
-  for (size_t i = 0; i < own.size(); ++i) {
-    if (!groups_[2 * i + 2].slots.empty() || !groups_[2 * i + 3].slots.empty()) continue;
-    const bool taken = std::any_of(parameters.begin(), parameters.end(),
-                                   [&](const auto& p) { return chooses(own[i], p); });
-    fail(Exit::usage,
-         "optim.groups: ", own[i].which ? "a predicate" : "match = \"" + own[i].pattern + "\"",
-         taken ? " is left without parameters, since groups before it took them all; put it before "
-                 "them"
-               : " matches no parameter; there are " + some_paths(parameters));
-  }
-
-  partials_ =
-      at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
-
-  if (is_offloaded_) offload_state(offload, parameters);
-
-  // NAdam's product of momenta lives in the step control on the device; a view of it is saved with
-  // the checkpoint.
-  if (method_->rule().kind == rule_kind<NAdam>) {
-    const at::Tensor product =
-        control_.bytes().narrow(0, offsetof(StepControl, mu_product), sizeof(double));
-    shared_state_.emplace_back("mu_product", product.view(at::kDouble));
-  }
-}
-
-/// Makes the slot of a parameter, with the state of the elements that it owns: now, so that a
-/// checkpoint can be loaded before the first step.
-Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange own) {
-  const at::Tensor& data = p.parameter.data();
-  const StateOf state = method_->state(p);
-  const bool is_complete = own.size() == data.numel();
-  LATHE_CHECK(is_complete || own.size() == 0 || state.divisible, "optimizer: ", p.path,
-              " can't be shared out in parts");
-
-  Slot slot{.path = p.path,
-            .param = p.parameter,
-            .names = {},
-            .places = {},
-            .state = {},
-            .parts = {},
-            .whole = state.whole,
-            .index = index,
-            .own = own};
-  if (const auto& cut = p.parameter.leaf().cut) {
-    const bool has_other_sizes =
-        std::any_of(state.tensors.begin(), state.tensors.end(),
-                    [&](const StateTensor& t) { return data.sizes() != at::IntArrayRef(t.sizes); });
-    // 8-bit kinds keep tensors of few elements in float32, by the size of the whole one.
-    if (state.whole || !state.divisible || has_other_sizes || config_.kind.ends_with("8bit"))
-      fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs whole tensors, and ", p.path,
-           " is cut among ", cut->parts, " processes (dist.tensor); take adamw, or set it to 1");
-  }
-  if (own.size() > 0) update_flops_ += state.flops;
-  // State in a file has a shape alone, made without ATen's dispatcher, which a dry run replaces.
-  const auto shape = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
-    return at::detail::empty_meta(sizes, data.options().dtype(dtype).device(at::kMeta));
-  };
-  for (const StateTensor& t : state.tensors) {
-    const at::TensorOptions options = data.options().dtype(t.dtype);
-    const int64_t elements = c10::multiply_integers(t.sizes);
-    const auto place = [&](int64_t i) { return i == data.numel() ? elements : i / t.per; };
-    const ElementRange part{is_complete ? 0 : place(own.begin), place(own.end)};
-
-    slot.names.push_back(t.name);
-    slot.places.push_back(t.place);
-    const std::vector<int64_t> sizes = is_complete ? t.sizes : std::vector{part.size()};
-    slot.state.push_back(is_offloaded_ ? shape(sizes, t.dtype) : at::full(sizes, t.start, options));
-    slot.parts.push_back({t.sizes, part, index, slot.parts.size(), p.parameter.leaf().cut});
-  }
-
-  if (config_.ema_decay > 0) {
-    const at::Tensor mine = is_complete ? data : data.view({-1}).narrow(0, own.begin, own.size());
-    slot.names.emplace_back(average_name);
-    slot.state.push_back(is_offloaded_
-                             ? shape(mine.sizes(), state_dtype(data))
-                             : mine.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
-    slot.parts.push_back(
-        {data.sizes().vec(), own, index, slot.parts.size(), p.parameter.leaf().cut});
-  }
-  return slot;
-}
 
 void Optimizer::set_updates(int64_t n) {
   StepControl control{.updates = n};
@@ -274,7 +122,7 @@ void Optimizer::sum_gradients(const StepOptions& options) {
           {.grad = g.const_data_ptr(), .type = element_of(g.scalar_type()), .n = g.numel()});
       sizes.push_back(g.numel());
       first_chunks.push_back(chunks_ + slot.own.begin / grad_sum_chunk);
-      chunks_ += chunks_of(slot.param.data());
+      chunks_ += grad_sum_chunks(slot.param.numel());
     }
   }
 
@@ -307,7 +155,7 @@ void Optimizer::add_sums_of_tensor_ranks(const StepOptions& options) {
   for (const auto& group : groups_) {
     for (const auto& slot : group.slots) {
       if (!gradient_of(slot, options).defined()) continue;
-      const int64_t chunks = chunks_of(slot.param.data());
+      const int64_t chunks = grad_sum_chunks(slot.param.numel());
       if (cut_of(slot.param) != nullptr) {
         totals.push_back(std::accumulate(sums + first, sums + first + chunks, 0.0));
         std::fill_n(sums + first, chunks, 0.0);
@@ -391,7 +239,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
     for (auto& slot : group.slots) {
       const at::Tensor& grad = gradient_of(slot, options);
       const int64_t first_chunk = chunk;
-      if (grad.defined()) chunk += chunks_of(slot.param.data());
+      if (grad.defined()) chunk += grad_sum_chunks(slot.param.numel());
       const bool is_mine = slot.own.size() > 0 || slot.param.numel() == 0;
       if (!is_mine) continue;
 
@@ -477,14 +325,6 @@ void Optimizer::end_stages(const StepOptions& options) {
   std::vector<SlotUpdate> none;
   update_all(none, stay);
   if (offload_ != nullptr) offload_->end_step();
-}
-
-std::vector<bool> divisible_parameters(const OptimConfig& config,
-                                       const std::vector<NamedParameter>& parameters) {
-  const std::unique_ptr<Method> method = make_method(config);
-  std::vector<bool> divisible;
-  for (const NamedParameter& p : parameters) divisible.push_back(method->state(p).divisible);
-  return divisible;
 }
 
 }  // namespace lathe

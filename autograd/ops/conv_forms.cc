@@ -59,7 +59,7 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
       size(x.size(2), weight.size(2), o.stride.h, o.padding.h, o.dilation.h, o.output_padding.h),
       size(x.size(3), weight.size(3), o.stride.w, o.padding.w, o.dilation.w, o.output_padding.w)};
 
-  LATHE_CHECK(sizes[2] > 0 && sizes[3] > 0, "conv_transpose2d: nothing would be left of ",
+  LATHE_CHECK(sizes[2] > 0 && sizes[3] > 0, "conv_transpose2d: the result would be empty for x ",
               describe(x.data()));
 
   // With an output_padding of a stride or more, conv2d would map the result to a larger image than

@@ -46,13 +46,14 @@ class ChainPlan {
   std::vector<int> free_;
 };
 
-/// A thread's share of the elements is that which ATen would give it, in which its vectors begin:
-/// the elements that fill none are computed by other functions.
+/// The grain size of ATen's loops. A chain divides its elements among threads as ATen does, since
+/// ATen computes the last elements of a share, if they do not fill a vector, with other functions,
+/// whose results may differ in their bits.
 constexpr int64_t chain_grain = 32768;
 
-/// Returns whether a chain of n elements splits them among ATen's threads as ATen's gelu() does,
-/// which has shares of its own. Otherwise gelu() has other bits in a chain where a share ends
-/// within a vector. Other functions are split alike always.
+/// Returns whether gelu() has the same bits in a chain of n elements as by itself. ATen's gelu()
+/// divides elements among threads in its own way, so bits may differ where a share ends within a
+/// vector. ATen divides the elements of all other functions as a chain does.
 bool gelu_splits_alike(int64_t n);
 
 /// The memory of a tile that a thread works on.

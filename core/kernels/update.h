@@ -121,6 +121,8 @@ struct GradArgs {
 
 /// Elements that one partial sum covers.
 constexpr int64_t grad_sum_chunk = 1 << 15;
+/// Returns the number of chunks of a gradient of n elements.
+constexpr int64_t grad_sum_chunks(int64_t n) { return (n + grad_sum_chunk - 1) / grad_sum_chunk; }
 /// Returns the sum of squares, in float64, of elements [begin, end).
 double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end);
 /// Sums the partial sums and decides the step. `scale` and `loss` (one float) may be null. Without

@@ -13,7 +13,7 @@ namespace lathe {
 LATHE_BOTH inline bool move_scale(ScaleState& s, const ScalePolicy& policy, bool found_inf) {
   if (!found_inf) {
     s.skipped_in_row = 0;
-    if (policy.dynamic && ++s.growth_tracker == policy.growth_interval) {
+    if (policy.dynamic && ++s.growth_tracker >= policy.growth_interval) {
       const auto grown = static_cast<float>(s.scale * policy.growth_factor);
       if (std::isfinite(grown)) s.scale = grown;
       s.growth_tracker = 0;

@@ -10,10 +10,11 @@
 
 namespace lathe {
 
-/// Throws Exit::data, since the input is not what the first pass over it found.
+/// Throws Exit::data with an error that the input changed while it was being read.
 [[noreturn]] void fail_changed_input();
 
-/// Returns the type in which elements of a type are kept: one that .npy has.
+/// Returns the type in which elements of `type` are stored: uint8 for bool, float32 for float16 and
+/// bfloat16, and otherwise `type`.
 ArrayType kept_as(ArrayType type);
 
 /// An array that is being written to its file.
@@ -21,7 +22,8 @@ class ArrayOut {
  public:
   ArrayOut(const fs::path& out, const std::string& file, ArrayType type, std::vector<int64_t> sizes,
            int64_t examples);
-  /// Appends numbers. Throws Exit::data where one is not of the array's type.
+  /// Appends numbers. Rounds them to float32 if that is the array's type. For other types, throws
+  /// Exit::data if a number can't be stored exactly.
   void add(std::span<const double> numbers);
   /// Completes the file and returns its entry in the manifest.
   ArrayInfo finish();

@@ -17,8 +17,8 @@ namespace lathe {
 class ExampleWriter {
  public:
   /// Creates the files in `folder`. `manifest` must have the task, the sizes and the number of
-  /// examples of each split, and must outlive this object. `all_bytes`: whether all inputs are
-  /// integers from 0 to 255, which decides the type of those that were text.
+  /// examples of each split, and must outlive this object. If `all_bytes`, all inputs are
+  /// integers from 0 to 255, and inputs that were text are stored as uint8, otherwise as float64.
   ExampleWriter(const fs::path& folder, const ExampleSource& source, bool all_bytes,
                 ExampleManifest& manifest);
 
@@ -26,8 +26,8 @@ class ExampleWriter {
   /// if the source has other examples than when they were counted.
   void add(const RawExample& example, int64_t label, bool is_val);
 
-  /// Ends the files, and puts their facts and the statistics into the manifest. Throws as add()
-  /// does.
+  /// Completes the files, adds their descriptions and the statistics to the manifest, and returns
+  /// the files. Throws Exit::data if examples are missing.
   std::vector<MadeFile> finish();
 
  private:

@@ -34,7 +34,8 @@ struct ExampleSurvey {
 
 bool is_integer(double x) { return std::fabs(x) <= 0x1p53 && std::trunc(x) == x; }
 
-/// Refuses targets that are numbers with commas, which would become classes.
+/// Throws Exit::data if all targets that are text are numbers with commas, which would become
+/// classes.
 void refuse_comma_numbers(const ExampleSurvey& s, const ExampleSource& source) {
   const auto is_comma_label = [](const auto& label) { return is_comma_number(label.first); };
   if (s.labels.empty() || !std::all_of(s.labels.begin(), s.labels.end(), is_comma_label)) return;
@@ -80,7 +81,8 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
     const bool number_before = !s.numbers.empty() || !s.whole;
     if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
       fail(Exit::data, source.where(),
-           text ? " is text and was a number before" : " is a number and was text before",
+           text ? " is text, but earlier targets are numbers"
+                : " is a number, but earlier targets are text",
            "; repair it, or give --task classification to make each distinct target a class");
     }
 
@@ -89,8 +91,8 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
       s.many = true;
       if (task.empty()) refuse_comma_numbers(s, source);
       if (!s.labels.empty() || task == "classification")
-        fail(Exit::data, source.where(), ": more than ", max_classes,
-             " different targets can't be classes");
+        fail(Exit::data, source.where(), ": the input has more than ", max_classes,
+             " different targets, which is the largest number of classes");
     }
   });
   if (task.empty()) refuse_comma_numbers(s, source);
@@ -136,15 +138,15 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
     t.task = classes ? "classification" : "regression";
     const std::string kinds = s.labels.empty() ? "whole numbers" : "texts";
     chosen = classes ? str(" (its target has ", different, " different ", kinds,
-                           s.labels.empty() ? "; --task regression makes numbers of them)" : ")")
-                     : str(" (its targets are many different numbers; --task classification makes "
-                           "classes of whole ones)");
+                           s.labels.empty() ? "; --task regression treats them as numbers)" : ")")
+                     : str(" (its targets are many different numbers; --task classification treats "
+                           "whole numbers as classes)");
   }
 
   if (t.task != "classification") return t;
   // The maps are sorted, so class numbers do not depend on the order of the examples.
   for (const auto& [number, count] : s.numbers) {
-    // Targets are read as float64, in which larger neighbors are one number.
+    // Targets are read as float64, which can't distinguish neighboring integers beyond 2^53.
     if (std::abs(number) >= int64_t{1} << 53) {
       fail(Exit::data, options.inputs[0], ": class ", number,
            " is beyond 2^53, where neighboring whole numbers are equal in float64; put a letter "
@@ -164,8 +166,8 @@ Targets choose(const ExampleSurvey& s, const ExampleSource& source, const Exampl
   return t;
 }
 
-/// Chooses the validation examples: a number of each class, in a keyed order that does not depend
-/// on a run's seed. At least one of each class remains for training.
+/// Chooses the validation examples: about the same share of each class, by a keyed permutation that
+/// does not depend on a run's seed. At least one example of each class remains for training.
 class StratifiedSplit {
  public:
   StratifiedSplit(const std::vector<int64_t>& class_sizes, double share) {
@@ -236,7 +238,7 @@ void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
 
   int64_t numel = 1, shaped = 1;
   for (const int64_t size : source.sizes()) numel *= size;
-  // Saturates above numel, so that large sizes can't overflow.
+  // Each factor is limited, and a product above numel gives 0, so that large sizes can't overflow.
   for (const int64_t size : m.input_sizes)
     shaped = size > 0 && shaped <= numel ? shaped * std::min(size, numel + 1) : 0;
   if (shaped != numel) {
@@ -249,8 +251,9 @@ void set_input_sizes(ExampleManifest& m, const ExampleSource& source,
   if (m.channels_last) m.input_sizes = channels_first(sizes_of_files);
 }
 
-/// Opens the files of --val-file with the columns and the target of the training source, and counts
-/// their examples. `found` is what is known of the training source.
+/// Checks that `opened`, the source of --val-file, has the sizes and types of the training source,
+/// and counts its examples. Returns `opened` and their number. Updates `found`, the survey of the
+/// training source, since both splits are stored in one type. Throws Exit::data.
 std::pair<std::unique_ptr<ExampleSource>, int64_t> open_validation(
     const ExampleOptions& options, std::unique_ptr<ExampleSource> opened,
     const ExampleSource& source, const std::string& task, ExampleSurvey& found,
@@ -343,10 +346,9 @@ void prepare_examples(const ExampleOptions& options) {
            " validation examples, inputs of ", sizes_text(m.input_sizes), ", ", m.task, " with ",
            m.outputs, classifies ? " classes" : " outputs", chosen);
   if (val == 0 && options.val_share > 0 && !val_source) {
-    log_warn(
-        "no validation example was held out, because no class has enough examples for a share of ",
-        options.val_share,
-        classifies ? "; if the targets are numbers, give --task regression" : "");
+    log_warn("no example was held out for validation, because there are too few examples",
+             classifies ? " of each class" : "", " for a share of ", options.val_share,
+             classifies ? "; if the targets are numbers, give --task regression" : "");
   }
 }
 

@@ -175,7 +175,7 @@ void TableSource::scan(ProgressReporter& meter) {
   for (const size_t c : scanned) {
     if (layout_.is_open[c])
       fail(Exit::data, names_file_, ": ", column_name(columns[c], c),
-           " has empty cells alone; leave it out with --drop ", c + 1);
+           " is empty in every line; leave it out with --drop ", c + 1);
     refuse_comma_numbers(c, values[c]);
     columns[c].values.assign(values[c].begin(), values[c].end());
   }

@@ -11,13 +11,13 @@
 
 namespace lathe {
 
-/// Files with the same columns, of which the first determines the format.
+/// Opens tables with the same columns. The first file determines the format.
 std::unique_ptr<ExampleSource> open_tables(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 
-/// A table with new examples for the columns of a format, found by their names or, without a header
-/// line, by their positions; the target may be missing. RawExample::label is the id, or empty where
-/// the table has none. Throws Exit::data for a missing column, with its name.
+/// Opens a table with new examples. Finds the columns of the format by their names or, without a
+/// header line, by their positions. The target may be missing. RawExample::label is the id, or
+/// empty if the table has none. Throws Exit::data for a missing column, with its name.
 std::unique_ptr<ExampleSource> open_new_rows(const std::string& file, const TableFormat& format);
 
 }  // namespace lathe

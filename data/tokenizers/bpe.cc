@@ -126,7 +126,11 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
            s.id);
     is_special[static_cast<size_t>(s.id)] = true;
     starts_special_[static_cast<unsigned char>(s.text[0])] = true;
+    special_.emplace(s.text, &s);
+    special_sizes_.push_back(s.text.size());
   }
+  std::ranges::sort(special_sizes_, std::greater<>());
+  special_sizes_.erase(std::ranges::unique(special_sizes_).begin(), special_sizes_.end());
 
   // byte_fallback needs a token for each byte. Its text here is the byte itself, not <0x0A>.
   for (size_t byte = 0; byte < d.byte_tokens.size(); ++byte) {
@@ -204,20 +208,17 @@ BPE::Encoder::~Encoder() = default;
 int32_t BPE::id_of(std::string_view token) const {
   const auto found = ids_.find(token);
   if (found != ids_.end()) return found->second;
-  for (const SpecialToken& s : definition_.special) {
-    if (s.text == token) return s.id;
-  }
-  return -1;
+  const auto special = special_.find(token);
+  return special != special_.end() ? special->second->id : -1;
 }
 
 const SpecialToken* BPE::special_at(std::string_view text, size_t at) const {
-  const SpecialToken* best = nullptr;
-  for (const SpecialToken& s : definition_.special) {
-    if (text.substr(at).starts_with(s.text) &&
-        (best == nullptr || s.text.size() > best->text.size()))
-      best = &s;
+  for (const size_t size : special_sizes_) {
+    if (size > text.size() - at) continue;
+    const auto found = special_.find(text.substr(at, size));
+    if (found != special_.end()) return found->second;
   }
-  return best;
+  return nullptr;
 }
 
 void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, SpecialText special,

@@ -138,6 +138,8 @@ class BPE {
   std::unordered_map<std::string_view, int32_t> ids_;
   std::unique_ptr<Merges> merges_;
   std::array<bool, 256> starts_special_{};
+  std::unordered_map<std::string_view, const SpecialToken*> special_;  // by text
+  std::vector<size_t> special_sizes_;  // of their texts, each once, the largest first
 };
 
 /// Returns GPT-2's alphabet: the printable character, as UTF-8, that represents each byte in

@@ -126,16 +126,21 @@ class JinjaRun {
       if (part.kind == JinjaPart::Kind::text) {
         out_ += part.body;
       } else if (part.kind == JinjaPart::Kind::output) {
-        JinjaParser parser(part.body);
+        JinjaParser parser = parser_of(part);
         const JinjaExpression value = parser.expression();
         parser.finish();
         out_ += jinja::text(value(scope_));
       } else {
         at = statement(at);
       }
-      if (out_.size() > (size_t{1} << 20)) throw JinjaError();
+      if (out_.size() > jinja::longest_text) throw JinjaError();
     }
     --depth_;
+  }
+
+  JinjaParser parser_of(const JinjaPart& part) {
+    scope_.spend_copy(part.body.size());
+    return JinjaParser(part.body);
   }
 
   /// Runs the statement at `at`; returns its last part.
@@ -150,7 +155,7 @@ class JinjaRun {
   }
 
   void set(size_t at) {
-    JinjaParser parser(parts_[at].body);
+    JinjaParser parser = parser_of(parts_[at]);
     parser.word();
     const std::string name = parser.word();
     const std::string member = parser.take(".") ? parser.word() : "";
@@ -168,7 +173,7 @@ class JinjaRun {
       const size_t next = find(i + 1, {"elif", "else", "endif"});
       bool holds = words_[i] == "else";
       if (!done && !holds) {
-        JinjaParser parser(parts_[i].body);
+        JinjaParser parser = parser_of(parts_[i]);
         parser.word();
         const JinjaExpression condition = parser.expression();
         parser.finish();
@@ -184,7 +189,7 @@ class JinjaRun {
   size_t loop(size_t at) {
     const size_t end = find(at + 1, {"endfor"});
     if (find(at + 1, {"else", "endfor"}) != end) throw JinjaError();
-    JinjaParser parser(parts_[at].body);
+    JinjaParser parser = parser_of(parts_[at]);
     parser.word();
     const std::string name = parser.word();
     parser.expect("in");

@@ -15,21 +15,30 @@ std::vector<Json> jinja_values(const std::vector<JinjaExpression>& all, JinjaSco
 
 }  // namespace
 
+void JinjaScope::set(const std::string& name, Json value) {
+  spend_copy(jinja::bytes(value));
+  levels_.back()[name] = std::move(value);
+}
+
 void JinjaScope::set_member(const std::string& name, const std::string& member, Json value) {
   for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
     const auto found = level->find(name);
     if (found == level->end()) continue;
     // Nested structures are refused: each statement could double their size.
     if (!found->second.is_object() || value.is_structured()) throw JinjaError();
+    spend_copy(jinja::bytes(value));
     found->second[member] = std::move(value);
     return;
   }
   throw JinjaError();
 }
 
-Json JinjaScope::get(const std::string& name) const {
+Json JinjaScope::get(const std::string& name) {
   for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
-    if (const auto found = level->find(name); found != level->end()) return found->second;
+    const auto found = level->find(name);
+    if (found == level->end()) continue;
+    spend_copy(jinja::bytes(found->second));
+    return found->second;
   }
   return jinja::undefined();
 }
@@ -134,7 +143,9 @@ JinjaExpression JinjaParser::binary(size_t level) {
       const Json a = left(s);
       if (mark == "or") return jinja::truth(a) ? a : right(s);
       if (mark == "and") return jinja::truth(a) ? right(s) : a;
-      return jinja::operation(mark, a, right(s));
+      const Json b = right(s);
+      s.spend_copy(jinja::bytes(a) + jinja::bytes(b));
+      return jinja::operation(mark, a, b);
     };
   }
 }
@@ -170,6 +181,8 @@ JinjaExpression JinjaParser::comparison() {
     for (const auto& [mark, operand] : others) {
       s.spend();
       Json right = operand(s);
+      // The time of a search can be the product of both sizes.
+      if (mark.ends_with("in")) s.spend(jinja::bytes(left) * jinja::bytes(right) / 4096);
       result = jinja::operation(mark, left, right);
       if (!jinja::truth(result)) break;
       left = std::move(right);
@@ -256,7 +269,10 @@ JinjaExpression JinjaParser::primary() {
     std::string text = token.text;
     while (at_ < tokens_.size() && tokens_[at_].kind == Token::Kind::string)
       text += tokens_[at_++].text;
-    return [text](JinjaScope&) -> Json { return text; };
+    return [text](JinjaScope& s) -> Json {
+      s.spend_copy(text.size());
+      return text;
+    };
   }
   if (token.kind == Token::Kind::number) {
     if (token.text.size() > 8 || token.text.find_first_not_of("0123456789") != std::string::npos)

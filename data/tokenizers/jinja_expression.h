@@ -10,7 +10,7 @@
 
 namespace lathe {
 
-/// Variables by name, in nested scopes, and a limit of the work.
+/// Variables by name, in nested scopes, and a limit on the work and memory of a template.
 class JinjaScope {
  public:
   /// Opens a scope within the others.
@@ -18,19 +18,22 @@ class JinjaScope {
   /// Closes the innermost scope.
   void pop() { levels_.pop_back(); }
   /// Sets a variable of the innermost scope.
-  void set(const std::string& name, Json value) { levels_.back()[name] = std::move(value); }
+  void set(const std::string& name, Json value);
   /// Sets a member of a namespace, wherever it was made.
   void set_member(const std::string& name, const std::string& member, Json value);
   /// Returns a variable, or a discarded value, which stands for an undefined one.
-  Json get(const std::string& name) const;
-  /// Counts a unit of work. Throws JinjaError at the limit.
-  void spend() {
-    if (++spent_ > 300000) throw JinjaError();
+  Json get(const std::string& name);
+  /// Counts units of work. Throws JinjaError at the limit.
+  void spend(size_t units = 1) {
+    spent_ += units;
+    if (spent_ > 300000) throw JinjaError();
   }
+  /// Counts a copy of so many bytes.
+  void spend_copy(size_t bytes) { spend(1 + bytes / 64); }
 
  private:
   std::vector<std::map<std::string, Json>> levels_;
-  int64_t spent_ = 0;
+  size_t spent_ = 0;
 };
 
 /// An expression that was parsed. It is evaluated only where it is needed.

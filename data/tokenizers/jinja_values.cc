@@ -1,6 +1,8 @@
 #include "data/tokenizers/jinja_values.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 namespace lathe::jinja {
 namespace {
@@ -20,13 +22,21 @@ std::string trimmed(const std::string& text, bool left, bool right) {
 
 /// Joins two texts. A template must not double a text until memory is full.
 std::string joined(const std::string& a, const std::string& b) {
-  if (a.size() + b.size() > (size_t{1} << 20)) throw JinjaError();
+  if (a.size() + b.size() > longest_text) throw JinjaError();
   return a + b;
+}
+
+/// Returns an integer. Sums and products of two such integers can't overflow.
+int64_t integer_of(const Json& value) {
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  const auto n = value.get<int64_t>();
+  if (n < -most || n > most) throw JinjaError();
+  return n;
 }
 
 Json add(const Json& a, const Json& b) {
   if (a.is_string() && b.is_string()) return joined(a.get<std::string>(), b.get<std::string>());
-  if (a.is_number_integer() && b.is_number_integer()) return a.get<int32_t>() + b.get<int32_t>();
+  if (a.is_number_integer() && b.is_number_integer()) return integer_of(a) + integer_of(b);
   if (!a.is_array() || !b.is_array() || a.size() + b.size() > 1000) throw JinjaError();
   Json made = a;
   for (const Json& one : b) made.push_back(one);
@@ -50,6 +60,15 @@ bool are_equal(const Json& a, const Json& b) {
 }
 
 }  // namespace
+
+size_t bytes(const Json& x) {
+  if (x.is_string()) return x.get_ref<const std::string&>().size();
+  size_t sum = 0;
+  if (x.is_structured()) {
+    for (const auto& [key, value] : x.items()) sum += sizeof(Json) + key.size() + bytes(value);
+  }
+  return sum;
+}
 
 bool truth(const Json& x) {
   if (x.is_discarded() || x.is_null()) return false;
@@ -107,7 +126,7 @@ Json operation(const std::string& mark, const Json& a, const Json& b) {
   if (mark == "+") return add(a, b);
   if (mark == "~") return joined(text(a), text(b));
   if (!a.is_number_integer() || !b.is_number_integer()) throw JinjaError();
-  const int64_t x = a.get<int32_t>(), y = b.get<int32_t>();
+  const int64_t x = integer_of(a), y = integer_of(b);
   if (mark == "-") return x - y;
   if (mark == "*") return x * y;
   if (mark == "<") return x < y;

@@ -2,6 +2,7 @@
 // jinja.cc.
 #pragma once
 
+#include <cstddef>
 #include <exception>
 #include <string>
 #include <vector>
@@ -15,6 +16,11 @@ struct JinjaError : std::exception {};
 
 namespace jinja {
 
+/// The most bytes of a text. Templates are tried on short messages.
+constexpr size_t longest_text = size_t{1} << 16;
+
+/// Returns the bytes of a value's texts, with an allowance for each member or element.
+size_t bytes(const Json& x);
 /// Returns the undefined value.
 inline Json undefined() { return Json(Json::value_t::discarded); }
 /// Returns whether a value counts as true.

@@ -82,8 +82,10 @@ Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
   const std::string expanded = expand(pattern);
   int code = 0;
   PCRE2_SIZE at = 0;
+  // \C would match a byte within a character, where texts that are not checked must not be cut.
+  constexpr uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
   pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()),
-                                       expanded.size(), PCRE2_UTF | PCRE2_UCP, &code, &at, nullptr);
+                                       expanded.size(), options, &code, &at, nullptr);
   if (compiled == nullptr)
     fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
   code_ = std::shared_ptr<void>(compiled,

@@ -7,13 +7,14 @@
 
 namespace lathe {
 
-/// core/kernels/adafactor.h
+/// Returns Adafactor; see core/kernels/adafactor.h.
 std::unique_ptr<Method> make_adafactor(const OptimConfig& config);
-/// core/kernels/adam8bit.h; adamw8bit if that is the config's kind
+/// Returns 8-bit Adam, or 8-bit AdamW if the config's kind is adamw8bit; see
+/// core/kernels/adam8bit.h.
 std::unique_ptr<Method> make_adam8bit(const OptimConfig& config);
-/// core/kernels/lamb.h
+/// Returns LAMB; see core/kernels/lamb.h.
 std::unique_ptr<Method> make_lamb(const OptimConfig& config);
-/// core/kernels/muon.h
+/// Returns Muon; see core/kernels/muon.h.
 std::unique_ptr<Method> make_muon(const OptimConfig& config);
 
 }  // namespace lathe

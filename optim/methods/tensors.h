@@ -10,8 +10,8 @@
 
 namespace lathe {
 
-/// One parameter of a step as tensors that share its memory. Whether the step is skipped, and with
-/// which factors gradients are multiplied, only the device knows; so these are tensors too.
+/// One parameter of a step as tensors that share its memory. The device decides whether the step is
+/// skipped and by which factor gradients are multiplied, so these numbers are tensors too.
 class SlotTensors {
  public:
   /// The arguments must outlive it.

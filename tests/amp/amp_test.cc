@@ -72,6 +72,20 @@ TEST_CASE("GradScaler is torch's, step by step", "[amp]") {
   CHECK(differing_steps(file["recordings"][0], 0.25) > 50);  // the control
 }
 
+TEST_CASE("a scaler grows at the next step if it resumes beyond a shorter growth interval",
+          "[amp]") {
+  const std::vector<NamedParameter> p{{"p", Variable::parameter(torch::ones({2})), Role::bias}};
+  Optimizer optimizer(OptimConfig(), p);
+  GradScaler scaler({.growth_interval = 100}, 8, at::kCPU);
+  scaler.load({.scale = 8, .growth_tracker = 500});
+  StepOptions options;
+  scaler.prepare(options);
+  p[0].parameter.leaf().grad = torch::ones({2});
+  optimizer.step(0.1, options);
+  CHECK(scaler.state().scale == 16);
+  CHECK(scaler.state().growth_tracker == 0);
+}
+
 TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "[amp]") {
   OptimConfig c;
   const std::vector<NamedParameter> p{{"p", Variable::parameter(torch::ones({2})), Role::bias}};

@@ -176,7 +176,7 @@ TEST_CASE("a kept result keeps the engine's rules: second derivatives, retain, c
   const Variable y = sum(recompute_selectively(selection, part, x));
   const at::Tensor once = grad(y, {x}, {}, false, /*retain=*/true)[0].data();
   CHECK(grad(y, {x})[0].data().equal(once));
-  CHECK_THAT(error_of([&] { backward(y); }), ContainsSubstring("what it saved is freed"));
+  CHECK_THAT(error_of([&] { backward(y); }), ContainsSubstring("its saved tensors were freed"));
 
   Variable inside;
   const Variable z = recompute_selectively(

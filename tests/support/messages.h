@@ -22,7 +22,7 @@ std::string message_of(F&& f) {
   return "";
 }
 
-/// Whether a message is a sentence of ours, and not LibTorch's internal text.
+/// Returns whether a message was written for users, and is not internal text of LibTorch.
 inline bool is_sentence(const std::string& message) {
   static const std::regex raw(
       "not an Error of ours|INTERNAL ASSERT|report a bug|c10::|Exception raised|at::");

@@ -63,7 +63,8 @@ class Tensors {
   std::vector<at::Tensor> all_;
 };
 
-/// Fills in what follows from the tensors of an op.
+/// Sets the fields of `op` that depend on its tensors: whether it allocates and whether it is
+/// elementwise, and the bytes that it reads and writes.
 void count_bytes(StepOp& op, const Tensors& from, const Tensors& to) {
   Tensors fresh;
   for (const at::Tensor& t : to) {

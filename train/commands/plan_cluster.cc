@@ -131,7 +131,7 @@ ClusterModel cluster_of(const Arguments& a) {
 
 std::string gigabytes(double bytes) { return format("%.1f GB", bytes / 1e9); }
 
-/// Returns seconds hidden and exposed, as "12.3 GB a GPU, 45.0 ms of 80.1 ms exposed".
+/// Returns a text such as "12.3 GB sent by a GPU, 80.1 ms, of which 45.0 ms delay the step".
 std::string exchange_text(const Exchange& e) {
   return gigabytes(e.bytes) + " sent by a GPU, " + human_time(e.seconds) + ", of which " +
          human_time(e.exposed) + " delay the step";

@@ -288,8 +288,8 @@ struct LoadedConfig {
   std::string path{};            ///< of the config file, as given
   std::filesystem::path base{};  ///< the checkpoint that adapters.base stands for, once
                                  ///< resolve_adapter_base has found it
-  /// The checkpoint or Hugging Face folder that train.init_from stands for, once resolve_init_from
-  /// has found it: where the run begins with it.
+  /// The checkpoint or Hugging Face folder that train.init_from names. resolve_init_from sets it,
+  /// unless the run has a checkpoint of its own or adapters.
   std::filesystem::path source{};
   /// The checkpoint or Hugging Face folder of the frozen model that the task needs, once
   /// resolve_frozen has found it; empty in a dry run, which does not depend on weights.
@@ -307,13 +307,12 @@ int64_t model_context(const RunConfig& config);
 const char* window_key(const RunConfig& config);
 /// Returns what is wrong with data.window for the config's model.
 std::optional<ConfigFault> check_window(const RunConfig& config);
-/// Tokens, or samples of a model that has none, of a micro-batch and of an optimizer step: its
-/// targets, which the sum of its losses is divided by.
+/// Returns the number of tokens of a micro-batch, or of samples if the model has no context.
 int64_t units_of_micro_batch(const RunConfig& config);
-/// Tokens or samples of a step: batch x accumulation (x block size).
+/// Returns the number of tokens or samples of an optimizer step, over all of its micro-batches.
 int64_t units_of_step(const RunConfig& config);
 
-/// Where a key's value came from; "defaults" where nothing set it.
+/// Returns the source of a key's value, or "defaults" if nothing set the key.
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
 /// Takes [model], but for dropout, from the source that `named_by` names. Throws Exit::usage, with
@@ -332,7 +331,8 @@ using Overrides = std::vector<std::pair<std::string, std::string>>;
 /// origin of the key.
 LoadedConfig load_config(const std::string& path, const Overrides& overrides);
 
-/// A saved run's config, as written in its checkpoint; what is wrong with it is Exit::checkpoint.
+/// Returns the config of a saved run from the text in its checkpoint. Throws Exit::checkpoint if
+/// the text is not valid.
 RunConfig config_from_toml(const std::string& text, const std::string& where);
 
 }  // namespace lathe

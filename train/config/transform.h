@@ -38,13 +38,15 @@ struct Transform {
   bool checks_model = false;
 };
 
-/// All, in the order in which they are applied: Lathe's, then those that were added.
+/// Returns all transforms in the order in which they are applied: Lathe's, then those that were
+/// added.
 const std::vector<Transform>& transforms();
-/// Adds one, before the command line is run. Exit::internal where its name is taken.
+/// Adds a transform. Call it before run_cli(). Throws Exit::internal if its name is taken.
 void add_transform(Transform transform);
-/// Applies all.
+/// Applies all transforms to a model.
 void apply_transforms(Model& model, const TransformContext& context);
-/// The parameters of a transformed model that a run trains. Exit::usage where there are none.
+/// Returns the parameters of a transformed model that a run trains. Throws Exit::usage if there are
+/// none.
 std::vector<NamedParameter> parameters_to_train(const Model& model, const RunConfig& config);
 
 }  // namespace lathe

@@ -30,22 +30,22 @@ class OnnxLayers {
   /// Adds a tensor that is computed from the model's.
   std::string constant(const std::string& name, const at::Tensor& t);
 
-  /// Linear on a matrix x [B, C].
+  /// Adds a Linear for a matrix x [B, C].
   std::string linear(const std::string& x, const std::string& path);
-  /// Linear on the last dim of x [..., C].
+  /// Adds a Linear for the last dim of x [..., C].
   std::string wide_linear(const std::string& x, const std::string& path);
-  /// x W^T of a weight [V, C].
+  /// Adds the matrix product x W^T with a weight W [V, C].
   std::string product(const std::string& x, const std::string& weight_path);
-  /// BatchNorm1d or BatchNorm2d with its running statistics.
+  /// Adds a BatchNorm1d or BatchNorm2d that uses its running statistics.
   std::string batch_norm(const std::string& x, const std::string& path);
-  /// LayerNorm.
+  /// Adds a LayerNorm.
   std::string layer_norm(const std::string& x, const std::string& path);
-  /// Conv2d, square, without a bias.
+  /// Adds a Conv2d with the same stride and padding for both dims, and without a bias.
   std::string conv(const std::string& x, const std::string& path, int64_t stride, int64_t padding);
-  /// "relu", "gelu" (in its tanh form), "silu" or "tanh".
+  /// Adds an activation: "relu", "gelu" (in its tanh form), "silu" or "tanh".
   std::string activation(const std::string& x, const std::string& name);
-  /// LSTM or GRU (`cell`: "lstm", "gru") of `n_layer` layers in one direction. x [B, T, C] ->
-  /// [B, T, hidden].
+  /// Adds an LSTM or a GRU (`cell`: "lstm", "gru") of `n_layer` layers in one direction: x
+  /// [B, T, C] -> [B, T, hidden].
   std::string recurrent(const std::string& x, const std::string& path, const std::string& cell,
                         int64_t n_layer, int64_t hidden);
   /// CausalSelfAttention. x [B, T, C] -> [B, T, C]. `mask` [T, T] is added to the scores.

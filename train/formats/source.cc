@@ -33,8 +33,8 @@ void resolve_init_from(LoadedConfig& loaded) {
 
   if (adapters_of(c).rank > 0) {
     if (is_hugging_face(name))
-      fail(Exit::usage, at(), "adapters stand on a run, and ", name,
-           " is a Hugging Face folder; import it (`lathe import`)");
+      fail(Exit::usage, at(), "adapters need a run as their base, and ", name,
+           " is a Hugging Face folder; import it first (`lathe import`)");
     // resolve_adapter_base() loads it.
     c.schema().set(&c, "adapters.base", name, "train.init_from");
     return;

@@ -14,29 +14,29 @@
 
 namespace lathe {
 
-/// Model, data, device, precision and folder; `from`: the checkpoint that it resumes from, or "";
-/// `source`: of the weights that it began with, or "".
+/// Logs the model, data, device, precision and folder of a run. `from` is the checkpoint that it
+/// resumes from, or ""; `source` is the source of its initial weights, or "".
 void log_header(const Session& session, const Data& data, const MfuBaseline& baseline,
                 const std::string& run, const std::string& from, const std::string& source);
 
 /// Logs what reading and writing the session's scratch files took, where it has any.
 void log_offload(const Session& session);
 
-/// data.verify(stop) with a progress bar. `folder`: where the data is.
+/// Calls data.verify(stop) and shows a progress bar. `folder` is the folder of the data.
 void verify_shown(const Data& data, const fs::path& folder,
                   const std::function<bool()>& stop = nullptr);
 
-/// "validation loss 1.2345, accuracy 0.9000".
+/// Returns a text such as "validation loss 1.2345, accuracy 0.9000".
 std::string metrics_text(const std::vector<Metric>& metrics);
 
-/// A bar on a terminal; elsewhere a line every ten seconds.
+/// The progress of a run: a bar on a terminal, elsewhere a line every ten seconds.
 class StepLine {
  public:
-  /// Of a run of `steps` steps that begins after step `done`, with `units` tokens or samples,
-  /// called `unit`, in each.
+  /// Prepares for a run of `steps` steps that continues after step `done`. Each step has `units`
+  /// tokens or samples, which `unit` names.
   StepLine(int64_t steps, int64_t done, double units, std::string unit);
-  /// `seconds`: what the step took; what is shown is smoothed. `keep`: a line for the log file as
-  /// well.
+  /// Shows the metrics of a step that took `seconds`, with a smoothed throughput. With `keep`, also
+  /// writes a line to the log file.
   void show(const StepMetrics& m, double seconds, bool keep);
 
  private:

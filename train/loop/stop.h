@@ -31,9 +31,9 @@ class BlockStopSignals {
  private:
   sigset_t before_;
 };
-/// Lets the signals through that the process was started with blocked.
+/// Unblocks the stop signals, which the process may have inherited as blocked.
 void unblock_stop_signals();
-/// Leaves the sentences about signals to another process of the run.
+/// Disables the messages about signals in this process. Another process of the run prints them.
 void silence_stop_messages();
 /// Returns the signal that asked the process to stop, or 0.
 int stop_signal();
@@ -43,8 +43,8 @@ void note_progress(int64_t step, int64_t saved_step);
 /// Records the last step in a checkpoint. May be called on any thread.
 void note_saved(int64_t step);
 
-/// While one lives, a second SIGINT is answered but does not end the process: what was asked for is
-/// nearly done.
+/// While alive, a second SIGINT prints a message and does not end the process, since a checkpoint
+/// is being written.
 class DeferSignals {
  public:
   DeferSignals();

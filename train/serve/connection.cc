@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/io/file.h"
+
 namespace lathe {
 namespace {
 
@@ -30,7 +32,8 @@ ssize_t Connection::read(char* to, size_t size) {
     while (!is_ready(socket_, POLLIN, poll_ms)) {
       if (is_stopping_ || seconds_since(begun_) > arrival_s) return -1;
     }
-    const ssize_t n = ::recv(socket_, buffer_.data(), buffer_.size(), 0);
+    const ssize_t n =
+        retry_interrupted([&] { return ::recv(socket_, buffer_.data(), buffer_.size(), 0); });
     if (n <= 0) return n;
     received_ += static_cast<size_t>(n);
     if (seconds_since(begun_) > arrival_s || received_ > limits_.bytes) return -1;
@@ -45,7 +48,7 @@ ssize_t Connection::read(char* to, size_t size) {
 
 ssize_t Connection::write(const char* from, size_t size) {
   if (seconds_since(begun_) > limits_.seconds || !is_ready(socket_, POLLOUT, write_ms)) return -1;
-  return ::send(socket_, from, size, MSG_NOSIGNAL);
+  return retry_interrupted([&] { return ::send(socket_, from, size, MSG_NOSIGNAL); });
 }
 
 void Connection::finish() {

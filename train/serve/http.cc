@@ -169,7 +169,12 @@ class HttpServer::Impl final : public httplib::Server {
 
   int port() const { return port_; }
   void start() {
-    accepting_ = std::thread([this] { listen_after_bind(); });
+    accepting_ = std::thread([this] {
+      listen_after_bind();
+      has_ended_ = true;
+      if (!is_stopping_)
+        log_warn("the server can't accept connections any more; stop it and start it again");
+    });
   }
   void stop(double grace_s) {
     if (!accepting_.joinable()) return;
@@ -180,7 +185,8 @@ class HttpServer::Impl final : public httplib::Server {
                         [this] { return busy_ == 0; });
       for (const int socket : sockets_) ::shutdown(socket, SHUT_RDWR);
     }
-    while (!is_running()) std::this_thread::sleep_for(1ms);  // the thread has only just started
+    // The thread may have only just started, or have ended with an error.
+    while (!is_running() && !has_ended_) std::this_thread::sleep_for(1ms);
     httplib::Server::stop();
     accepting_.join();
   }
@@ -310,8 +316,9 @@ class HttpServer::Impl final : public httplib::Server {
   }
   /// A page of another site may send other types without asking the server first.
   static void check_content_type(const Request& request) {
-    const std::string type = request.get_header_value("Content-Type");
-    if (type.substr(0, type.find_first_of("; ")) != "application/json")
+    // Types have any case (RFC 9110, 8.3.1).
+    const std::string type = lowercase(request.get_header_value("Content-Type"));
+    if (type.substr(0, type.find_first_of("; \t")) != "application/json")
       throw ApiError(415, "the body must be JSON; send the header Content-Type: application/json",
                      "not_json");
   }
@@ -389,7 +396,7 @@ class HttpServer::Impl final : public httplib::Server {
   const HttpOptions options_;
   int port_ = -1;
   std::thread accepting_;
-  std::atomic<bool> is_stopping_{false};
+  std::atomic<bool> is_stopping_{false}, has_ended_{false};
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

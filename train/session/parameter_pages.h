@@ -12,8 +12,9 @@
 
 namespace lathe {
 
-/// Has the parameters of the next block read while one runs, and gives up the pages of the one
-/// before; see core/mapped_memory.h. Changes no value: pages that are used again are read again.
+/// Prefetches the parameters of the next block while a block runs, and releases the pages of the
+/// previous one; see core/mapped_memory.h. Changes no value: released pages are read again when
+/// they are used.
 class ParameterPages final : public BlockHooks {
  public:
   /// `parameters`: those whose memory is mapped count. What they hold must not be replaced.

@@ -38,7 +38,8 @@ class MfuBaseline {
   /// which takes a second and is logged.
   std::optional<double> share(double rate);
   /// Measures the ceiling for the next run, if it is unknown or provisional. Call it at the end of
-  /// a run of `run_seconds`; does nothing after a short run, which would notice the time.
+  /// a run of `run_seconds`. Does nothing after a run of up to a minute, which it would delay
+  /// noticeably.
   void remember(double run_seconds) const;
 
  private:

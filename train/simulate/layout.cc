@@ -102,8 +102,8 @@ std::string layout_fault(const ParallelLayout& l, const StepWorkload& step) {
                " units of the feed-forward part");
   }
   if (s.sequence % (l.context == 1 ? 1 : 2 * l.context) != 0) {
-    return str("context=", l.context, " needs sequences that ", 2 * l.context,
-               " divides; they have ", s.sequence, " tokens");
+    return str("context=", l.context, " needs a sequence length that is a multiple of ",
+               2 * l.context, ", not ", s.sequence, " tokens");
   }
   if (l.pipeline * l.virtual_stages > s.layers + 2) {
     return str("pipeline=", l.pipeline, " with virtual=", l.virtual_stages, " needs ",
@@ -149,7 +149,8 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
 
 std::string lathe_fault(const ParallelLayout& l) {
   if (l.pipeline > 1 && l.shard > 0) return "dist.pipeline needs dist.shard = \"none\"";
-  if (l.virtual_stages > 1) return "its stages have consecutive blocks (virtual=1)";
+  if (l.virtual_stages > 1)
+    return "its pipeline stages run consecutive blocks, so virtual must be 1";
   if (l.shard == 3 && l.recompute == Recompute::none)
     return "dist.shard = \"parameters\" needs memory.recompute = \"blocks\" or \"selective\"";
   return "";

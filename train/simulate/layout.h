@@ -48,9 +48,8 @@ struct LayoutRequest {
 };
 
 /// Parses "data=8,shard=3,tensor=8"; the keys are data, shard, tensor, context, pipeline, virtual,
-/// micro and recompute. Throws Exit::usage for an unknown key, a key twice or a value that is not
-/// allowed. With `all_degrees`, degrees that are absent are 1 and the number of replicas is what
-/// remains of `gpus`.
+/// micro and recompute. Throws Exit::usage for an unknown or repeated key and for a value that is
+/// not allowed.
 LayoutRequest parse_layout(const std::string& text);
 /// Sets degrees that are absent to 1, and `data` to what remains of `gpus`. Throws Exit::usage
 /// where the product is not `gpus`.
@@ -58,10 +57,10 @@ void complete_degrees(LayoutRequest& request, int64_t gpus);
 
 /// Returns what prevents a model from being divided so, in one sentence; empty where nothing does.
 std::string layout_fault(const ParallelLayout& layout, const StepWorkload& step);
-/// Returns advice about a layout that works but is hardly meant so, one sentence each.
+/// Returns the drawbacks of a layout that works but is probably not intended, one sentence each.
 std::vector<std::string> layout_advice(const ParallelLayout& layout, const StepWorkload& step,
                                        int64_t gpus_per_node);
-/// Returns which part of the layout Lathe itself does not have today; empty where it has all.
+/// Returns why Lathe itself can't train with the layout; empty if it can.
 std::string lathe_fault(const ParallelLayout& layout);
 
 }  // namespace lathe

@@ -16,10 +16,10 @@ inline at::Tensor add_gradients(at::Tensor earlier, const at::Tensor& later) {
   return earlier;
 }
 
-/// Backward adds each micro-batch to the gradients of the parameters, which is the tree's order
-/// within a pair. Before the next pair begins, the sum of the last one is set aside here. So a step
-/// of two micro-batches needs no memory beside the gradients, and one of n at most log2(n) - 1
-/// copies of them.
+/// Sums the gradients of a step's micro-batches. The backward passes of a pair of micro-batches add
+/// to the parameters' gradients, which is the tree's order within a pair. Before the next pair
+/// begins, begin() moves that sum into a TreeSum. A step of two micro-batches therefore needs no
+/// additional memory, and a step of n needs at most log2(n) - 1 copies of the gradients.
 class GradientSum {
  public:
   /// `parameters` must outlive it. `in_sequence`: adds micro-batches one after another instead,

@@ -82,8 +82,8 @@ void clean_checkpoints(const fs::path& run) {
   }
 }
 
-/// For a step that is saved again: a whole checkpoint is replaced (clean_checkpoints deletes it),
-/// another is set aside.
+/// Renames the checkpoint of a step that is saved again. The new name of an intact checkpoint makes
+/// clean_checkpoints() delete it; an unusable one is kept.
 void vacate_target(const fs::path& target) {
   if (!is_intact(target)) return set_aside_unusable(target);
   const fs::path replaced =

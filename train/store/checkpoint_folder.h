@@ -33,22 +33,22 @@ struct Retention {
 std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep,
                                      int64_t best_step);
 
-/// "step-00001000".
+/// Returns the name of a checkpoint folder, such as "step-00001000".
 std::string checkpoint_name(int64_t step);
-/// Checkpoints of a run folder, newest first: by the step in their state, not by their name.
-/// Exit::io where the folder is there and can't be read.
+/// Returns the checkpoints of a run folder, newest first, by the step in their state and not by
+/// their name. Throws Exit::io if the folder exists and can't be read.
 std::vector<fs::path> list_checkpoints(const fs::path& run);
 /// Returns the same with the step of each.
 std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& run);
-/// The step in a checkpoint's state; where that can't be read, the one in its name.
+/// Returns the step in a checkpoint's state, or the one in its name if the state can't be read.
 int64_t step_of(const fs::path& checkpoint);
-/// Renames checkpoints of the same run newer than this one, which a run that resumes from it can't
-/// use.
+/// Renames the checkpoints of the same run that are newer than this one. A run that resumes from
+/// this one can't use them.
 void quarantine_newer(const fs::path& checkpoint);
-/// Removes what interrupted saves left behind; what can't be removed is a warning.
+/// Removes what interrupted and repeated saves left. Logs a warning for what can't be removed.
 void clean_checkpoints(const fs::path& run);
-/// Makes way for a step that is saved again: an intact checkpoint is replaced, and another one set
-/// aside.
+/// Renames the checkpoint of a step that is saved again. clean_checkpoints() deletes it later if it
+/// is intact; an unusable one is kept under its new name.
 void vacate_target(const fs::path& target);
 
 /// Compares sizes and checksums with the manifest, also of batches.safetensors where it is listed.

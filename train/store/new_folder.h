@@ -11,23 +11,24 @@ namespace lathe {
 /// Reports whether the user asked the command to stop.
 using StopAsked = std::function<bool()>;
 
-/// A folder that is written under another name, beside it, and gets its own in publish(). Without
-/// publish() nothing stays; what a killed process leaves is removed when the next command names the
-/// same folder.
+/// A folder that is written under a temporary name beside its path and renamed by publish().
+/// Without publish(), the destructor removes it. If a process is killed, the next command that
+/// writes the same path removes what it left.
 class NewFolder {
  public:
-  /// Exit::usage where `path` holds anything, or where a folder that Lathe did not write has the
-  /// name that is needed; Exit::busy where another process writes `path`. `stop` may be empty.
+  /// Locks the temporary folder. Throws Exit::usage if `path` exists and is not an empty folder, or
+  /// if Lathe did not write the folder with the temporary name. Throws Exit::busy if another
+  /// process writes `path`. `stop` may be empty.
   explicit NewFolder(const fs::path& path, StopAsked stop = nullptr);
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
 
-  /// Where to write.
+  /// Returns the folder to write to.
   const fs::path& path() const { return contents_; }
   /// Throws Exit::stopped if `stop` returns true.
   void check_stop() const;
-  /// Gives the folder its name, durably. Exit::stopped as check_stop().
+  /// Renames the folder to its path, durably. Throws Exit::stopped as check_stop() does.
   void publish();
 
  private:

@@ -41,8 +41,8 @@ class MetricsSinks final : public MetricsSink {
   std::vector<std::unique_ptr<MetricsSink>> sinks_;
 };
 
-/// What a run's events.jsonl is read for: where processes began to train, and samples. Lines that a
-/// kill cut short, and samples of steps that were taken back, are left out.
+/// The contents of a run's events.jsonl: the steps after which processes began to train, and
+/// samples. It omits an incomplete last line, and samples of steps that a resumed run repeated.
 struct RunEvents {
   struct Start {
     int64_t step = 0;

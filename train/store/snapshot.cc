@@ -206,7 +206,7 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
       fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
            " has elements that are not finite, so no checkpoint of it is written; lower optim.lr "
            "or optim.grad_clip, "
-           "and run the same command again to resume from the checkpoint before");
+           "and run the same command again to resume from the previous checkpoint");
     }
     release_pages(t);
   }

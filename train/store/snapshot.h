@@ -20,9 +20,9 @@
 
 namespace lathe {
 
-/// What a checkpoint's model.safetensors holds of a model: its parameters, frozen ones included,
-/// but for those that were loaded as constants or quantized (the model under adapters), and its
-/// buffers as constants.
+/// Returns the tensors that model.safetensors holds: the model's parameters, including frozen ones,
+/// and its buffers as constants. Omits parameters that were loaded as constants or quantized, such
+/// as those of the model under adapters.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
 struct Snapshot {
@@ -32,9 +32,10 @@ struct Snapshot {
   std::vector<at::Tensor> held;
   int64_t bytes() const;
 };
-/// `dtype`: of model.safetensors, nullopt for the parameters' own; where it is another,
-/// optimizer.safetensors holds the parameters as they are, so that a run resumes exactly. Shares
-/// the memory of tensors on the CPU: it is to be written before anything changes them.
+/// Returns a view of the state. Tensors of two or more dimensions have `dtype` in
+/// model.safetensors; nullopt keeps their own. Where the two differ, optimizer.safetensors also
+/// holds the parameter unchanged, so that a run resumes exactly. The view shares the memory of
+/// tensors on the CPU, so write it before anything changes them.
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
 /// Returns a copy of the same state, which training does not change. Reuses the memory of `reused`,

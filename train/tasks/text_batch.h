@@ -22,15 +22,15 @@ struct TokenScore {
   std::vector<std::pair<int64_t, double>> top{};  ///< the likeliest tokens, the likeliest first
 };
 
-/// Returns the score of token `id` and those of the `top` likeliest tokens, of which equal ones are
-/// ordered by id. `logits_V` is [V], float64, contiguous and on the CPU.
+/// Returns the score of token `id` and those of the `top` likeliest tokens. Equally likely tokens
+/// are ordered by id. `logits_V` is [V], float64, contiguous and on the CPU.
 TokenScore score_token(const at::Tensor& logits_V, int64_t id, int64_t top);
 
 /// A text that joins a batch.
 struct BatchText {
   std::vector<int64_t> ids;  ///< the text so far, not empty
   Sampling sampling{};
-  uint64_t index = 0;  ///< number of the text among those with its seed: each draws other numbers
+  uint64_t index = 0;  ///< texts with the same seed and different indices draw different numbers
   /// Receives the logits [V] (float64, on the CPU) of each token of `ids` but the first, with its
   /// position in `ids`; may be null.
   std::function<void(size_t position, const at::Tensor& logits_V)> on_prompt{};
@@ -54,9 +54,9 @@ struct BatchOptions {
   bool cache = true;
 };
 
-/// The batch. Token i of a text depends only on its ids, sampling and index, and on i. It is
-/// independent of the other texts and of the cache, bit for bit where Lathe's kernels run in
-/// float32 (docs/internals/kernels.md).
+/// Texts that a model continues together. Token i of a text depends only on the text's ids,
+/// sampling and index, and on i. It is independent of the other texts and of the cache, bit for bit
+/// where Lathe's kernels run in float32 (docs/internals/kernels.md).
 class TextBatch {
  public:
   /// The model must outlive the batch.
@@ -74,7 +74,7 @@ class TextBatch {
   /// Returns the ids of a row's text, with the tokens that were added.
   const std::vector<int64_t>& ids(int64_t row) const { return at(row).text.ids; }
   /// Adds a token to each text and returns these tokens in the order of the rows. Throws
-  /// Exit::diverged where a logit is not finite; the batch is then good for leave() alone.
+  /// Exit::diverged where a logit is not finite. After that, only leave() may be called.
   std::vector<NextToken> next();
 
  private:

@@ -339,6 +339,14 @@ TEST_CASE("the Jinja of chat templates", "[conversations]") {
     for (int i = 0; i < n; ++i) all += text;
     return all;
   };
+  const auto numbered = [](const std::string& before, const std::string& after, int n) {
+    std::string all;
+    for (int i = 0; i < n; ++i) all += before + std::to_string(i) + after;
+    return all;
+  };
+  // A text of 32 KB.
+  const std::string large = "{% set x = 'a' %}" + repeated("{% set x = x ~ x %}", 15);
+  const std::string set_text = " = '" + std::string(30000, 'a') + "' %}";
   for (const std::string& text :
        {"{{ 1" + repeated(" + 1", 100000) + " }}", "{{ yes" + repeated(".a", 100000) + " }}",
         "{{ " + repeated("not ", 100000) + "yes }}",
@@ -349,12 +357,21 @@ TEST_CASE("the Jinja of chat templates", "[conversations]") {
         "{% set x = messages %}" + repeated("{% set x = x + x %}", 60),
         "{% set n = namespace(a=1) %}" + repeated("{% set n.a = n %}{% set n.b = n %}", 60),
         "{% set n = 1 %}" + repeated("{% set n = namespace(a=n, b=n) %}", 60),
+        large + repeated("{% set y = x == x %}", 400),
+        large + repeated("{% if x in x ~ 'b' %}{% endif %}", 4),
+        "{% set n = namespace(a=1) %}" + large + numbered("{% set n.v", " = x %}", 400),
+        large + numbered("{% set v", " = x %}", 400), numbered("{% set v", set_text, 400),
+        repeated("{% for m in messages %}", 5) + "{{ '" + repeated("a", 60000) + "' and 1 }}" +
+            repeated("{% endfor %}", 5),
+        std::string("{{ 50000*40000 + 50000*40000 + 1 }}"),
         repeated("{% for m in messages %}", 9) + "{% if false %}" + repeated("{{ 1 }}", 10000) +
             "{% endif %}" + repeated("{% endfor %}", 9)}) {
     INFO(text.substr(0, 60));
     CHECK(render_jinja(text, variables) == none);
   }
   CHECK(render_jinja("{{ 1" + repeated(" + 1", 100) + " }}", variables) == "101");
+  CHECK(render_jinja(large + "{{ 'b' in x }}", variables) == "False");
+  CHECK(render_jinja("{{ 50000*40000 + 50000*40000 }}", variables) == "4000000000");
 }
 
 TEST_CASE("lines that are no conversations are refused by their number", "[conversations]") {

@@ -204,11 +204,11 @@ TEST_CASE("what a table must not hold is refused with its line and column", "[pr
   refused("1,2", "a.csv:4 has 2 columns and the first line of");
   refused("1,2,x,", "a.csv:4 has 4 columns");
   refused("\n\n1,2,NaN", "a.csv:6: column 3 (kind) is \"NaN\", which is not finite");
-  refused("1,2,7", "a.csv:4: column 3 (kind) is a number and was text before");
+  refused("1,2,7", "a.csv:4: column 3 (kind) is a number, but earlier targets are text");
   refused("1,2,\xFF", "a.csv:4: column 3 (kind) is not UTF-8");
   refused("1,2," + std::string(1001, 'x'), "too long for a class");
   CHECK_THAT(p.csv_problem("1,2\n2,0.5\n3,NA\n"),
-             ContainsSubstring("a.csv:3: column 2 is text and was a number before"));
+             ContainsSubstring("a.csv:3: column 2 is text, but earlier targets are numbers"));
   CHECK_THAT(p.csv_problem(",a,b\n0,1,x\n1,2,y\n"), ContainsSubstring("column 1 has no name"));
   CHECK_THAT(p.csv_problem("a|b\n1|2\n"), ContainsSubstring("has one column"));
   CHECK_THAT(p.csv_problem(""), ContainsSubstring("has no lines"));
@@ -552,7 +552,7 @@ TEST_CASE("empty cells are an error, filled from the training split, or leave th
   // The target is never filled; a column without any number is refused.
   CHECK_THAT(p.csv_problem("a,b,kind\n1,1,x\n2,2,\n"),
              ContainsSubstring("a.csv:3: column 3 (kind) is empty"));
-  CHECK_THAT(p.csv_problem("a,b,kind\n,1,x\n,2,y\n"), ContainsSubstring("has empty cells alone"));
+  CHECK_THAT(p.csv_problem("a,b,kind\n,1,x\n,2,y\n"), ContainsSubstring("is empty in every"));
 
   // The fill is that of the training lines, not of all.
   std::string long_table = "a,kind\n,0\n,1\n";

@@ -116,6 +116,8 @@ TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[bpe]")
   CHECK(pieces_of("b+", "abba") == Pieces{"a", "bb", "a"});
   CHECK_THAT(error_of([] { Pretokenizer("(", "x.json"); }),
              Catch::Matchers::StartsWith("x.json: the pattern ( can't be used"));
+  // It would match the first byte of a character alone.
+  CHECK_THAT(error_of([] { Pretokenizer("\\C", "x.json"); }), ContainsSubstring("can't be used"));
 
   // Longer than the window that is looked at together, with white space across its end.
   std::string text(size_t{1} << 20, 'a');

@@ -1,5 +1,5 @@
-// Optimizers in runs: every kind stops and goes on to the bit, groups and averages from a config,
-// memory in plans.
+// Optimizers in runs: every kind resumes bit for bit, a config sets groups and averages, and plans
+// count the memory of the state.
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "optim/config.h"
@@ -15,7 +15,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("a run of every optimizer that stopped is one that did not, with groups and an average",
+TEST_CASE("every optimizer resumes with the bits of an uninterrupted run, groups and average too",
           "[optimizer_runs]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path(),
@@ -45,7 +45,7 @@ TEST_CASE("a run of every optimizer that stopped is one that did not, with group
     const SafetensorsFile state(last(whole) / "optimizer.safetensors");
     CHECK(state.find("tokens.weight.ema") != nullptr);
   }
-  // The control: another optimizer's run is another.
+  // The control: a different optimizer gives different weights.
   CHECK(slurp(list_checkpoints(f / "adam_whole").at(0) / "model.safetensors") !=
         slurp(list_checkpoints(f / "adamw_whole").at(0) / "model.safetensors"));
 }
@@ -135,7 +135,8 @@ TEST_CASE("a plan counts what an optimizer keeps", "[optimizer_runs]") {
   CHECK(bytes({{"optim.kind", "adamw"}, {"optim.ema_decay", "0.9"}}) / adam ==
         Approx(1.5).epsilon(0.02));
   CHECK(share("lion") == Approx(0.5).epsilon(0.02));
-  // Two bytes an element instead of eight, and two scales of four for each 256; small tensors stay.
+  // adam8bit takes two bytes for each element instead of eight, and two scales of four bytes for
+  // each 256 elements. The state of small tensors stays in float32.
   CHECK(share("adam8bit") > 0.25);
   CHECK(share("adam8bit") < 0.31);
   CHECK(share("muon") < 0.6);

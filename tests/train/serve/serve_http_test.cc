@@ -103,6 +103,8 @@ TEST_CASE("routes, and errors in OpenAI's form with their status", "[serve_http]
       {head + "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", 415, "not_json"},
       {head + "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 2\r\n\r\n{}", 415,
        "not_json"},
+      {head + "Content-Type: Application/JSON\t; charset=utf-8\r\nContent-Length: 1\r\n\r\n{", 400,
+       "invalid_json"},
       {post("{"), 400, "invalid_json"},
       {post(long_body), 413, "request_too_large"},
       {head + "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nfa0\r\n" +

@@ -1,0 +1,63 @@
+// The passes that linear ops share on CPUs: blocked matrix products (core/kernels/gemm.h) that
+// apply bias, activation, residual and rounding to each block while it is in cache.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "autograd/op.h"
+#include "core/kernels/activation.h"
+
+namespace lathe {
+
+/// Returns `sizes` with `last` as the last one.
+inline std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
+  auto out = sizes.vec();
+  out.back() = last;
+  return out;
+}
+
+/// Returns the number of rows of x's last dim. A -1 in a shape would fail if that dim is empty.
+template <class T>
+int64_t rows_of(const T& x) {
+  return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1));
+}
+
+/// Throws unless x [..., I], weight [O, I] and bias [O], which may be undefined, fit each other.
+void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
+/// Returns activation(x W^T + bias) + residual. Stores the activation's argument in `before` if it
+/// is given.
+at::Tensor linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                       const at::Tensor& residual, Activation activation, at::Tensor* before);
+
+/// One of several layers y = x W^T + b with a common x, and its gradients.
+struct LinearGradients {
+  at::Tensor dy;  ///< undefined if no gradient flows
+  const at::Tensor& weight;
+  at::ScalarType weight_grad;  ///< dtype of dW
+  size_t slot;                 ///< the index of the weight among the op's inputs
+  bool need_weight = false, need_bias = false;
+  at::Tensor dw{}, db{};
+};
+
+/// Computes dx = the sum of dy W over the layers, if it is needed, and for each layer dW = dy^T x,
+/// added to the gradient that the weight has already, and db = sum of dy over the rows. Products
+/// with a common factor read it once. x may be undefined if no weight needs a gradient.
+at::Tensor linear_backward(const at::Tensor& x, std::span<LinearGradients> layers, bool need_x,
+                           GradSlots& slots);
+
+/// Counts the FLOPs of y = x W^T + bias + residual; bias and residual may be undefined.
+inline OpFlops linear_flops(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual,
+                            const at::Tensor& y) {
+  const auto n = static_cast<double>(y.numel());
+  const double product = 2 * n * static_cast<double>(x.size(-1));
+  const double add = bias.defined() ? n : 0, join = residual.defined() ? n : 0;
+  return {.forward = {product, add + join}, .backward = {2 * product, add}};
+}
+
+}  // namespace lathe

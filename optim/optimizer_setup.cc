@@ -1,0 +1,178 @@
+// How an Optimizer is made: the groups of its parameters, and the state of each one.
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/error.h"
+#include "core/kernels/rules.h"
+#include "core/memory.h"
+#include "optim/optimizer.h"
+
+namespace lathe {
+namespace {
+
+/// Returns the first eight paths and the number of all: "a, b, c, ... (41 in all)".
+std::string some_paths(const std::vector<NamedParameter>& parameters) {
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(parameters.size(), 8); ++i)
+    text += (i > 0 ? ", " : "") + parameters[i].path;
+  return parameters.size() > 8 ? str(text, ", ... (", parameters.size(), " in all)") : text;
+}
+
+bool chooses(const GroupOptions& o, const NamedParameter& p) {
+  return o.which ? o.which(p) : matches(o.pattern, p.path);
+}
+
+/// Returns the group of a parameter: of the pair of the first of `own` that chooses it, the one
+/// with weight decay or the one without. Without a role that decides, parameters of 2 and more
+/// dimensions decay.
+size_t group_of(const std::vector<GroupOptions>& own, const NamedParameter& p) {
+  const auto at = std::ranges::find_if(own, [&](const GroupOptions& o) { return chooses(o, p); });
+  const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
+  return 2 * pair + (p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1);
+}
+
+/// Throws Exit::usage if one of `own` has no effect, with the reason.
+void check_groups(const std::vector<GroupOptions>& own, const std::vector<ParameterGroup>& groups,
+                  const std::vector<NamedParameter>& parameters) {
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (!groups[2 * i + 2].slots.empty() || !groups[2 * i + 3].slots.empty()) continue;
+
+    const bool taken = std::ranges::any_of(
+        parameters, [&](const NamedParameter& p) { return chooses(own[i], p); });
+    fail(Exit::usage,
+         "optim.groups: ", own[i].which ? "a predicate" : "match = \"" + own[i].pattern + "\"",
+         taken ? " is left without parameters, since groups before it took them all; put it before "
+                 "them"
+               : " matches no parameter; there are " + some_paths(parameters));
+  }
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter>& parameters,
+                     std::optional<uint64_t> rounding_seed, const std::vector<GroupOptions>& own_,
+                     const std::vector<ElementRange>& shares, const std::filesystem::path& offload)
+    : config_(config),
+      method_(make_method(config)),
+      is_sharded_(!shares.empty()),
+      is_offloaded_(!offload.empty()),
+      rounding_seed_(rounding_seed),
+      control_(parameters.empty() ? at::Device(at::kCPU)
+                                  : parameters[0].parameter.data().device()) {
+  const MemoryScope scope(Memory::optimizer);
+  if (control_.bytes().is_cuda() && !method_->runs_on_gpu())
+    fail(Exit::usage, "optim.kind = \"", config.kind,
+         "\" has no code for GPUs yet; take adamw there, or train.device = \"cpu\"");
+
+  // Groups come in pairs, with and without weight decay. Pair 0 is for parameters that no group
+  // chooses; groups given in code come before those of the config.
+  std::vector<GroupOptions> own = own_;
+  for (GroupOptions& group : group_options(config)) own.push_back(std::move(group));
+  groups_ = {{.weight_decay = config.weight_decay}, {}};
+  for (const auto& o : own) {
+    groups_.push_back(
+        {.weight_decay = o.weight_decay.value_or(config.weight_decay), .lr_factor = o.lr_factor});
+    groups_.push_back({.weight_decay = o.weight_decay.value_or(0), .lr_factor = o.lr_factor});
+  }
+
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const NamedParameter& p = parameters[i];
+    const ElementRange all{0, p.parameter.numel()};
+    groups_[group_of(own, p)].slots.push_back(make_slot(p, i, is_sharded_ ? shares[i] : all));
+  }
+  check_groups(own, groups_, parameters);
+
+  // Sums have the order of groups and slots, as in sum_gradients().
+  stages_.resize(parameters.size());
+  int64_t chunks = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    for (size_t i = 0; i < groups_[g].slots.size(); ++i) {
+      const Slot& slot = groups_[g].slots[i];
+      stages_[slot.index] = {.group = g, .slot = i, .first_chunk = chunks};
+      chunks += grad_sum_chunks(slot.param.numel());
+    }
+  }
+  partials_ =
+      at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
+
+  if (is_offloaded_) offload_state(offload, parameters);
+
+  // NAdam's product of momenta lives in the step control on the device; a view of it is saved with
+  // the checkpoint.
+  if (method_->rule().kind == rule_kind<NAdam>) {
+    const at::Tensor product =
+        control_.bytes().narrow(0, offsetof(StepControl, mu_product), sizeof(double));
+    shared_state_.emplace_back("mu_product", product.view(at::kDouble));
+  }
+}
+
+/// Makes the slot of a parameter, with the state of the elements that it owns: now, so that a
+/// checkpoint can be loaded before the first step.
+Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange own) {
+  const at::Tensor& data = p.parameter.data();
+  const StateOf state = method_->state(p);
+  const bool is_complete = own.size() == data.numel();
+  LATHE_CHECK(is_complete || own.size() == 0 || state.divisible, "optimizer: ", p.path,
+              " can't be shared out in parts");
+
+  Slot slot{.path = p.path,
+            .param = p.parameter,
+            .names = {},
+            .places = {},
+            .state = {},
+            .parts = {},
+            .whole = state.whole,
+            .index = index,
+            .own = own};
+  if (const auto& cut = p.parameter.leaf().cut) {
+    const bool has_other_sizes =
+        std::any_of(state.tensors.begin(), state.tensors.end(),
+                    [&](const StateTensor& t) { return data.sizes() != at::IntArrayRef(t.sizes); });
+    // 8-bit kinds keep tensors of few elements in float32, by the size of the whole one.
+    if (state.whole || !state.divisible || has_other_sizes || config_.kind.ends_with("8bit"))
+      fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs whole tensors, and ", p.path,
+           " is cut among ", cut->parts, " processes (dist.tensor); take adamw, or set it to 1");
+  }
+  if (own.size() > 0) update_flops_ += state.flops;
+  // State in a file has a shape alone, made without ATen's dispatcher, which a dry run replaces.
+  const auto shape = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
+    return at::detail::empty_meta(sizes, data.options().dtype(dtype).device(at::kMeta));
+  };
+  for (const StateTensor& t : state.tensors) {
+    const at::TensorOptions options = data.options().dtype(t.dtype);
+    const int64_t elements = c10::multiply_integers(t.sizes);
+    const auto place = [&](int64_t i) { return i == data.numel() ? elements : i / t.per; };
+    const ElementRange part{is_complete ? 0 : place(own.begin), place(own.end)};
+
+    slot.names.push_back(t.name);
+    slot.places.push_back(t.place);
+    const std::vector<int64_t> sizes = is_complete ? t.sizes : std::vector{part.size()};
+    slot.state.push_back(is_offloaded_ ? shape(sizes, t.dtype) : at::full(sizes, t.start, options));
+    slot.parts.push_back({t.sizes, part, index, slot.parts.size(), p.parameter.leaf().cut});
+  }
+
+  if (config_.ema_decay > 0) {
+    const at::Tensor mine = is_complete ? data : data.view({-1}).narrow(0, own.begin, own.size());
+    slot.names.emplace_back(average_name);
+    slot.state.push_back(is_offloaded_
+                             ? shape(mine.sizes(), state_dtype(data))
+                             : mine.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
+    slot.parts.push_back(
+        {data.sizes().vec(), own, index, slot.parts.size(), p.parameter.leaf().cut});
+  }
+  return slot;
+}
+
+std::vector<bool> divisible_parameters(const OptimConfig& config,
+                                       const std::vector<NamedParameter>& parameters) {
+  const std::unique_ptr<Method> method = make_method(config);
+  std::vector<bool> divisible;
+  for (const NamedParameter& p : parameters) divisible.push_back(method->state(p).divisible);
+  return divisible;
+}
+
+}  // namespace lathe
