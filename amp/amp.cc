@@ -49,7 +49,7 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
   }
 }
 
-void refresh_working_copies(const std::vector<NamedParameter>& parameters) {
+void refresh_working_copies(std::span<const NamedParameter> parameters) {
   for (const auto& p : parameters) {
     Precision& kept = p.parameter.leaf().precision;
     kept.refresh_low(p.parameter.data());

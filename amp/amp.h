@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -108,7 +109,7 @@ class Autocast : public ModeGuard {
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute,
                          bool copies, bool low_grad);
 /// Rewrites every working copy from its parameter. Call it after parameters were loaded.
-void refresh_working_copies(const std::vector<NamedParameter>& parameters);
+void refresh_working_copies(std::span<const NamedParameter> parameters);
 /// Turns the linear layers of a model's repeated blocks into fp8 layers, except those of the first
 /// and last blocks that the config excludes. Does nothing unless the config's dtype is fp8.
 void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config);

@@ -55,10 +55,12 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   for (const NamedParameter& p : parameters) sizes_.push_back(p.parameter.numel());
   fill_buckets(parameters, is_divisible, options);
 
-  // Elements that each rank owns in the buckets so far.
-  std::vector<int64_t> loads(static_cast<size_t>(options.ranks));
+  // Elements that each rank owns in the buckets so far, of each part by itself.
+  std::map<Part, std::vector<int64_t>> loads_of;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
+    std::vector<int64_t>& loads = loads_of[part_of(parameters, bucket.parameters[0], options)];
+    loads.resize(static_cast<size_t>(options.ranks));
     if (bucket.is_divisible)
       cut(bucket, loads);
     else
@@ -73,11 +75,16 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   }
 }
 
+ShardLayout::Part ShardLayout::part_of(std::span<const NamedParameter> parameters, size_t i,
+                                       const Options& options) {
+  return options.owners.empty() ? Part() : Part(options.owners[i], parameters[i].block < 0);
+}
+
 /// Fills buckets in the reverse order of the parameters. All parameters of a bucket have one dtype,
 /// their gradients too; they are divisible or not, and have working copies or not.
 void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
                                const std::vector<bool>& is_divisible, const Options& options) {
-  using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool>;
+  using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool, Part>;
   std::map<Key, Bucket> open;
   std::map<Key, int64_t> bytes;
   const auto close = [&](const Key& key) {
@@ -91,7 +98,8 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
     const at::ScalarType dtype = parameter.leaf().precision.grad_dtype;
     const int64_t block = options.blocks_apart ? parameters[left].block : -1;
     const bool has_copy = parameter.leaf().precision.low.defined();
-    const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy};
+    const Part part = part_of(parameters, left, options);
+    const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy, part};
     const int64_t size = sizes_[left] * static_cast<int64_t>(c10::elementSize(dtype));
 
     if (open.contains(key) && bytes[key] + size > options.bucket_bytes) close(key);
@@ -100,6 +108,7 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
         open.try_emplace(key, Bucket{.parameters = {}, .dtype = dtype, .sent = sent}).first->second;
     bucket.is_divisible = is_divisible[left];
     bucket.block = block;
+    bucket.owner = part.first;
     bucket.parameters.push_back(left);
     bytes[key] += size;
   }
@@ -199,7 +208,9 @@ int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
     bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
     // The last block stays from the forward pass to the backward pass.
     const int64_t times = bucket.block < 0 ? 1 : (bucket.block == last_block ? rounds : 2 * rounds);
-    bytes += others * own * (shard == "none" ? of_gradient : of_parameter) * times;
+    // Where updates are divided, a stage sends those of its own parameters.
+    const bool is_sent = shard == "none" || bucket.owner == world.pipeline().rank;
+    if (is_sent) bytes += others * own * (shard == "none" ? of_gradient : of_parameter) * times;
   }
   return bytes;
 }
@@ -234,7 +245,7 @@ void gather_parameters(World& world, const ShardLayout& layout,
   if (world.data().size == 1) return;
   const auto flat_data = [&](size_t i) { return parameters[i].parameter.data().view({-1}); };
   for (const Bucket& bucket : layout.buckets()) {
-    if (bucket.block >= 0 && !blocks_too) continue;
+    if (bucket.owner != world.pipeline().rank || (bucket.block >= 0 && !blocks_too)) continue;
     gather_bucket(
         world, world.gradients(), layout, bucket,
         [&](size_t i) {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autograd/parameter.h"
@@ -30,6 +31,7 @@ struct Bucket {
   std::vector<int64_t> cuts{};
   bool is_divisible = true;
   int64_t block = -1;  ///< the repeated block that all of them are of; -1: of any
+  int owner = 0;       ///< the stage of the pipeline that updates them
 
   int64_t elements() const { return cuts.back(); }
 };
@@ -43,6 +45,10 @@ class ShardLayout {
     int ranks;                                 ///< among which buckets are cut
     bool blocks_apart = false;                 ///< no bucket has parameters of two blocks
     at::ScalarType reduce_dtype = at::kFloat;  ///< in which float32 gradients are sent
+    /// With dist.pipeline, the stage that updates each parameter; empty without it. The ranges of
+    /// parameters outside of blocks then depend on no others, so that they are the same on all
+    /// stages that have these parameters.
+    std::vector<int> owners{};
   };
 
   /// `is_divisible[i]`: whether parameter i may be cut.
@@ -62,6 +68,9 @@ class ShardLayout {
  private:
   void fill_buckets(std::span<const NamedParameter> parameters,
                     const std::vector<bool>& is_divisible, const Options& options);
+  /// Parameters of different parts share no bucket, and each part is divided evenly.
+  using Part = std::pair<int, bool>;  // the owner, and whether they are outside of blocks
+  static Part part_of(std::span<const NamedParameter> parameters, size_t i, const Options& options);
   void cut(Bucket& bucket, std::vector<int64_t>& loads);
   void assign_whole(Bucket& bucket, std::vector<int64_t>& loads);
 
@@ -94,9 +103,9 @@ int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
 void gather_bucket(World& world, Group& group, const ShardLayout& layout, const Bucket& bucket,
                    const std::function<at::Tensor(size_t)>& own,
                    const std::function<void(size_t, const at::Tensor&)>& put);
-/// Gives every rank all elements of the parameters, after each has updated those that it owns;
-/// without `blocks_too`, only of those outside of blocks. A collective; does nothing in a single
-/// process.
+/// Gives every data rank all elements of the parameters that this stage updates, after each has
+/// updated those that it owns; without `blocks_too`, only of those outside of blocks. A collective
+/// of the data ranks; does nothing if there is one.
 void gather_parameters(World& world, const ShardLayout& layout,
                        std::span<const NamedParameter> parameters, bool blocks_too = true);
 

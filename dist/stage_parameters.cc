@@ -55,6 +55,7 @@ StageParameters::StageParameters(World& world, std::vector<NamedParameter> param
       parameters_(std::move(parameters)),
       cuts_(std::move(cuts)),
       head_(head) {
+  const auto rank = static_cast<size_t>(stages_.rank);
   bool is_before = true;  // no block was named yet
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const NamedParameter& p = parameters_[i];
@@ -65,13 +66,18 @@ StageParameters::StageParameters(World& world, std::vector<NamedParameter> param
     else
       owner_.push_back(is_before ? 0 : stages_.size - 1);
 
+    const std::vector<int64_t> owned = cuts_of(i);
+    owned_.push_back({owned[rank], owned[rank + 1]});
+
     if (is_foreign(i) && !owns_memory(p.parameter.data())) {
       fail(Exit::usage, "dist.pipeline: ", p.path,
            " shares its memory with another tensor, so it can't be freed; set dist.pipeline = 1");
     }
     // Stages in the middle use no parameter outside of blocks.
     const bool is_at_end = stages_.rank == 0 || stages_.rank == stages_.size - 1;
-    if (p.block >= 0 ? !is_foreign(i) : is_at_end) local_.push_back(p);
+    if (p.block >= 0 ? is_foreign(i) : !is_at_end) continue;
+    local_.push_back(p);
+    index_of_local_.push_back(i);
   }
 }
 
@@ -92,22 +98,24 @@ std::vector<int64_t> StageParameters::cuts_of(size_t i) const {
   return cuts;
 }
 
-std::vector<ElementRange> StageParameters::owned_ranges() const {
-  const auto rank = static_cast<size_t>(stages_.rank);
-  std::vector<ElementRange> ranges;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const std::vector<int64_t> cuts = cuts_of(i);
-    ranges.push_back({cuts[rank], cuts[rank + 1]});
+std::vector<int> StageParameters::owners_of_local() const {
+  std::vector<int> owners;
+  for (const size_t i : index_of_local_) owners.push_back(owner_[i]);
+  return owners;
+}
+
+void StageParameters::divide(std::span<const ElementRange> shares) {
+  for (size_t n = 0; n < shares.size(); ++n) {
+    const size_t i = index_of_local_[n];
+    if (owner_[i] == stages_.rank) owned_[i] = shares[n];
   }
-  return ranges;
 }
 
 void StageParameters::share_out() {
   is_shared_out_ = true;
-  const std::vector<ElementRange> ranges = owned_ranges();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Variable& p = parameters_[i].parameter;
-    if (is_foreign(i)) p.leaf().own = {at::empty({0}, p.data().options()), ranges[i].end};
+    if (is_foreign(i)) p.leaf().own = {at::empty({0}, p.data().options()), owned_[i].end};
   }
   free_foreign();
 }
@@ -120,11 +128,13 @@ void StageParameters::free_foreign() {
   }
 }
 
-/// Returns for each parameter which stages have a gradient of it: [parameters, stages].
-std::vector<uint8_t> StageParameters::stages_with_gradients() const {
+/// Returns for each parameter which stages have a gradient of it: [parameters, stages]. `own`: the
+/// gradients of this stage.
+std::vector<uint8_t> StageParameters::stages_with_gradients(
+    const std::vector<at::Tensor>& own) const {
   const size_t n = parameters_.size(), stages = static_cast<size_t>(stages_.size);
   std::vector<uint8_t> mine(n), all(n * stages);
-  for (size_t i = 0; i < n; ++i) mine[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
+  for (size_t i = 0; i < n; ++i) mine[i] = own[i].defined() ? 1 : 0;
 
   if (is_dry_run()) {
     // There is no one to ask. The last stage has a gradient of the head's weight, and of no other
@@ -143,24 +153,39 @@ std::vector<uint8_t> StageParameters::stages_with_gradients() const {
   return all;
 }
 
-std::vector<at::Tensor> StageParameters::sum_gradients() {
+std::vector<at::Tensor> StageParameters::sum_gradients(std::vector<at::Tensor> shares) {
   const NoGrad no_grad;
   const MemoryScope memory(Memory::gradients);
-  const std::vector<uint8_t> all = stages_with_gradients();
+  const bool are_shares = !shares.empty();
+  std::vector<at::Tensor> own(parameters_.size());
+  for (size_t n = 0; n < local_.size(); ++n) {
+    const at::Tensor& grad = local_[n].parameter.leaf().grad;
+    at::Tensor flat = grad.defined() ? grad.reshape({-1}) : grad;
+    own[index_of_local_[n]] = are_shares ? std::move(shares[n]) : std::move(flat);
+  }
+  const std::vector<uint8_t> all = stages_with_gradients(own);
 
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> sums;
   world_.guarded([&] {
-    for (size_t i = 0; i < parameters_.size(); ++i)
-      gradients.push_back(gradient_of(i, all.data() + i * static_cast<size_t>(stages_.size)));
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const size_t stages = static_cast<size_t>(stages_.size);
+      at::Tensor sum = summed(i, own[i], all.data() + i * stages);
+      own[i].reset();
+      sums.push_back(sum);
+      if (are_shares) continue;
+      // The owner's gradient remains on the parameter.
+      const bool remains = owner_[i] == stages_.rank && sum.defined();
+      const Variable& p = parameters_[i].parameter;
+      p.leaf().grad = remains ? sum.view(p.sizes()) : at::Tensor();
+    }
   });
-  return gradients;
+  return sums;
 }
 
-/// Returns the gradient of parameter i as sum_gradients() does. has_gradient[s]: whether stage s
-/// has one.
-at::Tensor StageParameters::gradient_of(size_t i, const uint8_t* has_gradient) {
+/// Returns the gradient of parameter i as sum_gradients() does. `own`: of this stage.
+/// has_gradient[s]: whether stage s has one.
+at::Tensor StageParameters::summed(size_t i, const at::Tensor& own, const uint8_t* has_gradient) {
   const Variable& parameter = parameters_[i].parameter;
-  at::Tensor& grad = parameter.leaf().grad;
   const at::TensorOptions options =
       parameter.data().options().dtype(parameter.leaf().precision.grad_dtype);
   const auto has = [&](int stage) { return has_gradient[stage] != 0; };
@@ -168,10 +193,7 @@ at::Tensor StageParameters::gradient_of(size_t i, const uint8_t* has_gradient) {
     return {};
 
   if (stages_.rank != owner_[i]) {
-    if (has(stages_.rank)) {
-      world_.stages().send(grad.contiguous(), owner_[i])();
-      grad.reset();
-    }
+    if (has(stages_.rank) && own.numel() > 0) world_.stages().send(own, owner_[i])();
     return at::empty({0}, options);
   }
 
@@ -179,18 +201,17 @@ at::Tensor StageParameters::gradient_of(size_t i, const uint8_t* has_gradient) {
   at::Tensor sum;
   for (int stage = 0; stage < stages_.size; ++stage) {
     if (!has(stage)) continue;
-    at::Tensor term = grad;
+    at::Tensor term = own;
     if (stage != stages_.rank) {
-      term = at::empty(parameter.sizes(), options);
-      world_.stages().receive(term, stage);
+      term = at::empty({owned_[i].size()}, options);
+      if (term.numel() > 0) world_.stages().receive(term, stage);
     }
     if (sum.defined())
       sum.add_(term);
     else
-      sum = term.contiguous();
+      sum = term;
   }
-  grad = sum;
-  return sum.view({-1});
+  return sum;
 }
 
 /// Gives parameter i of its owner to all stages, which have memory for it.

@@ -3,7 +3,8 @@
 // of dist/world.h, runs some consecutive blocks of the model, and it alone keeps their parameters
 // and their state. Parameters outside of blocks are complete on every stage. One stage owns each of
 // them, adds up its gradients and updates it: the first stage for those that the model names before
-// its blocks, and the last stage for the others.
+// its blocks, and the last stage for the others. With dist.shard, the data ranks of a stage divide
+// what it updates among them (dist/shards.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,15 +38,23 @@ class StageParameters {
   ElementRange blocks() const { return blocks_of(stages_.rank); }
   /// Returns the parameters that this stage has gradients of.
   std::span<const NamedParameter> local() const { return local_; }
-  /// Returns for each parameter the elements that this stage updates: all or none.
-  std::vector<ElementRange> owned_ranges() const;
+  /// Returns the index, among all parameters, of one of local().
+  size_t index_of_local(size_t i) const { return index_of_local_[i]; }
+  /// Returns the stage that updates each of local().
+  std::vector<int> owners_of_local() const;
+  /// Divides what this stage updates among its data ranks. `shares`: for each of local(), the
+  /// elements of this process. Call it at most once, before owned_ranges().
+  void divide(std::span<const ElementRange> shares);
+  /// Returns for each parameter the elements that this process updates.
+  const std::vector<ElementRange>& owned_ranges() const { return owned_; }
 
   /// Frees the parameters of other stages' blocks. Call it once, before the first step.
   void share_out();
   /// Adds up, on its owner, the gradients that several stages have of a parameter. Returns for each
   /// parameter its gradient, 1-D: without elements if another stage owns it, and undefined if no
-  /// stage has one. A collective of the stages.
-  std::vector<at::Tensor> sum_gradients();
+  /// stage has one. `shares`: for each of local(), the gradient of this process's share, 1-D, or
+  /// undefined; empty if the gradients are on the parameters. A collective of the stages.
+  std::vector<at::Tensor> sum_gradients(std::vector<at::Tensor> shares = {});
   /// Gives all stages the parameters outside of blocks that their owners have updated. A collective
   /// of the stages.
   void publish_update();
@@ -66,14 +75,16 @@ class StageParameters {
   ElementRange blocks_of(int stage) const;
   bool is_foreign(size_t i) const;
   std::vector<int64_t> cuts_of(size_t i) const;
-  std::vector<uint8_t> stages_with_gradients() const;
-  at::Tensor gradient_of(size_t i, const uint8_t* has_gradient);
+  std::vector<uint8_t> stages_with_gradients(const std::vector<at::Tensor>& own) const;
+  at::Tensor summed(size_t i, const at::Tensor& own, const uint8_t* has_gradient);
   void publish(size_t i);
   void free_foreign();
 
   World& world_;
   RankAxis stages_;
   std::vector<NamedParameter> parameters_, local_;
+  std::vector<size_t> index_of_local_;
+  std::vector<ElementRange> owned_;
   std::vector<int64_t> cuts_;
   const Leaf* head_;
   std::vector<int> owner_;  // the stage that updates each parameter

@@ -87,21 +87,6 @@ class World {
     return gather_over(pipeline_, stages_.get(), mine);
   }
 
-  /// Returns the axis along which the optimizer's state is divided: that of the pipeline, whose
-  /// stages have the state of their own blocks, or without one the data axis (dist.shard).
-  const RankAxis& owners() const { return has_stages() ? pipeline_ : data_; }
-  /// Returns the group of owners(), which the training thread uses.
-  Group& owner_group() { return has_stages() ? *stages_ : *gradients_; }
-  /// Returns `mine` of all owners(), as gather() does of all ranks. A collective of them.
-  at::Tensor gather_over_owners(const at::Tensor& mine) {
-    return has_stages() ? gather_over_pipeline(mine) : gather_over_data(mine);
-  }
-  /// Returns the sum of `mine` over owners(). The sum must be exact in any order: of integers, or
-  /// of elements that are nonzero on at most one rank. A collective.
-  at::Tensor sum_over_owners(const at::Tensor& mine) {
-    return gather_over_owners(mine.unsqueeze(0)).sum(0);
-  }
-
   /// Returns the texts of all ranks, in the order of ranks. A collective.
   std::vector<std::string> gather_texts(const std::string& mine);
   /// Throws Exit::usage if `mine` differs between ranks. The error shows the first rank that

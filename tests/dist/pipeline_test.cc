@@ -305,7 +305,6 @@ TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "
       {8, {"--dist.pipeline=8"}, "more than the 4 blocks"},
       {3, {"--dist.pipeline=2"}, "dist.pipeline = 2 does not divide the 3 processes"},
       {2, {"--dist.pipeline=2", "--dist.tensor=2"}, "dist.pipeline times dist.tensor = 4"},
-      {2, {"--dist.pipeline=2", "--dist.shard=optimizer"}, "dist.shard"},
       {2,
        {"--dist.pipeline=2", "--memory.update_in_backward=true", "--train.grad_accum=1",
         "--optim.grad_clip=0"},

@@ -29,14 +29,14 @@ namespace {
 
 /// Returns the part of the trained parameters that this process updates.
 double update_share_of(const Session& s) {
-  const double tensor = world().tensor().size;
-  if (s.stage) {
-    int64_t owned = 0, all = 0;
-    for (const ElementRange& range : s.stage->owned_ranges()) owned += range.size();
-    for (const NamedParameter& p : s.params) all += p.parameter.numel();
-    return static_cast<double>(owned) / static_cast<double>(all) / tensor;
+  int64_t owned = 0, all = 0;
+  for (const ParameterGroup& group : s.optimizer.groups()) {
+    for (const Slot& slot : group.slots) {
+      owned += slot.own.size();
+      all += slot.param.numel();
+    }
   }
-  return (s.config.dist.shard == "none" ? 1.0 : 1.0 / world().data().size) / tensor;
+  return static_cast<double>(owned) / static_cast<double>(all) / world().tensor().size;
 }
 
 /// Returns the bytes that this process has sent for what it computes together with others of its

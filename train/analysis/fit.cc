@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <functional>
+#include <map>
 
 #include "core/error.h"
 #include "core/free_memory.h"
@@ -85,6 +87,37 @@ std::vector<Overrides> changes_to_try(const RunConfig& c) {
   std::vector<Overrides> keys;
   for (const Combination& one : all) keys.push_back(one.keys);
   return keys;
+}
+
+/// Returns the largest micro-batch that needs no more than `bytes`; nullopt if there is none.
+/// `batches`: in descending order. `needs` returns nullopt for one that the config excludes, as a
+/// task with pairs excludes odd ones.
+std::optional<int64_t> largest_that_fits(
+    std::vector<int64_t> batches, const std::function<std::optional<int64_t>(int64_t)>& needs,
+    int64_t bytes) {
+  std::map<int64_t, std::optional<int64_t>> known;
+  const auto needs_of = [&](int64_t batch) {
+    if (!known.contains(batch)) known[batch] = needs(batch);
+    return known[batch];
+  };
+  const auto is_excluded = [&](int64_t batch) { return !needs_of(batch); };
+  const auto fits = [&](int64_t batch) { return needs_of(batch) <= bytes; };
+
+  // More micro-batches keep more sums of gradients, so the current one may fit where a smaller one
+  // does not.
+  if (!is_excluded(batches.front()) && fits(batches.front())) return batches.front();
+  while (!batches.empty() && is_excluded(batches.back())) batches.pop_back();
+  if (batches.empty() || !fits(batches.back())) return std::nullopt;
+
+  // Otherwise needs grow with the micro-batch, so a bisection finds the largest with few dry runs.
+  // For one that is excluded, the next smaller one that is not decides.
+  const auto next = [&](const int64_t& batch) {
+    const int64_t* const last = &batches.back();
+    return *std::find_if_not(&batch, last, is_excluded);
+  };
+  const auto first = std::partition_point(batches.begin(), batches.end() - 1,
+                                          [&](const int64_t& b) { return !fits(next(b)); });
+  return next(*first);
 }
 
 /// Returns whether two folders are on one disk, also where that is unknown.
@@ -182,22 +215,17 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
   }
 
   // Keeps the global batch, so that the run trains the same way.
-  const auto fits = [&](const Overrides& change, int64_t batch) {
-    Overrides all = change;
-    all.emplace_back("train.batch_size", std::to_string(batch));
-    all.emplace_back("train.grad_accum", std::to_string(global / batch));
-    const auto needs = resident(path, given, all, now.program_bytes);
-    return needs && *needs <= bytes ? std::optional(all) : std::nullopt;
+  const auto with_batch = [&](Overrides change, int64_t batch) {
+    change.emplace_back("train.batch_size", std::to_string(batch));
+    change.emplace_back("train.grad_accum", std::to_string(global / batch));
+    return change;
   };
-
-  // Needs grow with the micro-batch, so a bisection finds the largest with few dry runs. But more
-  // micro-batches keep more sums of gradients, so the current one may fit where a smaller does not.
   const auto largest = [&](const Overrides& change) -> std::optional<Overrides> {
-    if (auto current = fits(change, batches.front())) return current;
-    if (!fits(change, 1)) return std::nullopt;
-    const auto first = std::partition_point(batches.begin(), batches.end() - 1,
-                                            [&](int64_t b) { return !fits(change, b); });
-    return fits(change, *first);
+    const auto needs = [&](int64_t batch) {
+      return resident(path, given, with_batch(change, batch), now.program_bytes);
+    };
+    const auto batch = largest_that_fits(batches, needs, bytes);
+    return batch ? std::optional(with_batch(change, *batch)) : std::nullopt;
   };
 
   for (const Overrides& change : changes_to_try(c)) {

@@ -16,6 +16,7 @@
 #include "train/analysis/open.h"
 #include "train/commands/braille.h"
 #include "train/commands/commands.h"
+#include "train/config/check_config.h"
 #include "train/step/stepper.h"
 
 namespace lathe {
@@ -78,17 +79,37 @@ int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) {
   return cuda_api().memory_peak();
 }
 
-/// Returns a function from the size of a micro-batch to the memory of a step: on the CPU by a dry
-/// run, on a GPU by the line through two sizes that are run, the largest powers of two that fit
-/// into `bytes`.
-std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunData& data,
-                                                bool is_gpu, int64_t bytes) {
+/// Returns the config with micro-batches of another size, one in a step.
+LoadedConfig with_batch(LoadedConfig loaded, int64_t batch) {
   loaded.config.train.grad_accum = 1;
-  const auto with = [loaded](int64_t batch) {
-    LoadedConfig l = loaded;
-    l.config.train.batch_size = batch;
-    return l;
-  };
+  loaded.config.train.batch_size = batch;
+  return loaded;
+}
+
+/// Returns the largest size of a micro-batch, of at most `most`, that the config and the data
+/// accept: a task with pairs accepts even ones alone, and fp8 multiples of 16 tokens. Returns 0 if
+/// there is none near it.
+int64_t accepted_batch(const LoadedConfig& loaded, const RunData& data, int64_t most) {
+  constexpr int64_t tries = 64;
+  for (int64_t batch = most; batch > std::max<int64_t>(0, most - tries); --batch) {
+    LoadedConfig changed = with_batch(loaded, batch);
+    try {
+      check_transforms(changed, /*has_model=*/true);
+      data.task->fit(changed, *data.data);
+      return batch;
+    } catch (const Error& e) {
+      if (e.code() != Exit::usage) throw;
+    }
+  }
+  return 0;
+}
+
+/// Returns a function from the size of a micro-batch to the memory of a step: on the CPU by a dry
+/// run, on a GPU by the line through two sizes that are run, of which the first is `least` times a
+/// power of two, and the second, the largest of them that fits into `bytes`, is twice the first.
+std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, const RunData& data,
+                                                bool is_gpu, int64_t least, int64_t bytes) {
+  const auto with = [loaded](int64_t batch) { return with_batch(loaded, batch); };
 
   if (!is_gpu) {
     const int64_t program = process_overhead_bytes();
@@ -97,7 +118,8 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
     };
   }
 
-  int64_t size = 2, small = measure_on_gpu(with(1), data), large = measure_on_gpu(with(2), data);
+  int64_t size = 2 * least, small = measure_on_gpu(with(least), data),
+          large = measure_on_gpu(with(size), data);
   // Extrapolates through two sizes, the second twice the first.
   const auto line = [&] {
     return
@@ -113,23 +135,35 @@ std::function<int64_t(int64_t)> memory_of_batch(LoadedConfig loaded, const RunDa
   return line();
 }
 
-/// Returns the smallest micro-batch that the model can be trained with: batch norm may need two
-/// examples.
-int64_t smallest_batch(const std::function<int64_t(int64_t)>& memory) {
+/// Returns the smallest micro-batch that is accepted and that the model can be trained with: batch
+/// norm may need two examples.
+int64_t smallest_batch(const LoadedConfig& loaded, const RunData& data, bool is_gpu) {
+  int64_t batch = 1;
+  while (batch < 64 && accepted_batch(loaded, data, batch) != batch) ++batch;
+  if (is_gpu) return batch;
   try {
-    memory(1);
-    return 1;
+    dry_step(with_batch(loaded, batch), data);
+    return batch;
   } catch (const Error& e) {
     if (e.code() != Exit::usage) throw;
-    memory(2);
-    return 2;
+    return 2 * batch;
   }
 }
 
-/// Returns the largest micro-batch of at least `least` that takes no more than `bytes`, at most
-/// 65536; 0 where even that takes more.
-int64_t largest_batch(const std::function<int64_t(int64_t)>& memory, int64_t least, int64_t bytes) {
-  const auto fits = [&](int64_t batch) { return memory(batch) <= bytes; };
+/// Returns the largest micro-batch of at least `least` that is accepted and takes no more than
+/// `bytes`, at most 65536; 0 where even `least` takes more. `accepted(n)`: as accepted_batch().
+int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
+                      const std::function<int64_t(int64_t)>& accepted, int64_t least,
+                      int64_t bytes) {
+  int64_t best = 0;
+  // Where no size from the best one up to `most` is accepted, nothing larger was found not to fit.
+  const auto fits = [&](int64_t most) {
+    const int64_t batch = accepted(most);
+    if (batch <= best && best > 0) return true;
+    if (memory(batch) > bytes) return false;
+    best = batch;
+    return true;
+  };
   if (!fits(least)) return 0;
   int64_t low = least, high = 2 * least;
   while (high <= 65536 && fits(high)) low = high, high *= 2;
@@ -137,7 +171,7 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory, int64_t lea
     const int64_t middle = low + (high - low) / 2;
     (fits(middle) ? low : high) = middle;
   }
-  return std::min<int64_t>(low, 65536);
+  return best;
 }
 
 Exit find_batch(const Arguments& a) {
@@ -152,10 +186,10 @@ Exit find_batch(const Arguments& a) {
   // The allocator of a GPU can't use the gaps between its blocks, so a twentieth is left.
   const auto free = [&] { return is_gpu ? cuda_api().memory_free() / 20 * 19 : free_memory(); };
   const int64_t bytes = limit.empty() ? free() : parse_bytes(limit);
-  const auto memory = memory_of_batch(loaded, data, is_gpu, bytes);
-
-  const int64_t least = is_gpu ? 1 : smallest_batch(memory);
-  int64_t largest = largest_batch(memory, least, bytes);
+  const int64_t least = smallest_batch(loaded, data, is_gpu);
+  const auto memory = memory_of_batch(loaded, data, is_gpu, least, bytes);
+  const auto accepted = [&](int64_t most) { return accepted_batch(loaded, data, most); };
+  int64_t largest = largest_batch(memory, accepted, least, bytes);
   if (largest == 0)
     fail(Exit::memory, "not even a micro-batch of ", least, " fits in ",
          format("%.2f GB", static_cast<double>(bytes) / 1e9),
@@ -170,10 +204,9 @@ Exit find_batch(const Arguments& a) {
 
   // The prediction is printed beside the memory of a step that really ran. On a GPU this is the
   // peak of tensors, on the CPU that of the process.
-  loaded.config.train.grad_accum = 1;
   std::optional<int64_t> at_first, last_peak;
   const auto measure = [&](int64_t batch) {
-    loaded.config.train.batch_size = batch;
+    loaded = with_batch(loaded, batch);
     if (is_gpu) return measure_on_gpu(loaded, data);
     // Libraries keep buffers of a larger micro-batch, which a run would not have.
     reset_peak_rss();
@@ -195,9 +228,10 @@ Exit find_batch(const Arguments& a) {
   while (measured > bytes && largest > least) {
     const double excess = static_cast<double>(measured) / static_cast<double>(memory(largest));
     const auto corrected = static_cast<int64_t>(0.99 * static_cast<double>(bytes) / excess);
-    const int64_t smaller = largest_batch(memory, least, corrected);
+    const int64_t smaller = largest_batch(memory, accepted, least, corrected);
     // Each try takes at least a step's time, so few of them must be enough.
-    largest = std::max(least, std::min(smaller, largest - std::max<int64_t>(1, largest / 16)));
+    const int64_t most = std::min(smaller, largest - std::max<int64_t>(1, largest / 16));
+    largest = std::max(least, accepted(std::max(least, most)));
     measured = measure(largest);
   }
   if (measured > bytes)

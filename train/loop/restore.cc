@@ -17,14 +17,14 @@ void restore_threads(const RunState& saved, const LoadedConfig& loaded, Session&
     if (wanted > 0 && wanted != saved.threads) {
       log_info("threads   ", origin_of(loaded, "train.threads"), " asks for ", wanted,
                ", and a resumed run keeps its ", saved.threads, " (--train.threads=", wanted,
-               " changes them, and the bits)");
+               " changes them, and bits may then differ)");
     }
     session.config.train.threads = saved.threads;
     configure_backend(session.device_name, static_cast<int>(saved.threads),
                       session.config.amp.tf32);
   } else if (session.config.train.threads != saved.threads) {
     log_warn("the run used ", quantity(saved.threads, "thread"), " and resumes with ",
-             session.config.train.threads, ": bits will differ");
+             session.config.train.threads, ": bits may differ");
   }
 }
 
@@ -58,13 +58,16 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
   session.load(from.checkpoint, saved);
 
   // The data may match in another form, such as more sources; its own hash is recorded. The metrics
-  // files of another run are not this one's.
+  // files of another run are not this one's, and neither are its evaluations.
   const std::string hash = state.data_hash;
   state = saved;
   state.data_hash = hash;
   if (!from.same_run) {
     state.metrics_bytes = 0;
     state.sink_bytes.clear();
+    state.val_loss = state.best_val_loss = std::nullopt;
+    state.val_step = state.best_step = -1;
+    state.evaluations_since_best = 0;
   }
   return restored;
 }

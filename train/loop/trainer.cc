@@ -45,10 +45,7 @@ class Run {
   Exit train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs);
 
  private:
-  bool has_stalled() const {
-    const TrainConfig& c = session_.config.train;
-    return lathe::has_stalled(state_, c.eval_interval, c.early_stop);
-  }
+  bool has_stalled() const { return lathe::has_stalled(state_, session_.config.train.early_stop); }
   bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
   void log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& baseline) const;
   MetricsSinks open_run_folder();
@@ -247,9 +244,11 @@ bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
   const double loss = result->loss();
   state_.val_loss = loss;
   state_.val_step = state_.step;
+  ++state_.evaluations_since_best;
   if (!state_.best_val_loss || (std::isfinite(loss) && !(loss >= *state_.best_val_loss))) {
     state_.best_val_loss = loss;
     state_.best_step = state_.step;
+    state_.evaluations_since_best = 0;
   }
 
   metrics.add_validation(state_.step, result->metrics);

@@ -130,7 +130,8 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
 
 /// Lays the parameters into buckets. Those that their optimizer needs as a whole are cut only
 /// where every rank updates all of them.
-ShardLayout make_layout(const RunConfig& config, std::span<const NamedParameter> params) {
+ShardLayout make_layout(const RunConfig& config, std::span<const NamedParameter> params,
+                        const StageParameters* stage) {
   const bool is_sharded = config.dist.shard != "none";
   return {params,
           is_sharded ? divisible_parameters(config.optim, {params.begin(), params.end()})
@@ -138,7 +139,12 @@ ShardLayout make_layout(const RunConfig& config, std::span<const NamedParameter>
           {.bucket_bytes = static_cast<int64_t>(1e6 * config.dist.bucket_mb),
            .ranks = world().data().size,
            .blocks_apart = config.dist.shard == "parameters",
-           .reduce_dtype = config.dist.reduce_dtype == "bf16" ? at::kBFloat16 : at::kFloat}};
+           .reduce_dtype = config.dist.reduce_dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+           .owners = stage != nullptr ? stage->owners_of_local() : std::vector<int>()}};
+}
+
+bool divides_state_of(const RunConfig& config) {
+  return config.dist.shard != "none" && world().data().size > 1;
 }
 
 /// Returns the folder of scratch files.
@@ -154,7 +160,7 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   std::vector<ElementRange> owned;
   if (stage != nullptr)
     owned = stage->owned_ranges();
-  else if (c.dist.shard != "none" && world().data().size > 1)
+  else if (divides_state_of(c))
     owned = layout.ranges(world().data().rank);
 
   try {
@@ -250,7 +256,9 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   std::optional<uint64_t> rounding_seed;
   if (config.amp.rounding != "nearest") rounding_seed = static_cast<uint64_t>(config.train.seed);
   auto stage = make_stage(loaded, *model, params);
-  auto layout = std::make_unique<ShardLayout>(make_layout(config, stage ? stage->local() : params));
+  auto layout = std::make_unique<ShardLayout>(
+      make_layout(config, stage ? stage->local() : params, stage.get()));
+  if (stage && divides_state_of(config)) stage->divide(layout->ranges(world().data().rank));
   Optimizer optimizer = make_optimizer(loaded, params, *layout, stage.get(), rounding_seed);
 
   RunTask run_task = make_run_task(loaded, task, sizes, device);
@@ -277,7 +285,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             std::move(mapped)};
   s.config.train.threads = threads;
   if (config.dist.shard == "parameters" && world().data().size > 1)
-    s.shards = std::make_unique<ParameterShards>(world(), s.params, *s.layout);
+    s.shards = std::make_unique<ParameterShards>(world(), s.local_params(), *s.layout);
   if (s.mapped) s.pages = std::make_unique<ParameterPages>(parameters(*s.model));
   if (config.memory.offloads("activations")) {
     const auto window = static_cast<size_t>(1e6 * config.memory.offload_window_mb);
@@ -288,6 +296,8 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   }
   return s;
 }
+
+bool Session::divides_state() const { return divides_state_of(config); }
 
 void Session::load(const fs::path& checkpoint, const RunState& state) {
   load_parameters(checkpoint, saved);
@@ -357,6 +367,10 @@ class PassScope {
   std::optional<DetectAnomaly> anomalies_;
 };
 
+/// Returns what a session's passes compute in. Casts of parameters that are freed after each block
+/// are not kept.
+Compute compute_of(const Session& s) { return {s.compute.dtype, s.compute.cache && !s.shards}; }
+
 at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random,
                        Compute compute, const at::Tensor& loss_scale) {
   const PassScope scope(s);
@@ -367,9 +381,7 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
 
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
                            StepRandom random) {
-  // Casts of parameters that are freed after each block must not be kept.
-  const Compute compute{s.compute.dtype, s.compute.cache && !s.shards};
-  return run_watched(s, batch, divisor, random, compute,
+  return run_watched(s, batch, divisor, random, compute_of(s),
                      s.scaler ? s.scaler->scale() : at::Tensor());
 }
 
@@ -383,7 +395,7 @@ Variable run_stage_forward(const Session& s, const Batch& batch, double divisor,
   const PassScope scope(s);
   const MemoryScope memory(Memory::activations);
   const TrainingStep step(random);
-  const Autocast autocast(s.compute);
+  const Autocast autocast(compute_of(s));
   const NamedRange range([] { return std::string("forward"); });
   mode().stage = &stage;
   try {

@@ -66,6 +66,10 @@ struct Session {
   std::span<const NamedParameter> local_params() const {
     return stage ? stage->local() : std::span<const NamedParameter>(params);
   }
+  /// Returns the index, among `params`, of one of local_params().
+  size_t index_of_local(size_t i) const { return stage ? stage->index_of_local(i) : i; }
+  /// Returns whether dist.shard divides the optimizer's state among data ranks.
+  bool divides_state() const;
   /// Divides the parameters among the processes, as dist.shard and dist.pipeline ask for. Call it
   /// once, before the first step.
   void share_out() {

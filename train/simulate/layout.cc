@@ -148,7 +148,6 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
 }
 
 std::string lathe_fault(const ParallelLayout& l) {
-  if (l.pipeline > 1 && l.shard > 0) return "dist.pipeline needs dist.shard = \"none\"";
   if (l.virtual_stages > 1)
     return "its pipeline stages run consecutive blocks, so virtual must be 1";
   if (l.shard == 3 && l.recompute == Recompute::none)

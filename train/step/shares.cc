@@ -29,7 +29,6 @@ void check_stages(const LoadedConfig& loaded) {
     fail(Exit::usage, origin_of(loaded, "dist.pipeline"), ": dist.pipeline = ", c.dist.pipeline,
          " does not support ", what, " yet; set it to 1, or change ", key);
   };
-  if (c.dist.shard != "none") refuse("state that is divided among data ranks", "dist.shard");
   if (c.memory.update_in_backward)
     refuse("updates in the backward pass", "memory.update_in_backward");
   for (const char* what : {"parameters", "activations"}) {

@@ -72,7 +72,7 @@ class StepGradients {
         plan_(plan),
         each_(plan.stride > 1),
         sum_(s.local_params(), plan.in_sequence),
-        own_(s.optimizer.is_sharded() && !s.stage ? s.params.size() : 0) {}
+        own_(s.divides_state() ? s.local_params().size() : 0) {}
 
   /// Prepares for the backward pass of the n-th micro-batch of this process.
   void begin(int64_t n) {
@@ -102,10 +102,9 @@ class StepGradients {
 
   /// Returns the sums of the own elements, for StepOptions; empty where all are on the parameters.
   std::vector<at::Tensor> take_own() {
-    if (s_.stage) return s_.stage->sum_gradients();
     std::vector<at::Tensor> sums;
     for (TreeSum<at::Tensor>& own : own_) sums.push_back(own.finish(add_gradients));
-    return sums;
+    return s_.stage ? s_.stage->sum_gradients(std::move(sums)) : sums;
   }
 
  private:
@@ -131,6 +130,7 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
     const auto around_backward = [&](int64_t n, const std::function<void()>& backward) {
       gradients.begin(n);
       backward();
+      if (s.shards) s.shards->end_step();
       waited += gradients.end();
     };
     return sum_of_losses(run_stage(s, {next, step, divisor, plan, around_backward}, waited), plan);
@@ -157,20 +157,36 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
   return sum_of_losses(losses, plan);
 }
 
-/// Puts the sums of all ranks' elements on the parameters, as their gradients.
+/// Puts the sums of all data ranks' elements on the parameters that this stage updates, as their
+/// gradients. `own`: as StepOptions::own_gradients.
 void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
+  const std::span<const NamedParameter> params = s.local_params();
+  const auto own_of = [&](size_t i) { return own[s.index_of_local(i)]; };
   const auto sums = [&](size_t i) {
-    if (own[i].defined()) return own[i];
-    const at::ScalarType dtype = s.params[i].parameter.leaf().precision.grad_dtype;
+    if (own_of(i).defined()) return own_of(i);
+    const at::ScalarType dtype = params[i].parameter.leaf().precision.grad_dtype;
     return at::zeros({s.layout->range(i, world().data().rank).size()},
                      at::TensorOptions().dtype(dtype).device(s.device));
   };
   const auto put = [&](size_t i, const at::Tensor& all) {
-    const Variable& p = s.params[i].parameter;
-    if (own[i].defined()) p.leaf().grad = all.clone().view(p.data().sizes());
+    const Variable& p = params[i].parameter;
+    if (own_of(i).defined()) p.leaf().grad = all.clone().view(p.data().sizes());
   };
-  for (const Bucket& bucket : s.layout->buckets())
-    gather_bucket(world(), world().gradients(), *s.layout, bucket, sums, put);
+  for (const Bucket& bucket : s.layout->buckets()) {
+    if (bucket.owner == world().pipeline().rank)
+      gather_bucket(world(), world().gradients(), *s.layout, bucket, sums, put);
+  }
+}
+
+/// Gives this process the parameters that others have updated, as far as it keeps them.
+void publish_update(Session& s) {
+  if (s.shards) {
+    s.shards->publish_update();
+  } else if (s.divides_state()) {
+    gather_parameters(world(), *s.layout, s.local_params());
+    refresh_working_copies(s.local_params());
+  }
+  if (s.stage) s.stage->publish_update();
 }
 
 /// Updates the parameters with the gradients of the step. `own`: as StepOptions::own_gradients.
@@ -178,26 +194,29 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   const NamedRange range([] { return std::string("optimizer"); });
   world().note(step, "update");
   StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
-  options.sum_over_processes = [](at::Tensor& t) { t.copy_(world().sum_over_owners(t)); };
+  // Exact in any order: of integers, or of elements that are not 0 on one process alone.
+  options.sum_over_processes = [&](at::Tensor& t) {
+    if (s.divides_state()) t.copy_(world().gather_over_data(t.unsqueeze(0)).sum(0));
+    if (s.stage) t.copy_(world().gather_over_pipeline(t.unsqueeze(0)).sum(0));
+  };
   if (world().tensor().size > 1) {
     options.sum_over_tensor_ranks = [](at::Tensor& t) {
       t.copy_(sum_over_ranks(world().gather_over_tensor(t.unsqueeze(0))));
     };
   }
-  if (s.shards) options.own_parameters = s.shards->own();
+  std::vector<at::Tensor> own_parameters;
+  if (s.shards) {
+    own_parameters.resize(s.params.size());
+    const std::span<const at::Tensor> local = s.shards->own();
+    for (size_t i = 0; i < local.size(); ++i) own_parameters[s.index_of_local(i)] = local[i];
+    options.own_parameters = own_parameters;
+  }
   if (s.scaler) s.scaler->prepare(options);
   s.optimizer.step(r.lr, options);
 
   // Asking a GPU for the decision would wait for it; what was not updated can be shared as well.
   const bool is_updated = s.device.is_cuda() || s.optimizer.control().skip == 0;
-  if (is_updated && s.stage) {
-    s.stage->publish_update();
-  } else if (is_updated && s.shards) {
-    s.shards->publish_update();
-  } else if (is_updated && s.optimizer.is_sharded()) {
-    gather_parameters(world(), *s.layout, s.params);
-    refresh_working_copies(s.params);
-  }
+  if (is_updated) publish_update(s);
   advance_fp8(s.params);
 }
 
@@ -225,7 +244,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   StepGradients gradients(s, batch_plan(s.config));
   r.loss = run_micro_batches(s, next, step, divisor, gradients, r.exchange_wait_s);
   const std::vector<at::Tensor> own = gradients.take_own();
-  if (keep_gradients && s.optimizer.is_sharded() && !s.stage) keep_all_gradients(s, own);
+  if (keep_gradients && s.divides_state()) keep_all_gradients(s, own);
 
   share_fp8_history(s.params);
 

@@ -214,7 +214,7 @@ RunSummary summarize(const fs::path& run) {
     try {
       const RunState state = read_state(all.front());
       saved = state.step, eval_due = state.eval_due, s.best_val_loss = state.best_val_loss;
-      stalled = has_stalled(state, whole("train.eval_interval"), whole("train.early_stop"));
+      stalled = has_stalled(state, whole("train.early_stop"));
       if (!s.val_loss) s.val_loss = state.val_loss;
     } catch (const Error&) {  // deleted meanwhile or damaged: use what the metrics have
     }

@@ -51,6 +51,7 @@ void visit_fields(Visitor& v, State& s) {
   v.optional("best_val_loss", s.best_val_loss);
   v.optional("val_step", s.val_step, int64_t{-1}, {.min = -1, .max = s.step});
   v.optional("best_step", s.best_step, int64_t{-1}, {.min = -1, .max = s.step});
+  v.optional("evaluations_since_best", s.evaluations_since_best, int64_t{0}, {.min = 0});
   v.optional("task", s.task, std::string("language"));
   v.group("sizes", s.sizes.outputs > 0, [&](auto& part) {
     part.field("input", s.sizes.input);
@@ -214,9 +215,8 @@ void check_state(const RunState& s, const std::string& where) {
 
 }  // namespace
 
-bool has_stalled(const TrainProgress& progress, int64_t interval, int64_t evaluations) {
-  return evaluations > 0 && interval > 0 &&
-         progress.val_step / interval - progress.best_step / interval >= evaluations;
+bool has_stalled(const TrainProgress& progress, int64_t evaluations) {
+  return evaluations > 0 && progress.evaluations_since_best >= evaluations;
 }
 
 Json state_json(const RunState& state) {

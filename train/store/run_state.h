@@ -31,7 +31,8 @@ struct TrainProgress {
   std::optional<double> val_loss, best_val_loss;
   int64_t val_step = -1,
           best_step = -1;  ///< the steps after which these two were measured; -1 for none
-  bool eval_due = false;   ///< this step's evaluation was interrupted; it runs first on resume
+  int64_t evaluations_since_best = 0;  ///< in a row without a lower validation loss
+  bool eval_due = false;  ///< this step's evaluation was interrupted; it runs first on resume
   std::optional<ScaleState> scaler;  ///< of the loss scale, if there is one
   std::optional<SpikeState> spikes;  ///< of the spike filter, if there is one
 };
@@ -70,10 +71,9 @@ struct Provenance {
 /// The state of a run beside its tensors.
 struct RunState : TrainProgress, RunIdentity, OutputLengths, Provenance {};
 
-/// Returns whether the last `evaluations` evaluations, which are `interval` steps apart, were not
-/// better than the best one; false where either is 0. It depends on saved state alone, so a resumed
-/// run and all of its processes decide the same.
-bool has_stalled(const TrainProgress& progress, int64_t interval, int64_t evaluations);
+/// Returns whether the last `evaluations` evaluations were not better than the best one; false for
+/// 0. It depends on saved state alone, so a resumed run and all of its processes decide the same.
+bool has_stalled(const TrainProgress& progress, int64_t evaluations);
 
 /// Returns the contents of state.json.
 Json state_json(const RunState& state);

@@ -27,10 +27,13 @@ struct SavedTensor {
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
-  std::vector<int64_t> sizes;            ///< of this tensor rank's part, where it is cut
-  int64_t own_end;                       ///< the last element that this rank has, + 1
-  const TensorCut* cut = nullptr;        ///< how it is cut among tensor ranks, or null
-  std::vector<int64_t> cuts{};           ///< not empty: rank r has elements [cuts[r], cuts[r + 1])
+  std::vector<int64_t> sizes;      ///< of this tensor rank's part, where it is cut
+  int64_t own_end;                 ///< the last element that this rank has, + 1
+  const TensorCut* cut = nullptr;  ///< how it is cut among tensor ranks, or null
+  /// If not empty, stage s has the elements [stages[s], stages[s + 1]).
+  std::vector<int64_t> stages{};
+  /// If not empty, data rank r has the elements [shares[r], shares[r + 1]) of those of its stage.
+  std::vector<int64_t> shares{};
   const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
   StatePart part{};                      ///< for the optimizer
 
@@ -38,7 +41,7 @@ struct SavedTensor {
     return cut != nullptr ? cut->whole_sizes(sizes) : sizes;
   }
   /// Returns whether several ranks have parts of it.
-  bool is_collected() const { return !cuts.empty() || cut != nullptr; }
+  bool is_collected() const { return !stages.empty() || !shares.empty() || cut != nullptr; }
 
   at::Tensor value() const {
     return optimizer != nullptr ? optimizer->read_state(tensor, part) : tensor;
@@ -54,18 +57,31 @@ std::pair<at::Tensor, int64_t> kept_of(const NamedParameter& p) {
   return {elements.numel() == t.numel() ? elements.view(t.sizes()) : elements, end};
 }
 
-/// Finds out which tensors rank 0 has only a part of, and who has the rest. A collective.
+/// Finds out which tensors the first data rank of a stage, and the first stage, have only a part
+/// of, and who has the rest. A collective.
 void find_cuts(std::vector<SavedTensor>& all) {
   at::Tensor mine = at::empty({1, static_cast<int64_t>(all.size())}, at::kLong);
   for (size_t i = 0; i < all.size(); ++i) mine.mutable_data_ptr<int64_t>()[i] = all[i].own_end;
-  const at::Tensor of_ranks = world().gather_over_owners(mine);
-  const int64_t* ends = of_ranks.const_data_ptr<int64_t>();
+  // The elements of a stage end with those of its last data rank.
+  const at::Tensor of_data = world().gather_over_data(mine);
+  const at::Tensor of_stages = world().gather_over_pipeline(of_data.narrow(0, -1, 1));
+  const auto end_of = [&](const at::Tensor& of, int rank, size_t i) {
+    return of.const_data_ptr<int64_t>()[static_cast<size_t>(rank) * all.size() + i];
+  };
 
+  const int stage = world().pipeline().rank;
   for (size_t i = 0; i < all.size(); ++i) {
-    if (ends[i] == c10::multiply_integers(all[i].sizes)) continue;
-    all[i].cuts = {0};
-    for (int r = 0; r < world().owners().size; ++r)
-      all[i].cuts.push_back(ends[static_cast<size_t>(r) * all.size() + i]);
+    const int64_t begin = stage > 0 ? end_of(of_stages, stage - 1, i) : 0;
+    if (end_of(of_data, 0, i) < end_of(of_stages, stage, i)) {
+      all[i].shares = {0};
+      for (int r = 0; r < world().data().size; ++r)
+        all[i].shares.push_back(end_of(of_data, r, i) - begin);
+    }
+    if (end_of(of_stages, 0, i) < c10::multiply_integers(all[i].sizes)) {
+      all[i].stages = {0};
+      for (int s = 0; s < world().pipeline().size; ++s)
+        all[i].stages.push_back(end_of(of_stages, s, i));
+    }
   }
 }
 
@@ -102,11 +118,15 @@ at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
 
 /// Returns the complete tensor on rank 0, of a tensor that is_collected(). A collective.
 at::Tensor collect(const SavedTensor& saved) {
-  // All pipelines have the same tensors; rank 0 writes those of its own.
-  if (world().pipeline().size > 1 && world().data().rank > 0) return saved.tensor;
-  const bool is_first = world().owners().rank == 0;
+  const bool is_first_of_stage = world().data().rank == 0;
   at::Tensor own = saved.value();
-  if (!saved.cuts.empty()) own = collect_flat(world().owner_group(), is_first, own, saved.cuts);
+  if (!saved.shares.empty())
+    own = collect_flat(world().gradients(), is_first_of_stage, own, saved.shares);
+  // The pipelines of other data ranks have the same tensors.
+  if (!is_first_of_stage) return saved.tensor;
+
+  const bool is_first = world().pipeline().rank == 0;
+  if (!saved.stages.empty()) own = collect_flat(world().stages(), is_first, own, saved.stages);
   if (saved.cut != nullptr && is_first)
     own = collect_over_tensor(*saved.cut, own.view(saved.sizes));
   return own.to(saved.dtype);

@@ -245,6 +245,7 @@ fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) 
   state.eval_due = false;
   state.val_loss.reset(), state.best_val_loss.reset();  // of the unmerged model
   state.val_step = state.best_step = -1;
+  state.evaluations_since_best = 0;
   state.scaler.reset();
   state.branched_from.clear(), state.branched_id.clear();
   state.config_path.clear(), state.changes.clear();

@@ -545,6 +545,49 @@ TEST_CASE("--fit tries every combination of its changes", "[forecast]") {
   CHECK(find_fit(path, given, now, now.peak_rss())->empty());
 }
 
+TEST_CASE("--fit and find batch try only the micro-batches that the config accepts", "[forecast]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  // fp8 needs a multiple of 16 tokens, so micro-batches here are multiples of 16.
+  Overrides given{{"data.dir", (f / "data").string()},
+                  {"model.n_layer", "8"},
+                  {"model.n_embd", "64"},
+                  {"model.n_head", "2"},
+                  {"model.vocab_size", "2000"},
+                  {"data.window", "5"},
+                  {"amp.dtype", "fp8"},
+                  {"amp.fp8_edge_blocks", "0"}};
+
+  std::vector<std::string> words{"find",           "batch",      path,
+                                 "--memory=300MB", "--rounds=1", "--train.batch_size=16"};
+  for (const auto& [key, value] : given) words.push_back("--" + key + "=" + value);
+  const Finished found = lathe_apart(f, words);
+  INFO(found.out << found.err);
+  REQUIRE(found.code == 0);
+  const Json json =
+      parse_json(found.out.substr(found.out.rfind("\n{") + 1), "find", Exit::internal);
+  const auto batch = json["batch_size"].get<int64_t>();
+  CHECK(batch >= 16);
+  CHECK(batch % 16 == 0);
+
+  const auto needs = [&](int64_t size) {
+    Overrides all = given;
+    all.emplace_back("train.batch_size", std::to_string(size));
+    all.emplace_back("train.grad_accum", std::to_string(144 / size));
+    return dry_step(load_config(path, all)).resident();
+  };
+  CHECK_THROWS_AS(needs(1), Error);
+  given.emplace_back("train.batch_size", "144");
+  given.emplace_back("train.grad_accum", "1");
+  const Forecast now{.dry = dry_step(load_config(path, given))};
+  const int64_t limit = needs(48);
+  REQUIRE(limit < needs(144));
+  const auto fit = find_fit(path, given, now, limit);
+  REQUIRE(fit);
+  CHECK(*fit == Overrides{{"train.batch_size", "48"}, {"train.grad_accum", "3"}});
+}
+
 TEST_CASE("--fit does without the copies that bfloat16 keeps of the weights", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());

@@ -30,8 +30,8 @@ TEST_CASE("a run's state comes back from its checkpoint, member by member", "[ch
   a.eval_due = true, a.threads = 3;
   a.isa = "i", a.device_model = "d", a.data_hash = "h-v", a.metrics_bytes = 77, a.config = "c",
   a.branched_from = "x";
-  a.val_step = 6, a.best_step = 4, a.changes = {{3, "k", "w", "i"}}, a.config_path = "p",
-  a.branched_id = "b";
+  a.val_step = 6, a.best_step = 4, a.evaluations_since_best = 2, a.changes = {{3, "k", "w", "i"}},
+  a.config_path = "p", a.branched_id = "b";
   a.base_hash = "y", a.tokenizer = Tokenizer::byte();
   a.scaler = ScaleState{.scale = 512, .growth_tracker = 4, .skipped = 2, .skipped_in_row = 1};
   const RunState b = read_state(save_checkpoint(f.path(), a, s.params, s.optimizer, Retention{}));
@@ -43,6 +43,7 @@ TEST_CASE("a run's state comes back from its checkpoint, member by member", "[ch
   CHECK(b.eval_due);
   CHECK(b.threads == 3);
   CHECK(b.val_step == 6);
+  CHECK(b.evaluations_since_best == 2);
   CHECK(b.best_step == 4);
   REQUIRE(b.changes.size() == 1);
   CHECK(str(b.changes[0].step, b.changes[0].key, b.changes[0].was, b.changes[0].is) == "3kwi");

@@ -298,6 +298,16 @@ TEST_CASE("the best validation loss outlives a stop", "[resume]") {
   CHECK(*state.val_loss > best);
   CHECK(*state.best_val_loss == best);
   CHECK(state.best_step == 10);
+
+  // A branch has evaluations of its own, the best of which it keeps.
+  const std::string from =
+      "--checkpoint.resume=" + (r / "runs/tiny/checkpoints/step-00000010").string();
+  REQUIRE(r.train({from, "--train.out_dir=branch", "--train.steps=30", "--optim.lr=3",
+                   "--schedule.kind=constant", "--checkpoint.keep_best=true"})
+              .code == 0);
+  const RunState branch = read_state(list_checkpoints(r / "branch").at(0));
+  CHECK(branch.best_step > 10);
+  CHECK(step_of(find_checkpoint(r / "branch", "best")) == branch.best_step);
 }
 
 }  // namespace

@@ -1,0 +1,117 @@
+// dist.shard beside dist.pipeline: the data ranks of a stage divide its optimizer state, gradients
+// or parameters among them. The bits are those of whole stages.
+#include <string>
+#include <vector>
+
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+using Words = std::vector<std::string>;
+
+const Kind tied_gpt{"gpt", "text",
+                    "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+const Kind untied_gpt{"gpt", "text",
+                      "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\n"
+                      "tie_weights = false\n"};
+
+const Words common_keys{"--train.steps=4",        "--train.grad_accum=4",
+                        "--train.batch_size=2",   "--train.eval_interval=2",
+                        "--train.eval_batches=2", "--checkpoint.interval=4",
+                        "--dist.timeout=60",      "--memory.recompute=blocks"};
+const Words shards{"optimizer", "gradients", "parameters"};
+
+Finished train_staged(const TempFolder& f, const std::string& name, int ranks, const Words& keys) {
+  Finished done = train_on(f, ranks, "kind.toml", name, with_keys(common_keys, keys));
+  INFO(done.out << done.err);
+  CHECK(done.code == 0);
+  return done;
+}
+
+TEST_CASE("data ranks divide what a stage updates, with the bits of whole stages",
+          "[sharded_stages]") {
+  struct Cell {
+    const Kind& kind;
+    int ranks;
+    Words keys;
+  };
+  const std::vector<Cell> cells{
+      {tied_gpt, 4, {"--dist.pipeline=2", "--optim.grad_clip=0.1", "--optim.ema_decay=0.9"}},
+      // Whole matrices, working copies and gradients in bf16.
+      {tied_gpt, 4, {"--dist.pipeline=2", "--optim.kind=muon", "--amp.dtype=bf16"}},
+      // The gradients of every third process are added in an order of their own.
+      {untied_gpt, 6, {"--dist.pipeline=2", "--train.grad_accum=3", "--optim.kind=adamw8bit"}},
+      {untied_gpt, 8, {"--dist.pipeline=2", "--dist.tensor=2", "--optim.grad_clip=0.1"}},
+      {untied_gpt, 8, {"--dist.pipeline=4", "--amp.dtype=fp16", "--amp.loss_scale=16777216"}},
+      {untied_gpt, 4, {"--dist.pipeline=2", "--dist.context=2"}},
+  };
+  for (const Cell& cell : cells) {
+    const TempFolder f;
+    lathe::test::make_data(f);
+    lathe::test::write_config(f, cell.kind);
+    train_staged(f, "none", cell.ranks, cell.keys);
+    const std::string whole = results_of(f / "runs/none", "step-00000004");
+    for (const std::string& shard : shards) {
+      INFO(cell.ranks << " processes, " << cell.keys[1] << ", " << shard);
+      train_staged(f, shard, cell.ranks, with_keys(cell.keys, {"--dist.shard=" + shard}));
+      CHECK((results_of(f / "runs" / shard, "step-00000004") == whole));
+    }
+  }
+}
+
+TEST_CASE("a run moves between sharded stages, whole stages and one process", "[sharded_stages]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, untied_gpt);
+  train_staged(f, "whole", 1, {});
+
+  const auto until = [&](int step, int ranks, const Words& keys) {
+    const Words paused = with_keys(with_keys(common_keys, keys), {str("--train.pause_at=", step)});
+    CHECK(train_on(f, ranks, "kind.toml", "moved", paused).code == 75);
+  };
+  until(1, 4, {"--dist.pipeline=2", "--dist.shard=parameters", "--checkpoint.async_save=true"});
+  until(2, 2, {"--dist.shard=optimizer"});
+  until(3, 8, {"--dist.pipeline=4", "--dist.shard=gradients"});
+  train_staged(f, "moved", 4, {"--dist.pipeline=2"});
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const auto bytes = [&](const char* name) {
+      return slurp(f / "runs" / name / "checkpoints/step-00000004" / file);
+    };
+    CHECK(bytes("whole").size() > 1000);
+    CHECK((bytes("moved") == bytes("whole")));
+  }
+}
+
+TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts",
+          "[sharded_stages]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, {"gpt", "text",
+                                "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = 12\n"
+                                "vocab_size = 2000\n"});
+  const Words keys{"--train.steps=2", "--train.eval_interval=0", "--checkpoint.interval=1",
+                   "--dist.pipeline=2", "--dist.bucket_mb=0.2"};
+  double whole = 0;
+  for (const char* shard : {"none", "optimizer", "gradients"}) {
+    const Words own = with_keys(keys, {std::string("--dist.shard=") + shard});
+    train_staged(f, shard, 4, own);
+    const Json forecast = lathe::test::plan_of(f, 4, "kind.toml", with_keys(common_keys, own));
+    const Json figures = lathe::test::rank_figures(f / "runs" / shard);
+    const double memory = figures.at("memory_bytes");
+    INFO(shard);
+    // Buckets that wait to be sent come by chance.
+    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) == Approx(memory).epsilon(0.05));
+    CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
+          Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
+    if (std::string(shard) == "none")
+      whole = memory;
+    else
+      CHECK(memory < 0.9 * whole);
+  }
+}
+
+}  // namespace
