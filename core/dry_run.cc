@@ -171,6 +171,49 @@ std::vector<at::Tensor> convolution_gradients(const Values& arguments) {
   return gradients;
 }
 
+/// Returns the results of an op whose shapes follow from its arguments directly; nullopt for
+/// others.
+std::optional<std::vector<at::Tensor>> results_of(const std::string& name,
+                                                  const Values& arguments) {
+  if (name == "aten::embedding") {
+    const at::Tensor weight = arguments[0].toTensor();
+    std::vector<int64_t> sizes = arguments[1].toTensor().sizes().vec();
+    sizes.push_back(weight.size(1));
+    return {{at::empty(sizes, weight.options())}};
+  }
+  if (name == "aten::bucketize" && arguments[0].isTensor()) {
+    const at::Tensor values = arguments[0].toTensor();
+    const bool is_narrow = arguments[2].toBool();
+    return {{at::empty(values.sizes(), values.options().dtype(is_narrow ? at::kInt : at::kLong))}};
+  }
+  if (name == "aten::convolution") return {{convolved(arguments)}};
+  if (name == "aten::convolution_backward") return convolution_gradients(arguments);
+  return std::nullopt;
+}
+
+/// Infers an op's results on the meta device, and replaces each by a CPU tensor of its shape.
+void infer(const c10::OperatorHandle& op, const Values& arguments, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard outside(key);
+  const auto first = stack->end() - std::ssize(arguments);
+  std::transform(first, stack->end(), first, [](const c10::IValue& v) { return shape_of(v); });
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+
+  const auto& returns = op.schema().returns();
+  const auto result = stack->end() - static_cast<std::ptrdiff_t>(returns.size());
+  for (size_t i = 0; i < returns.size(); ++i) {
+    c10::IValue& value = *(result + static_cast<std::ptrdiff_t>(i));
+    const at::Tensor shape = value.toTensor();
+    if (returns[i].alias_info() == nullptr) {
+      value = tensor_of(shape);
+      continue;
+    }
+    // An in-place or out= op returns its argument, which an out= op may have to resize.
+    value = aliased(op.schema(), returns[i], arguments);
+    const at::Tensor given = value.toTensor();
+    if (given.sizes() != shape.sizes()) given.resize_(shape.sizes());
+  }
+}
+
 void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const size_t count = op.schema().arguments().size();
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(count);
@@ -202,32 +245,9 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
     return;
   }
 
-  // The shapes of these results follow from the arguments directly.
-  if (name == "aten::embedding") {
-    const at::Tensor weight = arguments[0].toTensor();
-    std::vector<int64_t> sizes = arguments[1].toTensor().sizes().vec();
-    sizes.push_back(weight.size(1));
+  if (std::optional<std::vector<at::Tensor>> results = results_of(name, arguments)) {
     stack->erase(first, stack->end());
-    stack->emplace_back(at::empty(sizes, weight.options()));
-    return;
-  }
-  if (name == "aten::bucketize" && arguments[0].isTensor()) {
-    const at::Tensor values = arguments[0].toTensor();
-    const bool is_narrow = arguments[2].toBool();
-    stack->erase(first, stack->end());
-    stack->emplace_back(
-        at::empty(values.sizes(), values.options().dtype(is_narrow ? at::kInt : at::kLong)));
-    return;
-  }
-  if (name == "aten::convolution") {
-    stack->erase(first, stack->end());
-    stack->emplace_back(convolved(arguments));
-    return;
-  }
-  if (name == "aten::convolution_backward") {
-    stack->erase(first, stack->end());
-    for (at::Tensor& gradient : convolution_gradients(arguments))
-      stack->emplace_back(std::move(gradient));
+    for (at::Tensor& result : *results) stack->emplace_back(std::move(result));
     return;
   }
 
@@ -237,25 +257,7 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
     return;
   }
 
-  // Infer on the meta device, then replace each result by a CPU tensor of its shape.
-  const c10::impl::ExcludeDispatchKeyGuard outside(key);
-  std::transform(first, stack->end(), first, [](const c10::IValue& v) { return shape_of(v); });
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
-
-  const auto& returns = op.schema().returns();
-  const auto result = stack->end() - static_cast<std::ptrdiff_t>(returns.size());
-  for (size_t i = 0; i < returns.size(); ++i) {
-    c10::IValue& value = *(result + static_cast<std::ptrdiff_t>(i));
-    const at::Tensor shape = value.toTensor();
-    if (returns[i].alias_info() == nullptr) {
-      value = tensor_of(shape);
-      continue;
-    }
-    // An in-place or out= op returns its argument, which an out= op may have to resize.
-    value = aliased(op.schema(), returns[i], arguments);
-    const at::Tensor given = value.toTensor();
-    if (given.sizes() != shape.sizes()) given.resize_(shape.sizes());
-  }
+  infer(op, arguments, stack);
 }
 
 void register_once() {

@@ -129,7 +129,9 @@ void GradientExchange::finish() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (is_complete_[i] == 0) note_complete(i);
   }
-  if (world_.data().size == 1 || is_dry_run()) return;
+  if (world_.data().size == 1) return;
+  // The other ranks of a dry run have the gradients of this one.
+  if (is_dry_run()) return drop_absent(had_gradient_);
 
   {
     const std::lock_guard lock(mutex_);
@@ -149,12 +151,20 @@ void GradientExchange::finish() {
   std::copy(had_gradient_.begin(), had_gradient_.end(), mine.mutable_data_ptr<uint8_t>());
   const at::Tensor all = world_.gather_over_data(mine);
   const uint8_t* had = all.const_data_ptr<uint8_t>();
+  std::vector<char> anywhere(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    bool anywhere = false;
     for (int r = 0; r < world_.data().size; ++r)
-      anywhere = anywhere || had[r * parameters_.size() + i] != 0;
-    if (!anywhere) parameters_[i].parameter.leaf().grad.reset();
-    if (!anywhere && result_ == Result::own) own_[i].reset();
+      anywhere[i] = anywhere[i] != 0 || had[r * parameters_.size() + i] != 0;
+  }
+  drop_absent(anywhere);
+}
+
+/// Takes the gradients away from parameters that have none on any rank.
+void GradientExchange::drop_absent(const std::vector<char>& anywhere) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (anywhere[i] != 0) continue;
+    parameters_[i].parameter.leaf().grad.reset();
+    if (result_ == Result::own) own_[i].reset();
   }
 }
 

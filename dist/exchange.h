@@ -56,6 +56,7 @@ class GradientExchange {
   void note_complete(size_t i);
   void work();
   void send_in_dry_run();
+  void drop_absent(const std::vector<char>& anywhere);
   void exchange(const Bucket& bucket);
 
   World& world_;

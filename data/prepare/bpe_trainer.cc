@@ -5,6 +5,7 @@
 #include <future>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <queue>
 #include <unordered_map>
 
@@ -115,6 +116,94 @@ std::vector<int> sorted_bytes() {
   return bytes;
 }
 
+/// Learns merges from the counts of words.
+class Merger {
+ public:
+  /// `d`: has the special tokens and then the bytes, from `first_byte` on. `of_byte`: their ids.
+  Merger(BPEDefinition& d, size_t first_byte, const std::array<int32_t, 256>& of_byte,
+         const Words& word_counts)
+      : d_(d) {
+    for (size_t id = first_byte; id < d.tokens.size(); ++id)
+      ids_[d.tokens[id]] = static_cast<int32_t>(id);
+    for (const auto& [text, count] : word_counts) {
+      std::vector<int32_t>& word = words_.emplace_back();
+      for (const char c : text) word.push_back(of_byte[static_cast<unsigned char>(c)]);
+      counts_.push_back(count);
+    }
+
+    for (size_t w = 0; w < words_.size(); ++w) {
+      for (size_t i = 0; i + 1 < words_[w].size(); ++i) {
+        const Pair pair{words_[w][i], words_[w][i + 1]};
+        pair_counts_[pair] += counts_[w];
+        note_word(pair, static_cast<int32_t>(w));
+      }
+    }
+    queue_new_pairs();
+  }
+
+  /// Merges the most frequent pair. Returns false if none occurs `least` times.
+  bool merge(int64_t least) {
+    const std::optional<Waiting> top = most_frequent();
+    if (!top || top->count < least) return false;
+
+    const std::string joined = d_.tokens[static_cast<size_t>(top->pair.first)] +
+                               d_.tokens[static_cast<size_t>(top->pair.second)];
+    const auto [place, is_new] = ids_.emplace(joined, static_cast<int32_t>(d_.tokens.size()));
+    if (is_new) d_.tokens.push_back(joined);
+    d_.merges.push_back(top->pair);
+
+    for (const int32_t w : top->words) {
+      changes_.clear();
+      replace(words_[static_cast<size_t>(w)], top->pair, place->second, changes_);
+      for (const auto& [pair, change] : changes_) {
+        pair_counts_[pair] += change * counts_[static_cast<size_t>(w)];
+        if (change > 0) note_word(pair, w);
+      }
+    }
+    queue_new_pairs();
+    return true;
+  }
+
+ private:
+  void note_word(Pair pair, int32_t word) {
+    std::vector<int32_t>& list = where_[pair];
+    if (list.empty() || list.back() != word) list.push_back(word);
+  }
+
+  void queue_new_pairs() {
+    for (auto& [pair, list] : where_) {
+      if (const int64_t count = pair_counts_[pair]; count > 0)
+        queue_.push({pair, count, std::move(list)});
+    }
+    where_.clear();
+  }
+
+  /// Takes the most frequent pair from the queue; nullopt if there is none.
+  std::optional<Waiting> most_frequent() {
+    while (!queue_.empty()) {
+      // The element is removed immediately, so its contents may be moved.
+      Waiting top = std::move(const_cast<Waiting&>(queue_.top()));
+      queue_.pop();
+      const int64_t now = pair_counts_[top.pair];
+      if (now == top.count) return top;
+      // Other merges have changed this pair's count since it was queued.
+      top.count = now;
+      if (now > 0) queue_.push(std::move(top));
+    }
+    return std::nullopt;
+  }
+
+  BPEDefinition& d_;
+  std::unordered_map<std::string, int32_t> ids_;  // different merges may give the same text
+  std::vector<std::vector<int32_t>> words_;       // as ids
+  std::vector<int64_t> counts_;                   // of the words
+  std::unordered_map<Pair, int64_t, HashPair> pair_counts_;
+  // The words that contain a pair that is not in the queue yet; each occurs once in a list.
+  std::unordered_map<Pair, std::vector<int32_t>, HashPair> where_;
+  std::priority_queue<Waiting> queue_;
+  std::vector<std::pair<Pair, int>> changes_;
+};
+
 }  // namespace
 
 BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
@@ -127,10 +216,11 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
     d.tokens.push_back(text);
   }
 
-  const auto first_byte = static_cast<int64_t>(d.tokens.size());
-  if (t.vocab_size < first_byte + 256) {
+  const size_t first_byte = d.tokens.size();
+  const auto least_size = static_cast<int64_t>(first_byte) + 256;
+  if (t.vocab_size < least_size) {
     fail(Exit::usage, "a vocabulary of ", t.vocab_size, " has no room for 256 bytes and ",
-         first_byte, " special tokens; make it ", first_byte + 256, " or more");
+         first_byte, " special tokens; make it ", least_size, " or more");
   }
 
   std::array<int32_t, 256> of_byte{};
@@ -139,80 +229,12 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
     d.tokens.emplace_back(1, static_cast<char>(byte));
   }
 
-  // Different merges may give the same text, which then has one id.
-  std::unordered_map<std::string, int32_t> ids;
-  for (size_t id = static_cast<size_t>(first_byte); id < d.tokens.size(); ++id)
-    ids[d.tokens[id]] = static_cast<int32_t>(id);
-
-  std::vector<std::vector<int32_t>> words;
-  std::vector<int64_t> counts;
-  for (const auto& [text, count] : count_words(source, t)) {
-    std::vector<int32_t>& word = words.emplace_back();
-    for (const char c : text) word.push_back(of_byte[static_cast<unsigned char>(c)]);
-    counts.push_back(count);
-  }
-
-  // `where` lists the words that contain a new pair; each word occurs once in a list.
-  std::unordered_map<Pair, int64_t, HashPair> pair_counts;
-  std::unordered_map<Pair, std::vector<int32_t>, HashPair> where;
-  const auto note_word = [&](Pair pair, int32_t word) {
-    std::vector<int32_t>& list = where[pair];
-    if (list.empty() || list.back() != word) list.push_back(word);
-  };
-  for (size_t w = 0; w < words.size(); ++w) {
-    for (size_t i = 0; i + 1 < words[w].size(); ++i) {
-      const Pair pair{words[w][i], words[w][i + 1]};
-      pair_counts[pair] += counts[w];
-      note_word(pair, static_cast<int32_t>(w));
-    }
-  }
-
-  std::priority_queue<Waiting> queue;
-  // `where` has only pairs that are new; the lists of older pairs are in the queue already.
-  const auto wait = [&] {
-    for (auto& [pair, list] : where) {
-      if (const int64_t count = pair_counts[pair]; count > 0)
-        queue.push({pair, count, std::move(list)});
-    }
-    where.clear();
-  };
-  wait();
-
-  std::vector<std::pair<Pair, int>> changes;
-  while (static_cast<int64_t>(d.tokens.size()) < t.vocab_size && !queue.empty()) {
-    // The element is removed immediately, so its contents may be moved.
-    Waiting top = std::move(const_cast<Waiting&>(queue.top()));
-    queue.pop();
-
-    // Other merges may have changed this pair's count since it was queued; queue it again then.
-    if (const int64_t now = pair_counts[top.pair]; now != top.count) {
-      top.count = now;
-      if (now > 0) queue.push(std::move(top));
-      continue;
-    }
-
-    if (top.count < std::max<int64_t>(1, t.min_frequency)) break;
-    const std::string joined = d.tokens[static_cast<size_t>(top.pair.first)] +
-                               d.tokens[static_cast<size_t>(top.pair.second)];
-    const auto [place, is_new] = ids.emplace(joined, static_cast<int32_t>(d.tokens.size()));
-    if (is_new) d.tokens.push_back(joined);
-    d.merges.push_back(top.pair);
-
-    for (const int32_t w : top.words) {
-      changes.clear();
-      replace(words[static_cast<size_t>(w)], top.pair, place->second, changes);
-      for (const auto& [pair, change] : changes) {
-        pair_counts[pair] += change * counts[static_cast<size_t>(w)];
-        if (change > 0) note_word(pair, w);
-      }
-    }
-
-    wait();
-    if (d.merges.size() % 256 == 0) {
-      if (t.stop && t.stop())
-        fail(Exit::stopped, "the training was stopped; nothing of it is kept");
-      if (t.show) t.show(static_cast<double>(d.tokens.size()) / static_cast<double>(t.vocab_size));
-    }
+  Merger merger(d, first_byte, of_byte, count_words(source, t));
+  const int64_t least_count = std::max<int64_t>(1, t.min_frequency);
+  while (static_cast<int64_t>(d.tokens.size()) < t.vocab_size && merger.merge(least_count)) {
+    if (d.merges.size() % 256 != 0) continue;
+    if (t.stop && t.stop()) fail(Exit::stopped, "the training was stopped; nothing of it is kept");
+    if (t.show) t.show(static_cast<double>(d.tokens.size()) / static_cast<double>(t.vocab_size));
   }
   return d;
 }

@@ -251,7 +251,8 @@ std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>&
     if (!fs::exists(path)) fail(Exit::data, "there is no file ", path);
   }
   const std::string& file = files.at(0);
-  if (fs::is_directory(file) || is_image_file(file)) {
+  // A damaged image is recognized by its name.
+  if (fs::is_directory(file) || is_image_file(file) || has_image_name(file)) {
     if (encoding.image_files) return open_new_images(files, encoding);
     fail(Exit::data, file, fs::is_directory(file) ? " is a folder" : " is an image file",
          ", and the model was not trained on a folder of images; give a table or an array");

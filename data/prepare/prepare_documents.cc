@@ -343,6 +343,10 @@ void prepare_documents(const DocumentOptions& o) {
   log_info(o.out.string(), ": ", train->tokens(), " training and ", val->tokens(),
            " validation tokens, vocabulary of ", manifest.vocab_size, " (",
            manifest.tokenizer.kind(), "); documents: ", counted.substr(2));
+  if (o.val_share > 0 && val->tokens() == 0) {
+    log_warn("no token is for validation, because there are too few documents for a share of ",
+             o.val_share, "; raise --val");
+  }
 }
 
 }  // namespace lathe

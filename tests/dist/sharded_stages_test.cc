@@ -95,6 +95,15 @@ TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts
                                 "vocab_size = 2000\n"});
   const Words keys{"--train.steps=2", "--train.eval_interval=0", "--checkpoint.interval=1",
                    "--dist.pipeline=2", "--dist.bucket_mb=0.2"};
+  // The first stage has the weight of an untied head, and never a gradient of it.
+  const Words untied = with_keys(keys, {"--model.tie_weights=false"});
+  train_staged(f, "untied", 4, untied);
+  CHECK(lathe::test::plan_of(f, 4, "kind.toml", with_keys(common_keys, untied))
+            .at("sent_bytes_per_step")
+            .get<double>() ==
+        Approx(lathe::test::rank_figures(f / "runs/untied").at("sent_bytes").get<double>())
+            .epsilon(0.01));
+
   double whole = 0;
   for (const char* shard : {"none", "optimizer", "gradients"}) {
     const Words own = with_keys(keys, {std::string("--dist.shard=") + shard});

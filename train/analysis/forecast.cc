@@ -41,23 +41,52 @@ double lower_quartile(std::vector<double> seconds) {
   return *quarter;
 }
 
+/// Turns off what a plan does not do: updates in backward, and anything on the disk, whose time
+/// depends on how much of a file is cached. Returns the peak of the tensors of such a step.
+int64_t without_disk(LoadedConfig& loaded, const DryStep& dry) {
+  MemoryConfig& memory = loaded.config.memory;
+  if (!memory.update_in_backward && memory.offload == "none") return dry.peaks.touched_peak;
+  memory.update_in_backward = false;
+  memory.offload = "none";
+  return dry_step(loaded).peaks.touched_peak;
+}
+
+/// Times the forward passes of micro-batches, which run forward and backward in one call. A forward
+/// pass ends at the last result of an op before the first result of backward.
+class ForwardTimer {
+ public:
+  void begin() {
+    is_forward_ = true;
+    begin_ = last_ = Clock::now();
+  }
+  /// Returns the seconds of the forward pass since begin().
+  double seconds() const { return seconds_; }
+
+ private:
+  bool is_forward_ = false;
+  Clock::time_point begin_, last_;  // last_: the time of the last result of an op
+  double seconds_ = 0;
+  ObserveOps observe_{{.on_result =
+                           [this](const OpResult&) {
+                             if (is_forward_) last_ = Clock::now();
+                           },
+                       .on_backward =
+                           [this](const BackwardResult&) {
+                             if (!std::exchange(is_forward_, false)) return;
+                             seconds_ = std::chrono::duration<double>(last_ - begin_).count();
+                           }}};
+};
+
 /// Runs a small config: a step to warm up, then at least two, for about a second.
 Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   loaded = one_step(loaded);
 
   // Updates in backward are measured as updates after it, and the pass for the norm as another one.
   const OptimConfig& c = loaded.config.optim;
-  int64_t touched = dry.peaks.touched_peak;
-  double passes = 1;
-  if (std::exchange(loaded.config.memory.update_in_backward, false)) {
-    passes = c.grad_clip > 0 && c.grad_clip_by == "norm" ? 2 : 1;
-    touched = dry_step(loaded).peaks.touched_peak;
-  }
-  // A plan leaves the disk alone, whose time depends on how much of the file is cached.
-  if (loaded.config.memory.offload != "none") {
-    loaded.config.memory.offload = "none";
-    touched = dry_step(loaded).peaks.touched_peak;
-  }
+  const bool is_twice =
+      loaded.config.memory.update_in_backward && c.grad_clip > 0 && c.grad_clip_by == "norm";
+  const double passes = is_twice ? 2 : 1;
+  const int64_t touched = without_disk(loaded, dry);
 
   // What the process had resident before must not count.
   reset_peak_rss();
@@ -73,41 +102,24 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   else
     empty.emplace(s.config, nullptr, seed, s.device);
 
-  // A micro-batch runs forward and backward in one call. Its forward ends at the last result of an
-  // op before the first result of backward.
-  Clock::time_point begin;
+  ForwardTimer timer;
   std::vector<double> forward, rest, optimizer;
-  bool in_forward = false;
-  Clock::time_point last;  // time of the last result of an op
-  const ObserveOps observe({.on_result =
-                                [&](const OpResult&) {
-                                  if (in_forward) last = Clock::now();
-                                },
-                            .on_backward =
-                                [&](const BackwardResult&) {
-                                  if (std::exchange(in_forward, false))
-                                    forward.push_back(
-                                        std::chrono::duration<double>(last - begin).count());
-                                }});
-
   double spent = 0;
   for (int64_t step = 0; step < 3 || (step < 50 && spent < 1.2); ++step) {
-    in_forward = true;
-    begin = last = Clock::now();
+    timer.begin();
     const double gradients = seconds_of([&] {
       zero_grad(*s.model);
       const Batch batch = loader ? loader->next() : empty->next();
       run_micro_batch(s, batch, static_cast<double>(units_of_micro_batch(s.config)),
                       random_of(s.config, step, 0));
     });
-
     const double update = seconds_of([&] { s.optimizer.step(0, {.step = step}); });
     spent += gradients + update;
 
     // The first step warms up and is not counted.
-    if (step == 0) forward.clear();
     if (step > 0) {
-      rest.push_back(gradients - forward.back());
+      forward.push_back(timer.seconds());
+      rest.push_back(gradients - timer.seconds());
       optimizer.push_back(update);
     }
 

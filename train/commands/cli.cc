@@ -157,24 +157,40 @@ std::vector<std::string> suggestions(std::string name, const std::vector<std::st
   return found;
 }
 
-}  // namespace
+/// The names of a command's options.
+struct OptionNames {
+  std::vector<std::string> known;       ///< that the parser accepts
+  std::vector<std::string> to_suggest;  ///< for words that are not options
 
-Arguments parse_arguments(const Command& command, const std::vector<std::string>& words) {
-  std::vector<std::string> known;
-  for (const Flag& flag : command.flags) known.push_back(flag.name);
-  if (command.config_keys) {
-    for (const auto& f : all_fields()) known.push_back(f.key);
-  }
-  const std::vector<std::string> to_suggest = known;
-  // Keys of older versions are parsed, so that load_config names the new ones.
-  if (command.config_keys) {
+  explicit OptionNames(const Command& command) {
+    for (const Flag& flag : command.flags) known.push_back(flag.name);
+    if (command.config_keys) {
+      for (const auto& f : all_fields()) known.push_back(f.key);
+    }
+    to_suggest = known;
+    // Keys of older versions are parsed, so that load_config names the new ones.
+    if (!command.config_keys) return;
     for (const auto& key : renamed_keys()) known.push_back(key);
   }
+};
 
-  // --name=value becomes two words: cxxopts matches words with std::regex, which fails on long
-  // values and line breaks.
+/// Returns the error for a word that is not an option of a command.
+std::string unknown_option(const Command& command, const OptionNames& names,
+                           const std::string& word, const std::string& name) {
+  std::string meant;
+  for (const std::string& option : suggestions(name, names.to_suggest))
+    meant += (meant.empty() ? "; did you mean --" : " or --") + option;
+  return str("command line: lathe ", command.name, " has no option ", word,
+             meant.empty() ? "; `lathe " + command.name + " --help` lists them" : meant + "?");
+}
+
+/// Returns the words with each --name=value as two words: cxxopts matches words with std::regex,
+/// which fails on long values and line breaks. Throws Exit::usage with a line for each option that
+/// the command does not have.
+std::vector<std::string> split_words(const Command& command, const OptionNames& names,
+                                     const std::vector<std::string>& words) {
   std::vector<std::string> split{"lathe"};
-  std::string unknown;  // a line for each option that the command does not have
+  std::string unknown;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (!word.starts_with("-") || word == "-") {
@@ -183,18 +199,12 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
     }
 
     const auto equals = word.find('=');
-    const std::string name = word.starts_with("--")
-                                 ? word.substr(2, equals == std::string::npos ? equals : equals - 2)
-                                 : word;
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      std::string meant;
-      for (const std::string& option : suggestions(name, to_suggest))
-        meant += (meant.empty() ? "; did you mean --" : " or --") + option;
-      unknown += str(
-          unknown.empty() ? "" : "\n", "command line: lathe ", command.name, " has no option ",
-          word, meant.empty() ? "; `lathe " + command.name + " --help` lists them" : meant + "?");
-      const bool has_value = equals == std::string::npos && i + 1 < words.size();
-      if (has_value && !words[i + 1].starts_with("-")) ++i;
+    const bool has_equals = equals != std::string::npos, has_next = i + 1 < words.size();
+    const std::string name =
+        word.starts_with("--") ? word.substr(2, has_equals ? equals - 2 : equals) : word;
+    if (std::find(names.known.begin(), names.known.end(), name) == names.known.end()) {
+      unknown += (unknown.empty() ? "" : "\n") + unknown_option(command, names, word, name);
+      if (!has_equals && has_next && !words[i + 1].starts_with("-")) ++i;
       continue;
     }
 
@@ -206,25 +216,32 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
       return !command.switches.contains(name) || says;
     };
 
-    if (equals != std::string::npos)
+    if (has_equals)
       split.push_back(word.substr(equals + 1));
-    else if (i + 1 < words.size() ? !is_value(words[i + 1]) : command.switches.contains(name))
-      split.emplace_back("true");
-    else if (i + 1 < words.size())
+    else if (has_next && is_value(words[i + 1]))
       split.emplace_back(words[++i]);
+    else if (command.switches.contains(name))
+      split.emplace_back("true");
     else
       fail(Exit::usage, "command line: ", word, " needs a value: ", word, "=...");
   }
 
   if (!unknown.empty()) fail(Exit::usage, unknown);
+  return split;
+}
 
+}  // namespace
+
+Arguments parse_arguments(const Command& command, const std::vector<std::string>& words) {
+  const OptionNames names(command);
+  std::vector<std::string> split = split_words(command, names, words);
   std::vector<char*> pointers;
   for (auto& word : split) pointers.push_back(word.data());
 
   cxxopts::Options options("lathe");
   options.allow_unrecognised_options();
   auto add = options.add_options();
-  for (const auto& name : known) add(name, "", cxxopts::value<std::string>());
+  for (const auto& name : names.known) add(name, "", cxxopts::value<std::string>());
 
   Arguments arguments{.command = command.name, .flags = {}, .lists = {}, .positionals = {}};
   try {
@@ -233,7 +250,7 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
       if (command.repeatable.contains(given.key()))
         arguments.lists[given.key()].push_back(given.value());
     }
-    for (const auto& name : known) {
+    for (const auto& name : names.known) {
       if (command.repeatable.contains(name)) continue;
       // A repeated flag is an error, since which of its values was meant is unknown.
       if (result.count(name) > 1) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include "core/device.h"
@@ -171,7 +172,67 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
     const int64_t middle = low + (high - low) / 2;
     (fits(middle) ? low : high) = middle;
   }
+  // Kernels take their buffers in steps, so some larger sizes need less than one that does not fit.
+  for (int64_t percent = 12; percent > 0; --percent) {
+    const int64_t larger = std::min<int64_t>(low + low * percent / 100, 65536);
+    if (larger > low && fits(larger)) break;
+  }
   return best;
+}
+
+std::string gigabytes(int64_t bytes) { return format("%.2f GB", static_cast<double>(bytes) / 1e9); }
+
+/// Measures the memory of steps that really run: on a GPU the peak of tensors, on the CPU that of
+/// the process.
+class MeasuredSteps {
+ public:
+  MeasuredSteps(LoadedConfig loaded, const RunData& data, bool is_gpu)
+      : loaded_(std::move(loaded)), data_(data), is_gpu_(is_gpu) {}
+
+  /// Returns the bytes of a step with a micro-batch of this size.
+  int64_t bytes_of(int64_t batch) {
+    const LoadedConfig loaded = with_batch(loaded_, batch);
+    if (is_gpu_) return measure_on_gpu(loaded, data_);
+
+    // Libraries keep buffers of a larger micro-batch, which a run would not have.
+    reset_peak_rss();
+    const int64_t now = peak_rss_bytes();
+    // Where the system does not allow the reset, the last peak is still there.
+    const bool is_reset = now != last_peak_;
+    const int64_t kept = is_reset ? std::max<int64_t>(0, now - at_first_.value_or(now)) : 0;
+    at_first_ = at_first_.value_or(now);
+
+    Session session = Session::make(loaded, *data_.task, data_.sizes);
+    Loader loader(*data_.data, batch_sizes(session.config), 1, 0, session.config.data,
+                  session.device);
+    run_step(session, loader, 0);
+    last_peak_ = peak_rss_bytes();
+    return *last_peak_ - kept;
+  }
+
+ private:
+  LoadedConfig loaded_;
+  const RunData& data_;
+  bool is_gpu_;
+  std::optional<int64_t> at_first_, last_peak_;
+};
+
+/// Prints what find_batch() found. `global`: the config's global batch.
+void print_batch(int64_t batch, int64_t limit, int64_t predicted, int64_t measured, double noise,
+                 int64_t global) {
+  std::cout << "the largest micro-batch within " << gigabytes(limit) << " is " << batch << ": "
+            << gigabytes(predicted) << " predicted, " << gigabytes(measured)
+            << " in a step that was run\n";
+  std::cout << "gradient noise scale at the initial weights: "
+            << (std::isfinite(noise) ? format("about %.0f", noise)
+                                     : std::string("unknown, from so few batches"))
+            << " samples; a global batch (now " << global
+            << ") far above it saves few steps, and it grows in training\n";
+  std::cout << json_text(Json{{"batch_size", batch},
+                              {"predicted_bytes", predicted},
+                              {"measured_bytes", measured},
+                              {"noise_scale", json_number(noise)}})
+            << std::endl;
 }
 
 Exit find_batch(const Arguments& a) {
@@ -189,11 +250,11 @@ Exit find_batch(const Arguments& a) {
   const int64_t least = smallest_batch(loaded, data, is_gpu);
   const auto memory = memory_of_batch(loaded, data, is_gpu, least, bytes);
   const auto accepted = [&](int64_t most) { return accepted_batch(loaded, data, most); };
+  const std::string remedy = "; `lathe plan CONFIG --fit` prints what else to change";
   int64_t largest = largest_batch(memory, accepted, least, bytes);
-  if (largest == 0)
-    fail(Exit::memory, "not even a micro-batch of ", least, " fits in ",
-         format("%.2f GB", static_cast<double>(bytes) / 1e9),
-         "; `lathe plan CONFIG --fit` prints what else to change");
+  if (largest == 0) {
+    fail(Exit::memory, "not even a micro-batch of ", least, " fits in ", gigabytes(bytes), remedy);
+  }
 
   // In a scope of its own: the session's memory must be free before the largest micro-batch runs.
   double noise = 0;
@@ -202,29 +263,9 @@ Exit find_batch(const Arguments& a) {
     noise = measure_noise(session, *data.data, 4, rounds).batch();
   }
 
-  // The prediction is printed beside the memory of a step that really ran. On a GPU this is the
-  // peak of tensors, on the CPU that of the process.
-  std::optional<int64_t> at_first, last_peak;
-  const auto measure = [&](int64_t batch) {
-    loaded = with_batch(loaded, batch);
-    if (is_gpu) return measure_on_gpu(loaded, data);
-    // Libraries keep buffers of a larger micro-batch, which a run would not have.
-    reset_peak_rss();
-    const int64_t now = peak_rss_bytes();
-    // Where the system does not allow the reset, the last peak is still there.
-    const bool is_reset = now != last_peak;
-    const int64_t kept = is_reset ? std::max<int64_t>(0, now - at_first.value_or(now)) : int64_t{0};
-    at_first = at_first.value_or(now);
-    Session session = Session::make(loaded, *data.task, data.sizes);
-    Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data,
-                  session.device);
-    run_step(session, loader, 0);
-    last_peak = peak_rss_bytes();
-    return *last_peak - kept;
-  };
-  int64_t measured = measure(largest);
-
   // A library may take memory that a dry run does not see, as ATen's convolutions do.
+  MeasuredSteps steps(loaded, data, is_gpu);
+  int64_t measured = steps.bytes_of(largest);
   while (measured > bytes && largest > least) {
     const double excess = static_cast<double>(measured) / static_cast<double>(memory(largest));
     const auto corrected = static_cast<int64_t>(0.99 * static_cast<double>(bytes) / excess);
@@ -232,31 +273,14 @@ Exit find_batch(const Arguments& a) {
     // Each try takes at least a step's time, so few of them must be enough.
     const int64_t most = std::min(smaller, largest - std::max<int64_t>(1, largest / 16));
     largest = std::max(least, accepted(std::max(least, most)));
-    measured = measure(largest);
+    measured = steps.bytes_of(largest);
   }
-  if (measured > bytes)
-    fail(Exit::memory, "a step with a micro-batch of ", largest, " took ",
-         format("%.2f GB, and the limit is %.2f GB", static_cast<double>(measured) / 1e9,
-                static_cast<double>(bytes) / 1e9),
-         "; `lathe plan CONFIG --fit` prints what else to change");
-  const int64_t predicted = memory(largest);
+  if (measured > bytes) {
+    fail(Exit::memory, "a step with a micro-batch of ", largest, " took ", gigabytes(measured),
+         ", and the limit is ", gigabytes(bytes), remedy);
+  }
 
-  std::cout << "the largest micro-batch within "
-            << format("%.2f GB", static_cast<double>(bytes) / 1e9) << " is " << largest
-            << format(": %.2f GB predicted, %.2f GB in a step that was run\n",
-                      static_cast<double>(predicted) / 1e9, static_cast<double>(measured) / 1e9);
-
-  std::cout << "gradient noise scale at the initial weights: "
-            << (std::isfinite(noise) ? format("about %.0f", noise)
-                                     : std::string("unknown, from so few batches"))
-            << " samples; a global batch (now " << global
-            << ") far above it saves few steps, and it grows in training\n";
-
-  std::cout << json_text(Json{{"batch_size", largest},
-                              {"predicted_bytes", predicted},
-                              {"measured_bytes", measured},
-                              {"noise_scale", json_number(noise)}})
-            << std::endl;
+  print_batch(largest, bytes, memory(largest), measured, noise, global);
   return Exit::done;
 }
 

@@ -45,8 +45,7 @@ const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m
   if (!m.state.tokenizer) {
     fail(Exit::data, arguments.positionals[0],
          " has no tokenizer to read or write text with: it was imported without one, or trained on "
-         "data without a "
-         "manifest.json");
+         "data without a manifest.json");
   }
   return *m.state.tokenizer;
 }
@@ -72,7 +71,7 @@ std::vector<std::string> prompts_of(const fs::path& file) {
   }
   if (lines.empty())
     fail(Exit::data, file.string(),
-         " has no prompts: one a line, and lines that are empty count not");
+         " has no prompts; write one on each line. Empty lines do not count");
   return lines;
 }
 
@@ -84,6 +83,24 @@ std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& tok
                         {"id", token.id},
                         {"text", text},
                         {"logprob", json_number(token.log_probability)}});
+}
+
+/// Returns the ids of `samples` texts for each prompt. They follow each other, so text i belongs to
+/// prompt i / samples.
+std::vector<std::vector<int64_t>> prompt_ids(const std::vector<std::string>& prompts,
+                                             const Tokenizer& tokenizer, int64_t samples) {
+  std::vector<std::vector<int64_t>> ids;
+  for (const std::string& prompt : prompts) {
+    auto own = tokenizer.encode(prompt, Exit::usage);
+    if (own.empty())
+      fail(Exit::usage, "command line: --prompt is empty; give at least one character");
+
+    // A tokenizer may require a token at the beginning, which the prompt may hold already.
+    if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin)
+      own.insert(own.begin(), begin);
+    ids.insert(ids.end(), static_cast<size_t>(samples), own);
+  }
+  return ids;
 }
 
 Exit run_generate(const Arguments& arguments) {
@@ -114,18 +131,7 @@ Exit run_generate(const Arguments& arguments) {
 
   if (!from_file) prompts = {arguments.get("prompt", default_prompt(tokenizer))};
 
-  // The samples of a prompt follow each other, so text i belongs to prompt i / samples.
-  std::vector<std::vector<int64_t>> ids;
-  for (const std::string& prompt : prompts) {
-    auto own = tokenizer.encode(prompt, Exit::usage);
-    if (own.empty())
-      fail(Exit::usage, "command line: --prompt is empty; give at least one character");
-
-    // A tokenizer may require a token at the beginning, which the prompt may hold already.
-    if (const int32_t begin = tokenizer.prompt_begin(); begin >= 0 && own[0] != begin)
-      own.insert(own.begin(), begin);
-    ids.insert(ids.end(), static_cast<size_t>(samples), own);
-  }
+  const std::vector<std::vector<int64_t>> ids = prompt_ids(prompts, tokenizer, samples);
 
   // A single text is streamed. Several are printed once all are complete, unless they are lines of
   // JSON.

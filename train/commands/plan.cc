@@ -69,105 +69,134 @@ std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& is_pro
 
 int64_t most_checkpoints(const Forecast& f) { return f.kept_checkpoints + 1; }
 
-std::string text_of(const RunConfig& c, const Forecast& f, const std::string& weights) {
-  const DryStep& d = f.dry;
-  std::ostringstream out;
-  const auto line = [&](const std::string& name, const std::string& value) {
-    out << name << std::string(name.size() < 26 ? 26 - name.size() : 1, ' ') << value << "\n";
-  };
+/// The lines of a plan, each with a name and a value.
+class PlanText {
+ public:
+  PlanText(const RunConfig& config, const Forecast& forecast) : c_(config), f_(forecast) {}
 
-  const auto all = static_cast<double>(d.parameters), trained = static_cast<double>(d.trained);
-  line("parameters",
-       format("%.0f", all) +
-           (all < 1e4 ? ""
-                      : format(" (%.*f %s)", all < 1e5 ? 3 : 2, all < 1e9 ? all / 1e6 : all / 1e9,
-                               all < 1e9 ? "million" : "billion")) +
-           (trained < all ? format(", %.0f of them trained", trained) : ""));
-
-  // Parameters and the optimizer's state stay as they are made; the others are peaks of the steps.
-  if (d.ranks > 1) {
-    const int replica = d.ranks / d.data_ranks();
-    const std::string stage =
-        d.replica.pipeline > 1
-            ? str(" of stage ", d.stage, " of ", d.replica.pipeline, ", which needs the most")
-            : "";
-    line("processes",
-         str(d.ranks, replica > 1 ? str(" in groups of ", replica) : "", ", each with ",
-             c.train.grad_accum / d.data_ranks(), " of the ", c.train.grad_accum,
-             " micro-batches of a step; memory is that of one", stage));
+  /// `weights`: as weight_lines() returns them.
+  std::string text(const std::string& weights) {
+    add_parameters();
+    if (d_.ranks > 1) add_processes();
+    add_memory();
+    if (d_.ranks > 1) line("exchange", bytes(d_.sent_bytes) + " sent by a process in a step");
+    out_ << weights;
+    add_time();
+    add_disk();
+    return out_.str();
   }
-  const auto mapped = static_cast<double>(d.mapped_bytes);
-  line("memory: parameters", human_bytes(used(d.made, Memory::parameters) + mapped) +
-                                 (d.has_copies ? " (with working copies)" : "") +
-                                 (mapped > 0 ? " at a time, of those on the disk" : ""));
-  if (const double casts = peak(d.peaks, Memory::casts); casts > 0)
-    line("memory: weight casts", human_bytes(casts) + " at the highest");
-  line("memory: optimizer", human_bytes(used(d.made, Memory::optimizer)));
-  line("memory: gradients", human_bytes(peak(d.peaks, Memory::gradients)));
-  line("memory: activations", human_bytes(peak(d.peaks, Memory::activations)) + " at the highest");
-  line("memory: data", human_bytes(peak(d.peaks, Memory::data)));
 
-  if (d.held_bytes > 0)
-    line("memory: checkpoints", human_bytes(static_cast<double>(d.held_bytes)) +
-                                    ", the copy that is written in the background");
+ private:
+  static std::string bytes(int64_t n) { return human_bytes(static_cast<double>(n)); }
 
-  line("memory: program", human_bytes(static_cast<double>(f.program_bytes)));
-  // Less than the sum of the peaks, which are reached at different times.
-  line("memory: at the highest", human_bytes(static_cast<double>(f.peak_rss())) + " resident, " +
-                                     human_bytes(static_cast<double>(d.tensors())) +
-                                     " of it tensors");
+  void line(const std::string& name, const std::string& value) {
+    constexpr size_t width = 26;
+    out_ << name << std::string(name.size() < width ? width - name.size() : 1, ' ') << value
+         << "\n";
+  }
 
-  if (d.ranks > 1)
-    line("exchange",
-         human_bytes(static_cast<double>(d.sent_bytes)) + " sent by a process in a step");
-  out << weights;
-  // The dry run counts one micro-batch; a step has several.
-  line("FLOPs a step",
-       format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
-              d.whole_micro_batch.matmul() * micro_batches(c), d.formula_flops * micro_batches(c),
-              d.whole_micro_batch.total() * micro_batches(c)));
+  /// Returns the number of micro-batches of a process.
+  int64_t own_micro_batches() const { return c_.train.grad_accum / d_.data_ranks(); }
 
-  const double step_s = f.times.total();
-  line("time of a step",
-       human_time(step_s) + format(" (%.0f %s/s), ", units_of(c) / step_s, d.unit.c_str()) +
-           (f.is_measured ? "measured" : "from a smaller version that was measured") +
-           (d.ranks > 1 ? ", each process on a machine like this one, without the exchange" : ""));
-  line("",
-       format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%", 100 * f.times.forward / step_s,
-              100 * f.times.backward / step_s, 100 * f.times.optimizer / step_s));
+  void add_parameters() {
+    const auto all = static_cast<double>(d_.parameters), trained = static_cast<double>(d_.trained);
+    std::string text = format("%.0f", all);
+    if (all >= 1e9)
+      text += format(" (%.2f billion)", all / 1e9);
+    else if (all >= 1e4)
+      text += format(" (%.*f million)", all < 1e5 ? 3 : 2, all / 1e6);
+    if (trained < all) text += format(", %.0f of them trained", trained);
+    line("parameters", text);
+  }
 
-  if (d.replica.pipeline > 1) {
-    const int64_t own = c.train.grad_accum / d.data_ranks();
-    const auto waiting = static_cast<double>(d.replica.pipeline - 1);
+  void add_processes() {
+    const int replica = d_.ranks / d_.data_ranks();
+    std::string text = str(d_.ranks);
+    if (replica > 1) text += str(" in groups of ", replica);
+    text += str(", each with ", own_micro_batches(), " of the ", c_.train.grad_accum,
+                " micro-batches of a step; memory is that of one");
+    if (d_.replica.pipeline > 1)
+      text += str(" of stage ", d_.stage, " of ", d_.replica.pipeline, ", which needs the most");
+    line("processes", text);
+  }
+
+  void add_memory() {
+    // Parameters and the optimizer's state stay as they are made; the others are peaks of the
+    // steps.
+    const auto mapped = static_cast<double>(d_.mapped_bytes);
+    line("memory: parameters", human_bytes(used(d_.made, Memory::parameters) + mapped) +
+                                   (d_.has_copies ? " (with working copies)" : "") +
+                                   (mapped > 0 ? " at a time, of those on the disk" : ""));
+    if (const double casts = peak(d_.peaks, Memory::casts); casts > 0)
+      line("memory: weight casts", human_bytes(casts) + " at the highest");
+    line("memory: optimizer", human_bytes(used(d_.made, Memory::optimizer)));
+    line("memory: gradients", human_bytes(peak(d_.peaks, Memory::gradients)));
+    line("memory: activations",
+         human_bytes(peak(d_.peaks, Memory::activations)) + " at the highest");
+    line("memory: data", human_bytes(peak(d_.peaks, Memory::data)));
+    if (d_.held_bytes > 0) {
+      line("memory: checkpoints",
+           bytes(d_.held_bytes) + ", the copy that is written in the background");
+    }
+    line("memory: program", bytes(f_.program_bytes));
+    // Less than the sum of the peaks, which are reached at different times.
+    line("memory: at the highest",
+         bytes(f_.peak_rss()) + " resident, " + bytes(d_.tensors()) + " of it tensors");
+  }
+
+  void add_time() {
+    // The dry run counts one micro-batch; a step has several.
+    const FlopCount& flops = d_.whole_micro_batch;
+    line("FLOPs a step",
+         format("%.3g in matmuls (%.3g by the 6N formula), %.3g in all",
+                flops.matmul() * micro_batches(c_), d_.formula_flops * micro_batches(c_),
+                flops.total() * micro_batches(c_)));
+
+    const double step_s = f_.times.total();
+    std::string text = human_time(step_s) +
+                       format(" (%.0f %s/s), ", units_of(c_) / step_s, d_.unit.c_str()) +
+                       (f_.is_measured ? "measured" : "from a smaller version that was measured");
+    if (d_.ranks > 1) text += ", each process on a machine like this one, without the exchange";
+    line("time of a step", text);
+    line("", format("forward %.0f%%, backward %.0f%%, optimizer %.0f%%",
+                    100 * f_.times.forward / step_s, 100 * f_.times.backward / step_s,
+                    100 * f_.times.optimizer / step_s));
+    if (d_.replica.pipeline > 1) add_bubble();
+
+    // A ceiling of few measurements may be too low, and then MFU is too high.
+    bool is_provisional = false;
+    if (const auto mfu = mfu_of(c_, f_, is_provisional)) {
+      line("mfu", format("%.0f%%", 100 * *mfu) +
+                      (is_provisional ? " (of a ceiling measured less than three times)" : ""));
+    }
+    line("time of the run", str(human_time(step_s * static_cast<double>(c_.train.steps)), " for ",
+                                c_.train.steps, " steps, evaluation not counted"));
+  }
+
+  void add_bubble() {
+    const auto waiting = static_cast<double>(d_.replica.pipeline - 1);
+    const auto own = static_cast<double>(own_micro_batches());
     line("pipeline bubble",
-         format("%.0f%% of the forward and backward passes, with %lld micro-batches per process",
-                100 * waiting / (waiting + static_cast<double>(own)), static_cast<long long>(own)));
+         format("%.0f%% of the forward and backward passes, with %.0f micro-batches per process",
+                100 * waiting / (waiting + own), own));
   }
 
-  // A ceiling of few measurements may be too low, and then MFU is too high.
-  bool is_provisional = false;
-  if (const auto mfu = mfu_of(c, f, is_provisional)) {
-    line("mfu", format("%.0f%%", 100 * *mfu) +
-                    (is_provisional ? " (of a ceiling measured less than three times)" : ""));
-  }
-
-  line("time of the run", str(human_time(step_s * static_cast<double>(c.train.steps)), " for ",
-                              c.train.steps, " steps, evaluation not counted"));
-
-  const auto checkpoint = static_cast<double>(d.checkpoint_bytes);
-  line("disk", human_bytes(checkpoint) + " a checkpoint, " +
-                   human_bytes(checkpoint * static_cast<double>(most_checkpoints(f))) +
-                   " at the most (" + std::to_string(f.kept_checkpoints) +
-                   " kept and one being written)");
-  if (d.scratch_bytes > 0) {
+  void add_disk() {
+    line("disk", str(bytes(d_.checkpoint_bytes), " a checkpoint, ",
+                     bytes(d_.checkpoint_bytes * most_checkpoints(f_)), " at the most (",
+                     f_.kept_checkpoints, " kept and one being written)"));
+    if (d_.scratch_bytes == 0) return;
     line("disk: scratch files",
-         human_bytes(static_cast<double>(d.scratch_bytes)) +
-             (d.ranks > 1 ? " of each process" : "") +
+         bytes(d_.scratch_bytes) + (d_.ranks > 1 ? " of each process" : "") +
              " while the run lasts, read and written in each step; the time of a step does not "
              "count that");
   }
-  return out.str();
-}
+
+  const RunConfig& c_;
+  const Forecast& f_;
+  const DryStep& d_ = f_.dry;
+  std::ostringstream out_;
+};
 
 Json json_of(const RunConfig& c, const Forecast& f) {
   // Keys that end in _mb are in MiB.
@@ -332,7 +361,7 @@ Exit run_plan(const Arguments& a) {
   }
 
   if (!budget.empty()) std::cout << budget << "\n";
-  std::cout << text_of(loaded.config, f, weight_lines(loaded, *ranks));
+  std::cout << PlanText(loaded.config, f).text(weight_lines(loaded, *ranks));
   const Exit code =
       fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit, has_budget);
   if (!gpus.empty()) std::cout << text_for(loaded.config, f, gpus);

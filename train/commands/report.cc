@@ -108,6 +108,65 @@ Json profile_json(const fs::path& path) {
   return json;
 }
 
+/// Returns the machine of the newest checkpoint that can be read; "" if none can.
+std::string machine_of(const fs::path& run) {
+  for (const fs::path& checkpoint : list_checkpoints(run)) {
+    try {
+      const RunState state = read_state(checkpoint);
+      return str(state.device_model, ", ", state.isa, ", ", quantity(state.threads, "thread"));
+    } catch (const Error&) {  // an older one may be readable
+    }
+  }
+  return "";
+}
+
+void add_curves(Json& json, const Curves& curves) {
+  // There are many curves of layers, so each keeps fewer points than the others.
+  size_t most = 0;
+  Json all = Json::object(), layers = Json::array();
+  for (const auto& [key, series] : curves.series) {
+    // Time is an axis of the page, not a curve.
+    if (key == "time") continue;
+    const bool is_layer = key.starts_with("layers/");
+    all[key] = curve_json(series, is_layer ? layer_buckets : report_buckets);
+    most = std::max(most, series.steps.size());
+    const std::string layer = is_layer ? key.substr(key.find('/', 7) + 1) : "";
+    if (is_layer && std::find(layers.begin(), layers.end(), Json(layer)) == layers.end())
+      layers.push_back(layer);
+  }
+  json["lines"] = most;
+  json["reduced"] = most > report_buckets;
+  json["curves"] = std::move(all);
+  json["layers"] = std::move(layers);
+}
+
+/// Adds the axes of the page beside the step: time, and the count of tokens or samples.
+void add_axes(Json& json, const Curves& curves) {
+  const Series* clock = curves.find("time");
+  Reduced times;
+  if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
+  // A part is drawn at its last step.
+  if (!times.low.empty()) times.mean = times.high;
+  json["clock"] = {{"s", times.steps}, {"v", times.mean}};
+
+  // A step's count is the mean over the run.
+  const Series* units = curves.find(curves.unit);
+  const bool has_units = units != nullptr && units->steps.back() > 0;
+  json["units_per_step"] =
+      has_units ? units->values.back() / static_cast<double>(units->steps.back()) : 1;
+}
+
+void add_events(Json& json, const Curves& curves) {
+  const RunEvents events = read_events(curves.run());
+  for (const char* list : {"starts", "samples", "changes"}) json[list] = Json::array();
+  for (const auto& s : events.starts)
+    json["starts"].push_back({{"step", s.step}, {"from", s.from}, {"time", time_text(s.time)}});
+  for (const auto& s : events.samples)
+    json["samples"].push_back({{"step", s.step}, {"text", s.text}});
+  for (const auto& c : curves.changes)
+    json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
+}
+
 Json run_json(const fs::path& run, const std::string& name) {
   Curves curves(run);
   curves.read();
@@ -122,7 +181,7 @@ Json run_json(const fs::path& run, const std::string& name) {
             {"val_loss", number_or_null(summary.val_loss)},
             {"best_val_loss", Json()},
             {"best_step", Json()},
-            {"machine", ""}};
+            {"machine", machine_of(curves.run())}};
 
   if (const Series* s = curves.find("val_loss")) {
     const auto [step, value] = lowest(*s);
@@ -130,58 +189,9 @@ Json run_json(const fs::path& run, const std::string& name) {
     json["best_step"] = step;
   }
 
-  // The newest checkpoint that can be read names the machine.
-  for (const fs::path& checkpoint : list_checkpoints(curves.run())) {
-    try {
-      const RunState state = read_state(checkpoint);
-      json["machine"] =
-          str(state.device_model, ", ", state.isa, ", ", quantity(state.threads, "thread"));
-      break;
-    } catch (const Error&) {  // an older one may be readable
-    }
-  }
-
-  // There are many curves of layers, so each keeps fewer points than the others.
-  size_t most = 0;
-  Json all = Json::object(), layers = Json::array();
-  for (const auto& [key, series] : curves.series) {
-    // Time is an axis of the page, not a curve.
-    if (key == "time") continue;
-    const bool is_layer = key.starts_with("layers/");
-    all[key] = curve_json(series, is_layer ? layer_buckets : report_buckets);
-    most = std::max(most, series.steps.size());
-    const std::string layer = is_layer ? key.substr(key.find('/', 7) + 1) : "";
-    if (is_layer && std::find(layers.begin(), layers.end(), Json(layer)) == layers.end())
-      layers.push_back(layer);
-  }
-
-  const Series* clock = curves.find("time");
-  Reduced times;
-  if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
-  if (clock != nullptr && !times.low.empty())
-    times.mean = times.high;  // a part is drawn at its last step
-
-  // Another axis counts tokens or samples; a step's count is the mean over the run.
-  const Series* units = curves.find(curves.unit);
-  const bool has_units = units != nullptr && units->steps.back() > 0;
-  json["units_per_step"] =
-      has_units ? units->values.back() / static_cast<double>(units->steps.back()) : 1;
-
-  json["clock"] = {{"s", times.steps}, {"v", times.mean}};
-  json["lines"] = most;
-  json["reduced"] = most > report_buckets;
-  json["curves"] = std::move(all);
-  json["layers"] = std::move(layers);
-
-  const RunEvents events = read_events(curves.run());
-  json["starts"] = Json::array(), json["samples"] = Json::array(), json["changes"] = Json::array();
-  for (const auto& s : events.starts)
-    json["starts"].push_back({{"step", s.step}, {"from", s.from}, {"time", time_text(s.time)}});
-  for (const auto& s : events.samples)
-    json["samples"].push_back({{"step", s.step}, {"text", s.text}});
-  for (const auto& c : curves.changes)
-    json["changes"].push_back({{"step", c.step}, {"key", c.key}, {"was", c.was}, {"is", c.is}});
-
+  add_curves(json, curves);
+  add_axes(json, curves);
+  add_events(json, curves);
   json["config"] = config_json(curves.run());
   if (const fs::path profile = curves.run() / "profile.json"; fs::exists(profile))
     json["profile"] = profile_json(profile);

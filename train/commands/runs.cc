@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <iostream>
+#include <optional>
+#include <sstream>
 
 #include "core/io/log.h"
 #include "core/io/progress.h"
@@ -109,19 +111,25 @@ Distance distance(const Series& a, const Series& b) {
 const std::vector<std::string> exact{"loss",    "lr",         "grad_norm", "tokens",
                                      "samples", "loss_scale", "val_loss"};
 
-Exit run_compare(const Arguments& arguments) {
-  Curves a(arguments.positionals[0]), b(arguments.positionals[1]);
-  a.read(), b.read();
-  const auto keys = differing_keys({a.run(), b.run()});
+/// How two runs differ: their keys, and the curves that both have.
+struct Comparison {
+  std::vector<std::string> runs;  ///< two
+  std::vector<std::pair<std::string, std::vector<std::string>>> keys;
+  std::vector<std::pair<std::string, Distance>> distances{};
+  std::vector<std::optional<double>> best;  ///< the lowest validation loss of each
+  int64_t common = 0;                       ///< logged steps that both have
+  int64_t parted = -1;                      ///< the first step with other bits; -1 for none
+  std::string parted_in{};                  ///< the curve that shows it
+};
 
+Comparison compared(const Curves& a, const Curves& b) {
   const auto best = [](const Curves& c) -> std::optional<double> {
     const Series* s = c.find("val_loss");
     return s != nullptr ? std::optional(lowest(*s).second) : std::nullopt;
   };
-
-  std::vector<std::pair<std::string, Distance>> distances;
-  int64_t parted = -1, common = 0;
-  std::string parted_in;
+  Comparison c{.runs = {a.run().string(), b.run().string()},
+               .keys = differing_keys({a.run(), b.run()}),
+               .best = {best(a), best(b)}};
 
   for (const auto& [name, series] : a.series) {
     const Series* other = b.find(name);
@@ -132,70 +140,85 @@ Exit run_compare(const Arguments& arguments) {
       continue;
 
     const Distance d = distance(series, *other);
-    if (name == "loss") common = d.steps;
+    if (name == "loss") c.common = d.steps;
 
     // The first difference in any exact curve is where the runs part.
-    if (is_exact && d.first_difference >= 0 && (parted < 0 || d.first_difference < parted))
-      parted = d.first_difference, parted_in = name;
-    // The distance between counts of tokens or samples is not informative.
-    if (name != "tokens" && name != "samples") distances.emplace_back(name, d);
-  }
-
-  if (arguments.is_true("json")) {
-    Json json{{"runs", {a.run().string(), b.run().string()}},
-              {"keys", Json::object()},
-              {"curves", Json::object()}};
-    for (const auto& [key, values] : keys) json["keys"][key] = values;
-    for (const auto& [name, d] : distances) {
-      json["curves"][name] = {
-          {"common_steps", d.steps},
-          {"mean_distance", json_number(d.steps > 0 ? d.sum / static_cast<double>(d.steps) : 0)},
-          {"largest_distance", json_number(d.largest)},
-          {"largest_at", d.at},
-          {"last_common_step", d.last},
-          {"last", {json_number(d.last_a), json_number(d.last_b)}}};
+    if (is_exact && d.first_difference >= 0 && (c.parted < 0 || d.first_difference < c.parted)) {
+      c.parted = d.first_difference;
+      c.parted_in = name;
     }
+    // The distance between counts of tokens or samples is not informative.
+    if (name != "tokens" && name != "samples") c.distances.emplace_back(name, d);
+  }
+  return c;
+}
 
-    json["best_val_loss"] = {number_or_null(best(a)), number_or_null(best(b))};
-    json["common_logged_steps"] = common;
-    json["bits_part_at"] = parted >= 0 ? Json(parted) : Json();
-    json["bits_part_in"] = parted >= 0 ? Json(parted_in) : Json();
-    std::cout << json_text(json) << std::endl;
-    return Exit::done;
+double mean_of(const Distance& d) { return d.sum / static_cast<double>(d.steps); }
+
+Json json_of(const Comparison& c) {
+  Json json{{"runs", c.runs}, {"keys", Json::object()}, {"curves", Json::object()}};
+  for (const auto& [key, values] : c.keys) json["keys"][key] = values;
+  for (const auto& [name, d] : c.distances) {
+    json["curves"][name] = {{"common_steps", d.steps},
+                            {"mean_distance", json_number(d.steps > 0 ? mean_of(d) : 0)},
+                            {"largest_distance", json_number(d.largest)},
+                            {"largest_at", d.at},
+                            {"last_common_step", d.last},
+                            {"last", {json_number(d.last_a), json_number(d.last_b)}}};
   }
 
-  std::cout << "a  " << a.run().string() << "\nb  " << b.run().string() << "\n\n";
-  if (keys.empty()) {
-    std::cout << "No key differs.\n";
+  json["best_val_loss"] = {number_or_null(c.best[0]), number_or_null(c.best[1])};
+  json["common_logged_steps"] = c.common;
+  json["bits_part_at"] = c.parted >= 0 ? Json(c.parted) : Json();
+  json["bits_part_in"] = c.parted >= 0 ? Json(c.parted_in) : Json();
+  return json;
+}
+
+std::string text_of(const Comparison& c) {
+  std::ostringstream out;
+  out << "a  " << c.runs[0] << "\nb  " << c.runs[1] << "\n\n";
+  if (c.keys.empty()) {
+    out << "No key differs.\n";
   } else {
     TextTable table({"key", "a", "b"});
-    for (const auto& [key, values] : keys)
+    for (const auto& [key, values] : c.keys)
       table.add({key, values[0].empty() ? "-" : values[0], values[1].empty() ? "-" : values[1]});
-    std::cout << table.text();
+    out << table.text();
   }
 
   TextTable table(
       {"curve", "common steps", "mean distance", "largest", "at step", "last a", "last b"});
-  for (const auto& [name, d] : distances) {
+  for (const auto& [name, d] : c.distances) {
     if (d.steps == 0) continue;
-    table.add({name, std::to_string(d.steps), format("%.3g", d.sum / static_cast<double>(d.steps)),
-               format("%.3g", d.largest), d.largest > 0 ? std::to_string(d.at) : "-",
-               format("%.6g", d.last_a), format("%.6g", d.last_b)});
+    table.add({name, std::to_string(d.steps), format("%.3g", mean_of(d)), format("%.3g", d.largest),
+               d.largest > 0 ? std::to_string(d.at) : "-", format("%.6g", d.last_a),
+               format("%.6g", d.last_b)});
   }
-  std::cout << "\n" << table.text() << "\n";
+  out << "\n" << table.text() << "\n";
 
-  if (const auto x = best(a), y = best(b); x && y)
-    std::cout << "Best validation loss: a " << format("%.4f", *x) << ", b " << format("%.4f", *y)
-              << ".\n";
+  if (c.best[0] && c.best[1])
+    out << format("Best validation loss: a %.4f, b %.4f.\n", *c.best[0], *c.best[1]);
 
   // Bits may have parted before, at steps that are not logged.
-  if (common == 0)
-    std::cout << "They have no logged step in common.\n";
-  else if (parted >= 0)
-    std::cout << "Bits part at step " << parted << " of those that are logged, in " << parted_in
-              << ".\n";
+  if (c.common == 0)
+    out << "They have no logged step in common.\n";
+  else if (c.parted >= 0)
+    out << "Bits part at step " << c.parted << " of those that are logged, in " << c.parted_in
+        << ".\n";
   else
-    std::cout << "The same bits at all " << common << " logged steps that they have in common.\n";
+    out << "The same bits at all " << c.common << " logged steps that they have in common.\n";
+  return out.str();
+}
+
+Exit run_compare(const Arguments& arguments) {
+  Curves a(arguments.positionals[0]), b(arguments.positionals[1]);
+  a.read();
+  b.read();
+  const Comparison c = compared(a, b);
+  if (arguments.is_true("json"))
+    std::cout << json_text(json_of(c)) << std::endl;
+  else
+    std::cout << text_of(c);
   return Exit::done;
 }
 

@@ -117,10 +117,13 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
   std::vector<Overrides> points;
   std::mt19937_64 random(seed);
   if (ranges) {
-    for (int64_t i = 0; i < wanted; ++i) {
+    // A point that was drawn already, as whole numbers may be, is drawn again. There may be fewer
+    // points than are wanted, so the number of draws is limited.
+    std::set<Overrides> taken;
+    for (int64_t i = 0; i < 100 * wanted && std::ssize(points) < wanted; ++i) {
       Overrides point;
       for (const Axis& axis : axes) point.emplace_back(axis.key, drawn(axis, random));
-      points.push_back(std::move(point));
+      if (taken.insert(point).second) points.push_back(std::move(point));
     }
   } else if (samples == 0) {
     for (int64_t i = 0; i < wanted; ++i) points.push_back(combination(axes, i));

@@ -93,7 +93,8 @@ fs::path find_bundle(const fs::path& path) {
     if (is_bundle) return found;
   }
   fail(Exit::usage, path.string(),
-       " holds no step to replay; a run that diverges leaves one in its folder diverged/");
+       " holds no step to replay; a run that diverges leaves one in its folder diverged/, unless "
+       "it updates parameters in the backward pass (memory.update_in_backward)");
 }
 
 /// The stacked tensors of a file of micro-batches.

@@ -49,6 +49,13 @@ class Run {
   bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
   void log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& baseline) const;
   MetricsSinks open_run_folder();
+  /// A step, and the statistics of layers that were due after it.
+  struct StepOutcome {
+    StepResult result;
+    std::vector<LayerStats> layers{};
+    std::vector<Histogram> histograms{};
+  };
+  StepOutcome run_one_step(Loader& loader, const DueActions& due);
   bool evaluate(MetricsSinks& metrics, StopController& stop);
   void sample(MetricsSinks& metrics, const StopController& stop) const;
   void check_last_validation() const;
@@ -134,19 +141,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   while (state_.step < c.train.steps) {
     const DueActions due = due_after(state_.step + 1, c);
-    const bool collects = due.layers || due.histograms;
-    std::optional<CompleteParameters> complete;
-    if (collects) complete.emplace(session_);
-    std::optional<LayerStatsCollector> collector;
-    if (world().is_writer() && collects) collector.emplace(session_, due.histograms);
-
-    const StepResult result = run_step(session_, loader, state_.step, collects);
-
-    auto layers = due.layers && collector ? collector->figures() : std::vector<LayerStats>();
-    const auto histograms =
-        due.histograms && collector ? collector->histograms() : std::vector<Histogram>();
-    collector.reset();
-    complete.reset();
+    auto [result, layers, histograms] = run_one_step(loader, due);
     ++state_.step;
     state_.tokens += units_of_step(c);
     state_.eval_due = due.evaluate;
@@ -182,6 +177,19 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   reporter.mfu_baseline().remember(seconds_since(begin));
   log_offload(session_);
   return finish(checkpoints);
+}
+
+/// Runs the next step, and collects the statistics of layers that are due after it.
+Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due) {
+  if (!due.layers && !due.histograms) return {run_step(session_, loader, state_.step)};
+
+  const CompleteParameters complete(session_);
+  std::optional<LayerStatsCollector> collector;
+  if (world().is_writer()) collector.emplace(session_, due.histograms);
+  StepOutcome outcome{run_step(session_, loader, state_.step, /*keep_gradients=*/true)};
+  if (collector && due.layers) outcome.layers = collector->figures();
+  if (collector && due.histograms) outcome.histograms = collector->histograms();
+  return outcome;
 }
 
 /// Prepares the run folder to continue from the checkpoint: removes what a killed process left,

@@ -211,6 +211,19 @@ TEST_CASE("a special token is taken, is text, or is refused", "[bpe]") {
   CHECK_THAT(error_of([&] { ids_of(text, SpecialText::refuse); }),
              ContainsSubstring("byte 1 of the text begins"));
   CHECK(ids_of("<|endoftext", SpecialText::refuse).size() > 3);
+
+  // Of several that begin alike, the longest is taken.
+  BPEDefinition more = bpe.definition();
+  const auto first = static_cast<int32_t>(more.tokens.size());
+  for (const char* name : {"<x>", "<x>yz", "<x>y"}) {
+    more.special.push_back({static_cast<int32_t>(more.tokens.size()), name});
+    more.tokens.emplace_back(name);
+  }
+  std::vector<int32_t> ids;
+  const BPE longer(more, "here");
+  BPE::Encoder(longer).encode("<x>y<x>yz<x>", ids);
+  CHECK(ids == std::vector<int32_t>{first + 2, first + 1, first});
+  CHECK(longer.id_of("<x>y") == first + 2);
 }
 
 TEST_CASE("training merges what the textbook's form merges, on any number of threads", "[bpe]") {

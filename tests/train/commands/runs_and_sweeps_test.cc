@@ -6,6 +6,7 @@
 #include <fstream>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 #include "core/io/json.h"
@@ -328,6 +329,12 @@ TEST_CASE("points of a sweep", "[runs_and_sweeps]") {
     low += lr < 1e-3 ? 1 : 0;
   }
   CHECK((low > 70 && low < 130));  // half, on a logarithmic scale
+  // No point is drawn twice, also where that leaves fewer than are wanted.
+  for (const int64_t samples : {3, 5}) {
+    const auto points = make_points({axis("model.n_layer", "1..3")}, samples, 1);
+    CHECK(std::set<Overrides>(points.begin(), points.end()).size() == 3);
+    CHECK(points.size() == 3);
+  }
   CHECK_THAT(error_of([] { axis("optim.lr", "1e-2..1e-4"); }),
              ContainsSubstring("ends before it begins"));
   CHECK_THAT(error_of([] { axis("optim.lr", "1,,2"); }), ContainsSubstring("empty value"));
