@@ -112,6 +112,8 @@ TEST_CASE("what a model of images can't predict is one sentence", "[predict_imag
   refused({"none"}, 3, "none holds no PNG or JPEG images");
   refused({"new/b.jpg", "nowhere.png"}, 3, "there is no file nowhere.png");
   refused({"new/b.jpg", "run.toml"}, 3, "run.toml is neither a PNG nor a JPEG image");
+  write_file(r.f / "bad.PNG", "");
+  refused({"bad.PNG"}, 3, "bad.PNG is neither a PNG nor a JPEG image");
   refused({"run.toml", "new/b.jpg"}, 2, "new/b.jpg is a second file");
   refused({"run.toml"}, 3, "run.toml is a table, and the model was trained on arrays or images");
 
