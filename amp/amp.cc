@@ -37,7 +37,7 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
     const bool wide = p.parameter.dtype() == at::kFloat;
-    // A float32 parameter that no matmul reads computes in float32 and keeps float32 gradients.
+    // A float32 parameter that no matmul reads needs no copy, and its gradients stay in float32.
     if (!is_multiplied(p.role) && wide) continue;
 
     Precision& kept = p.parameter.leaf().precision;

@@ -92,7 +92,7 @@ Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
 }
 
 struct Fused {
-  static constexpr OpInfo info{.name = "fused", .exact = true};
+  static constexpr OpInfo info{.name = "fused", .exact = true, .elementwise = true};
   std::shared_ptr<const Recorded> recorded;
   std::vector<Saved> kept{};    // the formula's inputs; undefined if no gradient reads them
   std::vector<Saved> values{};  // those of Recorded::kept

@@ -1,4 +1,5 @@
-// Automatic fusion: elementwise ops run later, so that those that follow one another run as one op.
+// Automatic fusion: elementwise ops are recorded first and run later, so that consecutive ones can
+// run as one op.
 #pragma once
 
 #include <concepts>
@@ -25,7 +26,7 @@ class DeferOps : public ModeGuard {
   /// fusing them saves.
   static constexpr int64_t least_elements = 16384;
 
-  /// `least`: elements of a result, at least 1.
+  /// Defers ops whose results have at least `least` elements. `least` must be at least 1.
   explicit DeferOps(int64_t least = least_elements);
   /// Drops the ops that have not run, whose results then have no elements.
   ~DeferOps();
@@ -48,19 +49,20 @@ class DeferOps : public ModeGuard {
 
 }  // namespace detail
 
-/// How many elementwise ops were computed by fused ops.
+/// Counts of what deferred() has fused.
 struct FusionCount {
-  int64_t ops = 0, fused = 0;
+  int64_t ops = 0;    ///< elementwise ops that became part of a fused op
+  int64_t fused = 0;  ///< fused ops that computed them
 };
-/// Returns what deferred() has fused on this thread so far.
+/// Returns the counts of this thread since it started.
 FusionCount fusion_count();
 
-/// Returns f() and fuses its elementwise ops: each op is recorded when it is called, and runs when
-/// a value is read or an op of another kind follows. By then it is known which of the results that
-/// were recorded still have handles. Those are computed and stored; the others become part of the
-/// op "fused" of the results that depend on them (autograd/fused.h). An op that ends up alone runs
-/// as without deferred(), and so do ops of small results, ops that fused() can't have, and all ops
-/// while they are observed or recomputed.
+/// Returns f() and fuses its elementwise ops. Each op is recorded when it is called. The recorded
+/// ops run when one of their values is read or an op of another kind is called. Only results that
+/// still have handles at that time are computed and stored. The other ops run inside the op "fused"
+/// (autograd/fused.h) of a stored result that depends on them. These ops run as they do without
+/// deferred(): an op that can't be combined with another one, an op with a small result, an op that
+/// fused() does not support, and all ops while they are observed or recomputed.
 ///
 /// A temporary lives until the end of its expression: sum(tanh(exp(x))) runs sum while exp(x) still
 /// has a handle, and stores it. With `y = tanh(exp(x))` as a statement of its own, sum(y) does not.

@@ -138,6 +138,11 @@ void require_defined(const char* name, std::initializer_list<const Variable*> in
 
 void clear_cast_cache() { cast_cache.clear(); }
 
+std::set<std::string>& elementwise_ops() {
+  static std::set<std::string> names;
+  return names;
+}
+
 std::set<std::string>& op_registry() {
   static std::set<std::string> names;
   return names;

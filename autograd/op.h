@@ -4,9 +4,10 @@
 // declaration in ops.h, and a row in a table tests/autograd/ops/op_table_*.cc. Backward formulas
 // call the ops of ops.h by their plain names, which exist for tensors too: see ops/formula.h.
 //
-// An op whose result is cheap to compute from tensors that it saves beside its inputs may define
-// `bool has_result() const`, whether that gives the same bits, and `at::Tensor result() const`.
-// Selective recomputation then keeps those tensors alone (recompute.h). Ops must be copyable.
+// Some ops can compute their result cheaply from tensors that they save besides their inputs. Such
+// an op may define `at::Tensor result() const`, which does so, and `bool has_result() const`, which
+// returns whether result() gives the same bits as forward. Selective recomputation then keeps only
+// those tensors (recompute.h). Ops must be copyable.
 //
 // An op with any number of inputs takes an `at::TensorList`. An op with several outputs returns a
 // vector of tensors; its backward takes a list of gradients, which are undefined if none arrived.
@@ -69,6 +70,9 @@ struct OpInfo {
   /// Whether memory.saved leaves its tensors as they are: backward divides by them, compares them
   /// or takes exponentials of them, or they are gradients already.
   bool exact = false;
+  /// Whether each element of the result depends on one element of each input (swiglu: of each half
+  /// of it). An op with a member chain() (see ChainForm) does not need it.
+  bool elementwise = false;
 };
 
 /// Returns what autocast does to input i of an op: `policies[i]` if the op has that member, else
@@ -113,7 +117,7 @@ class Saved {
   Saved() = default;
   /// Keeps an attribute that the op is constructed with.
   Saved(at::Tensor attribute);
-  /// Copies it, and shows the copy to the thread's VisitSaved.
+  /// Copies `other`, and passes the copy to the thread's VisitSaved if there is one.
   Saved(const Saved& other);
   Saved(Saved&&) noexcept = default;
   Saved& operator=(const Saved&) = default;
@@ -178,8 +182,8 @@ T constant(const at::Tensor& t) {
   return T(t);
 }
 
-/// Throws an error that names the function `name` unless all of its inputs hold a tensor. For
-/// functions that read the shape or dtype of an input before an op does.
+/// Throws an error that names the function `name` unless all of its inputs hold a tensor. Functions
+/// call it if they read the shape or dtype of an input before an op checks that input.
 void require_defined(const char* name, std::initializer_list<const Variable*> inputs);
 
 /// Drops this thread's cached casts of weights; see Mode::cache_casts.
@@ -188,6 +192,8 @@ void clear_cast_cache();
 /// Returns the names of the ops in this process, for the test that each one has a row in the op
 /// table.
 std::set<std::string>& op_registry();
+/// Returns those of them that are elementwise.
+std::set<std::string>& elementwise_ops();
 
 /// Returns the node whose backward runs on this thread, or null.
 Node*& running_node();

@@ -26,7 +26,11 @@ bool& saved_something();
 
 template <class Op>
 struct Registered {
-  static inline const bool done = op_registry().insert(Op::info.name).second;
+  static constexpr bool is_elementwise = Op::info.elementwise || requires(Op& op) { op.chain(); };
+  static inline const bool done = [] {
+    if (is_elementwise) elementwise_ops().insert(Op::info.name);
+    return op_registry().insert(Op::info.name).second;
+  }();
 };
 
 /// Returns v as the op receives it under the thread's autocast: itself, its working copy, or a

@@ -136,17 +136,17 @@ class Schema {
 
 /// Reads text from a command line or the environment as a value for a field whose default is
 /// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5. (a whole number if it is
-/// exact) and in TOML's ways. A string field takes the text unchanged, or without its quotes. Text
-/// that is not a value of that type is returned as it would be read otherwise, for Schema::set to
-/// refuse.
+/// exact) and in TOML's ways. A string field takes the text unchanged, or without its quotes. If
+/// the text is not a value of the field's type, returns it as a value of another type, which
+/// Schema::set() rejects.
 ConfigValue read_value(const std::string& text, const ConfigValue& like);
 
 /// Returns a rule as text: "fp32 | bf16", ">= 1", ...
 std::string rule_text(const Rule& rule);
 /// Returns the candidate nearest to `word` by edit distance; "" if none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
-/// Returns the last part of the key that other frameworks call `name`, as lr for learning_rate, or
-/// else `name`.
+/// Returns Lathe's name, without the section, of a key that other frameworks call `name`: "lr" for
+/// "learning_rate". Returns `name` if it is not such a name.
 std::string name_here(const std::string& name);
 
 /// Collects fields while a config is default-constructed on this thread.

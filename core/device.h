@@ -82,11 +82,12 @@ void synchronize(const std::string& device);
 /// Returns the number of threads for train.threads = 0: OMP_NUM_THREADS if it is set to a number,
 /// otherwise the number of cores that this process may use.
 int default_threads();
-/// Throws Exit::usage if that many threads are more than 64, more than twice the cores that this
-/// process may use, and more than LATHE_MAX_THREADS.
+/// Throws Exit::usage if `threads` exceeds the limit: the largest of 64, twice the number of cores
+/// that this process may use, and the environment variable LATHE_MAX_THREADS.
 void check_threads(int threads);
-/// Makes ATen compute on one thread if its default number of threads can't be started. Call it
-/// before anything is computed; configure_backend decides for commands that choose a number.
+/// Makes ATen compute on one thread if its default number of threads exceeds the limit of
+/// check_threads() or can't be started. Call it before the first computation. Commands that choose
+/// a number of threads call configure_backend() later.
 void set_up_default_threads();
 /// Sets ATen's threads, makes a GPU deterministic, and sets whether its float32 matmuls and
 /// convolutions may use TF32. Throws Exit::memory if that many threads can't be started.

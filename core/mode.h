@@ -54,17 +54,17 @@ class BlockHooks {
   virtual void begin(size_t block, bool is_recomputed) = 0;
   /// Called after it, also where it throws.
   virtual void end(size_t block, bool is_recomputed) = 0;
-  /// Returns whether the blocks of any pass may call them, also of one that is not trained.
+  /// Returns whether the hooks also apply to forward passes of a frozen model (FrozenForward).
   virtual bool serves_any_pass() const { return false; }
 };
 
-/// Which activations of a model's repeated blocks are kept for backward: all; the blocks' inputs,
-/// and all of the blocks outside of `first` to `last`; the inputs of groups of about sqrt(n)
-/// blocks; or (`selective`) the blocks' inputs and the results of ops that take long to compute
-/// for their size. Other activations are recomputed. Chen et al. 2016, "Training deep nets with
-/// sublinear memory cost".
+/// Decides which activations of a model's repeated blocks are kept for backward. The others are
+/// recomputed. Chen et al. 2016, "Training deep nets with sublinear memory cost".
 struct RecomputePolicy {
-  /// What is kept, as described above.
+  /// none: all activations are kept. blocks: blocks `first` to `last` keep only their inputs, and
+  /// other blocks keep everything. sqrt: the n blocks form groups of about sqrt(n) blocks, and only
+  /// the input of each group is kept. selective: each block keeps its input and the results of
+  /// ops that take long to compute for their size.
   enum Kind : uint8_t { none, blocks, sqrt, selective };
   Kind kind = none;
   size_t first = 0, last = SIZE_MAX;

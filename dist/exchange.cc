@@ -55,16 +55,20 @@ at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
 
 GradientExchange::GradientExchange(World& world, std::span<const NamedParameter> parameters,
                                    const ShardLayout& layout, Result result,
-                                   std::function<void(size_t)> complete)
+                                   ExchangeHistory& history, std::function<void(size_t)> complete)
     : world_(world),
       parameters_(parameters),
       layout_(layout),
       result_(result),
+      history_(history),
       device_(parameters.empty() ? at::Device(at::kCPU) : parameters[0].parameter.data().device()),
       complete_(std::move(complete)) {
   is_complete_.resize(parameters.size());
   had_gradient_.resize(parameters.size());
-  for (const Bucket& bucket : layout.buckets()) missing_.push_back(bucket.parameters.size());
+  for (const Bucket& bucket : layout.buckets()) {
+    missing_.push_back(bucket.parameters.size());
+    is_quiet_.push_back(!history.empty() && !has_any(bucket, history) ? 1 : 0);
+  }
   made_.resize(missing_.size());
   if (result == Result::own) own_.resize(parameters.size());
 }
@@ -101,7 +105,7 @@ void GradientExchange::note_complete(size_t i) {
 
   {
     const std::lock_guard lock(mutex_);
-    while (sendable_ < missing_.size() && missing_[sendable_] == 0) {
+    while (sendable_ < missing_.size() && (missing_[sendable_] == 0 || is_quiet_[sendable_] != 0)) {
       if (device_.is_cuda())
         made_[sendable_].emplace(device_.type()).record(training_stream(device_));
       ++sendable_;
@@ -120,7 +124,9 @@ void GradientExchange::note_complete(size_t i) {
 
 void GradientExchange::send_in_dry_run() {
   const NoGrad no_grad;
-  for (; sent_ < sendable_; ++sent_) exchange(layout_.buckets()[sent_]);
+  for (; sent_ < sendable_; ++sent_) {
+    if (is_quiet_[sent_] == 0) exchange(layout_.buckets()[sent_]);
+  }
 }
 
 void GradientExchange::finish() {
@@ -131,7 +137,7 @@ void GradientExchange::finish() {
   }
   if (world_.data().size == 1) return;
   // The other ranks of a dry run have the gradients of this one.
-  if (is_dry_run()) return drop_absent(had_gradient_);
+  if (is_dry_run()) return settle_absent(had_gradient_);
 
   {
     const std::lock_guard lock(mutex_);
@@ -156,11 +162,19 @@ void GradientExchange::finish() {
     for (int r = 0; r < world_.data().size; ++r)
       anywhere[i] = anywhere[i] != 0 || had[r * parameters_.size() + i] != 0;
   }
-  drop_absent(anywhere);
+  settle_absent(anywhere);
 }
 
-/// Takes the gradients away from parameters that have none on any rank.
-void GradientExchange::drop_absent(const std::vector<char>& anywhere) {
+/// Sends the quiet buckets that have a gradient after all, and takes the gradients away from
+/// parameters that have none on any rank. `anywhere`: which parameters have one.
+void GradientExchange::settle_absent(const std::vector<char>& anywhere) {
+  const NoGrad no_grad;
+  for (size_t b = 0; b < is_quiet_.size(); ++b) {
+    const Bucket& bucket = layout_.buckets()[b];
+    if (is_quiet_[b] != 0 && has_any(bucket, anywhere)) world_.guarded([&] { exchange(bucket); });
+  }
+  history_ = anywhere;
+
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (anywhere[i] != 0) continue;
     parameters_[i].parameter.leaf().grad.reset();
@@ -188,7 +202,7 @@ void GradientExchange::work() {
     std::exception_ptr error;
     try {
       if (device_.is_cuda()) made_[next]->block(exchange_stream(device_));
-      exchange(buckets[next]);
+      if (is_quiet_[next] == 0) exchange(buckets[next]);
     } catch (...) {
       error = std::current_exception();
     }

@@ -26,16 +26,24 @@
 
 namespace lathe {
 
+/// For each parameter, whether any rank had a gradient of it in the previous exchange; empty before
+/// the first one. The same on all ranks.
+using ExchangeHistory = std::vector<char>;
+
 /// The exchange of one backward pass. Does nothing in a single process.
+///
+/// A bucket none of whose parameters had a gradient in the previous exchange, such as the weight of
+/// a head that another stage of a pipeline runs, is not sent with the others. It is sent at the end
+/// if a rank has a gradient now.
 class GradientExchange {
  public:
   /// What a rank gets: the sums of all gradients, or only those of the elements that it owns.
   enum class Result : uint8_t { all, own };
 
   /// `complete(i)` makes the gradient of parameter i the sum of this rank's micro-batches; it is
-  /// called once for each parameter. `parameters` and `layout` must outlive it.
+  /// called once for each parameter. What is given must outlive it.
   GradientExchange(World& world, std::span<const NamedParameter> parameters,
-                   const ShardLayout& layout, Result result,
+                   const ShardLayout& layout, Result result, ExchangeHistory& history,
                    std::function<void(size_t i)> complete);
   ~GradientExchange();
   GradientExchange(const GradientExchange&) = delete;
@@ -56,14 +64,16 @@ class GradientExchange {
   void note_complete(size_t i);
   void work();
   void send_in_dry_run();
-  void drop_absent(const std::vector<char>& anywhere);
+  void settle_absent(const std::vector<char>& anywhere);
   void exchange(const Bucket& bucket);
 
   World& world_;
   std::span<const NamedParameter> parameters_;
   const ShardLayout& layout_;
   Result result_;
-  at::Device device_;  // of the gradients
+  ExchangeHistory& history_;
+  std::vector<char> is_quiet_;  // of each bucket: it is not sent with the others
+  at::Device device_;           // of the gradients
   std::function<void(size_t)> complete_;
   std::vector<at::Tensor> own_;
   std::vector<size_t> missing_;  // of each bucket: parameters whose gradient is not complete

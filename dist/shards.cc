@@ -190,8 +190,13 @@ bool exchanges_every_micro_batch(const World& world, const std::string& shard) {
          world.context().size == 1 && std::has_single_bit(static_cast<unsigned>(ranks));
 }
 
+bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient) {
+  return std::ranges::any_of(bucket.parameters, [&](size_t i) { return has_gradient[i] != 0; });
+}
+
 int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
-                            std::span<const NamedParameter> parameters, const std::string& shard,
+                            std::span<const NamedParameter> parameters,
+                            const std::vector<char>& has_gradient, const std::string& shard,
                             int64_t rounds) {
   const bool each = exchanges_every_micro_batch(world, shard);
   int64_t bytes = 0, last_block = -1;
@@ -205,11 +210,12 @@ int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
     const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;
     const int64_t own = bucket.cuts[1];
 
-    bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
+    const bool has_gradients = has_gradient.empty() || has_any(bucket, has_gradient);
+    if (has_gradients) bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;
     // The last block stays from the forward pass to the backward pass.
     const int64_t times = bucket.block < 0 ? 1 : (bucket.block == last_block ? rounds : 2 * rounds);
     // Where updates are divided, a stage sends those of its own parameters.
-    const bool is_sent = shard == "none" || bucket.owner == world.pipeline().rank;
+    const bool is_sent = shard == "none" ? has_gradients : bucket.owner == world.pipeline().rank;
     if (is_sent) bytes += others * own * (shard == "none" ? of_gradient : of_parameter) * times;
   }
   return bytes;

@@ -86,14 +86,19 @@ class ShardLayout {
 /// micro-batch.
 bool exchanges_every_micro_batch(const World& world, const std::string& shard);
 
+/// Returns whether a parameter of the bucket has a gradient. `has_gradient`: of each parameter.
+bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient);
+
 /// Returns the bytes of gradients and parameters that rank 0 sends in a step of `rounds`
-/// micro-batches. `shard`: as dist.shard. Each rank sends every other one its share of the
+/// micro-batches. `has_gradient`: as for has_any(), in the previous step; empty: all have one.
+/// `shard`: as dist.shard. Each rank sends every other one its share of the
 /// gradients, after each micro-batch where they are shared out, and then its own share: of the
 /// sums, or of the updated parameters where only the owner has the sums. Parameters of blocks that
 /// are shared out are sent before each forward pass and, but for the last block's, again before
 /// each backward pass.
 int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
-                            std::span<const NamedParameter> parameters, const std::string& shard,
+                            std::span<const NamedParameter> parameters,
+                            const std::vector<char>& has_gradient, const std::string& shard,
                             int64_t rounds);
 
 /// Completes tensors of a bucket's parameters, of which each rank has the elements that it owns.

@@ -196,7 +196,7 @@ void World::join(const Placement& p, const DistConfig& config) {
     }
     if (tensor_.size > 1) layers_ = make_group(tensor_group(), tensor_);
     if (context_.size > 1) contexts_ = make_group(context_group(), context_);
-    if (has_stages())
+    if (pipeline_.size > 1)
       stages_ = make_group(str("stages/", data_.rank, "/", tensor_.rank), pipeline_);
   });
 }

@@ -140,7 +140,6 @@ class World {
   friend void join_world(const Placement& placement, const DistConfig& config);
   World() = default;
   void join(const Placement& placement, const DistConfig& config);
-  bool has_stages() const { return pipeline_.size > 1; }
   void set_grid(const GridSizes& sizes);
   std::string data_group(const char* name) const;
   std::string tensor_group() const;

@@ -29,7 +29,8 @@ class ForwardHook : public ModeGuard {
   using Function = std::function<Variable(const std::string& path, const Variable& y)>;
   ForwardHook(const ModuleRef& model, std::string_view pattern, Function f);
 
-  /// For ModuleCall.
+  /// Calls the function if the pattern matches the module of `at`. Replaces `y`, the module's
+  /// result, by a defined Variable that the function returns. Only ModuleCall calls it.
   void call(const ModuleCall& at, Variable& y) const;
   const ForwardHook* outer() const { return outer_; }
 

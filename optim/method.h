@@ -53,9 +53,10 @@ class Method {
   virtual StateOf state(const NamedParameter& parameter) const = 0;
   /// Returns the rule for the step's decision and for single elements. The step sets its lr.
   virtual UpdateRule rule() const = 0;
-  /// Updates parameters: all of a step, or, with updates in backward and with state in a file, some
-  /// of them or parts of divisible ones, in several calls. On a CPU it is not called for a skipped
-  /// step; on a GPU only `control` shows whether the step is skipped. It may change the slots.
+  /// Updates the parameters in `slots`, which it may change. One call normally has all parameters
+  /// of a step. If parameters are updated in backward, or the state is in a file, each of several
+  /// calls has some of the parameters, or parts of divisible ones. On a CPU it is not called for a
+  /// skipped step. On a GPU only `control` shows whether the step is skipped.
   virtual void update(std::vector<SlotUpdate>& slots, const UpdateRule& rule, StepControl* control,
                       bool cuda) const = 0;
   /// Returns whether it has code for GPUs.

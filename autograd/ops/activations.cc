@@ -20,7 +20,8 @@ namespace lathe {
 namespace {
 
 struct Softplus {
-  static constexpr OpInfo info{.name = "softplus", .amp = Amp::fp32, .each = {4, 5}};
+  static constexpr OpInfo info{
+      .name = "softplus", .amp = Amp::fp32, .each = {4, 5}, .elementwise = true};
   double beta, threshold;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return at::softplus(x = x_, beta, threshold); }
@@ -34,7 +35,8 @@ struct Softplus {
 };
 
 struct LogSigmoid {
-  static constexpr OpInfo info{.name = "logsigmoid", .amp = Amp::fp32, .each = {4, 5}};
+  static constexpr OpInfo info{
+      .name = "logsigmoid", .amp = Amp::fp32, .each = {4, 5}, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
   // dx = dy * sigmoid(-x)
@@ -49,7 +51,7 @@ struct LogSigmoid {
 };
 
 struct Elu {
-  static constexpr OpInfo info{.name = "elu", .each = {3, 3}};
+  static constexpr OpInfo info{.name = "elu", .each = {3, 3}, .elementwise = true};
   double alpha;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return at::elu(x = x_, alpha); }
@@ -65,7 +67,7 @@ struct Elu {
 };
 
 struct LeakyRelu {
-  static constexpr OpInfo info{.name = "leaky_relu"};
+  static constexpr OpInfo info{.name = "leaky_relu", .elementwise = true};
   double slope;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return at::leaky_relu(x = x_, slope); }
@@ -79,7 +81,7 @@ struct LeakyRelu {
 };
 
 struct Hardswish {
-  static constexpr OpInfo info{.name = "hardswish", .each = {4, 4}};
+  static constexpr OpInfo info{.name = "hardswish", .each = {4, 4}, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
@@ -98,7 +100,7 @@ struct Hardswish {
 };
 
 struct Mish {
-  static constexpr OpInfo info{.name = "mish", .each = {8, 12}};
+  static constexpr OpInfo info{.name = "mish", .each = {8, 12}, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return at::mish(x = x_); }
   // t = tanh(softplus(x)):  dx = dy * (t + x * sigmoid(x) * (1 - t^2))

@@ -3,8 +3,9 @@
 // of positions, also with separate documents and with a window of keys. Both are deterministic
 // under ATen's deterministic algorithms, which the trainer enables on a GPU.
 //
-// cuDNN's forward kernel is faster than flash attention's on Hopper, and has the same results to
-// keep for backward. Its backward is not deterministic, so flash attention's is used after it.
+// On Hopper, cuDNN's forward kernel is faster than that of FlashAttention, and it saves the same
+// tensors for backward. cuDNN's backward kernel is not deterministic, so the backward pass always
+// uses that of FlashAttention.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,9 +21,10 @@ struct DocumentPlaces {
   at::Tensor begins;    ///< where each begins in the B T positions, and B T at the end: int32
   int64_t longest = 0;  ///< positions of the longest document
 };
-/// Returns the documents of starts [B, T] on a GPU, which attention() in ops.h describes; undefined
-/// begins if starts[t] is neither t nor starts[t - 1] somewhere. Waits for the GPU, but not if the
-/// thread's previous call was for the same tensor, as it is in the blocks of a model.
+/// Returns the documents that `starts` [B, T] on a GPU describes; see attention() in ops.h. In each
+/// row, starts[t] must be t or starts[t - 1]; otherwise `begins` of the result is undefined. Waits
+/// for the GPU, unless the previous call on this thread had the same tensor, unchanged since then.
+/// The blocks of a model therefore wait only once.
 DocumentPlaces document_places(const at::Tensor& starts);
 
 /// Which scores the kernels compute.

@@ -26,7 +26,7 @@ void drop(const at::Tensor& in, const at::Tensor& y, const DropoutMask& mask) {
 }
 
 struct Dropout {
-  static constexpr OpInfo info{.name = "dropout"};
+  static constexpr OpInfo info{.name = "dropout", .elementwise = true};
   DropoutMask mask;
   PositionPart part{};  // of dim 1
 

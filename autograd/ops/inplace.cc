@@ -18,7 +18,7 @@ namespace {
 at::Tensor written(const at::Tensor& x) { return x; }
 
 struct ReluInPlace {
-  static constexpr OpInfo info{.name = "relu_"};
+  static constexpr OpInfo info{.name = "relu_", .elementwise = true};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = written(x).relu_(); }
   // dx = dy, 0 where y <= 0
@@ -30,7 +30,7 @@ struct ReluInPlace {
 };
 
 struct LeakyReluInPlace {
-  static constexpr OpInfo info{.name = "leaky_relu_"};
+  static constexpr OpInfo info{.name = "leaky_relu_", .elementwise = true};
   double slope;
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) {
@@ -49,7 +49,7 @@ struct LeakyReluInPlace {
 };
 
 struct TanhInPlace {
-  static constexpr OpInfo info{.name = "tanh_", .each = {1, 3}};
+  static constexpr OpInfo info{.name = "tanh_", .each = {1, 3}, .elementwise = true};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = written(x).tanh_(); }
   // dx = dy * (1 - y^2)
@@ -61,7 +61,7 @@ struct TanhInPlace {
 };
 
 struct SigmoidInPlace {
-  static constexpr OpInfo info{.name = "sigmoid_", .each = {4, 3}};
+  static constexpr OpInfo info{.name = "sigmoid_", .each = {4, 3}, .elementwise = true};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = written(x).sigmoid_(); }
   // dx = dy * y * (1 - y)
@@ -74,7 +74,7 @@ struct SigmoidInPlace {
 };
 
 struct MaskedFillInPlace {
-  static constexpr OpInfo info{.name = "masked_fill_", .each = {0, 0}};
+  static constexpr OpInfo info{.name = "masked_fill_", .each = {0, 0}, .elementwise = true};
   Saved mask;
   double value;
   at::Tensor forward(const at::Tensor& x) { return written(x).masked_fill_(mask.data(), value); }
@@ -86,7 +86,7 @@ struct MaskedFillInPlace {
 };
 
 struct AddInPlace {
-  static constexpr OpInfo info{.name = "add_", .each = {1, 0}};
+  static constexpr OpInfo info{.name = "add_", .each = {1, 0}, .elementwise = true};
   at::Tensor forward(const at::Tensor& x, const at::Tensor& b) { return written(x).add_(b); }
   // dx = dy, db = dy
   template <class T>
@@ -96,7 +96,7 @@ struct AddInPlace {
 };
 
 struct MulInPlace {
-  static constexpr OpInfo info{.name = "mul_"};
+  static constexpr OpInfo info{.name = "mul_", .elementwise = true};
   double c;
   at::Tensor forward(const at::Tensor& x) { return written(x).mul_(c); }
   // dx = c * dy

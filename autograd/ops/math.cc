@@ -22,7 +22,7 @@ namespace lathe {
 namespace {
 
 struct Abs {
-  static constexpr OpInfo info{.name = "abs"};
+  static constexpr OpInfo info{.name = "abs", .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).abs(); }
   // dx = dy * sign(x)
@@ -33,7 +33,7 @@ struct Abs {
 };
 
 struct Sign {
-  static constexpr OpInfo info{.name = "sign", .each = {1, 0}};
+  static constexpr OpInfo info{.name = "sign", .each = {1, 0}, .elementwise = true};
   at::Tensor forward(const at::Tensor& x) { return x.sign(); }
   // dx = 0
   template <class T>
@@ -46,7 +46,7 @@ struct Sign {
 };
 
 struct Sin {
-  static constexpr OpInfo info{.name = "sin", .each = {4, 5}};
+  static constexpr OpInfo info{.name = "sin", .each = {4, 5}, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).sin(); }
   // dx = dy * cos(x)
@@ -57,7 +57,7 @@ struct Sin {
 };
 
 struct Cos {
-  static constexpr OpInfo info{.name = "cos", .each = {4, 6}};
+  static constexpr OpInfo info{.name = "cos", .each = {4, 6}, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).cos(); }
   // dx = -dy * sin(x)
@@ -68,7 +68,8 @@ struct Cos {
 };
 
 struct Log1p {
-  static constexpr OpInfo info{.name = "log1p", .amp = Amp::fp32, .each = {2, 2}, .exact = true};
+  static constexpr OpInfo info{
+      .name = "log1p", .amp = Amp::fp32, .each = {2, 2}, .exact = true, .elementwise = true};
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return (x = x_).log1p(); }
   // dx = dy / (1 + x)
@@ -79,7 +80,8 @@ struct Log1p {
 };
 
 struct Expm1 {
-  static constexpr OpInfo info{.name = "expm1", .amp = Amp::fp32, .each = {2, 2}};
+  static constexpr OpInfo info{
+      .name = "expm1", .amp = Amp::fp32, .each = {2, 2}, .elementwise = true};
   Saved y = Saved::output();
   at::Tensor forward(const at::Tensor& x) { return y = x.expm1(); }
   // dx = dy * (y + 1)
@@ -114,7 +116,8 @@ struct Reciprocal {
 };
 
 struct Xlogy {
-  static constexpr OpInfo info{.name = "xlogy", .amp = Amp::fp32, .each = {2, 4}, .exact = true};
+  static constexpr OpInfo info{
+      .name = "xlogy", .amp = Amp::fp32, .each = {2, 4}, .exact = true, .elementwise = true};
   Saved x = Saved::input(0), y = Saved::input(1);
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& y_) {
     return at::xlogy(x = x_, y = y_);
@@ -134,7 +137,7 @@ std::optional<at::Scalar> scalar(std::optional<double> value) {
 }
 
 struct Clamp {
-  static constexpr OpInfo info{.name = "clamp", .each = {2, 2}, .exact = true};
+  static constexpr OpInfo info{.name = "clamp", .each = {2, 2}, .exact = true, .elementwise = true};
   std::optional<double> min, max;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
@@ -151,7 +154,8 @@ struct Clamp {
 };
 
 struct ClampTo {
-  static constexpr OpInfo info{.name = "clamp", .each = {2, 4}, .optional = inputs_at({1, 2})};
+  static constexpr OpInfo info{
+      .name = "clamp", .each = {2, 4}, .optional = inputs_at({1, 2}), .elementwise = true};
   Saved x{}, min{}, max{};
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& min_, const at::Tensor& max_) {
     LATHE_CHECK(min_.defined() || max_.defined(), "needs a lower or an upper bound");
@@ -183,7 +187,7 @@ struct ClampTo {
 template <bool largest>
 struct Pairwise {
   static constexpr OpInfo info{
-      .name = largest ? "maximum" : "minimum", .each = {1, 2}, .exact = true};
+      .name = largest ? "maximum" : "minimum", .each = {1, 2}, .exact = true, .elementwise = true};
   Saved a = Saved::input(0), b = Saved::input(1);
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     a = a_;

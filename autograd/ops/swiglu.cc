@@ -12,7 +12,7 @@ namespace lathe {
 namespace {
 
 struct SwigluOp {
-  static constexpr OpInfo info{.name = "swiglu", .each = {6, 10}};
+  static constexpr OpInfo info{.name = "swiglu", .each = {6, 10}, .elementwise = true};
   Saved x = Saved::input(0);
 
   // y = silu(a) b, [a b] = x

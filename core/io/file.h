@@ -42,7 +42,7 @@ struct FileCalls {
 };
 extern FileCalls file_calls;
 
-/// Calls `call`, again as long as a signal interrupts it, and returns its result.
+/// Calls `call`, repeats the call as long as a signal interrupts it, and returns the last result.
 template <class Call>
 auto retry_interrupted(Call&& call) {
   decltype(call()) result;

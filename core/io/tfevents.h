@@ -29,7 +29,7 @@ struct Histogram {
 
 // These return a value of an event, encoded.
 std::string tf_scalar(const std::string& tag, double value);
-/// Shown as Markdown; UTF-8.
+/// Returns an encoded text value. `text` is UTF-8, and TensorBoard shows it as Markdown.
 std::string tf_text(const std::string& tag, const std::string& text);
 std::string tf_histogram(const std::string& tag, const Histogram& histogram);
 

@@ -18,8 +18,9 @@ struct AdafactorArgs {
   double decay = 0;  ///< b
 };
 
-/// For rows [begin, end), or elements of a parameter that is not factored: updates r (or v), adds
-/// each column's sum of x to `columns` [columns], and returns the sum of squares of p.
+/// Updates r for rows [begin, end), and adds each column's sum of x to `columns` [columns]. For a
+/// parameter that is not factored, updates v for elements [begin, end). Returns the sum of squares
+/// of p over these rows or elements.
 double adafactor_moments_cpu(const AdafactorArgs& args, const UpdateRule& rule,
                              const StepControl& control, int64_t begin, int64_t end,
                              double* columns);

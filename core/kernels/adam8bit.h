@@ -13,9 +13,9 @@
 
 namespace lathe {
 
-/// The levels, ascending: 0, 1, and with e = 0, ..., 6 the values 10^-e f, where f are the middles
-/// of 2^(6 - e) equal parts of [0.1, 1] (2^(7 - e) where all are positive), each with both signs
-/// where `with_sign`.
+/// Returns the 256 levels in ascending order: 0, 1, and the values 10^-e f for e = 0, ..., 6. With
+/// `with_sign`, f takes the midpoints of 2^(6 - e) equal parts of [0.1, 1], and each value occurs
+/// with both signs. Otherwise f takes the midpoints of 2^(7 - e) parts, and no value is negative.
 const std::array<float, 256>& dynamic_levels(bool with_sign);
 
 /// State 0: codes of the mean, 1: of the mean of squares, uint8 [n]; 2 and 3: their scales,

@@ -25,12 +25,12 @@ HWY_INLINE V capped_part(V score, float scale, float cap) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Tanh(D(), x));
 }
 
-/// One block of the online softmax. scores [rows, columns], `stride` apart, belong to queries from
-/// q0 and keys from k0. Writes exp(score scale - m) to p, with zeros where the mask applies and in
-/// the columns up to `width`. Updates the running maximum m and denominator l [rows] of the
-/// previous blocks (`is_first`: there are none), and rescales the accumulated output [rows, wide].
-/// `starts`, if not null: the first key that each row sees. With `is_capped` the scores, once
-/// scaled, are capped by `cap`.
+/// Computes one block of the online softmax. scores [rows, columns], `stride` apart, belong to
+/// queries from q0 and keys from k0. Writes exp(score scale - m) to p, with zeros where the mask
+/// applies and in the columns up to `width`. Updates the running maximum m and denominator l [rows]
+/// of the previous blocks, and rescales the accumulated output [rows, wide]. `is_first` means that
+/// there is no previous block. `starts` has the first key that each row sees; null: all keys up to
+/// the query's own position. With `is_capped`, scores are scaled and then capped by `cap`.
 template <bool is_capped, class T>
 void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t columns, int64_t width,
                 int64_t q0, int64_t k0, const int64_t* starts, bool is_first, float scale,

@@ -8,10 +8,10 @@
 
 namespace lathe {
 
-/// An instruction. Operands and the result are places: those of the inputs, of the outputs, and
-/// then registers. An operand a of -1 is the result of the instruction before, which is still in
-/// vectors; without a place `to` the result stays there only. Of a load, a is the input; of a
-/// store, the result is the output.
+/// An instruction on places. Places are numbered: first the inputs, then the outputs, then the
+/// registers. If `a` is -1, operand a is the result of the previous instruction, which is still in
+/// vector registers. If `to` is -1, the result stays in vector registers and is not stored. In a
+/// load, `a` is the index of an input; in a store, `to` is the index of an output.
 struct ChainInstruction {
   ChainOp op = ChainOp::copy;
   bool low = false;

@@ -41,8 +41,8 @@ bool gemm_ready(Element type);
 /// Returns the type in which `type` is multiplied: bfloat16 directly if multiplies_bf16(),
 /// otherwise float32.
 Element multiplied_as(Element type);
-/// Sets whether ops use these kernels where gemm_ready() allows (the default), or ATen's
-/// throughout. Not thread-safe.
+/// Sets whether ops use these kernels for the types for which gemm_possible() returns true (the
+/// default), or always use ATen's kernels. Not thread-safe.
 void use_kernels(bool on);
 bool kernels_wanted();
 /// Returns the instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2",

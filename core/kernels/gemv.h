@@ -18,8 +18,9 @@ constexpr int64_t few_rows = 8;
 /// Returns whether gemv_nt takes a [m, k] and b [n, k] of these types. gemv_few_bits takes any a
 /// that is accepted together with float32.
 bool gemv_ready(Element a, Element b, int64_t m);
-/// Computes a [m, k] times the transpose of b [n, k], then `e`. The result is gemm_nt's to the bit
-/// where gemm_nt multiplies in float32 (the order of its sums, `step` products deep).
+/// Computes a [m, k] times the transpose of b [n, k], then applies `e`. Every `step` products along
+/// k are summed separately, in the order of gemm_nt(). The result therefore has the same bits as
+/// that of gemm_nt() if gemm_nt() multiplies in float32.
 void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, const Epilogue& e);
 
 /// A quantized matrix [n, k], k a multiple of 64: each 64 elements of a row have a scale.

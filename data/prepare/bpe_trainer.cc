@@ -121,7 +121,7 @@ class Merger {
  public:
   /// `d`: has the special tokens and then the bytes, from `first_byte` on. `of_byte`: their ids.
   Merger(BPEDefinition& d, size_t first_byte, const std::array<int32_t, 256>& of_byte,
-         const Words& word_counts)
+         Words word_counts)
       : d_(d) {
     for (size_t id = first_byte; id < d.tokens.size(); ++id)
       ids_[d.tokens[id]] = static_cast<int32_t>(id);
@@ -130,6 +130,7 @@ class Merger {
       for (const char c : text) word.push_back(of_byte[static_cast<unsigned char>(c)]);
       counts_.push_back(count);
     }
+    word_counts = {};  // frees its memory
 
     for (size_t w = 0; w < words_.size(); ++w) {
       for (size_t i = 0; i + 1 < words_[w].size(); ++i) {

@@ -41,12 +41,12 @@ class CsvReader {
   std::deque<std::string> unquoted_;  // fields with doubled quotes
 };
 
-/// Returns the separator of a table: a tab in a file .tsv or .tab; `usual` where the first line has
-/// one; else the one among comma, semicolon and tab that the line has, or `usual` where it has
-/// several or none.
+/// Returns the separator of a table. It is a tab if the file's extension is .tsv or .tab. Otherwise
+/// it is `usual` if the first line contains that character. Otherwise it is the only one of comma,
+/// semicolon and tab that the first line contains, or `usual` if the line has several or none.
 char find_separator(const std::string& file, std::string_view text, char usual);
 
-/// Returns a field of a file with commas: in quotes where it must be.
+/// Returns `text` as a field of a comma-separated file. Adds quotes if the field needs them.
 std::string csv_field(std::string_view text);
 
 /// Returns a decimal number, which may begin with a plus sign; nullopt where the text is not a

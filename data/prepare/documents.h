@@ -55,8 +55,9 @@ void each_line(const Part& part,
 /// space on either side: the patterns of GPT-2, Llama 3 and Qwen 2 all end a piece there.
 class PartReader {
  public:
-  /// Longer documents are cut into parts, unless they must be `whole`; then one of more than 64 MiB
-  /// throws Exit::data with the remedy.
+  /// Creates a reader of parts of about `part_bytes` bytes. It cuts longer documents into parts
+  /// unless `whole` is true. Then next() throws Exit::data, with the remedy, for a document of more
+  /// than `most_whole` bytes. It always does so for such a line of JSON Lines.
   PartReader(const DocumentSource& source, bool whole, size_t part_bytes = size_t{1} << 20,
              size_t most_whole = size_t{64} << 20);
   /// Reads the next part; returns false at the end.

@@ -35,8 +35,9 @@ struct ExampleOptions {
 /// memory does not grow with it. Inputs keep their order and their type, except that float16 and
 /// bfloat16 become float32 and bool becomes uint8; numbers of text become uint8 where all are
 /// integers up to 255, else float64. Classes, which are text labels or whole numbers, are numbered
-/// from 0 in sorted order and keep their names. Targets are taken for classes where they are text,
-/// or whole numbers of at most 20 different values, or of at most 1000 with 50 examples for each.
+/// from 0 in sorted order and keep their names. If `task` is empty, the targets are classes if they
+/// are text, or if they are integers with at most 20 different values. They are also classes
+/// if they have at most 1000 different values and, on average, at least 50 examples for each value.
 ///
 /// A text column of a table gives an input for each of its values, which come from all training and
 /// validation lines of the same files. Empty cells are filled with the mean or the median over the

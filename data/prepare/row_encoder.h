@@ -16,10 +16,11 @@ class RowEncoder {
  public:
   /// `places` has the index in a row of each column of the format, which must outlive this object.
   RowEncoder(const TableFormat& format, std::vector<size_t> places);
-  /// Appends the inputs of a row; an empty cell that a fill is not known for becomes NaN. Returns
-  /// false where a cell is empty and such rows are left out, which is so in a table that is being
-  /// prepared (`prepares`). Throws Exit::data, with `where(column)` as its beginning, for a cell
-  /// that can't be encoded.
+  /// Appends the inputs of a row to `inputs`. If empty cells are to be filled, an empty cell of a
+  /// numeric column becomes the column's fill, or NaN if the fill is not known yet. Returns false
+  /// if the row must be dropped: it has an empty cell, the format drops such rows, and `prepares`
+  /// is true. Throws Exit::data for a cell that can't be encoded; the message begins with
+  /// `where(column)`. `prepares` is true while a data set is being prepared.
   bool encode(const std::vector<std::string_view>& fields, bool prepares,
               const std::function<std::string(size_t column)>& where,
               std::vector<double>& inputs) const;

@@ -19,8 +19,8 @@ namespace lathe {
 /// uint16 or, `wide`, as uint32.
 class SplitWriter {
  public:
-  /// `most_tokens`: an upper limit of the tokens to come, which decides whether files are numbered;
-  /// nullopt where it is unknown.
+  /// Creates a writer that opens no file yet. `most_tokens` is an upper bound on the number of
+  /// tokens, or nullopt if it is unknown. It decides whether the names of the files have numbers.
   SplitWriter(const fs::path& out, int64_t shard_tokens, const std::string& split,
               std::optional<int64_t> most_tokens, bool wide)
       : out_(out),

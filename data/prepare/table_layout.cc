@@ -61,8 +61,8 @@ LayoutFinder::LayoutFinder(const std::string& file, std::string_view text,
   columns_ = rows_[0].size();
   if (columns_ < 2)
     fail(Exit::data, where(),
-         " has one column; there must be inputs and a target (--separator sets what separates "
-         "columns)");
+         " has one column, but a table needs columns for the inputs and the target; set the "
+         "character between columns with --separator");
 
   roles_.assign(columns_, ColumnRole::input);
   target_ = column_of("target", options.target);
@@ -79,8 +79,8 @@ LayoutFinder::LayoutFinder(const std::string& file, std::string_view text,
     fail(Exit::usage, file, " has no columns left for inputs; drop fewer of them");
 }
 
-/// Returns the column that an option names: by its name or number. In a line of numbers only it is
-/// a number.
+/// Returns the column that an option gives by name or by number. If the first line has only
+/// numbers, a number in the option is always the number of a column, not a name.
 size_t LayoutFinder::column_of(const std::string& flag, const std::string& which) {
   const Row& first = rows_[0];
   size_t place = 0;
@@ -120,7 +120,7 @@ bool LayoutFinder::is_header() const {
   const Row& first = rows_[0];
   const Row* second = rows_.size() > 1 ? &rows_[1] : nullptr;
 
-  // Of a column, the first cell below the first line that is not empty.
+  // Returns the first cell of a column, below the first line, that is not empty.
   const auto below = [&](size_t c) -> const std::string* {
     for (size_t r = 1; r < rows_.size(); ++r) {
       if (!rows_[r][c].empty()) return &rows_[r][c];
@@ -160,8 +160,8 @@ void LayoutFinder::check_names() const {
            " --drop ", c + 1);
     if (name.empty())
       fail(Exit::data, where(), ": column ", c + 1,
-           " has no name in the header line; such columns mostly number the lines: give it a name, "
-           "or leave it out with --drop ",
+           " has no name in the header line, as is common for a column of line numbers; give it a "
+           "name, or leave it out with --drop ",
            c + 1);
     if (!is_utf8(name))
       fail(Exit::data, where(), ": column ", c + 1,
@@ -184,7 +184,7 @@ TableLayout LayoutFinder::result() const {
   for (size_t c = 0; c < columns_; ++c) {
     const std::string cell = rows_.size() > data ? rows_[data][c] : "";
     const bool is_input = roles_[c] == ColumnRole::input, is_forced = categories_.contains(c);
-    // The name of a dropped column may be anything, and nobody asks for it.
+    // The name of a dropped column was not checked, so it may not be UTF-8. It is not needed.
     const bool named = layout.format.has_header && is_utf8(rows_[0][c]);
     layout.format.columns.push_back({.name = named ? rows_[0][c] : "",
                                      .role = roles_[c],

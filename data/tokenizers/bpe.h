@@ -68,7 +68,8 @@ enum class SpecialText { token, text, refuse };
 /// Returns the id of the special token with this text, or -1.
 int32_t special_id(const BPEDefinition& definition, std::string_view text);
 
-/// Ids of the special tokens that begin and end a text, end a chat's turn, and fill up; -1: none.
+/// Ids of the special tokens that begin a text, end a text, end a turn of a chat, and pad a batch;
+/// -1: there is none.
 struct TextMarks {
   int32_t begin = -1, end = -1, turn_end = -1, pad = -1;
 };
@@ -89,7 +90,7 @@ class BPE {
   ~BPE();
 
   const BPEDefinition& definition() const { return definition_; }
-  /// Ids go from 0 to size() - 1.
+  /// Returns the number of ids, which are 0 to size() - 1.
   int64_t size() const { return static_cast<int64_t>(definition_.tokens.size()); }
 
   /// Encodes text, and caches the ids of frequent pieces. For one thread.

@@ -7,6 +7,12 @@ namespace lathe {
 
 namespace {
 
+/// Returns a value that an operation copies.
+Json counted(Json value, JinjaScope& scope) {
+  scope.spend_copy(jinja::bytes(value));
+  return value;
+}
+
 std::vector<Json> jinja_values(const std::vector<JinjaExpression>& all, JinjaScope& scope) {
   std::vector<Json> values;
   for (const JinjaExpression& one : all) values.push_back(one(scope));
@@ -213,7 +219,8 @@ JinjaExpression JinjaParser::filtered() {
     const std::string name = word();
     const auto given = next_is("(") ? arguments() : std::vector<JinjaExpression>();
     made = [name, given, x = made](JinjaScope& s) {
-      return jinja::filter(name, x(s), jinja_values(given, s));
+      const Json value = counted(x(s), s);
+      return jinja::filter(name, value, jinja_values(given, s));
     };
   }
 }
@@ -225,7 +232,8 @@ JinjaExpression JinjaParser::postfix() {
       const std::string name = word();
       if (next_is("(")) {
         made = [x = made, name, given = arguments()](JinjaScope& s) {
-          return jinja::method(x(s), name, jinja_values(given, s));
+          const Json value = counted(x(s), s);
+          return jinja::method(value, name, jinja_values(given, s));
         };
       } else {
         made = [x = made, name](JinjaScope& s) { return jinja::member(x(s), name); };

@@ -19,7 +19,8 @@ class JinjaScope {
   void pop() { levels_.pop_back(); }
   /// Sets a variable of the innermost scope.
   void set(const std::string& name, Json value);
-  /// Sets a member of a namespace, wherever it was made.
+  /// Sets a member of the namespace `name`, which may be in an outer scope. Throws JinjaError if
+  /// there is no such namespace, or if `value` is a list or an object.
   void set_member(const std::string& name, const std::string& member, Json value);
   /// Returns a variable, or a discarded value, which stands for an undefined one.
   Json get(const std::string& name);
@@ -39,19 +40,19 @@ class JinjaScope {
 /// An expression that was parsed. It is evaluated only where it is needed.
 using JinjaExpression = std::function<Json(JinjaScope&)>;
 
-/// Parses the words of a tag. Throws JinjaError for what is malformed or not supported.
+/// Parses the text of a tag. Throws JinjaError if the text is malformed or not supported.
 class JinjaParser {
  public:
   explicit JinjaParser(const std::string& text);
-  /// Takes a name.
+  /// Consumes the next token, which must be a name, and returns it.
   std::string word();
-  /// Takes this token, if it is the next one.
+  /// Consumes the next token and returns true if it is `token`. Otherwise returns false.
   bool take(const std::string& token);
-  /// Takes this token. Throws JinjaError for another one.
+  /// Consumes the next token. Throws JinjaError if it is not `token`.
   void expect(const std::string& token);
-  /// Throws JinjaError unless all tokens are taken.
+  /// Throws JinjaError unless all tokens are consumed.
   void finish() const;
-  /// Parses an expression, as far as it goes.
+  /// Parses the expression at the next token. Stops at the first token that does not belong to it.
   JinjaExpression expression();
 
  private:

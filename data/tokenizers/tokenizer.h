@@ -28,8 +28,8 @@ class Tokenizer {
   /// Returns "byte", or "char" with its vocabulary. Throws Exit::data for another kind or a
   /// repeated character.
   static Tokenizer from(const std::string& kind, const std::vector<std::string>& vocabulary);
-  /// Returns a BPE read from files (read_bpe), with the settings of a folder. Throws Exit::data
-  /// where it cannot be read, as a GGUF file, of which `lathe import` makes a run.
+  /// Reads a BPE tokenizer from files (read_bpe), with the settings if `path` is a folder. Throws
+  /// Exit::data if it can't be read. For a GGUF file the error recommends `lathe import`.
   static Tokenizer bpe(const fs::path& path);
   /// Reads what add_to_json wrote into an object; the field `kind_key` is its kind. Throws
   /// Exit::data, beginning with `where`.
@@ -38,7 +38,7 @@ class Tokenizer {
   void add_to_json(Json& json, const char* kind_key) const;
 
   const std::string& kind() const { return kind_; }
-  /// Ids are 0 to size() - 1.
+  /// Returns the number of ids, which are 0 to size() - 1.
   int64_t size() const;
   /// Returns the code point of each id for "char"; else empty.
   const std::vector<std::string>& vocabulary() const { return vocabulary_; }
@@ -62,8 +62,8 @@ class Tokenizer {
   /// Returns whether both give every text the same ids.
   bool operator==(const Tokenizer& other) const;
 
-  /// Returns the ids of `text`; a BPE encodes the texts of special tokens as these. Throws `code`
-  /// with the character for one that is not in the vocabulary.
+  /// Returns the ids of `text`. A BPE encodes the text of a special token as that token. Throws an
+  /// error with exit code `code` that names the character if one is not in the vocabulary.
   std::vector<int64_t> encode(std::string_view text, Exit code = Exit::data) const;
   /// Returns the text of ids; an id without a character becomes U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const;

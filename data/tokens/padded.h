@@ -18,7 +18,8 @@ class PaddedItems {
   virtual int64_t size() const = 0;
   /// Returns the name of the stream of random numbers that orders them.
   virtual const char* stream() const = 0;
-  /// Returns how many rows of a batch an item has: those of the n-th of N items are n, n + N, ...
+  /// Returns the number of rows that an item takes in a batch. The n-th of the N items of a batch
+  /// has rows n, n + N, n + 2 N, ...
   virtual int64_t rows() const { return 1; }
   /// Returns how many targets an item adds to those that the sum of losses is divided by.
   virtual int64_t targets(int64_t item, int64_t window) const = 0;

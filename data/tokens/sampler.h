@@ -29,8 +29,8 @@ class WindowSampler {
 /// 65536 windows the sources have exactly their shares, in a keyed order.
 class MixtureSampler {
  public:
-  /// Weights are not negative, and one is positive. A source with a positive weight occurs at least
-  /// once in every round.
+  /// Requires weights that are not negative, and at least one that is positive. A source with a
+  /// positive weight occurs at least once in every round.
   MixtureSampler(const std::vector<double>& weights, uint64_t seed);
   /// A window of the mixture.
   struct Place {

@@ -79,9 +79,9 @@ struct GroupedQueryAttention {
   /// `norm_eps` queries and keys are normalized with that eps, all heads together if `norms_all`.
   GroupedQueryAttention(int64_t channels, int64_t heads, int64_t kv_heads, int64_t width, bool bias,
                         std::optional<double> norm_eps, bool norms_all = false);
-  /// x [B, T, C], rope_table [T, D] or [B, T, D] from Rotary::rope_table, and `residual`, which is
-  /// added -> [B, T, C]. Without a rope_table nothing is rotated. `starts` as for
-  /// CausalSelfAttention.
+  /// Maps x [B, T, C] to [B, T, C], and adds `residual` if it is given. `rope_table` is [T, D] or
+  /// [B, T, D], from Rotary::rope_table(); if it is undefined, nothing is rotated. `starts` has the
+  /// same meaning as for CausalSelfAttention.
   Variable operator()(const Variable& x_BTC, const at::Tensor& rope_table,
                       const Variable& residual = {}, const at::Tensor& starts = {}) const;
   void visit(Visit& v_) {
@@ -117,10 +117,10 @@ struct MultiHeadAttention {
   MultiHeadAttention(int64_t channels, int64_t heads, bool bias = true, double dropout = 0,
                      std::optional<int64_t> key_channels = std::nullopt,
                      std::optional<int64_t> value_channels = std::nullopt);
-  /// query [B, T, C], key [B, S, K], value [B, S, V] -> [B, T, C].
+  /// Maps query [B, T, C], key [B, S, K] and value [B, S, V] to [B, T, C].
   Variable operator()(const Variable& query, const Variable& key, const Variable& value,
                       const AttentionMask& mask = {}) const;
-  /// Self-attention.
+  /// Computes self-attention: x is the query, the key and the value.
   Variable operator()(const Variable& x_BTC, const AttentionMask& mask = {}) const {
     return (*this)(x_BTC, x_BTC, x_BTC, mask);
   }

@@ -31,9 +31,10 @@ struct SeparateDocuments : ModeGuard {
 inline at::Tensor document_starts() {
   return mode().document_starts != nullptr ? *mode().document_starts : at::Tensor();
 }
-/// Returns the position of each of `t` tokens of a row in its text or document, int64 [t] or [B,
-/// t]: of those behind the cached ones under a KeyValueCache::Use, of this process's under
-/// DividePositions. Undefined where they are 0 to t - 1.
+/// Returns the position of each of the `t` tokens of a row in its text or document: int64 [t] or
+/// [B, t]. Under a KeyValueCache::Use, the tokens follow the cached ones. Under DividePositions,
+/// they are the tokens of this process. Returns an undefined tensor if neither guard is alive and
+/// there are no document starts; the positions are then 0 to t - 1.
 at::Tensor token_positions(int64_t t, at::Device device);
 
 }  // namespace lathe

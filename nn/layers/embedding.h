@@ -32,11 +32,11 @@ struct EmbeddingBag {
   EmbeddingBag() = default;
   EmbeddingBag(int64_t rows, int64_t channels, BagMode bag = BagMode::mean,
                std::optional<int64_t> padding = std::nullopt);
-  /// ids int64 [B, L] -> [B, C], zeros for a bag without ids that count. `scales` [B, L] are
-  /// factors of the rows, for BagMode::sum only.
+  /// Maps ids int64 [B, L] to [B, C]. A bag in which all ids are ignored gives zeros. `scales`
+  /// [B, L] has a factor for each row, and is allowed for BagMode::sum only.
   Variable operator()(const at::Tensor& ids_BL, const Variable& scales_BL = {}) const;
-  /// Bags of different lengths, one after the other: ids int64 [N]; bag i begins at offsets[i]
-  /// (int64 [B], increasing from 0) and ends where the next begins.
+  /// Maps bags of different lengths to [B, C]. ids int64 [N] has the bags one after another. Bag i
+  /// begins at offsets[i] (int64 [B], increasing from 0) and ends where the next one begins.
   Variable operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B,
                       const Variable& scales_N = {}) const;
   void visit(Visit& v) { v("weight", weight, Role::embedding); }

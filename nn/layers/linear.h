@@ -30,8 +30,9 @@ struct Linear {
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
   /// Computes y. `residual` [..., out] is added if it is given, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
-  /// Returns `x` for a fused op that multiplies it by the weight in place of a call: where tensor
-  /// ranks have parts of the outputs, with the sum of their gradients.
+  /// Returns the tensor that a fused op must multiply by the weight if it replaces a call of this
+  /// layer. This is `x`. If tensor ranks have parts of the outputs, the backward pass sums the
+  /// gradient of `x` over these ranks.
   Variable input(const Variable& x) const;
   /// Returns whether calls add an adapter: there is one, and Mode::adapters does not disable it.
   bool has_adapter() const { return lora_a.defined() && mode().adapters; }

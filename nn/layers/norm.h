@@ -98,8 +98,8 @@ struct BatchNorm {
 /// BatchNorm of features or sequences. torch.nn.BatchNorm1d.
 struct BatchNorm1d : BatchNorm {
   using BatchNorm::BatchNorm;
-  /// x [B, C] or [B, C, L]. With `wide` the result is float32 even under autocast, for a residual
-  /// stream.
+  /// Returns the norm of x [B, C] or [B, C, L]. With `wide` the result is float32 even under
+  /// autocast, for a residual stream.
   Variable operator()(const Variable& x, bool wide = false) const;
 };
 /// BatchNorm of images. torch.nn.BatchNorm2d.

@@ -117,9 +117,10 @@ class Model {
 /// tanh(x W^T / c), which is computed in float32 or wider.
 Variable head_logits(const Variable& x, const Variable& weight, double softcap);
 /// Returns the summed cross-entropy of head_logits() of x [N, C] over the targets [N] that are not
-/// -100, divided by `divisor` (0 stands for their number), without keeping complete logits. With a
-/// divisor and a softcap, or tensor ranks that have parts of the vocabulary, the logits of some
-/// rows at a time are computed, and again in the backward pass.
+/// -100, divided by `divisor` (0 stands for their number). Does not keep complete logits, with one
+/// exception: a `divisor` of 0 with a softcap or with tensor ranks that have parts of the
+/// vocabulary. With a softcap or such ranks, and another divisor, computes the logits of some rows
+/// at a time, and computes them again in the backward pass.
 Variable head_cross_entropy(const Variable& x, const Variable& weight, double softcap,
                             const at::Tensor& targets, double divisor);
 
@@ -286,10 +287,12 @@ void add_model_kind(ModelKind kind);
 /// Returns the kind of that name, or null.
 const ModelKind* find_model_kind(const std::string& name);
 
-/// Returns smaller versions of a kind's config: a list for each way to scale it down, in the order
-/// in which to try them. Guessed ones pass the kind's check. A kind with scale_down has one way
-/// with one version. For others the versions are guesses, which may not be valid or smaller models:
-/// for each integer key, the largest value first, half the value and its divisors.
+/// Returns smaller versions of a kind's config: one list for each way to scale it down, in the
+/// order in which to try them. If the kind has scale_down, there is one list with one version, or
+/// no list if the config can't be scaled down. Otherwise there is one list for each integer key,
+/// the key with the largest value first. Its versions have half the value and its divisors. They
+/// pass the kind's check, but they are guesses: a model of such a config may be invalid or not
+/// smaller.
 std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const AnyConfig& config);
 /// Halves a size, but not below `least`. Returns false and leaves it unchanged if it is at most
 /// `least`.

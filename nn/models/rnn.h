@@ -46,7 +46,7 @@ struct RNN {
   Dropout features_drop;
   Linear head;  ///< has no weight if weights are tied
 
-  /// Parameters are zero until they are initialized.
+  /// Creates the model. Parameters are zero until they are initialized.
   explicit RNN(const RNNConfig& config);
   /// Returns the first fault between its keys, if any.
   static std::optional<ConfigFault> check(const RNNConfig& config);

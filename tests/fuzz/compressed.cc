@@ -35,10 +35,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::string text;
     while (text.size() < (size_t{8} << 20) && in.read(text, 4096)) {
     }
-    fuzz::must(packed || text == fuzz::text_of(data, size), "plain bytes are what the file has");
-    fuzz::must(in.consumed() <= size, "no more is read than there is");
+    fuzz::must(packed || text == fuzz::text_of(data, size), "plain files are read unchanged");
+    fuzz::must(in.consumed() <= size, "consumed() is at most the size of the file");
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "what is wrong is in the data");
+    fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }
   return 0;
 }

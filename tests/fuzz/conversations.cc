@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       });
     }
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "what is wrong is in the data");
+    fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }
   return 0;
 }

@@ -44,7 +44,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::must(!open, "the last document ends");
     fuzz::must(packed || all == text, "together the parts are the file");
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "what is wrong is in the data");
+    fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }
   return 0;
 }

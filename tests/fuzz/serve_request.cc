@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       fuzz::must(r.max_tokens.value_or(0) >= 0, "a number of tokens");
       for (const std::string& stop : r.stops) fuzz::must(!stop.empty(), "a stop has a character");
     } catch (const ApiError& e) {
-      fuzz::must(e.status() == 400 && is_utf8(e.body()), "what is wrong is in the request");
+      fuzz::must(e.status() == 400 && is_utf8(e.body()), "an invalid request gives status 400");
     }
   }
   return 0;

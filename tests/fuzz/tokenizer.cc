@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!bpe.definition().nfc && bpe.definition().byte_tokens.empty())
       fuzz::must(bpe.decode({ids.begin(), ids.end()}) == text, "text comes back");
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "what is wrong is in the data");
+    fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }
   return 0;
 }

@@ -157,8 +157,8 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.replica = sizes;
   result.stage = stage;
   result.update_share = update_share_of(s);
-  result.sent_bytes = bytes_sent_by_first(world(), *s.layout, s.local_params(), s.config.dist.shard,
-                                          all / data_ranks) +
+  result.sent_bytes = bytes_sent_by_first(world(), *s.layout, s.local_params(), s.exchanged,
+                                          s.config.dist.shard, all / data_ranks) +
                       sent_in_replica * (all / data_ranks) / own;
   result.peaks = memory_stats();
   add_facts(result, s);

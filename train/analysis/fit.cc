@@ -101,11 +101,14 @@ std::optional<int64_t> largest_that_fits(
     return known[batch];
   };
   const auto is_excluded = [&](int64_t batch) { return !needs_of(batch); };
-  const auto fits = [&](int64_t batch) { return needs_of(batch) <= bytes; };
+  const auto fits = [&](int64_t batch) {
+    const std::optional<int64_t> needed = needs_of(batch);
+    return needed && *needed <= bytes;
+  };
 
   // More micro-batches keep more sums of gradients, so the current one may fit where a smaller one
   // does not.
-  if (!is_excluded(batches.front()) && fits(batches.front())) return batches.front();
+  if (fits(batches.front())) return batches.front();
   while (!batches.empty() && is_excluded(batches.back())) batches.pop_back();
   if (batches.empty() || !fits(batches.back())) return std::nullopt;
 

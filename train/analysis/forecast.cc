@@ -8,6 +8,8 @@
 #include <cmath>
 #include <exception>
 #include <functional>
+#include <optional>
+#include <utility>
 
 #include "autograd/op.h"
 #include "core/error.h"

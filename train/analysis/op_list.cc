@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <span>
 #include <sstream>
 
+#include "autograd/op.h"
 #include "core/dtype.h"
 #include "core/io/text.h"
 #include "core/mode.h"
@@ -16,20 +16,6 @@ namespace lathe {
 namespace {
 
 using Phase = Span::Phase;
-
-/// Returns whether each element of the op's result depends on the elements at its position only.
-bool is_elementwise(const std::string& op) {
-  static const std::set<std::string, std::less<>> names{
-      "abs",        "add",        "add_",        "add_scalar",  "cast",         "clamp",
-      "cos",        "div",        "dropout",     "elu",         "erf",          "exp",
-      "expm1",      "fused",      "gelu",        "hardswish",   "log",          "log1p",
-      "logsigmoid", "leaky_relu", "leaky_relu_", "masked_fill", "masked_fill_", "maximum",
-      "minimum",    "mish",       "mul",         "mul_",        "mul_scalar",   "pow",
-      "reciprocal", "relu",       "relu_",       "rsqrt",       "sigmoid",      "sigmoid_",
-      "sign",       "silu",       "sin",         "softplus",    "sqrt",         "sub",
-      "swiglu",     "tanh",       "tanh_",       "where",       "xlogy"};
-  return names.contains(op);
-}
 
 /// Tensors of an op, each once.
 class Tensors {
@@ -71,7 +57,7 @@ void count_bytes(StepOp& op, const Tensors& from, const Tensors& to) {
     if (!from.has_memory_of(t)) fresh.add(t);
   }
   op.allocates = !fresh.empty();
-  op.elementwise = is_elementwise(op.op);
+  op.elementwise = elementwise_ops().contains(op.op);
 
   const bool in_place = op.op.ends_with('_');
   if (!op.allocates && !in_place) return;

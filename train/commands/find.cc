@@ -151,8 +151,11 @@ int64_t smallest_batch(const LoadedConfig& loaded, const RunData& data, bool is_
   }
 }
 
+constexpr int64_t most_batch = 65536;
+
 /// Returns the largest micro-batch of at least `least` that is accepted and takes no more than
-/// `bytes`, at most 65536; 0 where even `least` takes more. `accepted(n)`: as accepted_batch().
+/// `bytes`, at most most_batch; 0 where even `least` takes more. `accepted(n)`: as
+/// accepted_batch().
 int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
                       const std::function<int64_t(int64_t)>& accepted, int64_t least,
                       int64_t bytes) {
@@ -167,14 +170,15 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
   };
   if (!fits(least)) return 0;
   int64_t low = least, high = 2 * least;
-  while (high <= 65536 && fits(high)) low = high, high *= 2;
+  while (high <= most_batch && fits(high)) low = high, high *= 2;
+  high = std::min(high, most_batch + 1);
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
     (fits(middle) ? low : high) = middle;
   }
   // Kernels take their buffers in steps, so some larger sizes need less than one that does not fit.
   for (int64_t percent = 12; percent > 0; --percent) {
-    const int64_t larger = std::min<int64_t>(low + low * percent / 100, 65536);
+    const int64_t larger = std::min(low + low * percent / 100, most_batch);
     if (larger > low && fits(larger)) break;
   }
   return best;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "core/io/log.h"
 #include "core/io/text.h"
 
 namespace lathe {
@@ -125,6 +126,9 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
       for (const Axis& axis : axes) point.emplace_back(axis.key, drawn(axis, random));
       if (taken.insert(point).second) points.push_back(std::move(point));
     }
+    if (std::ssize(points) < wanted)
+      log_warn("the ranges have ", points.size(), " different points, fewer than the ", wanted,
+               " of --samples");
   } else if (samples == 0) {
     for (int64_t i = 0; i < wanted; ++i) points.push_back(combination(axes, i));
   } else {

@@ -37,8 +37,8 @@ at::Tensor in_halves(const at::Tensor& t, int64_t heads) {
   return t.reshape({heads, width / 2, 2, -1}).transpose(1, 2).reshape(t.sizes());
 }
 
-/// Returns the keys of an architecture, whose names begin with its own. Other keys are notes, or
-/// the tokenizer's.
+/// Returns the keys that describe the model: those with the prefix "ARCHITECTURE.". Other keys are
+/// informational or belong to the tokenizer.
 ConfigKeys keys_of(const GGUFFile& file, const std::string& architecture) {
   const std::string where = file.path().string();
   Json json = Json::object();
@@ -71,7 +71,8 @@ GGUFModel::GGUFModel(const fs::path& path, int64_t block_size,
     fail(Exit::checkpoint, where, " is a part of a model in ", json_text(*parts),
          " files; join them with llama-gguf-split --merge");
   if (const std::string type = text_of(file_, "general.type", "model"); type != "model")
-    fail(Exit::checkpoint, where, ": general.type = ", type, ", and this build imports models");
+    fail(Exit::checkpoint, where, ": general.type = ", type,
+         ", but only files with general.type = model can be imported");
 
   const std::string architecture = text_of(file_, "general.architecture", "");
   family_ = &family_of_gguf(architecture, where);
@@ -79,7 +80,7 @@ GGUFModel::GGUFModel(const fs::path& path, int64_t block_size,
   ConfigKeys keys = keys_of(file_, architecture);
   const ModelKeys values = family_->read_gguf(keys, facts, block_size);
   for (const std::string& key : ignored) keys.ignore(key);
-  // Keys that nobody read may change what the model computes, so this refuses them.
+  // A key that was not read may change what the model computes, so reject the file.
   keys.finish();
 
   set_model(family_->kind, values, where);
@@ -123,7 +124,7 @@ void GGUFModel::check_tensors(bool tied) const {
     const TensorEntry* entry = file_.find(name);
     if (entry == nullptr)
       fail(Exit::checkpoint, file_.path().string(), " lacks the tensor \"", name,
-           "\" that its metadata calls for");
+           "\" that its metadata requires");
     used.insert(name);
 
     std::vector<int64_t> wanted = p.parameter.sizes().vec();
@@ -131,15 +132,15 @@ void GGUFModel::check_tensors(bool tied) const {
     if (p.path == "positions.weight" && entry->shape.size() == 2 && entry->shape[0] > wanted[0])
       wanted[0] = entry->shape[0];
     if (entry->shape != wanted)
-      fail(Exit::checkpoint, file_.path().string(), ": tensor \"", name, "\" is ",
-           describe(at::IntArrayRef(entry->shape)), ", and by the metadata it must be ",
-           describe(at::IntArrayRef(wanted)));
+      fail(Exit::checkpoint, file_.path().string(), ": tensor \"", name, "\" has the shape ",
+           describe(at::IntArrayRef(entry->shape)), ", but it must be ",
+           describe(at::IntArrayRef(wanted)), " according to the metadata");
   }
 
   for (const TensorEntry& entry : file_.tensors()) {
     if (!used.contains(entry.name))
       fail(Exit::checkpoint, file_.path().string(), ": tensor \"", entry.name,
-           "\" is nothing that the model of the metadata has");
+           "\" does not belong to the model that the metadata describes");
   }
 }
 
@@ -150,8 +151,8 @@ at::ScalarType GGUFModel::dtype(const NamedParameter& p) const {
   };
   if (!rule->gguf_wide) return stored(name);
 
-  // Float32 in every file; the model's own dtype is that of its embeddings if that holds
-  // every value.
+  // GGUF files always store this tensor in float32. Use the dtype of the embeddings instead if it
+  // represents every value exactly.
   const at::Tensor values = values_of(*file_.find(name));
   const at::ScalarType others = stored(embeddings);
   return at::equal(values.to(others).to(at::kFloat), values.to(at::kFloat)) ? others : stored(name);

@@ -72,7 +72,7 @@ void HuggingFaceFolder::check_tensors() const {
     const TensorEntry* entry = files_.find(source.name);
     if (entry == nullptr)
       fail(Exit::checkpoint, folder_.string(), " lacks the tensor \"", source.name,
-           "\" that its config.json calls for");
+           "\" that its config.json requires");
     used.insert(source.name);
 
     const std::string where =
@@ -88,8 +88,8 @@ void HuggingFaceFolder::check_tensors() const {
     if (cut) wanted[0] = entry->shape[0];
 
     if (entry->shape != wanted) {
-      fail(Exit::checkpoint, where, " is ", describe(at::IntArrayRef(entry->shape)),
-           ", and by config.json it must be ", describe(at::IntArrayRef(wanted)));
+      fail(Exit::checkpoint, where, " has the shape ", describe(at::IntArrayRef(entry->shape)),
+           ", but it must be ", describe(at::IntArrayRef(wanted)), " according to config.json");
     }
   }
 
@@ -103,7 +103,7 @@ void HuggingFaceFolder::check_tensors() const {
     if (std::any_of(family_->buffers.begin(), family_->buffers.end(), is_buffer)) continue;
     const std::string where = str(files_.file_of(name).string(), ": tensor \"", name, "\"");
     if (!tied || name != "lm_head.weight")
-      fail(Exit::checkpoint, where, " is nothing that the model of config.json has");
+      fail(Exit::checkpoint, where, " does not belong to the model that config.json describes");
 
     const TensorEntry &head = *files_.find(name),
                       &tokens = *files_.find(source_of(parameters()[0]).name);

@@ -9,20 +9,21 @@ namespace lathe {
 
 class StopController {
  public:
-  /// `max_time`: seconds since the process started; 0 for no limit.
+  /// Creates a controller for a limit of `max_time` seconds since the process started (0: no
+  /// limit).
   explicit StopController(double max_time) : max_time_(max_time) {}
 
-  /// Records that a step or an evaluation was completed. Before that train.max_time does not stop
+  /// Records that a step or an evaluation was completed. Until then, train.max_time does not stop
   /// the process, so every process makes progress.
   void note_progress() { made_progress_ = true; }
-  /// Returns whether train.max_time is over.
+  /// Returns whether train.max_time has passed and this process has made progress.
   bool is_out_of_time() const {
     return made_progress_ && max_time_ > 0 && process_age() >= max_time_;
   }
   /// Returns whether this process was asked to stop.
   bool asked() const { return stop_signal() != 0 || is_out_of_time(); }
-  /// Returns whether any process of the run was asked to stop: the decision that all act on. A
-  /// collective.
+  /// Returns whether any process of the run was asked to stop. All processes must call it
+  /// together, and all get the same answer.
   bool agreed() const { return world().any(asked()); }
 
  private:

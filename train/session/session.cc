@@ -282,6 +282,7 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
             config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma)
                                          : std::nullopt,
             low_grad,
+            {},
             std::move(mapped)};
   s.config.train.threads = threads;
   if (config.dist.shard == "parameters" && world().data().size > 1)

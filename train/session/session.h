@@ -11,6 +11,7 @@
 #include "amp/grad_scaler.h"
 #include "autograd/activation_offload.h"
 #include "core/mapped_memory.h"
+#include "dist/exchange.h"
 #include "dist/parameter_shards.h"
 #include "dist/shards.h"
 #include "dist/stage_parameters.h"
@@ -56,6 +57,7 @@ struct Session {
   std::optional<GradScaler> scaler;
   std::optional<SpikeGuard> spikes;  ///< where train.spike_sigma asks for it
   bool low_grad = false;             ///< gradients of matmul weights have the matmul dtype
+  ExchangeHistory exchanged{};       ///< of local_params()
   // Where memory.offload asks for them, else null.
   std::unique_ptr<MappedMemory> mapped{};               ///< what parameters are in
   std::unique_ptr<ParameterPages> pages{};              ///< which of them are resident

@@ -82,7 +82,7 @@ class StepGradients {
 
     using Result = GradientExchange::Result;
     exchange_.emplace(world(), s_.local_params(), *s_.layout,
-                      own_.empty() ? Result::all : Result::own, [this](size_t i) {
+                      own_.empty() ? Result::all : Result::own, s_.exchanged, [this](size_t i) {
                         if (!each_) sum_.finish(i);
                       });
     exchange_->start_with_next_backward();

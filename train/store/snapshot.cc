@@ -119,10 +119,11 @@ at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
 /// Returns the complete tensor on rank 0, of a tensor that is_collected(). A collective.
 at::Tensor collect(const SavedTensor& saved) {
   const bool is_first_of_stage = world().data().rank == 0;
+  // The pipelines of other data ranks have the same tensors.
+  if (!is_first_of_stage && saved.shares.empty()) return saved.tensor;
   at::Tensor own = saved.value();
   if (!saved.shares.empty())
     own = collect_flat(world().gradients(), is_first_of_stage, own, saved.shares);
-  // The pipelines of other data ranks have the same tensors.
   if (!is_first_of_stage) return saved.tensor;
 
   const bool is_first = world().pipeline().rank == 0;

@@ -1,7 +1,7 @@
-// The tensors of a checkpoint on the host: as a view of them, to be written before training
-// continues, or as a copy, which training does not change. If the optimizer's state is sharded,
-// rank 0 writes the checkpoint and collects one tensor after another from the other ranks. The
-// checkpoint is therefore the same with and without sharding.
+// The tensors of a checkpoint. A snapshot is either a view of them, which must be written before
+// training continues, or a copy on the host, which training does not change. If the optimizer's
+// state is sharded, rank 0 writes the checkpoint and collects one tensor after another from the
+// other ranks. The checkpoint is therefore the same with and without sharding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,9 +25,11 @@ namespace lathe {
 /// as those of the model under adapters.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
+/// The entries of a checkpoint's two files.
 struct Snapshot {
-  /// By file. Their bytes are those of `held`, or are collected from the ranks or read from the
-  /// optimizer's scratch file when they are written.
+  /// The entries of model.safetensors and of optimizer.safetensors. The bytes of an entry are in
+  /// `held`, or they are produced while the entry is written: collected from the ranks, converted,
+  /// or read from the optimizer's scratch file.
   std::vector<TensorEntry> model, optimizer;
   std::vector<at::Tensor> held;
   int64_t bytes() const;
@@ -45,7 +47,8 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
 /// Returns whether rank 0 collects parts of the state from other ranks.
 bool collects_state(const Optimizer& optimizer);
-/// Sends rank 0 this rank's parts of the state, while it takes either snapshot or writes a view.
+/// Sends this rank's parts of the state to rank 0. Call it while rank 0 runs copy_state(), or runs
+/// view_state() and writes its entries.
 void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                 std::optional<at::ScalarType> dtype);
 /// Returns the bytes of the tensors of either snapshot.
@@ -56,9 +59,10 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
 /// that such weights are never saved. Reads each parameter once.
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step);
 
-/// Calls f(name, tensor, part) for each tensor of the optimizer's state, and of fp8 layers'
-/// histories; `part`: of the complete tensor that this process keeps. A tensor on the meta device
-/// is in the optimizer's scratch file (Optimizer::read_state).
+/// Calls f(name, tensor, part) for each tensor of the optimizer's state, and for the histories of
+/// fp8 layers. `part` describes which part of the complete tensor this process keeps. If `tensor`
+/// is on the meta device, its values are in the optimizer's scratch file; Optimizer::read_state()
+/// reads them.
 template <class F>
 void each_state(const Optimizer& optimizer, F&& f) {
   const auto complete = [&](const std::string& name, const at::Tensor& t) {

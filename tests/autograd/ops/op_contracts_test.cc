@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <functional>
+#include <optional>
 #include <regex>
 #include <set>
 #include <string>
@@ -372,6 +373,40 @@ TEST_CASE("every op with an undefined input computes without it, or names it in 
   }
   CHECK(computed > 20);
   CHECK(refused > 200);
+}
+
+/// Returns whether each element of a row's result depends on the elements at its position only;
+/// nullopt if the result has another shape than an input.
+std::optional<bool> is_elementwise(const OpCase& row) {
+  Variables in = variables_of(row, at::kDouble);
+  const TrainingStep step(lathe::test::step_random);
+  const at::Tensor before = row.ours(in).data().flatten();
+  for (Variable& x : in) {
+    if (!x.defined() || x.numel() != before.numel() || x.numel() < 2) return std::nullopt;
+    // Another value that the op accepts.
+    at::Tensor changed = x.data().clone().flatten();
+    changed[0] = changed[1];
+    x = Variable(changed.view(x.sizes()));
+  }
+  const at::Tensor after = row.ours(in).data().flatten();
+  return after.slice(0, 1).equal(before.slice(0, 1));
+}
+
+TEST_CASE("the result of an elementwise op depends on elements at its position only",
+          "[op_contracts]") {
+  int64_t checked = 0, others = 0;
+  for (const OpCase& row : lathe::test::op_table()) {
+    const std::optional<bool> found = is_elementwise(row);
+    if (!found) continue;
+    INFO(row.op << " (" << row.label << ")");
+    if (elementwise_ops().contains(row.op)) {
+      CHECK(*found);
+      ++checked;
+    }
+    others += *found ? 0 : 1;
+  }
+  CHECK(checked > 40);
+  CHECK(others > 5);  // the control: softmax, norms and sums over a dim
 }
 
 TEST_CASE("functions of several ops name themselves where an input is undefined",

@@ -348,7 +348,8 @@ TEST_CASE("the Jinja of chat templates", "[conversations]") {
   const std::string large = "{% set x = 'a' %}" + repeated("{% set x = x ~ x %}", 15);
   const std::string set_text = " = '" + std::string(30000, 'a') + "' %}";
   for (const std::string& text :
-       {"{{ 1" + repeated(" + 1", 100000) + " }}", "{{ yes" + repeated(".a", 100000) + " }}",
+       {"{{ 1" + repeated(" + 1", 100000) + " }}",
+        "{{ yes" + repeated(".a", 100000) + " }}",
         "{{ " + repeated("not ", 100000) + "yes }}",
         repeated("{% for m in messages %}", 20) + "x" + repeated("{% endfor %}", 20),
         repeated("{% if yes %}", 100000) + repeated("{% endif %}", 100000),
@@ -358,9 +359,12 @@ TEST_CASE("the Jinja of chat templates", "[conversations]") {
         "{% set n = namespace(a=1) %}" + repeated("{% set n.a = n %}{% set n.b = n %}", 60),
         "{% set n = 1 %}" + repeated("{% set n = namespace(a=n, b=n) %}", 60),
         large + repeated("{% set y = x == x %}", 400),
+        large + repeated("{% set y = x" + repeated("|trim", 100) + " %}", 10),
+        large + repeated("{% set y = x" + repeated(".strip()", 100) + " %}", 10),
         large + repeated("{% if x in x ~ 'b' %}{% endif %}", 4),
         "{% set n = namespace(a=1) %}" + large + numbered("{% set n.v", " = x %}", 400),
-        large + numbered("{% set v", " = x %}", 400), numbered("{% set v", set_text, 400),
+        large + numbered("{% set v", " = x %}", 400),
+        numbered("{% set v", set_text, 400),
         repeated("{% for m in messages %}", 5) + "{{ '" + repeated("a", 60000) + "' and 1 }}" +
             repeated("{% endfor %}", 5),
         std::string("{{ 50000*40000 + 50000*40000 + 1 }}"),

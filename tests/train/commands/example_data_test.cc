@@ -155,6 +155,11 @@ TEST_CASE("batch norm needs two examples, which finders and plans know", "[examp
   CHECK(one.code == 2);
   CHECK_THAT(one.err, ContainsSubstring("train.batch_size"));
   CHECK(with({"find", "batch"}, {"--memory=1MB"}).code == 9);
+
+  // A forecast for a small model allows more than is ever tried.
+  const Finished most = with({"find", "batch"}, {"--memory=4GB", "--rounds=2"});
+  REQUIRE(most.code == 0);
+  CHECK_THAT(most.out, ContainsSubstring("\"batch_size\":65536,"));
 }
 
 TEST_CASE("find batch proposes nothing that took more than the limit", "[example_data]") {

@@ -204,7 +204,7 @@ TEST_CASE("a GGUF file whose model computes otherwise is refused by its key", "[
             [](File& g) { g.remove_tensor("token_embd.weight"); });
   f.refused(4, "lacks the tensor \"blk.0.ffn_up.weight\"",
             [](File& g) { g.remove_tensor("blk.0.ffn_up.weight"); });
-  f.refused(4, "\"blk.0.attn_q.bias\" is nothing", [](File& g) {
+  f.refused(4, "\"blk.0.attn_q.bias\" does not belong", [](File& g) {
     g.tensors.push_back(
         {.name = "blk.0.attn_q.bias", .sizes = {256}, .bytes = std::string(1024, '\0')});
   });

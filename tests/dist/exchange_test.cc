@@ -1,0 +1,93 @@
+// The exchange of gradients on several processes: parameters that have a gradient on all ranks, on
+// some of them, or on none.
+#include "dist/exchange.h"
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "autograd/engine.h"
+#include "autograd/node.h"
+#include "autograd/ops.h"
+#include "dist/group.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using namespace lathe;
+
+/// Parameters that are exchanged apart from each other, and the exchange of their gradients.
+struct Exchanged {
+  std::vector<NamedParameter> parameters;
+  ShardLayout layout;
+  ExchangeHistory history{};
+
+  explicit Exchanged(std::vector<NamedParameter> all)
+      : parameters(std::move(all)),
+        layout(parameters, std::vector<bool>(parameters.size(), true),
+               {.bucket_bytes = 1, .ranks = world().data().size}) {}
+
+  /// Runs a backward pass through the product of these parameters and `factor`. Returns the bytes
+  /// that this rank sent.
+  int64_t step(const std::vector<size_t>& used, double factor) {
+    for (const NamedParameter& p : parameters) p.parameter.leaf().grad.reset();
+    GradientExchange exchange(world(), parameters, layout, GradientExchange::Result::all, history,
+                              [](size_t) {});
+    exchange.start_with_next_backward();
+    const int64_t before = world().gradients().bytes_sent();
+    Variable loss = sum(parameters[0].parameter) * factor;
+    for (const size_t i : used) loss = loss + sum(parameters[i].parameter) * factor;
+    backward(loss);
+    exchange.finish();
+    return world().gradients().bytes_sent() - before;
+  }
+  /// Returns the gradient of each element of a parameter, or NaN if it has none.
+  double gradient(size_t i) const {
+    const at::Tensor& grad = parameters[i].parameter.grad();
+    return grad.defined() ? grad[0].item<double>() : std::nan("");
+  }
+};
+
+// A rank of the next test, in a process of its own.
+TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
+  const auto placement = placement_from_environment();
+  REQUIRE(placement);
+  join_world(*placement, DistConfig());
+  const auto parameter = [](const char* path) {
+    return NamedParameter{path, Variable::parameter(torch::ones({1000})), Role::bias};
+  };
+  Exchanged e({parameter("always"), parameter("sometimes"), parameter("never")});
+  const double mine = world().rank() + 1;
+
+  // Nothing is known before the first exchange, so it sends all.
+  const int64_t first = e.step({}, mine), second = e.step({}, mine);
+  CHECK(e.gradient(0) == 3);
+  CHECK(std::isnan(e.gradient(1)));
+  CHECK(std::isnan(e.gradient(2)));
+  CHECK(second < 0.5 * static_cast<double>(first));
+
+  // A parameter that one rank uses after all has its gradient on both.
+  std::vector<size_t> used;
+  if (world().rank() == 1) used.push_back(1);
+  e.step(used, mine);
+  CHECK(e.gradient(0) == 3);
+  CHECK(e.gradient(1) == 2);
+  CHECK(std::isnan(e.gradient(2)));
+  CHECK((e.history == ExchangeHistory{1, 1, 0}));
+
+  // It is sent with the others now, and then left out again.
+  const int64_t both = e.step({1}, mine);
+  CHECK(e.gradient(1) == 3);
+  CHECK(both > second);
+  e.step({}, mine);
+  CHECK(std::isnan(e.gradient(1)));
+  CHECK(e.step({}, mine) == second);
+  world().wait_for_all();
+}
+
+TEST_CASE("buckets without gradients are not sent, until a rank has one", "[exchange]") {
+  lathe::test::check_on_ranks(2, "[.rank_of_exchange]");
+}
+
+}  // namespace
