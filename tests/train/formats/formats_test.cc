@@ -331,7 +331,7 @@ TEST_CASE("a Hugging Face folder that lies, or computes otherwise, is refused by
   says(tensors_with([](auto& t) { t["lm_head.weight"] = t["transformer.wte.weight"] + 1; }),
        "tie_word_embeddings");
   says(tensors_with([](auto& t) { t["wpe.weight"] = t["transformer.wpe.weight"] + 1; }),
-       "\"wpe.weight\" is nothing");
+       "\"wpe.weight\" does not belong");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "c.safetensors"; }),
        "c.safetensors, which is not there");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "a.safetensors"; }),
