@@ -167,8 +167,8 @@ std::vector<at::Tensor> StageParameters::sum_gradients(std::vector<at::Tensor> s
 
   std::vector<at::Tensor> sums;
   world_.guarded([&] {
+    const auto stages = static_cast<size_t>(stages_.size);
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      const size_t stages = static_cast<size_t>(stages_.size);
       at::Tensor sum = summed(i, own[i], all.data() + i * stages);
       own[i].reset();
       sums.push_back(sum);

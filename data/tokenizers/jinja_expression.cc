@@ -9,7 +9,7 @@ namespace {
 
 /// Returns a value that an operation copies.
 Json counted(Json value, JinjaScope& scope) {
-  scope.spend_copy(jinja::bytes(value));
+  scope.spend_copy(value);
   return value;
 }
 
@@ -22,7 +22,7 @@ std::vector<Json> jinja_values(const std::vector<JinjaExpression>& all, JinjaSco
 }  // namespace
 
 void JinjaScope::set(const std::string& name, Json value) {
-  spend_copy(jinja::bytes(value));
+  spend_copy(value);
   levels_.back()[name] = std::move(value);
 }
 
@@ -32,7 +32,7 @@ void JinjaScope::set_member(const std::string& name, const std::string& member, 
     if (found == level->end()) continue;
     // Nested structures are refused: each statement could double their size.
     if (!found->second.is_object() || value.is_structured()) throw JinjaError();
-    spend_copy(jinja::bytes(value));
+    spend_copy(value);
     found->second[member] = std::move(value);
     return;
   }
@@ -43,7 +43,7 @@ Json JinjaScope::get(const std::string& name) {
   for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
     const auto found = level->find(name);
     if (found == level->end()) continue;
-    spend_copy(jinja::bytes(found->second));
+    spend_copy(found->second);
     return found->second;
   }
   return jinja::undefined();

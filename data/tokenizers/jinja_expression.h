@@ -29,8 +29,9 @@ class JinjaScope {
     spent_ += units;
     if (spent_ > 300000) throw JinjaError();
   }
-  /// Counts a copy of so many bytes.
+  /// Counts a copy of so many bytes, or of a value.
   void spend_copy(size_t bytes) { spend(1 + bytes / 64); }
+  void spend_copy(const Json& value) { spend_copy(jinja::bytes(value)); }
 
  private:
   std::vector<std::map<std::string, Json>> levels_;

@@ -44,6 +44,22 @@ inline Finished train_on(const TempFolder& f, int ranks, const std::string& conf
               .apart = ranks > 1});
 }
 
+/// The files of a checkpoint that hold tensors.
+constexpr const char* tensor_files[]{"model.safetensors", "optimizer.safetensors"};
+
+/// Checks that the tensors of a checkpoint have the same bytes in two runs.
+inline void check_same_tensors(const fs::path& a, const fs::path& b,
+                               const std::string& checkpoint) {
+  for (const char* file : tensor_files) {
+    const auto bytes = [&](const fs::path& run) {
+      return slurp(run / "checkpoints" / checkpoint / file);
+    };
+    INFO(file);
+    CHECK(bytes(a).size() > 1000);
+    CHECK((bytes(a) == bytes(b)));
+  }
+}
+
 /// What a run computed: the lines of metrics.jsonl without times and memory, and the bytes of the
 /// tensors in a checkpoint.
 inline std::string results_of(const fs::path& run, const std::string& checkpoint) {
@@ -56,8 +72,7 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
       line.erase(measured);
     all += line.dump() + "\n";
   }
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
-    all += slurp(run / "checkpoints" / checkpoint / file);
+  for (const char* file : tensor_files) all += slurp(run / "checkpoints" / checkpoint / file);
   return all;
 }
 

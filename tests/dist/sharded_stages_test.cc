@@ -50,15 +50,12 @@ TEST_CASE("data ranks divide what a stage updates, with the bits of whole stages
       {untied_gpt, 4, {"--dist.pipeline=2", "--dist.context=2"}},
   };
   for (const Cell& cell : cells) {
-    const TempFolder f;
-    lathe::test::make_data(f);
-    lathe::test::write_config(f, cell.kind);
-    train_staged(f, "none", cell.ranks, cell.keys);
-    const std::string whole = results_of(f / "runs/none", "step-00000004");
+    RunsOnRanks runs(common_keys, "step-00000004");
+    const std::string whole = runs.results(cell.ranks, cell.kind, cell.keys);
     for (const std::string& shard : shards) {
       INFO(cell.ranks << " processes, " << cell.keys[1] << ", " << shard);
-      train_staged(f, shard, cell.ranks, with_keys(cell.keys, {"--dist.shard=" + shard}));
-      CHECK((results_of(f / "runs" / shard, "step-00000004") == whole));
+      const Words own = with_keys(cell.keys, {"--dist.shard=" + shard});
+      CHECK((runs.results(cell.ranks, cell.kind, own) == whole));
     }
   }
 }
@@ -77,13 +74,7 @@ TEST_CASE("a run moves between sharded stages, whole stages and one process", "[
   until(2, 2, {"--dist.shard=optimizer"});
   until(3, 8, {"--dist.pipeline=4", "--dist.shard=gradients"});
   train_staged(f, "moved", 4, {"--dist.pipeline=2"});
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
-    const auto bytes = [&](const char* name) {
-      return slurp(f / "runs" / name / "checkpoints/step-00000004" / file);
-    };
-    CHECK(bytes("whole").size() > 1000);
-    CHECK((bytes("moved") == bytes("whole")));
-  }
+  check_same_tensors(f / "runs/whole", f / "runs/moved", "step-00000004");
 }
 
 TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts",
@@ -95,32 +86,24 @@ TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts
                                 "vocab_size = 2000\n"});
   const Words keys{"--train.steps=2", "--train.eval_interval=0", "--checkpoint.interval=1",
                    "--dist.pipeline=2", "--dist.bucket_mb=0.2"};
-  // The first stage has the weight of an untied head, and never a gradient of it.
-  const Words untied = with_keys(keys, {"--model.tie_weights=false"});
-  train_staged(f, "untied", 4, untied);
-  CHECK(lathe::test::plan_of(f, 4, "kind.toml", with_keys(common_keys, untied))
-            .at("sent_bytes_per_step")
-            .get<double>() ==
-        Approx(lathe::test::rank_figures(f / "runs/untied").at("sent_bytes").get<double>())
-            .epsilon(0.01));
-
-  double whole = 0;
-  for (const char* shard : {"none", "optimizer", "gradients"}) {
-    const Words own = with_keys(keys, {std::string("--dist.shard=") + shard});
-    train_staged(f, shard, 4, own);
+  const auto train = [&](const std::string& name, const Words& more) {
+    const Words own = with_keys(keys, more);
+    train_staged(f, name, 4, own);
     const Json forecast = lathe::test::plan_of(f, 4, "kind.toml", with_keys(common_keys, own));
-    const Json figures = lathe::test::rank_figures(f / "runs" / shard);
+    const Json figures = lathe::test::rank_figures(f / "runs" / name);
     const double memory = figures.at("memory_bytes");
-    INFO(shard);
+    INFO(name);
     // Buckets that wait to be sent come by chance.
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) == Approx(memory).epsilon(0.05));
     CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
           Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
-    if (std::string(shard) == "none")
-      whole = memory;
-    else
-      CHECK(memory < 0.9 * whole);
-  }
+    return memory;
+  };
+  // The first stage has the weight of an untied head, and never a gradient of it.
+  train("untied", {"--model.tie_weights=false"});
+  const double whole = train("none", {});
+  for (const std::string& shard : Words{"optimizer", "gradients"})
+    CHECK(train(shard, {"--dist.shard=" + shard}) < 0.9 * whole);
 }
 
 }  // namespace
