@@ -29,8 +29,9 @@ class JinjaScope {
     spent_ += units;
     if (spent_ > 300000) throw JinjaError();
   }
-  /// Counts a copy of so many bytes, or of a value.
+  /// Counts a copy of `bytes` bytes. Throws JinjaError at the limit of spend().
   void spend_copy(size_t bytes) { spend(1 + bytes / 64); }
+  /// Counts a copy of a value, by the bytes of its text.
   void spend_copy(const Json& value) { spend_copy(jinja::bytes(value)); }
 
  private:
