@@ -2,6 +2,11 @@
 
 #include <c10/core/Allocator.h>
 
+#include <sys/mman.h>
+
+#include <memory>
+
+#include "core/error.h"
 #include "core/memory.h"
 
 namespace lathe {
@@ -13,6 +18,25 @@ bool owns_memory(const at::Tensor& t) {
 void free_storage(const at::Tensor& t) {
   if (!t.defined() || t.numel() == 0) return;
   t.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, t.device()));
+}
+
+void replace_by_zeros(const at::Tensor& t) {
+  if (!t.defined() || t.numel() == 0 || t.is_cuda()) return;
+  // The system maps all pages that are only read to one page of zeros.
+  const size_t bytes = t.storage().nbytes();
+  void* const zeros = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (zeros == MAP_FAILED) fail(Exit::memory, "cannot reserve ", bytes, " bytes of addresses");
+
+  struct Mapping {
+    void* begin;
+    size_t bytes;
+  };
+  const auto unmap = [](void* mapping) {
+    const std::unique_ptr<Mapping> m(static_cast<Mapping*>(mapping));
+    ::munmap(m->begin, m->bytes);
+  };
+  t.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      at::DataPtr(zeros, new Mapping{zeros, bytes}, unmap, t.device()));
 }
 
 void allocate_storage(const at::Tensor& t) {

@@ -47,6 +47,10 @@ std::vector<int64_t> balanced_shares(const std::vector<int64_t>& loads, int64_t 
   return shares;
 }
 
+StagePart part_of(const ShardLayout::Options& options, size_t parameter) {
+  return options.parts.empty() ? StagePart() : options.parts[parameter];
+}
+
 }  // namespace
 
 ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
@@ -56,10 +60,10 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   fill_buckets(parameters, is_divisible, options);
 
   // Elements that each rank owns in the buckets so far, of each part by itself.
-  std::map<Part, std::vector<int64_t>> loads_of;
+  std::map<StagePart, std::vector<int64_t>> loads_of;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
-    std::vector<int64_t>& loads = loads_of[part_of(parameters, bucket.parameters[0], options)];
+    std::vector<int64_t>& loads = loads_of[part_of(options, bucket.parameters[0])];
     loads.resize(static_cast<size_t>(options.ranks));
     if (bucket.is_divisible)
       cut(bucket, loads);
@@ -75,16 +79,11 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   }
 }
 
-ShardLayout::Part ShardLayout::part_of(std::span<const NamedParameter> parameters, size_t i,
-                                       const Options& options) {
-  return options.owners.empty() ? Part() : Part(options.owners[i], parameters[i].block < 0);
-}
-
 /// Fills buckets in the reverse order of the parameters. All parameters of a bucket have one dtype,
 /// their gradients too; they are divisible or not, and have working copies or not.
 void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
                                const std::vector<bool>& is_divisible, const Options& options) {
-  using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool, Part>;
+  using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool, StagePart>;
   std::map<Key, Bucket> open;
   std::map<Key, int64_t> bytes;
   const auto close = [&](const Key& key) {
@@ -98,7 +97,7 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
     const at::ScalarType dtype = parameter.leaf().precision.grad_dtype;
     const int64_t block = options.blocks_apart ? parameters[left].block : -1;
     const bool has_copy = parameter.leaf().precision.low.defined();
-    const Part part = part_of(parameters, left, options);
+    const StagePart part = part_of(options, left);
     const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy, part};
     const int64_t size = sizes_[left] * static_cast<int64_t>(c10::elementSize(dtype));
 
@@ -108,7 +107,7 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
         open.try_emplace(key, Bucket{.parameters = {}, .dtype = dtype, .sent = sent}).first->second;
     bucket.is_divisible = is_divisible[left];
     bucket.block = block;
-    bucket.owner = part.first;
+    bucket.owner = part.owner;
     bucket.parameters.push_back(left);
     bytes[key] += size;
   }

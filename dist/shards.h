@@ -36,6 +36,13 @@ struct Bucket {
   int64_t elements() const { return cuts.back(); }
 };
 
+/// Which stages of a pipeline have a parameter.
+struct StagePart {
+  int owner = 0;         ///< the stage that updates it
+  bool is_tied = false;  ///< another stage uses it too
+  auto operator<=>(const StagePart&) const = default;
+};
+
 /// The buckets of a model's parameters. Every rank makes the same.
 class ShardLayout {
  public:
@@ -45,10 +52,10 @@ class ShardLayout {
     int ranks;                                 ///< among which buckets are cut
     bool blocks_apart = false;                 ///< no bucket has parameters of two blocks
     at::ScalarType reduce_dtype = at::kFloat;  ///< in which float32 gradients are sent
-    /// With dist.pipeline, the stage that updates each parameter; empty without it. The ranges of
-    /// parameters outside of blocks then depend on no others, so that they are the same on all
-    /// stages that have these parameters.
-    std::vector<int> owners{};
+    /// With dist.pipeline, the part of each parameter; empty without it. Parameters of different
+    /// parts share no bucket, and each part is divided evenly, so that the ranges of a tied
+    /// embedding are the same on both of its stages.
+    std::vector<StagePart> parts{};
   };
 
   /// `is_divisible[i]`: whether parameter i may be cut.
@@ -68,9 +75,6 @@ class ShardLayout {
  private:
   void fill_buckets(std::span<const NamedParameter> parameters,
                     const std::vector<bool>& is_divisible, const Options& options);
-  /// Parameters of different parts share no bucket, and each part is divided evenly.
-  using Part = std::pair<int, bool>;  // the owner, and whether they are outside of blocks
-  static Part part_of(std::span<const NamedParameter> parameters, size_t i, const Options& options);
   void cut(Bucket& bucket, std::vector<int64_t>& loads);
   void assign_whole(Bucket& bucket, std::vector<int64_t>& loads);
 

@@ -73,9 +73,7 @@ StageParameters::StageParameters(World& world, std::vector<NamedParameter> param
       fail(Exit::usage, "dist.pipeline: ", p.path,
            " shares its memory with another tensor, so it can't be freed; set dist.pipeline = 1");
     }
-    // Stages in the middle use no parameter outside of blocks.
-    const bool is_at_end = stages_.rank == 0 || stages_.rank == stages_.size - 1;
-    if (p.block >= 0 ? is_foreign(i) : !is_at_end) continue;
+    if (is_foreign(i)) continue;
     local_.push_back(p);
     index_of_local_.push_back(i);
   }
@@ -86,9 +84,16 @@ ElementRange StageParameters::blocks_of(int stage) const {
   return {cuts_[s], cuts_[s + 1]};
 }
 
-/// Returns whether parameter i is of a block that another stage runs.
+/// Returns whether parameter i is an embedding of the first stage that the last one uses as the
+/// weight of its head.
+bool StageParameters::is_tied(size_t i) const {
+  return head_ != nullptr && parameters_[i].parameter.as_leaf() == head_ && owner_[i] == 0;
+}
+
+/// Returns whether only other stages use parameter i.
 bool StageParameters::is_foreign(size_t i) const {
-  return parameters_[i].block >= 0 && owner_[i] != stages_.rank;
+  const bool is_head_here = is_tied(i) && stages_.rank == stages_.size - 1;
+  return owner_[i] != stages_.rank && !is_head_here;
 }
 
 /// Returns [stages + 1]: which elements of parameter i each stage owns.
@@ -98,10 +103,10 @@ std::vector<int64_t> StageParameters::cuts_of(size_t i) const {
   return cuts;
 }
 
-std::vector<int> StageParameters::owners_of_local() const {
-  std::vector<int> owners;
-  for (const size_t i : index_of_local_) owners.push_back(owner_[i]);
-  return owners;
+std::vector<StagePart> StageParameters::parts_of_local() const {
+  std::vector<StagePart> parts;
+  for (const size_t i : index_of_local_) parts.push_back({owner_[i], is_tied(i)});
+  return parts;
 }
 
 void StageParameters::divide(std::span<const ElementRange> shares) {
@@ -123,8 +128,19 @@ void StageParameters::share_out() {
 void StageParameters::free_foreign() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!is_foreign(i)) continue;
-    free_storage(parameters_[i].parameter.data());
-    free_storage(parameters_[i].parameter.leaf().precision.low);
+    const auto free = parameters_[i].block < 0 ? replace_by_zeros : free_storage;
+    free(parameters_[i].parameter.data());
+    free(parameters_[i].parameter.leaf().precision.low);
+  }
+}
+
+/// Checks that this stage used no parameter whose values it does not have.
+void StageParameters::check_foreign() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!is_foreign(i) || !parameters_[i].parameter.leaf().grad.defined()) continue;
+    fail(Exit::usage, "dist.pipeline: the blocks of stage ", stages_.rank, " use ",
+         parameters_[i].path, ", which stage ", owner_[i],
+         " has: a block must use its own parameters alone; set dist.pipeline = 1");
   }
 }
 
@@ -137,10 +153,9 @@ std::vector<uint8_t> StageParameters::stages_with_gradients(
   for (size_t i = 0; i < n; ++i) mine[i] = own[i].defined() ? 1 : 0;
 
   if (is_dry_run()) {
-    // There is no one to ask. The last stage has a gradient of the head's weight, and of no other
-    // parameter of the first stage.
+    // There is no one to ask.
     for (size_t i = 0; i < n; ++i) {
-      all[i * stages + stages - 1] = parameters_[i].parameter.as_leaf() == head_ ? 1 : 0;
+      all[i * stages + stages - 1] = is_tied(i) ? 1 : 0;
       all[i * stages + static_cast<size_t>(stages_.rank)] = mine[i];
     }
     return all;
@@ -156,6 +171,7 @@ std::vector<uint8_t> StageParameters::stages_with_gradients(
 std::vector<at::Tensor> StageParameters::sum_gradients(std::vector<at::Tensor> shares) {
   const NoGrad no_grad;
   const MemoryScope memory(Memory::gradients);
+  check_foreign();
   const bool are_shares = !shares.empty();
   std::vector<at::Tensor> own(parameters_.size());
   for (size_t n = 0; n < local_.size(); ++n) {
@@ -218,17 +234,34 @@ at::Tensor StageParameters::summed(size_t i, const at::Tensor& own, const uint8_
 void StageParameters::publish(size_t i) {
   at::Tensor flat = parameters_[i].parameter.data().view({-1});
   world_.stages().all_gather(flat, cuts_of(i));
-  if (owner_[i] == stages_.rank) return;
-  bump_version(parameters_[i].parameter.data());
-  Precision& precision = parameters_[i].parameter.leaf().precision;
-  precision.refresh_low(parameters_[i].parameter.data());
+  if (owner_[i] != stages_.rank) mark_updated(i);
+}
+
+/// Gives parameter i of the first stage to the last one.
+void StageParameters::publish_to_last(size_t i) {
+  const int last = stages_.size - 1;
+  at::Tensor data = parameters_[i].parameter.data();
+  if (stages_.rank == 0) world_.stages().send(data, last)();
+  if (stages_.rank != last) return;
+  world_.stages().receive(data, 0);
+  mark_updated(i);
+}
+
+/// Makes parameter i, which was received, known as changed.
+void StageParameters::mark_updated(size_t i) {
+  const Variable& p = parameters_[i].parameter;
+  bump_version(p.data());
+  p.leaf().precision.refresh_low(p.data());
 }
 
 void StageParameters::publish_update() {
   const NoGrad no_grad;
   world_.guarded([&] {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      if (parameters_[i].block < 0 || gathered_ > 0) publish(i);
+      if (gathered_ > 0)
+        publish(i);
+      else if (is_tied(i))
+        publish_to_last(i);
     }
   });
 }
@@ -238,11 +271,12 @@ StageParameters::Gathered::Gathered(StageParameters* stage)
   if (stage_ == nullptr || stage_->gathered_++ > 0) return;
   const NoGrad no_grad;
   for (size_t i = 0; i < stage_->parameters_.size(); ++i) {
-    if (stage_->parameters_[i].block < 0) continue;
-    const Variable& parameter = stage_->parameters_[i].parameter;
-    allocate_storage(parameter.data());
-    if (const at::Tensor& low = parameter.leaf().precision.low; low.defined())
-      allocate_storage(low);
+    const Leaf& leaf = stage_->parameters_[i].parameter.leaf();
+    for (const at::Tensor* t : {&stage_->parameters_[i].parameter.data(), &leaf.precision.low}) {
+      if (!stage_->is_foreign(i) || !t->defined()) continue;
+      free_storage(*t);
+      allocate_storage(*t);
+    }
     stage_->world_.guarded([&] { stage_->publish(i); });
   }
 }

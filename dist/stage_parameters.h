@@ -1,10 +1,13 @@
 // Parameters of a pipeline's stages (Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient
 // large-scale language model training on GPU clusters"). A stage, a position on the pipeline axis
 // of dist/world.h, runs some consecutive blocks of the model, and it alone keeps their parameters
-// and their state. Parameters outside of blocks are complete on every stage. One stage owns each of
-// them, adds up its gradients and updates it: the first stage for those that the model names before
-// its blocks, and the last stage for the others. With dist.shard, the data ranks of a stage divide
-// what it updates among them (dist/shards.h).
+// and their state. Of the parameters outside of blocks, the first stage has those that the model
+// names before its blocks, and the last stage has the others. Both have an embedding that is tied
+// to the head: the first stage adds up its gradients and updates it. With dist.shard, the data
+// ranks of a stage divide what it updates among them (dist/shards.h).
+//
+// Every stage runs the computations before the blocks, and those that are not the first drop the
+// results. There the parameters of the first stage read as zeros, and take no memory on CPUs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +17,7 @@
 
 #include "autograd/parameter.h"
 #include "core/element_range.h"
+#include "dist/shards.h"
 #include "dist/world.h"
 
 namespace lathe {
@@ -40,23 +44,24 @@ class StageParameters {
   std::span<const NamedParameter> local() const { return local_; }
   /// Returns the index, among all parameters, of one of local().
   size_t index_of_local(size_t i) const { return index_of_local_[i]; }
-  /// Returns the stage that updates each of local().
-  std::vector<int> owners_of_local() const;
+  /// Returns which stages have each of local().
+  std::vector<StagePart> parts_of_local() const;
   /// Divides what this stage updates among its data ranks. `shares`: for each of local(), the
   /// elements of this process. Call it at most once, before owned_ranges().
   void divide(std::span<const ElementRange> shares);
   /// Returns for each parameter the elements that this process updates.
   const std::vector<ElementRange>& owned_ranges() const { return owned_; }
 
-  /// Frees the parameters of other stages' blocks. Call it once, before the first step.
+  /// Frees the parameters that this stage does not use. Call it once, before the first step.
   void share_out();
   /// Adds up, on its owner, the gradients that several stages have of a parameter. Returns for each
   /// parameter its gradient, 1-D: without elements if another stage owns it, and undefined if no
   /// stage has one. `shares`: for each of local(), the gradient of this process's share, 1-D, or
-  /// undefined; empty if the gradients are on the parameters. A collective of the stages.
+  /// undefined; empty if the gradients are on the parameters. Throws Exit::usage if a parameter
+  /// that this stage should not use has a gradient. A collective of the stages.
   std::vector<at::Tensor> sum_gradients(std::vector<at::Tensor> shares = {});
-  /// Gives all stages the parameters outside of blocks that their owners have updated. A collective
-  /// of the stages.
+  /// Gives the last stage a tied embedding that the first one has updated, and, while a Gathered is
+  /// alive, all stages all parameters. A collective of the stages.
   void publish_update();
 
   /// While alive, all parameters are complete. `stage` may be null. A collective of the stages.
@@ -73,12 +78,16 @@ class StageParameters {
 
  private:
   ElementRange blocks_of(int stage) const;
+  bool is_tied(size_t i) const;
   bool is_foreign(size_t i) const;
   std::vector<int64_t> cuts_of(size_t i) const;
   std::vector<uint8_t> stages_with_gradients(const std::vector<at::Tensor>& own) const;
   at::Tensor summed(size_t i, const at::Tensor& own, const uint8_t* has_gradient);
   void publish(size_t i);
+  void publish_to_last(size_t i);
+  void mark_updated(size_t i);
   void free_foreign();
+  void check_foreign() const;
 
   World& world_;
   RankAxis stages_;

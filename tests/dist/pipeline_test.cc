@@ -1,10 +1,12 @@
 // Pipeline parallelism: its schedule, its cuts, and runs on several stages beside runs on one
 // process, which have the same bits.
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "autograd/ops.h"
 #include "dist/stage_parameters.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
@@ -240,6 +242,78 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
   CHECK(lathe::test::plan_of(f, 2, "kind.toml", tied).at("tensors_mb").get<double>() * (1 << 20) ==
         Approx(lathe::test::rank_figures(f / "runs/tied").at("memory_bytes").get<double>())
             .epsilon(0.02));
+}
+
+/// A table, three blocks and a head, all ones.
+std::vector<NamedParameter> three_blocks() {
+  const auto parameter = [](const char* path, int64_t block) {
+    return NamedParameter{path, Variable::parameter(torch::ones({1000})), Role::bias, block};
+  };
+  return {parameter("table", -1), parameter("blocks.0", 0), parameter("blocks.1", 1),
+          parameter("blocks.2", 2), parameter("head", -1)};
+}
+
+/// Returns the first element of each parameter, and NaN of one without memory.
+std::vector<double> firsts(const std::vector<NamedParameter>& parameters) {
+  std::vector<double> all;
+  for (const NamedParameter& p : parameters) {
+    const auto* data = static_cast<const float*>(p.parameter.data().storage().data());
+    all.push_back(data != nullptr ? data[0] : std::nan(""));
+  }
+  return all;
+}
+
+// A rank of the next test, in a process of its own.
+TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
+  const auto placement = placement_from_environment();
+  REQUIRE(placement);
+  DistConfig config;
+  config.pipeline = 3;
+  join_world(*placement, config);
+  const int rank = world().rank();
+
+  for (const bool is_tied : {false, true}) {
+    CAPTURE(rank, is_tied);
+    const std::vector<NamedParameter> parameters = three_blocks();
+    const Leaf* const head = parameters[is_tied ? 0 : parameters.size() - 1].parameter.as_leaf();
+    StageParameters stage(world(), parameters, {0, 1, 2, 3}, head);
+    stage.share_out();
+    for (const NamedParameter& p : stage.local()) {
+      const NoGrad no_grad;
+      p.parameter.data().fill_(10 + rank);
+    }
+    stage.publish_update();
+
+    // The last stage got the updated table if it uses it.
+    const bool has_table = rank == 0 || (is_tied && rank == 2);
+    CHECK(std::ssize(stage.local()) == (rank == 1 ? 1 : 2) + (is_tied && rank == 2 ? 1 : 0));
+    const std::vector<double> mine = firsts(parameters);
+    CHECK(mine[0] == (has_table ? 10 : 0));
+    CHECK(mine[4] == (rank == 2 ? 12 : 0));
+    for (int block = 0; block < 3; ++block) {
+      const double value = mine[static_cast<size_t>(block) + 1];
+      CHECK((block == rank ? value == 10 + rank : std::isnan(value)));
+    }
+    {
+      const StageParameters::Gathered gathered(&stage);
+      CHECK((firsts(parameters) == std::vector<double>{10, 10, 11, 12, 12}));
+    }
+    CHECK(firsts(parameters)[0] == (has_table ? 10 : 0));
+
+    // A gradient of a parameter that another stage has would be lost.
+    for (const size_t i : {0, 4}) {
+      if (!std::isnan(mine[i]) && mine[i] != 0) continue;
+      parameters[i].parameter.leaf().grad = torch::ones({1000});
+    }
+    const std::string path = has_table ? "head" : "table";
+    if (!is_tied || rank == 1)
+      CHECK_THROWS_WITH(stage.sum_gradients(), ContainsSubstring("use " + path));
+    world().wait_for_all();
+  }
+}
+
+TEST_CASE("a stage keeps the parameters that it uses, and no others", "[pipeline]") {
+  lathe::test::check_on_ranks(3, "[.rank_of_stages]");
 }
 
 TEST_CASE("plan knows what collects all parameters of a pipeline", "[pipeline]") {

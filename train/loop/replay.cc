@@ -94,7 +94,8 @@ fs::path find_bundle(const fs::path& path) {
   }
   fail(Exit::usage, path.string(),
        " holds no step to replay; a run that diverges leaves one in its folder diverged/, unless "
-       "it updates parameters in the backward pass (memory.update_in_backward)");
+       "it updates parameters in the backward pass (memory.update_in_backward), or "
+       "train.detect_anomaly ends one of several processes");
 }
 
 /// The stacked tensors of a file of micro-batches.
@@ -246,6 +247,7 @@ std::string replay(const fs::path& path) {
   loaded.config = saved_config(state, bundle);
   // Bits may differ with another number of threads.
   loaded.config.train.threads = state.threads;
+  loaded.config.train.detect_anomaly = false;  // the step must run to its end
   resolve_adapter_base(loaded);
   const Task& task = task_of(loaded, {.task = state.task});
   resolve_frozen(loaded, task, {.tokenizer = state.tokenizer});

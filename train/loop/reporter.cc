@@ -104,26 +104,27 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
       world().wait_for_all();
       throw;
     }
-
-    // With updates in backward, the failed step has already changed some parameters, so that it
-    // can't be replayed.
-    if (session_.config.memory.update_in_backward) throw;
-
-    // Keep the state before the step and its data for `lathe replay`.
-    try {
-      const int64_t failed = session_.optimizer.control().failed_step;
-      write_replay_bundle(run_, state_, session_, data_, failed - 1);
-    } catch (const Error& why) {
-      log_warn("cannot save the step for `lathe replay`: ", why.what());
-      // Other ranks may be sending state that this rank no longer receives. They end when it does.
-      if (collects_state(session_.optimizer)) throw e;
-      world().wait_for_all();
-      throw e;
-    }
-    world().wait_for_all();
-    fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
-         "` reruns the step and names the first op with a non-finite result or gradient");
+    keep_failed_step(e, session_.optimizer.control().failed_step);
   }
+}
+
+void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
+  // With updates in backward, the failed step has already changed some parameters, so that it
+  // can't be replayed.
+  if (session_.config.memory.update_in_backward) throw e;
+
+  try {
+    write_replay_bundle(run_, state_, session_, data_, failed - 1);
+  } catch (const Error& why) {
+    log_warn("cannot save the step for `lathe replay`: ", why.what());
+    // Other ranks may be sending state that this rank no longer receives. They end when it does.
+    if (collects_state(session_.optimizer)) throw e;
+    world().wait_for_all();
+    throw e;
+  }
+  world().wait_for_all();
+  fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
+       "` reruns the step and names the first op with a non-finite result or gradient");
 }
 
 void StepReporter::save_spike_batch(const StepStats& stats) const {

@@ -55,7 +55,7 @@ class Run {
     std::vector<LayerStats> layers{};
     std::vector<Histogram> histograms{};
   };
-  StepOutcome run_one_step(Loader& loader, const DueActions& due);
+  StepOutcome run_one_step(Loader& loader, const DueActions& due, const StepReporter& reporter);
   bool evaluate(MetricsSinks& metrics, StopController& stop);
   void sample(MetricsSinks& metrics, const StopController& stop) const;
   void check_last_validation() const;
@@ -141,7 +141,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   while (state_.step < c.train.steps) {
     const DueActions due = due_after(state_.step + 1, c);
-    auto [result, layers, histograms] = run_one_step(loader, due);
+    auto [result, layers, histograms] = run_one_step(loader, due, reporter);
     ++state_.step;
     state_.tokens += units_of_step(c);
     state_.eval_due = due.evaluate;
@@ -180,7 +180,8 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 }
 
 /// Runs the next step, and collects the statistics of layers that are due after it.
-Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due) {
+Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due,
+                                   const StepReporter& reporter) try {
   if (!due.layers && !due.histograms) return {run_step(session_, loader, state_.step)};
 
   const CompleteParameters complete(session_);
@@ -190,6 +191,11 @@ Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due) {
   if (collector && due.layers) outcome.layers = collector->figures();
   if (collector && due.histograms) outcome.histograms = collector->histograms();
   return outcome;
+} catch (const Error& e) {
+  // train.detect_anomaly ends a step amid its passes. The other ranks don't know of it, so that
+  // their part of the state is missing.
+  if (e.code() != Exit::diverged || world().size() > 1) throw;
+  reporter.keep_failed_step(e, state_.step + 1);
 }
 
 /// Prepares the run folder to continue from the checkpoint: removes what a killed process left,

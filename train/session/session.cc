@@ -140,7 +140,7 @@ ShardLayout make_layout(const RunConfig& config, std::span<const NamedParameter>
            .ranks = world().data().size,
            .blocks_apart = config.dist.shard == "parameters",
            .reduce_dtype = config.dist.reduce_dtype == "bf16" ? at::kBFloat16 : at::kFloat,
-           .owners = stage != nullptr ? stage->owners_of_local() : std::vector<int>()}};
+           .parts = stage != nullptr ? stage->parts_of_local() : std::vector<StagePart>()}};
 }
 
 bool divides_state_of(const RunConfig& config) {

@@ -169,6 +169,22 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
   refused("tensor \"starts\" has a value");
 }
 
+TEST_CASE("a step that train.detect_anomaly ended is run again too", "[replay]") {
+  const TempFolder f;
+  make_tiny_run(f.path(), "[optim]\nkind = \"sgd\"\nlr = 1e30\ngrad_clip = 0\n");
+  const Finished r =
+      run({"lathe", {"train", "tiny.toml", "--train.detect_anomaly=true"}, f.path(), {}});
+  INFO(r.out << r.err);
+  REQUIRE(r.code == 5);
+  CHECK_THAT(r.err,
+             ContainsSubstring("anomaly: ") && ContainsSubstring("`lathe replay runs/tiny`"));
+  CHECK_THAT(run({"lathe", {"runs"}, f.path(), {}}).out, ContainsSubstring("diverged"));
+  const Finished again = run({"lathe", {"replay", "runs/tiny"}, f.path(), {}});
+  INFO(again.out << again.err);
+  CHECK(again.code == 0);
+  CHECK_THAT(again.out, ContainsSubstring("what is first not finite, in the forward"));
+}
+
 TEST_CASE("a run whose first steps all overflow leaves a step that is replayed", "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path(),
