@@ -37,7 +37,7 @@ void check_manifest_checksum(const Json& json, const std::string& where) {
   if (json.contains("checksum") &&
       json_get<std::string>(json, "checksum", where, Exit::data) != own_checksum(json)) {
     fail(Exit::data, where,
-         " is not what was written: its own checksum differs; restore it, or make the data again "
+         " is damaged: its own checksum differs; restore it, or make the data again "
          "with `lathe prepare`");
   }
 }
@@ -75,8 +75,8 @@ void verify_file(const MappedFile& file, const std::string& xxh3,
     file.release(bytes);
   }
   if (sum.hex() != xxh3) {
-    fail(Exit::data, name, " is not what was written: its checksum is ", sum.hex(),
-         ", manifest.json has ", xxh3, "; restore it, or make the data again with `lathe prepare`");
+    fail(Exit::data, name, " is damaged: its checksum is ", sum.hex(), ", manifest.json has ", xxh3,
+         "; restore it, or make the data again with `lathe prepare`");
   }
 }
 

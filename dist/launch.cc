@@ -250,7 +250,7 @@ Exit launch(const LaunchOptions& options) {
       return result;
     ranks = options.ranks_after_loss(ranks - attempt.lost());
     log_info("restart ", restarts + 1, " of ", options.max_restarts, " with ", ranks,
-             " processes, from the newest checkpoint");
+             ranks == 1 ? " process" : " processes", ", from the newest checkpoint");
   }
 }
 

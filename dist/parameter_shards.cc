@@ -1,5 +1,8 @@
 #include "dist/parameter_shards.h"
 
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -89,12 +92,31 @@ void ParameterShards::gather(int64_t block, bool for_all_uses) {
   }
 }
 
+/// Holds the buffer of the block's largest bucket until finish_ahead(): the thread of a real run
+/// has one while the block before computes.
+void ParameterShards::hold_largest_bucket(int64_t block) {
+  const MemoryScope memory(Memory::gradients);
+  int64_t most = 0;
+  for (const Bucket& bucket : layout_.buckets()) {
+    if (bucket.block != block) continue;
+    const Variable& first = parameters_[bucket.parameters.at(0)].parameter;
+    const at::Tensor& low = first.leaf().precision.low;
+    const auto element = c10::elementSize(low.defined() ? low.scalar_type() : first.dtype());
+    most = std::max(most, bucket.elements() * static_cast<int64_t>(element));
+  }
+  ahead_buffer_ = at::empty({most}, at::kByte);
+}
+
 /// Starts to collect a block that runs next. All ranks do so at the same point, so their
-/// collectives have one order; a dry run has one thread, and the memory is the same.
+/// collectives have one order; a dry run has one thread.
 void ParameterShards::gather_ahead(int64_t block) {
   if (here_.contains(block)) return;
   ahead_block_ = block;
-  if (is_dry_run()) return gather(block, /*for_all_uses=*/false);
+  if (is_dry_run()) {
+    gather(block, /*for_all_uses=*/false);
+    hold_largest_bucket(block);
+    return;
+  }
   ahead_ = std::async(std::launch::async, [this, block] {
     // This thread computes alone: the cores belong to the block that runs. On a GPU both use one
     // stream, so a block is collected between two others, and not beside one.
@@ -108,6 +130,7 @@ void ParameterShards::finish_ahead() {
   if (ahead_block_ < 0) return;
   const int64_t block = std::exchange(ahead_block_, -1);
   if (ahead_.valid()) ahead_.get();
+  ahead_buffer_.reset();
   here_.insert(block);
 }
 

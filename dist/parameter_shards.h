@@ -58,6 +58,7 @@ class ParameterShards final : public BlockHooks {
   bool is_shared_out() const { return !own_.empty(); }
   void gather(int64_t block, bool for_all_uses);
   void gather_ahead(int64_t block);
+  void hold_largest_bucket(int64_t block);
   void finish_ahead();
   void free_block(int64_t block);
   void free_blocks_but(int64_t block);
@@ -69,6 +70,7 @@ class ParameterShards final : public BlockHooks {
   std::set<int64_t> blocks_, here_;  // all of them, and those whose parameters are complete
   int gathered_ = 0;                 // Gathered that are alive
   int64_t ahead_block_ = -1;         // which `ahead_` collects; -1: none
+  at::Tensor ahead_buffer_;          // of that block, in a dry run
   std::future<void> ahead_;          // the last member: its destructor waits
 };
 

@@ -57,7 +57,7 @@ bool reserve(int fd, uint64_t begin, uint64_t end) {
 std::string TransferTimes::text() const {
   const double gigabytes = static_cast<double>(bytes) / 1e9;
   return format(
-      "%.2f GB read and written in %.2f s (%.2f GB/s); training waited for %.2f s of it, and "
+      "%.2f GB read and written in %.2f s (%.2f GB/s); training waited for %.2f s, and "
       "%.0f%% was hidden",
       gigabytes, transfer_s, gigabytes / transfer_s, wait_s,
       100 * std::max(0.0, 1 - wait_s / transfer_s));

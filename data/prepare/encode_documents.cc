@@ -121,10 +121,9 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     if (!is_utf8(text)) {
       if (!o.repair) {
         const size_t at = utf8_end(text, 0);
-        fail(Exit::data, part.file, ": a document in the mebibyte ",
-             part.jsonl ? "from line " : "from byte ", part.place,
-             " has a byte that is not UTF-8 (its byte ", at,
-             "); convert it, or give --invalid repair");
+        fail(Exit::data, part.file, ": byte ", at, " of a document in the MiB that begins at ",
+             part.jsonl ? "line " : "byte ", part.place,
+             " is not UTF-8; convert it, or give --invalid repair");
       }
       repaired = text;
       d.repaired = repair_utf8(repaired);

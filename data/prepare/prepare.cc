@@ -309,6 +309,10 @@ void prepare(const PrepareOptions& options) {
   log_info(options.out.string(), ": ", split, " training and ", n - split,
            " validation tokens, vocabulary of ", manifest.vocab_size, " (",
            manifest.tokenizer.kind(), ")");
+  if (options.val_share > 0 && split == n) {
+    log_warn("no token is for validation, because the text is too short for a share of ",
+             options.val_share, "; raise --val");
+  }
 }
 
 }  // namespace lathe

@@ -344,7 +344,7 @@ void prepare_examples(const ExampleOptions& options) {
   if (!layout.empty()) log_info(options.inputs[0], ": ", layout);
   log_info(options.out.string(), ": ", m.train.examples, " training and ", val,
            " validation examples, inputs of ", sizes_text(m.input_sizes), ", ", m.task, " with ",
-           m.outputs, classifies ? " classes" : " outputs", chosen);
+           classifies ? str(m.outputs, " classes") : quantity(m.outputs, "output"), chosen);
   if (val == 0 && options.val_share > 0 && !val_source) {
     log_warn("no example was held out for validation, because there are too few examples",
              classifies ? " of each class" : "", " for a share of ", options.val_share,

@@ -53,7 +53,7 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
                           : "<|im_start|> and <|im_end|>",
            "); ", what_to_do);
     fail(Exit::usage, where,
-         " has no chat template: its tokenizer has neither the special tokens <|im_start|> and "
+         ": the tokenizer has no chat template, and neither the special tokens <|im_start|> and "
          "<|im_end|> nor <|start_header_id|>, <|end_header_id|> and <|eot_id|>; ",
          what_to_do);
   }
@@ -113,8 +113,8 @@ std::string describe_chat(const Tokenizer& tokenizer) {
     const char* const origin =
         has_template ? ""
         : tokenizer.settings().templates.empty()
-            ? ", by the special tokens"
-            : ", by the special tokens, since no template is called \"default\"";
+            ? ", inferred from the special tokens"
+            : ", inferred from the special tokens, since no template is called \"default\"";
     return str(format.llama3 ? "Llama 3's format" : "ChatML", origin,
                format.system
                    ? ", with the system message \"" + printable_line(*format.system) + "\""

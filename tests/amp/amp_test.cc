@@ -350,9 +350,9 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes with the same
     CHECK(last.contains("updates_lost") == (name == "small"));
     CHECK(lathe_in(f, {"eval", name}).code == 0);
     CHECK_THAT(slurp(f / name / "log.txt"),
-               ContainsSubstring("saved as " + std::string(name == "small" || name == "lowsave"
-                                                               ? "bfloat16"
-                                                               : "float32")));
+               ContainsSubstring(
+                   "checkpoints in " +
+                   std::string(name == "small" || name == "lowsave" ? "bfloat16" : "float32")));
   }
   CHECK_THAT(lathe_in(f, {"inspect", "lowsave/checkpoints/step-00000040/model.safetensors"}).out,
              ContainsSubstring("blocks.0.attn.qkv.weight  BF16"));

@@ -169,8 +169,7 @@ TEST_CASE("contents count beside a manifest too, and fingerprints of earlier bui
     other[at] = static_cast<char>(other[at] ^ 1);
     write_file(f / "train.bin", other);
     CHECK(!open().matches(now));
-    CHECK_THAT(error_of([&] { open().verify(); }),
-               ContainsSubstring("train.bin is not what was written"));
+    CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("train.bin is damaged"));
   }
   // Without a manifest it is what it was.
   write_file(f / "train.bin", bytes);
@@ -203,8 +202,7 @@ TEST_CASE("most changes of a large shard are noticed from a sample, all of them 
     const int64_t at = i * (size - 1) / 11;
     put(at, 1);
     noticed += open().fingerprint() != before;
-    if (i == 5)
-      CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("is not what was written"));
+    if (i == 5) CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("is damaged"));
     put(at, 0);
   }
   CHECK(noticed >= 7);

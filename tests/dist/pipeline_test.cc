@@ -301,15 +301,14 @@ TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
     CHECK(firsts(parameters)[0] == (has_table ? 10 : 0));
 
     // A gradient of a parameter that another stage has would be lost.
+    if (is_tied) continue;
     for (const size_t i : {0, 4}) {
-      if (!std::isnan(mine[i]) && mine[i] != 0) continue;
-      parameters[i].parameter.leaf().grad = torch::ones({1000});
+      if (mine[i] == 0) parameters[i].parameter.leaf().grad = torch::ones({1000});
     }
-    const std::string path = has_table ? "head" : "table";
-    if (!is_tied || rank == 1)
-      CHECK_THROWS_WITH(stage.sum_gradients(), ContainsSubstring("use " + path));
-    world().wait_for_all();
+    CHECK_THROWS_WITH(stage.sum_gradients(),
+                      ContainsSubstring(rank == 0 ? "use head" : "use table"));
   }
+  world().wait_for_all();
 }
 
 TEST_CASE("a stage keeps the parameters that it uses, and no others", "[pipeline]") {

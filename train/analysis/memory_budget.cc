@@ -64,7 +64,7 @@ std::string apply_memory_budget(LoadedConfig& loaded, int64_t ranks,
   if (bytes > budget && blocks > 0) bytes = needed("sqrt");
   if (bytes > budget) {
     fail(Exit::memory, where, " = \"", memory.budget, "\" is not enough: the run needs ",
-         format("%.2f GB", static_cast<double>(bytes) / 1e9),
+         format("%.0f MB", static_cast<double>(bytes) / 1e6),
          blocks > 0 ? " with all of its blocks recomputed" : ", and its model has no blocks",
          "; `lathe plan CONFIG --fit ", memory.budget, "` prints what else to change");
   }

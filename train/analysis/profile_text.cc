@@ -134,7 +134,8 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   for (const Row& row : costly) all.idle += row.idle, all.seconds_of_loops += row.seconds_of_loops;
   if (const std::string idle = all.idle_text(p.threads); !idle.empty())
     out << "; threads were idle " << idle
-        << format(" of the %.0f%% that our loops take", 100 * all.seconds_of_loops / total);
+        << format(" of the time in Lathe's loops (%.0f%% of the step)",
+                  100 * all.seconds_of_loops / total);
   out << "\n\n";
 
   // Calls and times are per step; rates are means over all spans of a row.

@@ -156,8 +156,8 @@ LoadedModel load_model_argument(const Arguments& arguments) {
                                     arguments.get("checkpoint", "newest"), weights == "ema");
 
   // Standard output is for the result.
-  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", matrices kept as "
-            << m.load_dtype << ", saved as " << m.saved_dtype << "\n";
+  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", weights loaded as "
+            << m.load_dtype << ", checkpoint in " << m.saved_dtype << "\n";
   return m;
 }
 

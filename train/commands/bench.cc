@@ -133,7 +133,8 @@ Exit bench_config(const Arguments& arguments) {
   const MachineWatch machine;
   const BenchResult r = bench_steps(loaded, skip);
   const Json facts = machine.facts();
-  for (const Json& why : facts["why"]) log_warn("not to be trusted: ", why.get<std::string>());
+  for (const Json& why : facts["why"])
+    log_warn("these times are unreliable: ", why.get<std::string>());
 
   Json line{{"params", r.parameters},
             {"ms_median", r.ms_median},
@@ -228,7 +229,7 @@ Command bench_command() {
           .examples = {"bench step configs/quickstart.toml --train.steps=50",
                        "bench generate runs/quickstart --load-dtype int8 --tokens 128"},
           .flags =
-              {{"skip", "Leave this many first steps out of step's times. Default: 2."},
+              {{"skip", "For step: leave out the times of this many first steps. Default: 2."},
                {"dtype", "Use fp32 or bf16 for ops and peak. Default: fp32.", {"fp32", "bf16"}},
                {"threads", "Use this many CPU threads for ops, peak and generate."},
                {"batch",

@@ -143,7 +143,8 @@ std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, s
     lines.push_back(side + canvas.line(row, color));
   }
 
-  const std::string first = format("%.10g", xs.low), last = format("%.10g", xs.high);
+  const auto end = [](double x) { return format(x == std::round(x) ? "%.10g" : "%.4g", x); };
+  const std::string first = end(xs.low), last = end(xs.high);
   const size_t gap =
       columns > first.size() + last.size() ? columns - first.size() - last.size() : 1;
 

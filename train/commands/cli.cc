@@ -79,8 +79,8 @@ void print_help(const Command* command) {
         << "`lathe help COMMAND` shows its options.\n"
            "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
            "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
-           "            8 folder in use, 9 out of memory or threads, 10 `plan --fit` found\n"
-           "            nothing, 75 stopped with a checkpoint (run it again to resume)\n";
+           "            8 folder in use, 9 out of memory or threads, 10 `plan` found\n"
+           "            nothing that fits, 75 stopped with a checkpoint (run it again to resume)\n";
     return;
   }
 
@@ -254,7 +254,7 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
       if (command.repeatable.contains(name)) continue;
       // A repeated flag is an error, since which of its values was meant is unknown.
       if (result.count(name) > 1) {
-        fail(Exit::usage, "command line: --", name, " stands ", result.count(name),
+        fail(Exit::usage, "command line: --", name, " is given ", result.count(name),
              " times; give it once");
       }
       if (result.count(name) == 1) arguments.flags[name] = result[name].as<std::string>();

@@ -106,18 +106,17 @@ inline const Flag force_flag{"force", "Replace a file that lathe did not write."
 /// Flags that several commands have.
 inline const Flag checkpoint_flag{
     "checkpoint",
-    "Take this checkpoint of the run: newest, best, or a name such as step-00001000. Default: "
+    "Use this checkpoint of the run: newest, best, or a name such as step-00001000. Default: "
     "newest.",
     {"newest", "best"}};
 inline const Flag weights_flag{
     "weights",
-    "Take the model's weights, or ema: their moving average, which optim.ema_decay keeps. Default: "
+    "Use the weights (model) or their moving average (ema), which optim.ema_decay keeps. Default: "
     "model.",
     {"model", "ema"}};
-inline const Flag device_flag{
-    "device",
-    "Compute on cpu or cuda. By default, auto, on a GPU where there is one.",
-    {"auto", "cpu", "cuda"}};
+inline const Flag device_flag{"device",
+                              "Compute on cpu or cuda. Default: auto, a GPU if there is one.",
+                              {"auto", "cpu", "cuda"}};
 inline const Flag threads_flag{
     "threads", "Use this many CPU threads. Default: OMP_NUM_THREADS, or all cores."};
 /// Returns --load-dtype, how weights are kept. Throws Exit::usage for an unknown dtype.

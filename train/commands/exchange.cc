@@ -147,7 +147,7 @@ Command import_command() {
       {"import downloads/gpt2 --out runs/gpt2",
        "import downloads/llama --out runs/llama --block-size 2048 --chat-template llama3"},
       {{"out", "Write the run to this folder."},
-       {"base", "Take this run or checkpoint as the model that adapters of PEFT belong to."},
+       {"base", "Use this run or checkpoint as the base model of PEFT adapters."},
        {"block-size", "Limit the context to this many tokens. Default: the model's context."},
        {"tokenizer",
         "Take the model's tokenizer (auto), the one at a path, or none for the weights alone. "

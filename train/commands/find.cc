@@ -42,7 +42,7 @@ Exit find_lr(const Arguments& a) {
     curve.y.push_back(test.loss[i]);
   }
 
-  std::cout << "loss, smoothed, over the learning rate's logarithm\n";
+  std::cout << "smoothed loss over log10 of the learning rate\n";
   for (const std::string& line : braille_plot({curve}, 72, 16, /*color=*/false))
     std::cout << line << "\n";
 
@@ -228,7 +228,7 @@ void print_batch(int64_t batch, int64_t limit, int64_t predicted, int64_t measur
             << gigabytes(predicted) << " predicted, " << gigabytes(measured)
             << " in a step that was run\n";
   std::cout << "gradient noise scale at the initial weights: "
-            << (std::isfinite(noise) ? format("about %.0f", noise)
+            << (std::isfinite(noise) ? "about " + short_number(noise, 2)
                                      : std::string("unknown, from so few batches"))
             << " samples; a global batch (now " << global
             << ") far above it saves few steps, and it grows in training\n";
@@ -304,27 +304,29 @@ Exit run_find(const Arguments& a) {
 }  // namespace
 
 Command finder_command() {
-  return {.name = "find",
-          .usage = "lr|batch CONFIG [--section.key=value ...]",
-          .doc =
-              "Find a learning rate by a range test, or the largest micro-batch that fits into "
-              "memory; the last line of the output is JSON.",
-          .examples = {"find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
-                       "find batch configs/quickstart.toml --memory 2GB"},
-          .flags = {{"from", "Begin lr's test with this rate. Default: 1e-6."},
-                    {"to", "End lr's test with this rate. Default: 1."},
-                    {"steps", "Take this many training steps in lr's test. Default: 100."},
-                    {"memory",
-                     "Let batch use this much memory, such as 8GB. Default: what is free here, or "
-                     "on the GPU."},
-                    {"rounds",
-                     "For batch: estimate the gradient noise in this many rounds of four "
-                     "micro-batches. Default: 8."}},
-          .config_keys = true,
-          .min_positionals = 2,
-          .max_positionals = 2,
-          .run = run_find,
-          .subcommands = {"lr", "batch"}};
+  return {
+      .name = "find",
+      .usage = "lr|batch CONFIG [--section.key=value ...]",
+      .doc =
+          "Find a learning rate by a range test, or the largest micro-batch that fits into "
+          "memory; the last line of the output is JSON.",
+      .examples = {"find lr configs/shakespeare_char_cpu.toml --from 1e-5 --to 0.3",
+                   "find batch configs/quickstart.toml --memory 2GB"},
+      .flags =
+          {{"from", "For lr: start at this rate. Default: 1e-6."},
+           {"to", "For lr: end at this rate. Default: 1."},
+           {"steps", "For lr: train this many steps. Default: 100."},
+           {"memory",
+            "For batch: use at most this much memory, such as 8GB. Default: what is free here, or "
+            "on the GPU."},
+           {"rounds",
+            "For batch: estimate the gradient noise in this many rounds of four "
+            "micro-batches. Default: 8."}},
+      .config_keys = true,
+      .min_positionals = 2,
+      .max_positionals = 2,
+      .run = run_find,
+      .subcommands = {"lr", "batch"}};
 }
 
 }  // namespace lathe

@@ -38,8 +38,8 @@ Sampling sampling_argument(const Arguments& arguments) {
 
 const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m) {
   if (batch_sizes(m.config).vocab_size == 0) {
-    fail(Exit::usage, arguments.positionals[0], " does not model text: it is a ",
-         m.config.model.kind, " for ", m.state.task,
+    fail(Exit::usage, arguments.positionals[0], " is not a language model: its kind is ",
+         m.config.model.kind, ", for ", m.state.task,
          "; `lathe predict` applies it to new data, and `lathe eval` scores it");
   }
   if (!m.state.tokenizer) {

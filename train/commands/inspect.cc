@@ -175,7 +175,7 @@ std::string verify(const fs::path& path_) {
       // Checksums show that the bytes are those that were written; a header must also be valid.
       check_safetensors(path / "model.safetensors");
       check_safetensors(path / "optimizer.safetensors");
-      out << path.string() << ": all files are what was written\n";
+      out << path.string() << ": all checksums match\n";
       break;
     case PathKind::run: {
       const auto all = list_checkpoints(path);
@@ -197,7 +197,7 @@ std::string verify(const fs::path& path_) {
       DataConfig data;
       data.dir = path.string();
       verify_shown(*open_data(data), path);
-      out << path.string() << ": all files are what was written\n";
+      out << path.string() << ": all checksums match\n";
       break;
     }
     case PathKind::missing:

@@ -38,12 +38,16 @@ LaunchArguments parse(const Arguments& arguments) {
   for (; i < words.size() && words[i] != "--"; ++i) {
     const size_t equals = words[i].find('=');
     const std::string name = words[i].substr(0, equals);
+    if (!name.starts_with('-')) {
+      fail(Exit::usage, "command line: lathe launch needs -- before the command \"", words[i],
+           "\", as in lathe launch -n 2 -- train CONFIG");
+    }
     if (name != "-n" && name != "--max-restarts" && name != "--min-ranks") {
       fail(Exit::usage, "command line: lathe launch has no option ", words[i],
            "; it takes -n, --max-restarts and --min-ranks, then -- and the command");
     }
     if (!given.insert(name).second)
-      fail(Exit::usage, "command line: ", name, " stands 2 times; give it once");
+      fail(Exit::usage, "command line: ", name, " is given 2 times; give it once");
     if (equals == std::string::npos && i + 1 == words.size())
       fail(Exit::usage, "command line: ", name, " needs a number");
     const std::string text = equals == std::string::npos ? words[++i] : words[i].substr(equals + 1);
@@ -107,7 +111,7 @@ Command launch_command() {
       "step (train.grad_accum); the result has the bits of a single process unless dist.tensor or "
       "dist.context is above 1, or dist.pipeline is above 1 and the embedding is tied, or a "
       "process computes a "
-      "number of micro-batches that is no power of two.",
+      "number of micro-batches that is not a power of two.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
        "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
       {{"max-restarts",

@@ -41,7 +41,7 @@ std::string weight_line(LoadedConfig loaded, int ranks, const char* what, bool c
   const DryStep d = dry_step(loaded, ranks);
   return str(what, human_bytes(used(d.made, Memory::parameters)), " of parameters kept, ",
              human_bytes(peak(d.peaks, Memory::casts)), " of casts, ",
-             human_bytes(static_cast<double>(d.tensors())), " in all at the highest",
+             human_bytes(static_cast<double>(d.tensors())), " at the peak in all",
              is_own ? " (this config)" : "", "\n");
 }
 
@@ -126,13 +126,12 @@ class PlanText {
     const auto mapped = static_cast<double>(d_.mapped_bytes);
     line("memory: parameters", human_bytes(used(d_.made, Memory::parameters) + mapped) +
                                    (d_.has_copies ? " (with working copies)" : "") +
-                                   (mapped > 0 ? " at a time, of those on the disk" : ""));
+                                   (mapped > 0 ? " in memory at a time, the others on disk" : ""));
     if (const double casts = peak(d_.peaks, Memory::casts); casts > 0)
-      line("memory: weight casts", human_bytes(casts) + " at the highest");
+      line("memory: weight casts", human_bytes(casts) + " at the peak");
     line("memory: optimizer", human_bytes(used(d_.made, Memory::optimizer)));
     line("memory: gradients", human_bytes(peak(d_.peaks, Memory::gradients)));
-    line("memory: activations",
-         human_bytes(peak(d_.peaks, Memory::activations)) + " at the highest");
+    line("memory: activations", human_bytes(peak(d_.peaks, Memory::activations)) + " at the peak");
     line("memory: data", human_bytes(peak(d_.peaks, Memory::data)));
     if (d_.held_bytes > 0) {
       line("memory: checkpoints",
@@ -140,7 +139,7 @@ class PlanText {
     }
     line("memory: program", bytes(f_.program_bytes));
     // Less than the sum of the peaks, which are reached at different times.
-    line("memory: at the highest",
+    line("memory: peak",
          bytes(f_.peak_rss()) + " resident, " + bytes(d_.tensors()) + " of it tensors");
   }
 
@@ -167,7 +166,7 @@ class PlanText {
     bool is_provisional = false;
     if (const auto mfu = mfu_of(c_, f_, is_provisional)) {
       line("mfu", format("%.0f%%", 100 * *mfu) +
-                      (is_provisional ? " (of a ceiling measured less than three times)" : ""));
+                      (is_provisional ? " (of a ceiling measured fewer than three times)" : ""));
     }
     line("time of the run", str(human_time(step_s * static_cast<double>(c_.train.steps)), " for ",
                                 c_.train.steps, " steps, evaluation not counted"));
@@ -182,8 +181,8 @@ class PlanText {
   }
 
   void add_disk() {
-    line("disk", str(bytes(d_.checkpoint_bytes), " a checkpoint, ",
-                     bytes(d_.checkpoint_bytes * most_checkpoints(f_)), " at the most (",
+    line("disk", str(bytes(d_.checkpoint_bytes), " per checkpoint, ",
+                     bytes(d_.checkpoint_bytes * most_checkpoints(f_)), " at most (",
                      f_.kept_checkpoints, " kept and one being written)"));
     if (d_.scratch_bytes == 0) return;
     line("disk: scratch files",
@@ -384,7 +383,7 @@ Command plan_command() {
        {"chart",
         "Draw the memory of a step by category, beside that with these keys, such as "
         "memory.recompute=blocks,optim.kind=adamw8bit."},
-       {"ranks", "Forecast one of this many processes. Default: 1."},
+       {"ranks", "Forecast for one process of a run on this many. Default: 1."},
        {"for",
         "Estimate the time on GPUs that this machine does not have, such as 8xH100, from their "
         "published specifications."}},

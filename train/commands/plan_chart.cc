@@ -8,7 +8,7 @@
 namespace lathe {
 namespace {
 
-constexpr const char* highest = "at the highest";
+constexpr const char* highest = "peak";
 
 /// Returns what a row of the chart is called, and its bytes in each setting.
 struct Row {

@@ -160,7 +160,7 @@ std::string money_text(const ClusterPlan& p, const StepEstimate& e) {
   const double hours = p.gpu_hours(e);
   return human_time(e.seconds * static_cast<double>(p.steps)) + " for " + std::to_string(p.steps) +
          " steps, " + short_number(hours, 4) + " GPU hours" +
-         (p.price > 0 ? format(", %.2f at %.2f for a GPU hour", hours * p.price, p.price) : "");
+         (p.price > 0 ? format(", %.2f at %.2f per GPU hour", hours * p.price, p.price) : "");
 }
 
 std::string layout_text(const ClusterPlan& p, const RatedLayout& r) {
@@ -204,25 +204,33 @@ std::string layout_text(const ClusterPlan& p, const RatedLayout& r) {
 
 std::string head_text(const ClusterPlan& p) {
   const ClusterModel& c = p.cluster;
-  return str("on ", c.gpus(), " x ", printable_line(c.gpu.name), " (", c.nodes, " nodes of ",
-             c.gpus_per_node, ", ", printable_line(c.link.name), " for each GPU, software \"",
-             printable_line(c.software.name), "\"), simulated; nothing was measured\n",
-             count_text(p.step.shape.parameters()), " parameters, ", p.step.global_batch,
-             " sequences of ", p.step.shape.sequence, " tokens in a step\n");
+  return str("on ", c.gpus(), " x ", printable_line(c.gpu.name), " (", quantity(c.nodes, "node"),
+             " of ", c.gpus_per_node, ", ", printable_line(c.link.name),
+             " for each GPU, software \"", printable_line(c.software.name),
+             "\"), simulated; nothing was measured\n", count_text(p.step.shape.parameters()),
+             " parameters, ", p.step.global_batch, " sequences of ", p.step.shape.sequence,
+             " tokens in a step\n");
 }
 
 std::string search_text(const ClusterPlan& p) {
   std::ostringstream out;
   out << p.found.tried << " layouts tried\n\n";
   if (!p.found.fastest.empty()) {
-    TextTable table(
-        {"fastest that fit", "step", "tokens/s", "mfu", "memory", "bubble", "exchange", "lathe"});
+    std::vector<std::string> titles{"fastest that fit", "step",   "tokens/s", "mfu",
+                                    "memory",           "bubble", "exchange", "in lathe"};
+    if (p.price > 0) titles.push_back("price of the run");
+    TextTable table(titles);
     for (const auto& [layout, e] : p.found.fastest) {
-      table.add({layout.text(), human_time(e.seconds), format("%.0f", e.tokens_per_second),
-                 format("%.1f%%", 100 * e.mfu), gigabytes(e.memory.total()),
-                 format("%.1f%%", 100 * e.bubble / e.seconds),
-                 format("%.1f%%", 100 * exposed(e) / e.seconds),
-                 lathe_fault(layout).empty() ? "has it" : "no"});
+      std::vector<std::string> row{layout.text(),
+                                   human_time(e.seconds),
+                                   format("%.0f", e.tokens_per_second),
+                                   format("%.1f%%", 100 * e.mfu),
+                                   gigabytes(e.memory.total()),
+                                   format("%.1f%%", 100 * e.bubble / e.seconds),
+                                   format("%.1f%%", 100 * exposed(e) / e.seconds),
+                                   lathe_fault(layout).empty() ? "yes" : "no"};
+      if (p.price > 0) row.push_back(format("%.2f", p.gpu_hours(e) * p.price));
+      table.add(row);
     }
     out << table.text() << "\n";
   }
@@ -305,7 +313,7 @@ const Flags& cluster_flags() {
       {"gpus", "Simulate this many GPUs in a node. Default: 8."},
       {"interconnect", "Link each GPU to other nodes with this many Gbit/s. Default: 400G."},
       {"layout",
-       "Share the work of the GPUs out in this way, such as data=8,shard=3,tensor=8; context, "
+       "Divide the work among the GPUs in this way, such as data=8,shard=3,tensor=8; context, "
        "pipeline, virtual, micro and recompute can be set too. By default, the fastest layouts "
        "that "
        "fit are searched, and exit code 10 reports that none does."},
@@ -314,7 +322,7 @@ const Flags& cluster_flags() {
        "compiled.",
        {"compiled", "eager", "fused", "megatron", "megatron-2021"}},
       {"cards", "Read more GPUs, links and software, or other constants, from this TOML file."},
-      {"price", "Print the price of the run, where a GPU costs this much for an hour."}};
+      {"price", "Print the price of the run if an hour of a GPU costs this much."}};
   return flags;
 }
 

@@ -232,7 +232,7 @@ std::string exponents_text(const GradientExponents& e) {
 
     // The smallest normal number of float16 is 2^-14, and its smallest subnormal one 2^-24.
     const char* note = exponent == -15   ? "  < here float16 is subnormal"
-                       : exponent == -25 ? "  < here and below float16 is zero (or its least value)"
+                       : exponent == -25 ? "  < from here down, float16 rounds to 0 or 2^-24"
                                          : "";
 
     std::string line =

@@ -91,9 +91,8 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   // A vocabulary of characters takes a first pass, and standard input can be read only once.
   if (tokenizer == "char")
     fail(Exit::usage,
-         "command line: --tokenizer char reads its text twice, and takes plain files alone, "
-         "without --",
-         "dedup and the like; use byte or a BPE");
+         "command line: --tokenizer char accepts only plain text files and no options of "
+         "documents, such as --dedup; use byte or a BPE");
   if (tokenizer != "byte") o.tokenizer = tokenizer_at(tokenizer);
 
   if (const std::string chat = arguments.get("chat-template", ""); !chat.empty()) {
@@ -401,7 +400,7 @@ Command prepare_command() {
             "Default: all cores."},
            {"source",
             "Name a source of a mixture as NAME=PATH:SHARE in place of IN; this share of the "
-            "training windows is from PATH, 1 where it is left out, and data.mix sets other "
+            "training windows is from PATH, 1 if it is left out, and data.mix sets other "
             "shares. It may be given several times."},
            {"format",
             "Read documents as text, as jsonl (a text on each line), as instructions: lines "

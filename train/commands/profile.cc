@@ -80,7 +80,7 @@ Exit run_profile(const Arguments& a) {
   if (kind == PathKind::run) {
     const fs::path file = fs::path(path) / "profile.json";
     write_file_durably(file, profile_memory(profile));
-    std::cout << "its memory is in " << file.string() << ", for `lathe report`" << std::endl;
+    std::cout << "wrote " << file.string() << ", which `lathe report` draws" << std::endl;
   }
 
   const auto tell = [](const std::string& file) {

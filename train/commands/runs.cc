@@ -119,7 +119,7 @@ struct Comparison {
   std::vector<std::optional<double>> best;  ///< the lowest validation loss of each
   int64_t common = 0;                       ///< logged steps that both have
   int64_t parted = -1;                      ///< the first step with other bits; -1 for none
-  std::string parted_in{};                  ///< the curve that shows it
+  std::string parted_in{};                  ///< the curves that differ there
 };
 
 Comparison compared(const Curves& a, const Curves& b) {
@@ -142,10 +142,10 @@ Comparison compared(const Curves& a, const Curves& b) {
     const Distance d = distance(series, *other);
     if (name == "loss") c.common = d.steps;
 
-    // The first difference in any exact curve is where the runs part.
-    if (is_exact && d.first_difference >= 0 && (c.parted < 0 || d.first_difference < c.parted)) {
+    // The runs part at the first difference in any exact curve.
+    if (is_exact && d.first_difference >= 0 && (c.parted < 0 || d.first_difference <= c.parted)) {
+      c.parted_in = d.first_difference == c.parted ? c.parted_in + ", " + name : name;
       c.parted = d.first_difference;
-      c.parted_in = name;
     }
     // The distance between counts of tokens or samples is not informative.
     if (name != "tokens" && name != "samples") c.distances.emplace_back(name, d);
@@ -203,10 +203,10 @@ std::string text_of(const Comparison& c) {
   if (c.common == 0)
     out << "They have no logged step in common.\n";
   else if (c.parted >= 0)
-    out << "Bits part at step " << c.parted << " of those that are logged, in " << c.parted_in
+    out << "The first logged step with different bits is " << c.parted << ", in " << c.parted_in
         << ".\n";
   else
-    out << "The same bits at all " << c.common << " logged steps that they have in common.\n";
+    out << "All " << c.common << " logged steps that they have in common have the same bits.\n";
   return out.str();
 }
 
@@ -228,7 +228,7 @@ Command runs_command() {
   return {"runs",
           "[DIR]",
           "List the runs in a folder and below (runs/ by default) with state, step, losses, speed "
-          "and age; the exit code is 6 where one cannot be read.",
+          "and age; the exit code is 6 if one cannot be read.",
           {"runs", "runs sweeps/quickstart --json"},
           {{"json", "Print a JSON list."}},
           false,

@@ -191,8 +191,8 @@ Exit run_sweep_command(const Arguments& given) {
   }
   if (axes.empty())
     fail(Exit::usage,
-         "a sweep needs a key with several values, as --optim.lr=1e-3,3e-3 or "
-         "--optim.lr=1e-4..1e-2");
+         "a sweep needs a key with several values, as --optim.lr=1e-3,3e-3, or a range, as "
+         "--optim.lr=1e-4..1e-2 --samples 20");
 
   // Check everything before anything is created.
   add_points(plan, axes, options);
@@ -227,7 +227,7 @@ Command sweep_command() {
         "Train this many runs at the same time, which share the machine's threads. Default: 1."},
        {"method",
         "Choose the points: grid takes every combination, random takes --samples of them, and asha "
-        "halves those successively. Default: grid.",
+        "halves those successively. Default: grid, or random with --samples.",
         {"grid", "random", "asha"}},
        {"samples",
         "Draw this many points; a key may then have a range, such as --optim.lr=1e-4..1e-2, and "

@@ -103,7 +103,7 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
     ranges = ranges || axis.values.empty();
     if (axis.values.empty() && samples == 0) {
       fail(Exit::usage, "command line: ", axis.key,
-           " has a range, of which a number of points is drawn: give --samples");
+           " is a range, from which points are drawn; give their number as --samples");
     }
     // The bound keeps the product of many lists from overflowing.
     if (!axis.values.empty())

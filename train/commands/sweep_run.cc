@@ -220,7 +220,7 @@ class Sweep {
     } else if (const auto ms = planned_ms(run_words(0))) {
       log_info("time      about ",
                duration_text(1e-3 * *ms * static_cast<double>(steps) / static_cast<double>(jobs_)),
-               ", as `lathe plan` forecasts a step of the first point");
+               ", from a forecast of the first point's time per step");
     }
   }
 

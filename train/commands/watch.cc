@@ -176,7 +176,7 @@ Exit run_watch(const Arguments& arguments) {
 Command watch_command() {
   return {"watch",
           "RUN...",
-          "Draw runs with their curves in the terminal until q or Ctrl-C, or once where standard "
+          "Draw runs with their curves in the terminal until q or Ctrl-C, or once if standard "
           "output is not a terminal.",
           {"watch runs/quickstart", "watch runs/a runs/b --every 10"},
           {{"every", "Read the runs again after this many seconds. Default: 2."}},

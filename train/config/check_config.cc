@@ -388,9 +388,10 @@ std::vector<std::string> config_warnings(const RunConfig& c) {
         "checkpoint.keep_best has no effect with train.eval_interval = 0, since nothing "
         "is evaluated; set train.eval_interval");
   if (c.schedule.kind != "one_cycle" && c.schedule.warmup_steps >= c.train.steps) {
-    all.push_back(str("schedule.warmup_steps = ", c.schedule.warmup_steps,
-                      " is not below train.steps = ", c.train.steps,
-                      ", so the learning rate never reaches optim.lr; lower it"));
+    all.push_back(
+        str("schedule.warmup_steps = ", c.schedule.warmup_steps,
+            " is not below train.steps = ", c.train.steps,
+            ", so the learning rate never reaches optim.lr; lower schedule.warmup_steps"));
   }
   return all;
 }

@@ -275,7 +275,8 @@ int64_t units_of_step(const RunConfig& c) {
 
 std::string origin_of(const LoadedConfig& loaded, const std::string& key) {
   const auto found = loaded.origins.find(key);
-  return found == loaded.origins.end() ? "defaults" : found->second;
+  if (found != loaded.origins.end()) return found->second;
+  return (loaded.path.empty() ? "" : loaded.path + ", ") + "default of " + key;
 }
 
 LoadedConfig load_config(const std::string& path, const Overrides& overrides) {

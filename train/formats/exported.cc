@@ -41,8 +41,9 @@ std::pair<const Family*, Json> family_for(const RunConfig& config) {
     }
     if (kinds.find(name) == std::string::npos) kinds += (kinds.empty() ? "" : ", ") + name;
   }
-  fail(Exit::usage, "no program that this build writes for has this ", config.model.kind,
-       "; they have ", kinds, " (--format onnx writes mlp, convnet, rnn and gpt)");
+  fail(Exit::usage, "this model of kind ", config.model.kind,
+       " can't be exported in this format, which takes ", kinds,
+       "; --format onnx takes mlp, convnet, rnn and gpt");
 }
 
 void check_exportable(const ExportOptions& o, const RunConfig& config) {

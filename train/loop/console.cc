@@ -17,7 +17,8 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& bas
   const auto trained = static_cast<double>(count(session.params));
   std::string sizes;
   for (const Field& f : c.model.own.schema().fields()) {
-    if (const int64_t* size = c.model.own.find<int64_t>(f.key))
+    const int64_t* const size = c.model.own.find<int64_t>(f.key);
+    if (size != nullptr && *size != 0)  // 0: derived from other keys, or without effect
       sizes += str(", ", f.key, " ", *size);
   }
 
@@ -33,7 +34,7 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& bas
   log_info("precision ", precision_text(session));
   if (const auto& peak = baseline.known(); peak && peak->is_provisional()) {
     log_info("mfu       against a matmul ceiling of ", format("%.0f", peak->rate / 1e9),
-             " GFLOP/s that was measured less than three times and may be too low; `lathe bench "
+             " GFLOP/s that was measured fewer than three times and may be too low; `lathe bench "
              "peak` measures it");
   }
 

@@ -285,7 +285,7 @@ std::string replay(const fs::path& path) {
                    loss.item<double>());
 
     if (!watch.first.empty())
-      return text + "what is first not finite, in the " + watch.first + "\n";
+      return text + "the first value that is not finite is, in the " + watch.first + "\n";
   }
 
   return text +

@@ -44,7 +44,7 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
 
   // A loss scaler skips steps with non-finite values, but the last step of a run must be finite.
   if (state_.step == session_.config.train.steps && !std::isfinite(stats.loss))
-    end_diverged(state_.step, "loss", stats.loss);
+    end_diverged(session_.config.optim, state_.step, "loss", stats.loss);
   auto ranks = write ? gather_ranks(result) : std::vector<RankStats>();
   if (!world().is_writer()) return;
   warn_of_slow_rank(ranks);
@@ -195,8 +195,9 @@ void StepReporter::add_memory_peaks(StepMetrics& m) {
   }
 }
 
-void end_diverged(int64_t step, const char* what, double value) {
-  fail(Exit::diverged, "step ", step, ", the last, diverged: ", what, " ", value, diverged_remedy);
+void end_diverged(const OptimConfig& config, int64_t step, const char* what, double value) {
+  fail(Exit::diverged, "step ", step, ", the last, diverged: ", what, " ", value,
+       diverged_remedy(config));
 }
 
 }  // namespace lathe

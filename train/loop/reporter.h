@@ -57,7 +57,8 @@ class StepReporter {
   Clock::time_point last_report_time_ = Clock::now();
 };
 
-/// Throws Exit::diverged for the last step of a run whose loss `value` is not finite.
-[[noreturn]] void end_diverged(int64_t step, const char* what, double value);
+/// Throws Exit::diverged for the last step of a run, whose loss `value` is not finite.
+[[noreturn]] void end_diverged(const OptimConfig& config, int64_t step, const char* what,
+                               double value);
 
 }  // namespace lathe

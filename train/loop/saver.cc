@@ -109,7 +109,7 @@ void CheckpointSaver::finish() {
   const double all = times_.copy_s + times_.wait_s + times_.write_s;
   log_info(
       "saved     ", quantity(times_.saves, "checkpoint"),
-      format("; training waited %.2f s for them, %.2f%% of the time", all, 100 * all / run),
+      format("; training waited %.2f s for saves, %.2f%% of the time", all, 100 * all / run),
       async_
           ? format(" (copies %.2f s, %lld waits for previous saves %.2f s, the last save %.2f s)",
                    times_.copy_s, static_cast<long long>(times_.waits), times_.wait_s,

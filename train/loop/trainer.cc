@@ -106,7 +106,9 @@ Exit Run::report_already_finished() const {
   if (world().is_writer()) clean_checkpoints(run_);
   check_last_validation();
   log_summary();
-  log_info("nothing to do: the run ended with ", restored_.checkpoint.string(),
+  log_info("nothing to do: ", restored_.same_run ? "the run" : "the run of the checkpoint",
+           " ended with ", restored_.checkpoint.string(),
+           has_stalled() ? "" : "; raise train.steps to train on",
            restored_.changes.empty() ? "" : "; these keys differ from what was trained:");
   for (const ConfigChange& c : restored_.changes) log_info("  ", c.key, " ", c.was, " -> ", c.is);
   return Exit::done;
@@ -275,7 +277,7 @@ bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
 /// Runs before that step is saved, so that no earlier checkpoint is deleted for unusable weights.
 void Run::check_last_validation() const {
   if (state_.val_step == state_.step && !std::isfinite(*state_.val_loss))
-    end_diverged(state_.step, "validation loss", *state_.val_loss);
+    end_diverged(session_.config.optim, state_.step, "validation loss", *state_.val_loss);
 }
 
 void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
@@ -332,6 +334,7 @@ void Run::log_summary() const {
            state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss,
                                     *state_.best_val_loss)
                            : "");
+  if (!fs::exists(run_)) return;  // a branch of a finished run that has nothing to train
   log_info("run folder ", run_.string());
   if (state_.encoding) log_info("predict    lathe predict ", run_.string(), " FILE");
 }
@@ -388,7 +391,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   check_base_tokenizer(loaded, *data.data);
   if (verify_data) {
     verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
-    log_info("data      ", loaded.config.data.dir, " is what was written");
+    log_info("data      ", loaded.config.data.dir, ": all checksums match");
   }
 
   if (const std::string budget = apply_memory_budget(loaded, world().size()); !budget.empty())

@@ -449,7 +449,8 @@ std::string precision_text(const Session& s) {
                 format("%.10g", s.scaler->state().scale));
   if (const AdaptersConfig& adapted = adapters_of(s.config); adapted.rank > 0)
     text += ", frozen model in " + adapted.dtype;
-  return text + ", saved as " + dtype_name(save_dtype(s.config.checkpoint).value_or(param));
+  if (s.config.memory.saved != "none") text += ", activations saved as " + s.config.memory.saved;
+  return text + ", checkpoints in " + dtype_name(save_dtype(s.config.checkpoint).value_or(param));
 }
 
 }  // namespace lathe

@@ -259,6 +259,12 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   return r;
 }
 
+std::string diverged_remedy(const OptimConfig& config) {
+  return str(config.grad_clip > 0 ? "; lower optim.lr or optim.grad_clip"
+                                  : "; lower optim.lr, set optim.grad_clip",
+             ", or raise schedule.warmup_steps or optim.eps");
+}
+
 StepStats read_stats(const Session& s, const StepResult& result) {
   const StepControl c = s.optimizer.control();
   StepStats f{.loss = result.loss.item().toDouble(),
@@ -274,7 +280,7 @@ StepStats read_stats(const Session& s, const StepResult& result) {
   }
   if (c.failed_step != 0) {
     fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", f.loss, ", gradient norm ",
-         f.grad_norm, diverged_remedy);
+         f.grad_norm, diverged_remedy(s.config.optim));
   }
   if (c.moved > 0) f.updates_lost = static_cast<double>(c.lost) / static_cast<double>(c.moved);
   return f;

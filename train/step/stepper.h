@@ -64,9 +64,8 @@ struct StepStats {
   std::optional<double>
       updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
 };
-/// The remedy at the end of the errors of a diverged run.
-constexpr const char* diverged_remedy =
-    "; lower optim.lr or optim.grad_clip, or raise schedule.warmup_steps or optim.eps";
+/// Returns the advice at the end of the errors of a diverged run.
+std::string diverged_remedy(const OptimConfig& config);
 
 /// Returns the numbers of the last step, and waits for a GPU. Throws Exit::diverged if that step,
 /// or one since the last call, ended the run.

@@ -142,7 +142,7 @@ void verify_checkpoint(const fs::path& checkpoint) {
     const std::string sum =
         file_checksum(file, [&](uint64_t n) { bar.show(static_cast<double>(done + n)); });
     if (sum != json_get<std::string>(entry, "xxh3", where, Exit::checkpoint))
-      fail(Exit::checkpoint, file.string(), " is not what was written: its checksum differs");
+      fail(Exit::checkpoint, file.string(), " is damaged: its checksum differs");
     done += bytes;
   }
 }

@@ -64,8 +64,8 @@ ModelSizes TokenTask::fit(LoadedConfig& loaded, const Data& data) const {
   // An evaluation needs at least one token and its successor.
   if (c.train.eval_interval > 0 && data.val_size() < 2) {
     fail(Exit::data, c.data.dir,
-         " has no validation tokens; prepare the data with --val 0.1 or set train.eval_interval "
-         "= 0");
+         " has no validation tokens; prepare the data with a larger --val, or set "
+         "train.eval_interval = 0");
   }
 
   if (c.data.documents == "separate" && !find_model_kind(c.model.kind)->separates_documents) {

@@ -93,9 +93,10 @@ ModelSizes fit_examples(const LoadedConfig& loaded, const Data& data, const Task
   }
   if (data.train_size() == 0) fail(Exit::data, c.data.dir, " has no training examples");
   if (c.train.eval_interval > 0 && data.val_size() == 0) {
-    fail(Exit::data, c.data.dir,
-         " has no validation examples; prepare the data with --val 0.1, set data.folds, or set "
-         "train.eval_interval = 0");
+    fail(
+        Exit::data, c.data.dir,
+        " has no validation examples; prepare the data with a larger --val, set data.folds, or set "
+        "train.eval_interval = 0");
   }
   return task.sizes(facts);
 }

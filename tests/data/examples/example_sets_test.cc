@@ -591,7 +591,7 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
     write_file(dir / name, other);
     const auto data = open_examples(config_of(dir));
     CHECK_THAT(error_of([&] { data->verify(); }),
-               ContainsSubstring(std::string(name) + " is not what was written"));
+               ContainsSubstring(std::string(name) + " is damaged"));
     CHECK(!data->matches(hash));
     write_file(dir / name, whole);
     CHECK(open_examples(config_of(dir))->matches(hash));

@@ -90,7 +90,7 @@ TEST_CASE("of conversations the answers and their ends are learned, in each temp
   o.tokenizer = Tokenizer::byte();
   o.out = f / "bytes";
   CHECK_THAT(error_of([&] { prepare_documents(o); }),
-             ContainsSubstring("a.jsonl has no chat template"));
+             ContainsSubstring("a.jsonl: the tokenizer has no chat template"));
   write_file(f / "a.jsonl", "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n");
   prepare_documents(o);
   CHECK(marked_text(o.out, "train") == "2+2=[4\n]");

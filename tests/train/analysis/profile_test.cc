@@ -152,7 +152,8 @@ TEST_CASE("a thread that waits for another at a loop's end is seen", "[profile]"
   p.spans.push_back({.op = "of_aten", .seconds = 3e-3});
   p.step_seconds = {4e-3}, p.memory_after_step = {0};
   const std::string text = profile_text(p, {1e9, 1e9}, "tokens", 10);
-  CHECK_THAT(text, ContainsSubstring("threads were idle 25% of the 25% that our loops take"));
+  CHECK_THAT(text, ContainsSubstring(
+                       "threads were idle 25% of the time in Lathe's loops (25% of the step)"));
   CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*known .* 25%\n(.|\n)*"));
   CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*of_aten .*\\.00 *\n(.|\n)*"));
 }

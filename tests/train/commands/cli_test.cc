@@ -58,7 +58,7 @@ TEST_CASE("bad command lines", "[cli]") {
         "has no option --train.stesp=5; did you mean --train.steps?"},
        {{"train", "tiny.toml", "--train.steps=5", "--train.steps=6"},
         2,
-        "--train.steps stands 2 times"},
+        "--train.steps is given 2 times"},
        {{"train", "tiny.toml", "--train.steps=x"},
         2,
         "command line: --train.steps=x: train.steps must be a whole number"},
@@ -358,7 +358,7 @@ TEST_CASE("what stands where a config or a run should is named", "[cli]") {
         "is taken by prepared data"},
        {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--train.max_time=1"}, 2, "train.max_time"},
        {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--seed", "2"}, 2, "--seed"},
-       {{"launch", "-n", "2", "-n", "3", "--", "train", "tiny.toml"}, 2, "-n stands 2 times"},
+       {{"launch", "-n", "2", "-n", "3", "--", "train", "tiny.toml"}, 2, "-n is given 2 times"},
        {{"eval", "tiny.toml"},
         4,
         "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});

@@ -76,9 +76,10 @@ TEST_CASE("runs, their states, and what differs between two", "[runs_and_sweeps]
   CHECK_THAT(table.out, ContainsSubstring("runs/deep/same"));
   CHECK(std::count(table.out.begin(), table.out.end(), '\n') == 6);
 
-  CHECK_THAT(lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
-             ContainsSubstring("No key differs") &&
-                 ContainsSubstring("The same bits at all 8 logged steps"));
+  CHECK_THAT(
+      lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
+      ContainsSubstring("No key differs") &&
+          ContainsSubstring("All 8 logged steps that they have in common have the same bits"));
   const Finished apart = lathe_in(f, {"compare", "runs/a", "runs/other", "--json=true"});
   const Json j = parse_json(apart.out, "compare", Exit::internal);
   CHECK(j["keys"]["train.seed"] == Json({"1337", "2"}));
@@ -91,7 +92,7 @@ TEST_CASE("runs, their states, and what differs between two", "[runs_and_sweeps]
   lines.insert(lines.find('.', at) + 6, "7");
   write_file(f / "runs/deep/same/metrics.jsonl", lines);
   CHECK_THAT(lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
-             ContainsSubstring("Bits part at step 6"));
+             ContainsSubstring("The first logged step with different bits is 6"));
   CHECK(lathe_in(f, {"compare", "runs/a", "data"}).code == 2);
 
   const Finished watched = lathe_in(f, {"watch", "runs/a", "runs/other"});

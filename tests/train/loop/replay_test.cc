@@ -95,8 +95,9 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
   const Finished again = run({"lathe", {"replay", "runs/tiny"}, f.path(), {}});
   INFO(again.out << again.err);
   CHECK(again.code == 0);
-  CHECK_THAT(again.out,
-             ContainsSubstring("what is first not finite, in the forward: the result of"));
+  CHECK_THAT(
+      again.out,
+      ContainsSubstring("the first value that is not finite is, in the forward: the result of"));
   CHECK_THAT(again.out, ContainsSubstring("blocks.0."));
   CHECK(run({"lathe", {"replay", "data"}, f.path(), {}}).code == 2);
 
@@ -182,7 +183,7 @@ TEST_CASE("a step that train.detect_anomaly ended is run again too", "[replay]")
   const Finished again = run({"lathe", {"replay", "runs/tiny"}, f.path(), {}});
   INFO(again.out << again.err);
   CHECK(again.code == 0);
-  CHECK_THAT(again.out, ContainsSubstring("what is first not finite, in the forward"));
+  CHECK_THAT(again.out, ContainsSubstring("the first value that is not finite is, in the forward"));
 }
 
 TEST_CASE("a run whose first steps all overflow leaves a step that is replayed", "[replay]") {
@@ -194,7 +195,7 @@ TEST_CASE("a run whose first steps all overflow leaves a step that is replayed",
   const Finished again = run({"lathe", {"replay", "runs/tiny"}, f.path(), {}});
   INFO(again.out << again.err);
   CHECK(again.code == 0);
-  CHECK_THAT(again.out, ContainsSubstring("what is first not finite"));
+  CHECK_THAT(again.out, ContainsSubstring("the first value that is not finite"));
 }
 
 TEST_CASE("a bundle of examples is held to its model's sizes", "[replay]") {

@@ -74,7 +74,7 @@ TEST_CASE("a run above the ceiling measures it again, once, and says so", "[matm
     REQUIRE(r.code == 0);
     return slurp(f / name / "log.txt");
   };
-  CHECK_THAT(train("young"), ContainsSubstring("measured less than three times"));
+  CHECK_THAT(train("young"), ContainsSubstring("measured fewer than three times"));
   overwrite(f / "cache", 1e4);
   const std::string log = train("low");
   const auto at = log.find("this run is above it; measured again");

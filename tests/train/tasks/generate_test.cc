@@ -298,7 +298,7 @@ TEST_CASE(
         "id|>assistant"
         "<|end_header_id|>\n\n");
   CHECK_THAT(error_of([] { ChatTemplate(Tokenizer::byte(), "runs/a", ""); }),
-             ContainsSubstring("runs/a has no chat template"));
+             ContainsSubstring("runs/a: the tokenizer has no chat template"));
 }
 
 TEST_CASE(
@@ -357,8 +357,9 @@ TEST_CASE(
   CHECK_THAT(refused({"generate", "run", "--prompt=a", "--prompt-file=prompts.txt"}, 2),
              ContainsSubstring("give one"));
   CHECK_THAT(refused({"generate", "run", "--seed=1", "--seed=2"}, 2),
-             ContainsSubstring("stands 2 times"));
-  CHECK_THAT(refused({"chat", "run"}, 2), ContainsSubstring("run has no chat template"));
+             ContainsSubstring("given 2 times"));
+  CHECK_THAT(refused({"chat", "run"}, 2),
+             ContainsSubstring("run: the tokenizer has no chat template"));
 }
 
 }  // namespace

@@ -58,7 +58,8 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
       if (kind.data == "text")
         CHECK(written.code == 0);
       else
-        CHECK_THAT(written.err, ContainsSubstring("does not model text: it is a " + kind.name));
+        CHECK_THAT(written.err,
+                   ContainsSubstring("is not a language model: its kind is " + kind.name));
     }
   }
 }
