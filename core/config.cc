@@ -282,7 +282,8 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
          rule_text(r));
   };
   if (const auto* s = std::get_if<std::string>(&v)) {
-    if (!is_utf8(*s)) fail(Exit::usage, where, ": ", key, " must be UTF-8 text");
+    if (!is_utf8(*s) || s->find('\0') != std::string::npos)
+      fail(Exit::usage, where, ": ", key, " must be UTF-8 text without null characters");
     const bool is_choice =
         r.choices.empty() || std::find(r.choices.begin(), r.choices.end(), *s) != r.choices.end();
     if (!is_choice && (r.has_form == nullptr || !r.has_form(*s))) refuse();

@@ -29,8 +29,9 @@ ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : pa
     try {
       safetensors_.emplace(path);
       const auto& all = safetensors_->tensors();
-      const TensorEntry& entry =
-          tensor.empty() && all.size() == 1 ? all[0] : safetensors_->at(tensor);
+      const TensorEntry& entry = tensor.empty() && all.size() == 1
+                                     ? all[0]
+                                     : safetensors_->at(tensor.empty() ? "inputs" : tensor);
       type_ = from_safetensors(entry.dtype, str(name, ": tensor \"", entry.name, "\""));
       sizes_ = entry.shape;
       bytes_ = entry.bytes;

@@ -11,6 +11,7 @@ namespace lathe {
 /// The mean and the scale of each group of elements.
 struct Normalization {
   std::vector<double> mean, scale;
+  bool operator==(const Normalization&) const = default;
 };
 
 /// The groups of an example's elements: those of a group share a mean and a scale.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <set>
 
 #include "core/error.h"
@@ -128,10 +129,12 @@ bool LayoutFinder::is_header() const {
     return nullptr;
   };
 
-  bool has_text = false, occurs_again = false;
+  bool has_text = false, occurs_again = false, has_fraction = false;
   // pandas numbers columns without names; a short row of data may begin with 0, 1, 2 by chance.
   bool counts = columns_ >= 5;
   for (size_t c = 0; c < columns_; ++c) {
+    const auto number = csv_number(first[c]);
+    has_fraction = has_fraction || (number && *number != std::floor(*number));
     counts = counts && csv_number(first[c]) == static_cast<double>(c);
     if (c == target_ || !is_text_cell(first[c])) continue;
     has_text = true;
@@ -142,8 +145,8 @@ bool LayoutFinder::is_header() const {
   }
   if (counts) return true;
 
-  // A category occurs again below, a name does not.
-  if (has_text) return !occurs_again;
+  // A category occurs again below, a name does not. Columns may be named by years, but not by 0.5.
+  if (has_text) return !occurs_again && !has_fraction;
   // A text above a number in the target column is its name, not a class.
   return is_text_cell(first[target_]) && second != nullptr && csv_number((*second)[target_]);
 }

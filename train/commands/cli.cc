@@ -79,8 +79,8 @@ void print_help(const Command* command) {
         << "`lathe help COMMAND` shows its options.\n"
            "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
            "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
-           "            8 folder in use, 9 out of memory or threads, 10 `plan` found\n"
-           "            nothing that fits, 75 stopped with a checkpoint (run it again to resume)\n";
+           "            8 folder in use, 9 out of memory or threads, 10 nothing\n"
+           "            fits (`plan`), 75 stopped with a checkpoint (run it again to resume)\n";
     return;
   }
 

@@ -225,7 +225,8 @@ Exit run_eval(const Arguments& arguments) {
   check_same_kind(m, of_table, *data, data_config.dir);
   if (const auto& theirs = data->facts().encoding) {
     const ExampleEncoding ours = encoding_of(arguments.positionals[0], m.state, m.config);
-    check_same_meaning(ours, *theirs, data_config.dir);
+    check_same_meaning(ours, *theirs, data_config.dir,
+                       "; `lathe predict RUN FILE` encodes a file as the model's data was");
     data->normalize_as(ours);
   }
   const RunTask run_task = make_run_task(m, of_table, data->facts());

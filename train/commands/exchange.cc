@@ -79,7 +79,7 @@ Exit run_import(const Arguments& arguments) {
   ImportOptions o{.folder = arguments.positionals[0], .out = arguments.get("out", "")};
   if (o.out.empty()) fail(Exit::usage, "lathe import needs --out RUN");
   if (is_peft(o.folder)) return import_adapters(arguments, o);
-  if (arguments.flags.contains("base"))
+  if (arguments.flags.contains("base") && fs::exists(o.folder))
     fail(Exit::usage, "command line: --base is for adapters of PEFT, and ", o.folder.string(),
          " has no adapter_config.json; leave it out");
   o.block_size = static_cast<int64_t>(arguments.number("block-size", 0, between(0, 1000000), true));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <optional>
 #include <sstream>
 
 #include "core/dtype.h"
@@ -139,7 +140,13 @@ std::string inspect(const fs::path& path_) {
       const auto all = list_checkpoints(path);
       // A run that was just started is not an error here, unlike in verify().
       if (all.empty()) out << path.string() << " holds no checkpoint yet\n";
-      for (const auto& checkpoint : all) list_state(out, checkpoint);
+      for (const auto& checkpoint : all) {
+        try {
+          list_state(out, checkpoint);
+        } catch (const Error& e) {  // the others are of interest all the same
+          out << checkpoint.filename().string() << ": " << e.what() << "\n";
+        }
+      }
       break;
     }
     case PathKind::data: {
@@ -156,6 +163,29 @@ std::string inspect(const fs::path& path_) {
 
   return out.str();
 }
+
+namespace {
+
+/// Verifies the checkpoints of a run. If some are damaged, throws the error of the first, with the
+/// names of the other damaged ones and of those that are intact.
+void verify_all(const std::vector<fs::path>& checkpoints, std::ostream& out) {
+  std::optional<Error> first;
+  std::string intact, damaged;
+  for (const fs::path& checkpoint : checkpoints) {
+    try {
+      out << verify(checkpoint);
+      intact += (intact.empty() ? "" : ", ") + checkpoint.filename().string();
+    } catch (const Error& e) {
+      if (first) damaged += (damaged.empty() ? "" : ", ") + checkpoint.filename().string();
+      if (!first) first = e;
+    }
+  }
+  if (!first) return;
+  fail(first->code(), first->what(), damaged.empty() ? "" : "; also damaged: " + damaged,
+       intact.empty() ? "; no checkpoint of the run is intact" : "; intact: " + intact);
+}
+
+}  // namespace
 
 std::string verify(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
@@ -180,7 +210,7 @@ std::string verify(const fs::path& path_) {
     case PathKind::run: {
       const auto all = list_checkpoints(path);
       if (all.empty()) fail(Exit::checkpoint, path.string(), " holds no checkpoint");
-      for (const auto& checkpoint : all) out << verify(checkpoint);
+      verify_all(all, out);
       break;
     }
     case PathKind::data: {

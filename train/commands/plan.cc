@@ -135,7 +135,7 @@ class PlanText {
     line("memory: data", human_bytes(peak(d_.peaks, Memory::data)));
     if (d_.held_bytes > 0) {
       line("memory: checkpoints",
-           bytes(d_.held_bytes) + ", the copy that is written in the background");
+           "up to " + bytes(d_.held_bytes) + ", what a save has not written when an update comes");
     }
     line("memory: program", bytes(f_.program_bytes));
     // Less than the sum of the peaks, which are reached at different times.

@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <optional>
 
 #include "autograd/engine.h"
@@ -26,11 +28,31 @@
 namespace lathe {
 namespace {
 
-/// Returns the shortest text of a number.
-std::string number_text(float x) {
+/// Returns the shortest text of a number: that of float32 if it is one.
+std::string number_text(double x) {
   char text[64];
-  const auto [end, error] = std::to_chars(std::begin(text), std::end(text), x);
+  const auto narrow = static_cast<float>(x);
+  const auto [end, error] = static_cast<double>(narrow) == x
+                                ? std::to_chars(std::begin(text), std::end(text), narrow)
+                                : std::to_chars(std::begin(text), std::end(text), x);
   return {text, end};
+}
+
+/// Returns the number with the fewest decimal digits that is within `tolerance` of x.
+double with_fewest_digits(double x, double tolerance) {
+  for (int digits = 1; digits < 17; ++digits) {
+    const double rounded = std::strtod(format("%.*g", digits, x).c_str(), nullptr);
+    if (std::abs(rounded - x) <= tolerance) return rounded;
+  }
+  return x;
+}
+
+/// Returns an output of the model in the target's units, in double precision: a mean that is far
+/// above the deviation would take float32's digits. It has as many digits as the output justifies.
+double in_raw_units(float y, double scale, double mean) {
+  const double step =
+      std::nextafter(std::abs(y), std::numeric_limits<float>::infinity()) - std::abs(y);
+  return with_fewest_digits(y * scale + mean, step * scale / 2);
 }
 
 /// The form of predictions as text: CSV, or JSON Lines.
@@ -43,12 +65,12 @@ class PredictionFormat {
   /// Returns what the file of an earlier prediction has at its beginning.
   std::string mark() const;
   /// Returns the line of a row, from 1, with its probabilities or numbers.
-  std::string line(int64_t row, const std::string& id, const std::vector<float>& numbers) const;
+  std::string line(int64_t row, const std::string& id, const std::vector<double>& numbers) const;
 
  private:
-  std::string csv_line(const std::string& name, const std::vector<float>& numbers) const;
+  std::string csv_line(const std::string& name, const std::vector<double>& numbers) const;
   std::string json_line(int64_t row, const std::string& id,
-                        const std::vector<float>& numbers) const;
+                        const std::vector<double>& numbers) const;
 
   bool json_, classifies_;
   std::string id_;
@@ -85,26 +107,26 @@ std::string PredictionFormat::mark() const {
 }
 
 std::string PredictionFormat::line(int64_t row, const std::string& id,
-                                   const std::vector<float>& numbers) const {
+                                   const std::vector<double>& numbers) const {
   if (json_) return json_line(row, id, numbers);
   return csv_line(id_.empty() ? std::to_string(row) : csv_field(id), numbers);
 }
 
-size_t likeliest(const std::vector<float>& probabilities) {
+size_t likeliest(const std::vector<double>& probabilities) {
   return static_cast<size_t>(std::max_element(probabilities.begin(), probabilities.end()) -
                              probabilities.begin());
 }
 
 std::string PredictionFormat::csv_line(const std::string& name,
-                                       const std::vector<float>& numbers) const {
+                                       const std::vector<double>& numbers) const {
   std::string text = name;
   if (classifies_) text += "," + csv_field(names_[likeliest(numbers)]);
-  for (const float x : numbers) text += "," + number_text(x);
+  for (const double x : numbers) text += "," + number_text(x);
   return text + "\n";
 }
 
 std::string PredictionFormat::json_line(int64_t row, const std::string& id,
-                                        const std::vector<float>& numbers) const {
+                                        const std::vector<double>& numbers) const {
   std::string text = id_.empty() ? "{\"row\":" + std::to_string(row) : "{\"id\":" + json_text(id);
   if (classifies_) text += ",\"class\":" + json_text(names_[likeliest(numbers)]);
   if (!classifies_ && numbers.size() == 1)
@@ -192,7 +214,7 @@ class Predictor {
   void add(std::span<const double> raw);
   /// Returns the probabilities, or the numbers in raw units, of each example of the batch, which is
   /// empty then.
-  std::vector<std::vector<float>> run();
+  std::vector<std::vector<double>> run();
 
  private:
   const LoadedModel& m_;
@@ -212,7 +234,7 @@ void Predictor::add(std::span<const double> raw) {
   normalize(encoding_.inputs, groups_of(encoding_.input_sizes), raw, out);
 }
 
-std::vector<std::vector<float>> Predictor::run() {
+std::vector<std::vector<double>> Predictor::run() {
   const NoGrad no_grad;
   const Autocast autocast(m_.compute);
   const MemoryScope memory(Memory::activations);
@@ -221,14 +243,13 @@ std::vector<std::vector<float>> Predictor::run() {
   if (classifies_) y = at::softmax(y, -1);
   y = y.to(at::kCPU).contiguous();
 
-  std::vector<std::vector<float>> all;
+  std::vector<std::vector<double>> all;
   const float* at = y.const_data_ptr<float>();
   const auto& [mean, scale] = encoding_.targets;
   for (int64_t i = 0; i < waiting_; ++i, at += y.size(1)) {
     all.emplace_back(at, at + y.size(1));
     if (classifies_ || std::ssize(mean) != y.size(1)) continue;
-    for (size_t k = 0; k < mean.size(); ++k)
-      all.back()[k] = static_cast<float>(all.back()[k] * scale[k] + mean[k]);
+    for (size_t k = 0; k < mean.size(); ++k) all.back()[k] = in_raw_units(at[k], scale[k], mean[k]);
   }
   waiting_ = 0;
   return all;
@@ -280,8 +301,8 @@ NewExamples survey_new(ExampleSource& source, const std::string& file, ProgressR
 }
 
 /// Throws Exit::diverged for numbers that are not finite.
-void check_finite(const std::vector<float>& numbers, int64_t row) {
-  const auto is_bad = [](float x) { return !std::isfinite(x); };
+void check_finite(const std::vector<double>& numbers, int64_t row) {
+  const auto is_bad = [](double x) { return !std::isfinite(x); };
   const auto bad = std::find_if(numbers.begin(), numbers.end(), is_bad);
   if (bad == numbers.end()) return;
   fail(Exit::diverged, "example ", row, ": the model's prediction is ",

@@ -21,10 +21,10 @@ namespace {
 /// the file.
 std::string last_origin(const LoadedConfig& loaded, const std::vector<std::string>& keys) {
   const auto rank = [](const std::string& origin) {
-    return origin == "command line"       ? 3
-           : origin.starts_with("LATHE_") ? 2
-           : origin == "defaults"         ? 0
-                                          : 1;
+    return origin == "command line"                          ? 3
+           : origin.starts_with("LATHE_")                    ? 2
+           : origin.find("default of ") != std::string::npos ? 0
+                                                             : 1;
   };
   std::string last = origin_of(loaded, keys.at(0));
   for (const auto& key : keys) {

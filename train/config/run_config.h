@@ -200,11 +200,12 @@ struct CheckpointConfig {
               "Dtype of the matrices in model.safetensors. auto: that in memory. With any other "
               "dtype, optimizer.safetensors also holds the exact matrices.",
               one_of({"auto", "fp32", "bf16", "fp16"}))
-  LATHE_FIELD(bool, async_save, false,
-              "Write checkpoints in the background. Training pauses only while the state is copied "
-              "in memory, which needs as many bytes as the checkpoint. The last checkpoint of a "
-              "run is written synchronously.",
-              anything())
+  LATHE_FIELD(
+      bool, async_save, false,
+      "Write checkpoints in the background while training continues. What is not written when "
+      "the next update comes is copied in memory first; on GPUs, all of it is. The last "
+      "checkpoint of a run is written synchronously.",
+      anything())
 };
 
 /// What is logged, and where.
@@ -312,7 +313,8 @@ int64_t units_of_micro_batch(const RunConfig& config);
 /// Returns the number of tokens or samples of an optimizer step, over all of its micro-batches.
 int64_t units_of_step(const RunConfig& config);
 
-/// Returns the source of a key's value, or "defaults" if nothing set the key.
+/// Returns the source of a key's value: a place in a file, a variable, or "command line". If
+/// nothing set the key, that is "CONFIG, default of KEY".
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
 /// Takes [model], but for dropout, from the source that `named_by` names. Throws Exit::usage, with

@@ -135,12 +135,13 @@ void add_example_outputs(OnnxGraph& graph, const ExampleEncoding& e, bool classi
     return;
   }
 
-  const std::string scale = graph.add_numbers("target_scale", OnnxType::f32, e.targets.scale,
-                                              {e.outputs}),
-                    mean = graph.add_numbers("target_mean", OnnxType::f32, e.targets.mean,
-                                             {e.outputs});
-  graph.add_node("Add", {graph.add_node("Mul", {y, scale}), mean}, {}, "prediction");
-  graph.add_output("prediction", OnnxType::f32, {"batch", e.outputs});
+  // In double precision, since a mean far above the deviation would take float32's digits.
+  const OnnxType type = OnnxType::f64;
+  const std::string scale = graph.add_numbers("target_scale", type, e.targets.scale, {e.outputs}),
+                    mean = graph.add_numbers("target_mean", type, e.targets.mean, {e.outputs}),
+                    wide = graph.add_node("Cast", {y}, {{"to", static_cast<int64_t>(type)}});
+  graph.add_node("Add", {graph.add_node("Mul", {wide, scale}), mean}, {}, "prediction");
+  graph.add_output("prediction", type, {"batch", e.outputs});
 }
 
 }  // namespace lathe

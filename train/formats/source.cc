@@ -4,6 +4,7 @@
 
 #include "train/config/path_kind.h"
 #include "train/formats/hugging_face.h"
+#include "train/store/encoding.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
@@ -101,6 +102,24 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts
   if (facts.vocab_size > vocab_size && vocab_size > 0) {
     fail(Exit::data, c.data.dir, " has a vocabulary of ", facts.vocab_size,
          ", and the weights of train.init_from one of ", vocab_size, remedy);
+  }
+}
+
+void normalize_as_source(const LoadedConfig& loaded, Data& data) {
+  const fs::path& source = loaded.source.empty() ? loaded.base : loaded.source;
+  if (source.empty() || is_hugging_face(source) || !data.facts().encoding) return;
+  const RunState state = read_state(source);
+  if (state.sizes.input.empty()) return;  // a model of tokens, which is refused elsewhere
+  const ExampleEncoding theirs = encoding_of(source, state, saved_config(state, source));
+  check_same_meaning(theirs, *data.facts().encoding, loaded.config.data.dir,
+                     "; data for its weights needs the same classes and columns");
+
+  const ExampleEncoding own = *data.facts().encoding;
+  data.normalize_as(theirs);
+  const bool is_changed = own.inputs != theirs.inputs || own.targets != theirs.targets;
+  if (is_changed && !kept_encoding(data.facts())) {
+    fail(Exit::data, loaded.config.data.dir, " has other statistics than the data of ",
+         source.string(), ", and too many of them to keep in a checkpoint; prepare both alike");
   }
 }
 

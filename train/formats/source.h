@@ -12,6 +12,10 @@ namespace lathe {
 /// Exit::usage where a key has another value or the source has adapters, and Exit::checkpoint where
 /// it can't be used.
 void resolve_init_from(LoadedConfig& loaded);
+/// Has examples normalized as those that the weights of the source, or of adapters' base, were
+/// trained on. Does nothing for tokens or without a source. Throws Exit::data where the data has
+/// other classes or columns.
+void normalize_as_source(const LoadedConfig& loaded, Data& data);
 /// Throws Exit::data where a run with a source has data with another tokenizer, or with more tokens
 /// than the source's model.
 void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts);

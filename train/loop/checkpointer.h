@@ -30,6 +30,8 @@ class Checkpointer {
   /// Waits for a save in the background, and checks that the run folder is still this run's. A
   /// collective.
   void finish();
+  /// Copies what a save in the background has not written yet. Call it before an update.
+  void before_update() { saver_.before_update(); }
   /// Returns the step of the newest checkpoint on the disk.
   int64_t saved_step() { return saver_.saved_step(); }
 

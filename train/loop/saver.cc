@@ -62,7 +62,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
     return;
   }
 
-  // Weights that are not finite never reach a disk, so they are checked before the copy.
+  // Weights that are not finite never reach a disk.
   const Timer timer(times_.copy_s);
   check_finite(parameters, state.step);
   copy_ = copy_state(parameters, optimizer, dtype_, std::move(copy_));
@@ -81,6 +81,12 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
          "false");
   }
   next_step_ = state.step;
+}
+
+void CheckpointSaver::before_update() {
+  if (!is_writing()) return;
+  const Timer timer(times_.copy_s);
+  copy_.live->copy_rest();
 }
 
 bool CheckpointSaver::is_writing() const {

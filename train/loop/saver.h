@@ -1,6 +1,6 @@
-// Saves a run's checkpoints, synchronously or in the background: then the state is copied, and a
-// thread writes the copy while training continues, as PyTorch's
-// torch.distributed.checkpoint.async_save does.
+// Saves a run's checkpoints, synchronously or in the background: then a thread writes the state
+// while training continues. PyTorch's torch.distributed.checkpoint.async_save copies all of it
+// first; on CPUs, this copies what is not written yet when an update is about to change it.
 #pragma once
 
 #include <functional>
@@ -23,12 +23,15 @@ class CheckpointSaver {
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
   /// Saves the current state of the run. With checkpoint.async_save, and unless `now`, it returns
-  /// when everything is copied; a thread calls `before` (checks of the run folder, the sync of
-  /// metrics.jsonl) and writes the copy. At most one save is in progress: the next one waits for
+  /// at once; a thread calls `before` (checks of the run folder, the sync of metrics.jsonl) and
+  /// writes the state. Then before_update() must be called before a parameter or the optimizer's
+  /// state is changed. At most one save is in progress: the next one waits for
   /// it. Throws what save_checkpoint() throws; errors of the thread are thrown by the next call of
   /// save(), saved_step() or wait().
   void save(const RunState& state, const std::vector<NamedParameter>& parameters,
             const Optimizer& optimizer, std::function<void()> before, bool now);
+  /// Copies what a save in progress has not written yet.
+  void before_update();
   /// Returns the step of the newest complete checkpoint.
   int64_t saved_step();
   /// Waits until no save is in progress.
@@ -40,7 +43,7 @@ class CheckpointSaver {
   struct Times {
     int64_t saves = 0;
     int64_t waits = 0;   ///< saves that found the previous one still in progress
-    double copy_s = 0;   ///< in the background: checking and copying the parameters
+    double copy_s = 0;   ///< in the background: checking and copying the state
     double wait_s = 0;   ///< for saves in progress
     double write_s = 0;  ///< synchronously
   };

@@ -78,6 +78,8 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
       run_(loaded.config.train.out_dir),
       source_(loaded.source) {
   state_.data_hash = data_->hash();
+  // The run may have begun with the weights of another, whose data decides how inputs are encoded.
+  if (resume && resume->state.encoding) data_->normalize_as(*resume->state.encoding);
   if (resume) restored_ = restore(*resume, loaded, *data_, session_, state_);
 
   // A checkpoint records what this process trains with.
@@ -122,6 +124,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
+  session_.before_update = [&checkpoints] { checkpoints.before_update(); };
   StopController stop(c.train.max_time);
   log_start(needs, reporter.mfu_baseline());
   note_progress(state_.step, restored_.saved_step);
@@ -431,9 +434,34 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   return trained.train(lock ? &*lock : nullptr, needs);
 }
 
+/// Returns the checkpoints of the runs whose weights a config begins with.
+std::vector<fs::path> source_checkpoints(const RunConfig& c) {
+  std::vector<fs::path> all;
+  for (const std::string& name : {c.train.init_from, c.checkpoint.resume, adapters_of(c).base}) {
+    const auto more = name.empty() ? std::vector<fs::path>() : list_checkpoints(name);
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+/// Calls train_here() again if a run that is being trained has replaced the checkpoint that this
+/// one was about to load.
+Exit train_from_sources(const LoadedConfig& loaded, bool verify_data, bool force) {
+  for (int attempt = 1;; ++attempt) {
+    const auto there = source_checkpoints(loaded.config);
+    try {
+      return train_here(loaded, verify_data, force);
+    } catch (const Error& e) {
+      // Several processes would have to agree on it.
+      const bool may_repeat = e.code() == Exit::checkpoint && world().size() == 1 && attempt < 5;
+      if (!may_repeat || source_checkpoints(loaded.config) == there) throw;
+    }
+  }
+}
+
 }  // namespace
 
-Exit train(LoadedConfig loaded, bool verify_data, bool force) {
+Exit train(const LoadedConfig& loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
   if (const auto placement = placement_from_environment()) {
     check_shares(loaded, placement->size);
@@ -447,7 +475,7 @@ Exit train(LoadedConfig loaded, bool verify_data, bool force) {
   }
 
   try {
-    return train_here(std::move(loaded), verify_data, force);
+    return train_from_sources(loaded, verify_data, force);
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);
     if (error != nullptr && error->code() == Exit::peer_lost) throw;

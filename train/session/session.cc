@@ -27,6 +27,7 @@ RunData RunData::open(LoadedConfig& loaded) {
   opened.task = &task_of(loaded, opened.data->facts());
   check_task_keys(loaded, *opened.task);
   opened.sizes = opened.task->fit(loaded, *opened.data);
+  normalize_as_source(loaded, *opened.data);
   resolve_frozen(loaded, *opened.task, opened.data->facts());
   return opened;
 }

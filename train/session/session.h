@@ -62,6 +62,7 @@ struct Session {
   std::unique_ptr<MappedMemory> mapped{};               ///< what parameters are in
   std::unique_ptr<ParameterPages> pages{};              ///< which of them are resident
   std::unique_ptr<OffloadedActivations> activations{};  ///< what activations are in
+  std::function<void()> before_update{};  ///< called before parameters and optimizer state change
 
   /// Returns the parameters that this process has gradients of: `params`, or with dist.pipeline
   /// those of its stage.

@@ -212,6 +212,7 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
     options.own_parameters = own_parameters;
   }
   if (s.scaler) s.scaler->prepare(options);
+  if (s.before_update) s.before_update();
   s.optimizer.step(r.lr, options);
 
   // Asking a GPU for the decision would wait for it; what was not updated can be shared as well.
@@ -234,6 +235,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   // With no target at all, every sum is 0.
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
   if (s.config.memory.update_in_backward) {
+    if (s.before_update) s.before_update();
     zero_grad(*s.model);
     r.loss = run_updating_step(s, next(), step, divisor, r.lr);
     advance_fp8(s.params);

@@ -47,26 +47,25 @@ std::vector<std::string> input_names(const TableFormat& table) {
 
 /// Throws Exit::data at the first name that differs.
 void check_same_names(const std::vector<std::string>& ours, const std::vector<std::string>& theirs,
-                      const char* what, const std::string& folder) {
+                      const char* what, const std::string& folder, const char* remedy) {
   for (size_t i = 0; i < std::min(ours.size(), theirs.size()); ++i) {
     if (ours[i] == theirs[i]) continue;
     fail(Exit::data, folder, ": ", what, " ", i + 1, " is ", printable_line(theirs[i]),
-         ", and in the data that the model was trained on ", printable_line(ours[i]),
-         "; `lathe predict RUN FILE` encodes a file as the model's data was");
+         ", and in the data that the model was trained on ", printable_line(ours[i]), remedy);
   }
 }
 
 }  // namespace
 
 void check_same_meaning(const ExampleEncoding& ours, const ExampleEncoding& theirs,
-                        const std::string& folder) {
+                        const std::string& folder, const char* remedy) {
   const bool classifies = ours.targets.mean.empty();
-  if (classifies) check_same_names(class_names(ours), class_names(theirs), "class", folder);
+  if (classifies) check_same_names(class_names(ours), class_names(theirs), "class", folder, remedy);
   if (!ours.table || !theirs.table) return;
 
   // A table without a header line has columns without names.
   if (ours.table->has_header == theirs.table->has_header)
-    check_same_names(input_names(*ours.table), input_names(*theirs.table), "input", folder);
+    check_same_names(input_names(*ours.table), input_names(*theirs.table), "input", folder, remedy);
 }
 
 }  // namespace lathe

@@ -35,6 +35,7 @@ struct SavedTensor {
   /// If not empty, data rank r has the elements [shares[r], shares[r + 1]) of those of its stage.
   std::vector<int64_t> shares{};
   const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
+  bool is_updated = true;                ///< passes over the model don't change it
   StatePart part{};                      ///< for the optimizer
 
   std::vector<int64_t> whole_sizes() const {
@@ -144,9 +145,11 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
     const auto [kept, end] = kept_of(p);
     all.push_back({true, p.path, kept, is_saved_lower(t, dtype) ? *dtype : t.scalar_type(),
                    t.sizes().vec(), end, cut_of(p.parameter)});
+    all.back().is_updated = p.parameter.as_leaf() != nullptr;  // running statistics are not
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
     all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end, part.cut.get()});
+    all.back().is_updated = !name.ends_with(".fp8_history");
     if (!t.is_meta()) return;
     all.back().optimizer = &optimizer;
     all.back().part = part;
@@ -166,6 +169,13 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   });
   if (optimizer.is_sharded()) find_cuts(all);
   return all;
+}
+
+/// Returns whether only an update changes the tensor, and its memory has the bytes of the file.
+bool is_live(const SavedTensor& saved) {
+  return saved.is_updated && saved.dtype == saved.tensor.scalar_type() && !saved.is_collected() &&
+         saved.optimizer == nullptr && saved.tensor.is_cpu() && saved.tensor.is_contiguous() &&
+         !MappedMemory::holds(saved.tensor.storage().data_ptr());
 }
 
 void add(Snapshot& snapshot, const SavedTensor& saved, TensorEntry entry) {
@@ -261,7 +271,12 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
                     std::optional<at::ScalarType> dtype, Snapshot reused) {
   const MemoryScope memory(Memory::checkpoints);
   Snapshot snapshot;
+  snapshot.live = std::make_shared<LiveTensors>();
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
+    if (is_live(saved)) {
+      add(snapshot, saved, snapshot.live->add(saved.name, saved.tensor));
+      continue;
+    }
     at::Tensor copy = snapshot.held.size() < reused.held.size() ? reused.held[snapshot.held.size()]
                                                                 : at::Tensor();
     if (!copy.defined() || copy.scalar_type() != saved.dtype ||

@@ -1,5 +1,6 @@
 // The tensors of a checkpoint. A snapshot is either a view of them, which must be written before
-// training continues, or a copy on the host, which training does not change. If the optimizer's
+// training continues, or is written while training continues: then tensors of a GPU are copied at
+// once, and those on the CPU before an update changes them. If the optimizer's
 // state is sharded, rank 0 writes the checkpoint and collects one tensor after another from the
 // other ranks. The checkpoint is therefore the same with and without sharding.
 #pragma once
@@ -17,6 +18,7 @@
 #include "nn/module.h"
 #include "nn/state.h"
 #include "optim/optimizer.h"
+#include "train/store/live_tensors.h"
 
 namespace lathe {
 
@@ -32,6 +34,7 @@ struct Snapshot {
   /// or read from the optimizer's scratch file.
   std::vector<TensorEntry> model, optimizer;
   std::vector<at::Tensor> held;
+  std::shared_ptr<LiveTensors> live{};  ///< of copy_state(): those that are not copied yet
   int64_t bytes() const;
 };
 /// Returns a view of the state. Tensors of two or more dimensions have `dtype` in
@@ -40,9 +43,11 @@ struct Snapshot {
 /// tensors on the CPU, so write it before anything changes them.
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
-/// Returns a copy of the same state, which training does not change. Reuses the memory of `reused`,
+/// Returns the same state for a save in the background. Parameters and optimizer state on the CPU
+/// that have their own dtype in the file become `live`; their owner calls live->copy_rest() before
+/// an update changes them. All others are copied before this returns, into the memory of `reused`,
 /// the previous copy, if its tensors have the same sizes. The memory is of Memory::checkpoints, and
-/// is pinned if the tensors are on a GPU. Returns after all tensors are copied.
+/// is pinned if the tensors are on a GPU.
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
 /// Returns whether rank 0 collects parts of the state from other ranks.

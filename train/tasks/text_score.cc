@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "core/io/text.h"
 #include "core/memory.h"
 #include "train/tasks/language.h"
 
@@ -108,6 +109,11 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
            "a question has no context, and the tokenizer no token that a text begins with; give it "
            "a word");
 
+    if (std::ssize(of_ending) > s.context) {
+      fail(Exit::data, "the ending \"", printable_line(c.endings[static_cast<size_t>(i)]),
+           "\" of a question has ", of_ending.size(), " tokens, and the model's context is ",
+           s.context, "; shorten it");
+    }
     const int64_t t = std::min(s.context, std::ssize(ids) - 1);
     // The tokens of the context are not scored.
     const int64_t from = std::max<int64_t>(0, t - std::ssize(of_ending));

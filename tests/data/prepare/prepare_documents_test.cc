@@ -238,7 +238,7 @@ TEST_CASE("documents are dropped, repaired and split by their content, and all o
 
   write_file(f / "bad.txt", "good \xFF\xFE bytes\xC3");
   DocumentOptions bad{.source = {.files = {(f / "bad.txt").string()}}, .out = f / "bad"};
-  CHECK_THAT(error_of([&] { prepare_documents(bad); }), ContainsSubstring("its byte 5"));
+  CHECK_THAT(error_of([&] { prepare_documents(bad); }), ContainsSubstring("byte 5"));
   bad.repair = true, bad.val_share = 0;
   prepare_documents(bad);
   CHECK(Tokenizer::byte().decode(split_ids(f / "bad", "train")) ==

@@ -266,6 +266,8 @@ TEST_CASE("paths that are not UTF-8 are refused before anything is made", "[cli]
            2,
            "the config's path tin\\xe9.toml is not UTF-8"},
           {{"train", "tiny.toml", "--train.out_dir=\xE9"}, 2, "train.out_dir must be UTF-8 text"}});
+  write_file(f / "null.toml", slurp(f / "tiny.toml") + "\n[memory]\noffload_dir = \"a\\u0000b\"\n");
+  refuse(f, {{{"train", "null.toml"}, 2, "memory.offload_dir must be UTF-8 text without null"}});
   const fs::path inside = f / "fold\xE9r";
   fs::create_directories(inside);
   const Finished r = run({"lathe", {"train", "../tiny.toml", "--data.dir=../data"}, inside, {}});

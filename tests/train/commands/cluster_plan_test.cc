@@ -86,7 +86,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   REQUIRE(r.code == 0);
   for (const char* part :
        {"16 x h100", "2 nodes of 8", "200G", "exchange: data", "exchange: tensor", "mfu",
-        "GPU hours", "at 2.50 for a GPU hour", "has this layout, with", "--dist.tensor=4"}) {
+        "GPU hours", "at 2.50 per GPU hour", "has this layout, with", "--dist.tensor=4"}) {
     CHECK_THAT(r.out, ContainsSubstring(part));
   }
 

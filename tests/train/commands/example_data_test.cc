@@ -1,11 +1,15 @@
 // Commands on tables: data of another source, names in capital letters, values and sizes at the
 // limits.
+#include <cmath>
 #include <regex>
+#include <sstream>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "core/io/json.h"
+#include "core/io/safetensors.h"
+#include "nn/state.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "train/config/run_config.h"
@@ -95,6 +99,126 @@ TEST_CASE("regression on other data reports errors in the units of its targets",
   REQUIRE(r.code == 0);
   const Json json = parse_json(r.out.substr(r.out.rfind("\n{") + 1), "eval", Exit::internal);
   CHECK(json["mae"].get<double>() < 0.1);  // 0.25 with the statistics of the other data
+}
+
+/// Returns the predictions of a run for a table of one column.
+std::vector<double> predictions(const TempFolder& f, const std::string& run,
+                                const std::string& file) {
+  const Finished done = lathe_in(f, {"predict", run, file});
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  std::vector<double> all;
+  std::istringstream lines(done.out);
+  std::string line;
+  std::getline(lines, line);  // the header
+  while (std::getline(lines, line)) all.push_back(std::stod(line.substr(line.rfind(',') + 1)));
+  return all;
+}
+
+TEST_CASE("a run that begins with another's weights reads its data as that run read its own",
+          "[example_data]") {
+  const TempFolder f;
+  const std::string rest =
+      "[optim]\nlr = 1e-2\n[schedule]\nwarmup_steps = 1\n[train]\nsteps = 20\nthreads = 1\n";
+  write_file(f / "mlp.toml", "[model]\nkind = \"mlp\"\nn_hidden = 8\n" + rest);
+  write_file(f / "tune.toml", "[model]\nkind = \"mlp\"\n" + rest);
+  for (const auto& [name, scale] : {std::pair("wide", 1.0), {"narrow", 0.1}}) {
+    std::string text = "x,y\n";
+    for (int i = 0; i < 50; ++i) text += str(scale * i, ",", 3 * scale * i, "\n");
+    write_file(f / (std::string(name) + ".csv"), text);
+    REQUIRE(
+        lathe_in(f, {"prepare", std::string(name) + ".csv", "--out", name, "--task", "regression"})
+            .code == 0);
+  }
+  write_file(f / "new.csv", "x\n1\n20\n40\n");
+  REQUIRE(lathe_in(f, {"train", "mlp.toml", "--data.dir=wide", "--train.out_dir=base"}).code == 0);
+  const std::vector<double> of_base = predictions(f, "base", "new.csv");
+
+  // Without a step that changes weights, the model stays the same, also over a resume.
+  const auto tune = [&](const std::string& run, const std::vector<std::string>& keys) {
+    std::vector<std::string> words{"train", "tune.toml", "--data.dir=narrow", "--optim.lr=0",
+                                   "--train.out_dir=" + run};
+    words.insert(words.end(), keys.begin(), keys.end());
+    const Finished done = lathe_in(f, words);
+    INFO(done.err);
+    return done.code;
+  };
+  REQUIRE(tune("tuned", {"--train.init_from=base", "--train.pause_at=10"}) == 75);
+  REQUIRE(tune("tuned", {"--train.init_from=base"}) == 0);
+  CHECK(predictions(f, "tuned", "new.csv") == of_base);
+  REQUIRE(tune("whole", {"--train.init_from=base"}) == 0);
+  CHECK(difference(f / "whole", f / "tuned") == "");
+
+  write_file(f / "adapted.toml", rest);
+  REQUIRE(lathe_in(f, {"train", "adapted.toml", "--data.dir=narrow", "--optim.lr=0",
+                       "--adapters.base=base", "--adapters.rank=1", "--train.out_dir=adapted"})
+              .code == 0);
+  CHECK(predictions(f, "adapted", "new.csv") == of_base);
+}
+
+TEST_CASE("weights of other classes are refused", "[example_data]") {
+  const TableRun run;
+  write_file(run.f / "renamed.csv", table_of(100, 0, "x,y,label", "warm", "cold"));
+  run.prepare("renamed.csv", "renamed");
+  const Finished other = lathe_in(run.f, {"train", "mlp.toml", "--data.dir=renamed",
+                                          "--train.init_from=run", "--train.out_dir=other"});
+  CHECK(other.code == 3);
+  CHECK_THAT(other.err, ContainsSubstring("class 1 is cold"));
+  CHECK(!fs::exists(run.f / "other"));
+}
+
+TEST_CASE("predictions far from 0 keep the digits that tell them apart", "[example_data]") {
+  const TempFolder f;
+  write_file(f / "mlp.toml",
+             "[model]\nkind = \"mlp\"\nn_hidden = 16\n[optim]\nlr = 1e-2\nweight_decay = "
+             "0.0\n[schedule]\nwarmup_steps = 10\n[train]\nsteps = 300\nthreads = 1\n");
+  std::string text = "x,y\n";
+  for (int i = 0; i < 100; ++i) text += str(i, ",", 1700000000 + i, "\n");
+  write_file(f / "times.csv", text);
+  REQUIRE(lathe_in(f, {"prepare", "times.csv", "--out", "times", "--task", "regression"}).code ==
+          0);
+  REQUIRE(lathe_in(f, {"train", "mlp.toml", "--data.dir=times", "--train.out_dir=run"}).code == 0);
+  write_file(f / "new.csv", "x\n10\n50\n90\n");
+  const std::vector<double> times = predictions(f, "run", "new.csv");
+  for (size_t i = 0; i < times.size(); ++i)
+    CHECK(std::abs(times[i] - 1700000010 - 40.0 * static_cast<double>(i)) < 4);  // float32: 128
+}
+
+TEST_CASE("a first line with a number that is not whole is a row of the data", "[example_data]") {
+  const TempFolder f;
+  const auto examples_of = [&](const std::string& first) {
+    std::string text = first + "\n";
+    for (int i = 0; i < 40; ++i)
+      text += str("name", i, ",", i, ",", i % 2 == 0 ? "even" : "odd", "\n");
+    write_file(f / "t.csv", text);
+    fs::remove_all(f / "t");
+    const Finished done =
+        lathe_in(f, {"prepare", "t.csv", "--out", "t", "--id", "1", "--val", "0"});
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    const std::string all = done.out + done.err;
+    const size_t end = all.find(" training");
+    REQUIRE(end != std::string::npos);
+    return all.substr(all.rfind(' ', end - 1) + 1, end - all.rfind(' ', end - 1) - 1);
+  };
+  CHECK(examples_of("emma,0.092,even") == "41");
+  CHECK(examples_of("id,2020,class") == "40");  // a year may name a column
+}
+
+TEST_CASE("predict reads the inputs of a file that prepare reads", "[example_data]") {
+  const TempFolder f;
+  const at::Tensor x = torch::arange(40, at::kFloat).view({20, 2}), y = x.sum(1, true);
+  write_safetensors(f / "both.safetensors", {make_entry("inputs", x), make_entry("targets", y)});
+  write_safetensors(f / "alone.safetensors", {make_entry("x", x)});
+  write_file(f / "mlp.toml", "[model]\nkind = \"mlp\"\n[train]\nsteps = 2\nthreads = 1\n");
+  REQUIRE(
+      lathe_in(f, {"prepare", "both.safetensors", "--out", "data", "--task", "regression"}).code ==
+      0);
+  REQUIRE(lathe_in(f, {"train", "mlp.toml", "--data.dir=data", "--train.out_dir=run"}).code == 0);
+  const Finished both = lathe_in(f, {"predict", "run", "both.safetensors"});
+  INFO(both.err);
+  CHECK(both.code == 0);
+  CHECK(both.out == lathe_in(f, {"predict", "run", "alone.safetensors"}).out);
 }
 
 TEST_CASE("a file's name may be in capital letters, and a compressed table is refused",

@@ -341,7 +341,7 @@ TEST_CASE("points of a sweep", "[runs_and_sweeps]") {
   CHECK_THAT(error_of([] { axis("optim.lr", "1,,2"); }), ContainsSubstring("empty value"));
   CHECK_THAT(error_of([] { axis("optim.lr", "1,1"); }), ContainsSubstring("twice"));
   CHECK_THAT(error_of([] { make_points({axis("optim.lr", "0..1")}, 0, 0); }),
-             ContainsSubstring("give --samples"));
+             ContainsSubstring("as --samples"));
   CHECK(make_rungs(900, 100, 3, 50) == std::vector<int64_t>{100, 300, 900});
   // Rungs are whole numbers of evaluations, rounded to nearest: 333.3 to 350, and 111.1 to 100.
   CHECK(make_rungs(1000, 100, 3, 50) == std::vector<int64_t>{100, 350, 1000});
@@ -642,7 +642,7 @@ TEST_CASE("a sweep by a file, with successive halving; bad ones", "[runs_and_swe
            {{"tiny.toml", "--train.out_dir=a,b"}, "is the sweep's own"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--train.eval_interval=0"},
             "compares validation losses"},
-           {{"tiny.toml", "--optim.lr=1e-4..1e-3"}, "give --samples"},
+           {{"tiny.toml", "--optim.lr=1e-4..1e-3"}, "as --samples"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--eta=2"}, "no effect without --method=asha"}}) {
     std::vector<std::string> words{"sweep"};
     words.insert(words.end(), args.begin(), args.end());

@@ -120,7 +120,7 @@ TEST_CASE("the graph of an ONNX file computes what lathe predict gives", "[onnx]
       CHECK((file.outputs == std::map<std::string, std::string>{{"class", "7 batch"},
                                                                 {"probabilities", "1 batch 4"}}));
     } else {
-      CHECK((file.outputs == std::map<std::string, std::string>{{"prediction", "1 batch 1"}}));
+      CHECK((file.outputs == std::map<std::string, std::string>{{"prediction", "11 batch 1"}}));
     }
 
     const at::Tensor inputs =

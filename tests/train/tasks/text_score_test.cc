@@ -180,6 +180,17 @@ TEST_CASE("lathe eval over files and questions", "[text_score]") {
   const Json answers = last({"--choices", "q.jsonl"});
   CHECK(answers["questions"] == 2);
   CHECK((answers["accuracy"] == 0.0 || answers["accuracy"] == 0.5 || answers["accuracy"] == 1.0));
+  // A context may lose its beginning, but an ending is scored as a whole or not at all.
+  const auto of_length = [&](size_t length) {
+    write_file(f / "long.jsonl", Json{{"context", some + " "},
+                                      {"endings", {some.substr(0, length), some.substr(0, 1)}},
+                                      {"label", 1}}
+                                         .dump() +
+                                     "\n");
+    return last({"--choices", "long.jsonl"}, length > 16 ? 3 : 0);
+  };
+  CHECK(of_length(16)["questions"] == 1);
+  CHECK_THAT(of_length(17).get<std::string>(), ContainsSubstring("the model's context is"));
   const auto told = [&](const std::string& line) {
     write_file(f / "bad.jsonl",
                "{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n" + line);
