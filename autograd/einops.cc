@@ -190,35 +190,62 @@ struct FittedRecipe {
   std::vector<size_t> reduced, added;
 };
 
-FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) {
-  const auto wrong = [&](const auto&... what) {
-    fail(Exit::internal, r.text, " of ", describe(x.data()), ": ", what...);
-  };
+/// Fits a recipe to the shape of x, in steps.
+class RecipeFitter {
+ public:
+  RecipeFitter(const Recipe& recipe, const Variable& x) : recipe_(recipe), x_(x) {}
 
-  // Sizes come from numbers in the pattern and from the caller. -1 marks a size that follows from
-  // x.
-  FittedRecipe b{std::vector<int64_t>(r.axes.size(), -1), {}, {}, {}, {}};
-  for (size_t a = 0; a < r.axes.size(); ++a) b.sizes[a] = r.axes[a].size;
-  for (const auto& [name, size] : given) {
-    const auto it = std::find_if(r.axes.begin(), r.axes.end(),
-                                 [&, &n = name](const Axis& a) { return a.name == n; });
-    if (it == r.axes.end() || it->size >= 0)
-      wrong("axis ", name, " of the sizes given is not in the pattern");
-    if (size < 0) wrong("axis ", name, " has a size of ", size);
-    b.sizes[static_cast<size_t>(it - r.axes.begin())] = size;
+  FittedRecipe fit(const AxisSizes& given) {
+    take_sizes(given);
+    expand_ellipsis();
+    for (size_t d = 0; d < fitted_.left.size(); ++d) match(d);
+    for (const size_t a : fitted_.added) {
+      if (fitted_.sizes[a] < 0)
+        wrong("axis ", recipe_.axes[a].name, " is new, and its size is not given");
+    }
+    return std::move(fitted_);
   }
 
-  // "..." stands for the dims of x that no other group takes.
-  const int64_t dims = static_cast<int64_t>(r.left.size()) - (r.with_ellipsis ? 1 : 0),
-                more = x.dim() - dims;
-  if (more < 0 || (more > 0 && !r.with_ellipsis))
-    wrong("the pattern has ", r.with_ellipsis ? "at least " : "", dims, " dims");
+ private:
+  template <class... What>
+  [[noreturn]] void wrong(const What&... what) const {
+    fail(Exit::internal, recipe_.text, " of ", describe(x_.data()), ": ", what...);
+  }
+  void take_sizes(const AxisSizes& given);
+  void expand_ellipsis();
+  void match(size_t d);
+
+  const Recipe& recipe_;
+  const Variable& x_;
+  FittedRecipe fitted_{};
+};
+
+/// Takes sizes from numbers in the pattern and from the caller. -1 marks a size that follows from
+/// x.
+void RecipeFitter::take_sizes(const AxisSizes& given) {
+  for (const Axis& axis : recipe_.axes) fitted_.sizes.push_back(axis.size);
+  for (const auto& [name, size] : given) {
+    const auto it = std::find_if(recipe_.axes.begin(), recipe_.axes.end(),
+                                 [&, &n = name](const Axis& a) { return a.name == n; });
+    if (it == recipe_.axes.end() || it->size >= 0)
+      wrong("axis ", name, " of the sizes given is not in the pattern");
+    if (size < 0) wrong("axis ", name, " has a size of ", size);
+    fitted_.sizes[static_cast<size_t>(it - recipe_.axes.begin())] = size;
+  }
+}
+
+/// Makes axes of "...", which stands for the dims of x that no other group takes.
+void RecipeFitter::expand_ellipsis() {
+  const int64_t dims = static_cast<int64_t>(recipe_.left.size()) - (recipe_.with_ellipsis ? 1 : 0),
+                more = x_.dim() - dims;
+  if (more < 0 || (more > 0 && !recipe_.with_ellipsis))
+    wrong("the pattern has ", recipe_.with_ellipsis ? "at least " : "", dims, " dims");
 
   // Each dim of "..." becomes a new axis, numbered after the named ones.
   std::vector<size_t> others;
   for (int64_t i = 0; i < more; ++i) {
-    others.push_back(b.sizes.size());
-    b.sizes.push_back(-1);
+    others.push_back(fitted_.sizes.size());
+    fitted_.sizes.push_back(-1);
   }
 
   const auto put = [&](std::vector<size_t>& axes) {
@@ -240,45 +267,41 @@ FittedRecipe fitted(const Recipe& r, const Variable& x, const AxisSizes& given) 
     return out;
   };
 
-  b.left = bound(r.left), b.right = bound(r.right);
-  b.reduced = r.reduced, b.added = r.added;
-  put(b.reduced);
+  fitted_.left = bound(recipe_.left), fitted_.right = bound(recipe_.right);
+  fitted_.reduced = recipe_.reduced, fitted_.added = recipe_.added;
+  put(fitted_.reduced);
+}
 
-  // Match each group with its dim of x. At most one of its axes may have an unknown size, which
-  // follows from the dim and the other sizes.
-  for (size_t d = 0; d < b.left.size(); ++d) {
-    const int64_t size = x.size(static_cast<int64_t>(d));
-    int64_t known = 1;
-    std::optional<size_t> unknown;
-    for (const size_t a : b.left[d].axes) {
-      if (b.sizes[a] >= 0) {
-        known *= b.sizes[a];
-      } else if (unknown) {
-        wrong("the sizes of axes ", r.axes[*unknown].name, " and ", r.axes[a].name, " in ",
-              text_of(r, b.left[d]), ", a dim of ", size, ", are both unknown; give one");
-      } else {
-        unknown = a;
-      }
-    }
-
-    const bool one = b.left[d].axes.size() == 1;
-    if (unknown) {
-      if (known == 0 || size % known != 0)
-        wrong("axis ", r.axes[*unknown].name, " of ", text_of(r, b.left[d]), " has no size: ", size,
-              " does not divide by ", known);
-      b.sizes[*unknown] = size / known;
-    } else if (known != size) {
-      if (b.left[d].axes.empty()) wrong("dim ", d, " is 1 in the pattern and ", size, " in x");
-      wrong(one ? "axis " : "the axes ",
-            one ? r.axes[b.left[d].axes[0]].name : text_of(r, b.left[d]), " is ", known,
-            " by the sizes given and ", size, " in x");
+/// Matches group d with its dim of x. At most one of its axes may have an unknown size, which
+/// follows from the dim and the other sizes.
+void RecipeFitter::match(size_t d) {
+  const Group& group = fitted_.left[d];
+  const int64_t size = x_.size(static_cast<int64_t>(d));
+  int64_t known = 1;
+  std::optional<size_t> unknown;
+  for (const size_t a : group.axes) {
+    if (fitted_.sizes[a] >= 0) {
+      known *= fitted_.sizes[a];
+    } else if (unknown) {
+      wrong("the sizes of axes ", recipe_.axes[*unknown].name, " and ", recipe_.axes[a].name,
+            " in ", text_of(recipe_, group), ", a dim of ", size, ", are both unknown; give one");
+    } else {
+      unknown = a;
     }
   }
 
-  for (const size_t a : b.added) {
-    if (b.sizes[a] < 0) wrong("axis ", r.axes[a].name, " is new, and its size is not given");
+  if (unknown) {
+    if (known == 0 || size % known != 0)
+      wrong("axis ", recipe_.axes[*unknown].name, " of ", text_of(recipe_, group),
+            " has no size: ", size, " does not divide by ", known);
+    fitted_.sizes[*unknown] = size / known;
+  } else if (known != size) {
+    if (group.axes.empty()) wrong("dim ", d, " is 1 in the pattern and ", size, " in x");
+    const bool is_one = group.axes.size() == 1;
+    wrong(is_one ? "axis " : "the axes ",
+          is_one ? recipe_.axes[group.axes[0]].name : text_of(recipe_, group), " is ", known,
+          " by the sizes given and ", size, " in x");
   }
-  return b;
 }
 
 Variable reduced(const Variable& x, size_t kept, const std::string& reduction) {
@@ -296,7 +319,7 @@ Variable reduced(const Variable& x, size_t kept, const std::string& reduction) {
 Variable apply_recipe(Kind kind, const Variable& x, const std::string& pattern,
                       const std::string& reduction, const AxisSizes& given) {
   const Recipe& r = recipe_of(kind, pattern);
-  const FittedRecipe b = fitted(r, x, given);
+  const FittedRecipe b = RecipeFitter(r, x).fit(given);
 
   // Elementary axes, in x's order.
   std::vector<size_t> axes;

@@ -118,9 +118,15 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   OutputFile file(path, OutputFile::Open::create);
   LargeWrites writes(file);
   Checksum sum;
+  // Parts that fit into a core's cache: the second pass over one then reads no memory.
+  constexpr size_t part = size_t{256} << 10;
   const auto put = [&](const void* data, size_t bytes) {
-    writes.add(data, bytes);
-    sum.update(data, bytes);
+    for (size_t at = 0; at < bytes; at += part) {
+      const auto* const from = static_cast<const std::byte*>(data) + at;
+      const size_t n = std::min(part, bytes - at);
+      writes.add(from, n);
+      sum.update(from, n);
+    }
   };
   put(&length, sizeof length);
   put(text.data(), text.size());

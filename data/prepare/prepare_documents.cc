@@ -259,6 +259,48 @@ uint64_t input_bytes(const std::vector<std::string>& files) {
   return std::find(files.begin(), files.end(), "-") == files.end() ? bytes : 0;
 }
 
+namespace {
+
+/// Returns the manifest of a data folder that is still without tokens.
+DataManifest empty_manifest(const DocumentOptions& o) {
+  DataManifest manifest;
+  manifest.tokenizer = o.tokenizer;
+  manifest.vocab_size = o.tokenizer.size();
+  manifest.pairs = o.source.format == "preferences";
+  manifest.marked = manifest.pairs || o.source.format == "instructions";
+  // uint16 has neither ids above 65535 nor the bit token_mark.
+  const bool is_wide = o.tokenizer.size() > 65536 || manifest.marked;
+  manifest.dtype = is_wide ? "uint32" : "uint16";
+  return manifest;
+}
+
+/// Throws Exit::data if there is too little to train on.
+void check_enough(int64_t train, int64_t val) {
+  if (train >= 2) return;
+  if (val > 1)
+    fail(Exit::data, "all documents fall to validation; take --val-by tail, or a smaller --val");
+  fail(Exit::data, "the input has ", train + val, " tokens, too few to train on");
+}
+
+/// Logs the numbers of tokens and documents.
+void log_result(const DocumentOptions& o, const DataManifest& manifest, int64_t train,
+                int64_t val) {
+  std::string counted;
+  for (const auto& [name, count] : manifest.documents.items()) {
+    if (count.get<uint64_t>() > 0 && name != "bytes")
+      counted += str(", ", count.get<uint64_t>(), " ", name);
+  }
+  log_info(o.out.string(), ": ", train, " training and ", val, " validation tokens, vocabulary of ",
+           manifest.vocab_size, " (", manifest.tokenizer.kind(),
+           "); documents: ", counted.substr(2));
+  if (o.val_share > 0 && val == 0) {
+    log_warn("no token is for validation, because there are too few documents for a share of ",
+             o.val_share, "; raise --val");
+  }
+}
+
+}  // namespace
+
 void prepare_documents(const DocumentOptions& o) {
   OutFolder::check(o.out);
   const uint64_t bytes = input_bytes(o.source.files);
@@ -270,15 +312,8 @@ void prepare_documents(const DocumentOptions& o) {
   meter.begin("read", bytes);
 
   OutFolder out(o.out);
-  DataManifest manifest;
-  manifest.tokenizer = o.tokenizer;
-  manifest.vocab_size = o.tokenizer.size();
-  manifest.pairs = o.source.format == "preferences";
-  manifest.marked = manifest.pairs || o.source.format == "instructions";
-  // uint16 has neither ids above 65535 nor the bit token_mark.
-  const bool wide = o.tokenizer.size() > 65536 || manifest.marked,
-             tail = !o.val_by_hash && o.val_share > 0;
-  manifest.dtype = wide ? "uint32" : "uint16";
+  DataManifest manifest = empty_manifest(o);
+  const bool wide = manifest.dtype == "uint32", tail = !o.val_by_hash && o.val_share > 0;
 
   const auto writer = [&](const char* split) {
     return std::make_unique<SplitWriter>(o.out, o.shard_tokens, split, std::nullopt, wide);
@@ -321,12 +356,7 @@ void prepare_documents(const DocumentOptions& o) {
     DocumentPreparation{o, out, journal, meter, *train, *val, manifest}.process(whole, before);
   }
 
-  if (train->tokens() < 2 && val->tokens() > 1)
-    fail(Exit::data, "all documents fall to validation; take --val-by tail, or a smaller --val");
-  if (train->tokens() < 2)
-    fail(Exit::data, "the input has ", train->tokens() + val->tokens(),
-         " tokens, too few to train on");
-
+  check_enough(train->tokens(), val->tokens());
   manifest.train = train->finish();
   manifest.val = val->finish();
   std::vector<MadeFile> files;
@@ -334,19 +364,7 @@ void prepare_documents(const DocumentOptions& o) {
     for (const auto& shard : *shards) files.push_back({shard.file, shard.xxh3});
   }
   out.publish(files, [&](const std::string& name) { write_manifest(o.out, manifest, name); });
-
-  std::string counted;
-  for (const auto& [name, count] : manifest.documents.items()) {
-    if (count.get<uint64_t>() > 0 && name != "bytes")
-      counted += str(", ", count.get<uint64_t>(), " ", name);
-  }
-  log_info(o.out.string(), ": ", train->tokens(), " training and ", val->tokens(),
-           " validation tokens, vocabulary of ", manifest.vocab_size, " (",
-           manifest.tokenizer.kind(), "); documents: ", counted.substr(2));
-  if (o.val_share > 0 && val->tokens() == 0) {
-    log_warn("no token is for validation, because there are too few documents for a share of ",
-             o.val_share, "; raise --val");
-  }
+  log_result(o, manifest, train->tokens(), val->tokens());
 }
 
 }  // namespace lathe

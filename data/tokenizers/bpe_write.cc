@@ -56,24 +56,13 @@ Json post_processor(const BPEDefinition& d) {
           {"special_tokens", of_text}};
 }
 
-}  // namespace
-
-Json bpe_to_json(const BPEDefinition& d) {
-  Json vocab = Json::object(), merges = Json::array(), added = Json::array(),
-       splits = Json::array();
+/// The vocabulary of a tokenizer.json: the id of each token, by its printed form.
+Json vocab_of(const BPEDefinition& d) {
   std::vector<bool> is_special(d.tokens.size());
-  for (const auto& s : d.special) {
-    is_special[static_cast<size_t>(s.id)] = true;
-    added.push_back({{"id", s.id},
-                     {"content", s.text},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", s.special}});
-  }
+  for (const auto& s : d.special) is_special[static_cast<size_t>(s.id)] = true;
 
   // Find keys with a map: the JSON library's own search reads all keys.
+  Json vocab = Json::object();
   auto& entries = vocab.get_ref<Json::object_t&>();
   std::unordered_map<std::string, size_t> places;
   for (size_t id = 0; id < d.tokens.size(); ++id) {
@@ -86,62 +75,96 @@ Json bpe_to_json(const BPEDefinition& d) {
     else
       (entries.begin() + static_cast<std::ptrdiff_t>(place->second))->second = id;
   }
+  return vocab;
+}
 
-  for (const auto& [a, b] : d.merges)
-    merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " +
-                     printed_token(d, static_cast<size_t>(b)));
+Json added_tokens(const BPEDefinition& d) {
+  Json added = Json::array();
+  for (const auto& s : d.special) {
+    added.push_back({{"id", s.id},
+                     {"content", s.text},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", s.special}});
+  }
+  return added;
+}
 
-  // The patterns are written out below, so ByteLevel only converts to the alphabet.
+/// What a tokenizer.json does to a text before and after its tokens.
+struct TextSteps {
+  Json normalizer, pre_tokenizer, decoder;
+};
+
+/// The steps of a tokenizer of bytes, in GPT-2's alphabet.
+TextSteps steps_of_bytes(const BPEDefinition& d) {
+  // The patterns are written out here, so ByteLevel only converts to the alphabet.
   const Json bytes{{"type", "ByteLevel"},
                    {"add_prefix_space", false},
                    {"trim_offsets", true},
                    {"use_regex", false}};
+  Json splits = Json::array();
+  for (const std::string& pattern : d.patterns)
+    splits.push_back({{"type", "Split"},
+                      {"pattern", {{"Regex", pattern}}},
+                      {"behavior", "Isolated"},
+                      {"invert", false}});
+  splits.push_back(bytes);
+  return {.normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr),
+          .pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", splits}},
+          .decoder = bytes};
+}
 
-  Json normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr), pre_tokenizer = nullptr,
-       decoder = bytes;
-  if (d.byte_tokens.empty()) {
-    for (const std::string& pattern : d.patterns)
-      splits.push_back({{"type", "Split"},
-                        {"pattern", {{"Regex", pattern}}},
-                        {"behavior", "Isolated"},
-                        {"invert", false}});
-    splits.push_back(bytes);
-    pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", splits}};
-  } else {
-    // A normalizer can put a space before each part or none; other rules need Metaspace.
-    const SpaceBefore rule = d.space_before;
-    const bool in_normalizer =
-        rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());
-    Json parts = Json::array();
-    if (rule == SpaceBefore::each) parts.push_back({{"type", "Prepend"}, {"prepend", space_mark}});
-    parts.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", space_mark}});
-    if (in_normalizer) normalizer = {{"type", "Sequence"}, {"normalizers", parts}};
+/// The steps of a tokenizer of characters in SentencePiece's form, with tokens for single bytes.
+TextSteps steps_of_characters(const BPEDefinition& d) {
+  TextSteps steps{.normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr),
+                  .pre_tokenizer = nullptr,
+                  .decoder = nullptr};
+  // A normalizer can put a space before each part or none; other rules need Metaspace.
+  const SpaceBefore rule = d.space_before;
+  const bool in_normalizer =
+      rule == SpaceBefore::each || (rule == SpaceBefore::none && d.patterns.empty());
+  Json parts = Json::array();
+  if (rule == SpaceBefore::each) parts.push_back({{"type", "Prepend"}, {"prepend", space_mark}});
+  parts.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", space_mark}});
+  if (in_normalizer) steps.normalizer = {{"type", "Sequence"}, {"normalizers", parts}};
 
-    if (!in_normalizer || !d.patterns.empty())
-      pre_tokenizer = {{"type", "Metaspace"},
-                       {"replacement", space_mark},
-                       {"prepend_scheme", rule == SpaceBefore::each_without    ? "always"
-                                          : rule == SpaceBefore::first_without ? "first"
-                                                                               : "never"},
-                       {"split", !d.patterns.empty()}};
+  if (!in_normalizer || !d.patterns.empty())
+    steps.pre_tokenizer = {{"type", "Metaspace"},
+                           {"replacement", space_mark},
+                           {"prepend_scheme", rule == SpaceBefore::each_without    ? "always"
+                                              : rule == SpaceBefore::first_without ? "first"
+                                                                                   : "never"},
+                           {"split", !d.patterns.empty()}};
 
-    Json steps =
-        Json::array({{{"type", "Replace"}, {"pattern", {{"String", space_mark}}}, {"content", " "}},
-                     {{"type", "ByteFallback"}},
-                     {{"type", "Fuse"}}});
-    if (rule != SpaceBefore::none)
-      steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-    decoder = {{"type", "Sequence"}, {"decoders", steps}};
-  }
+  Json decoders =
+      Json::array({{{"type", "Replace"}, {"pattern", {{"String", space_mark}}}, {"content", " "}},
+                   {{"type", "ByteFallback"}},
+                   {{"type", "Fuse"}}});
+  if (rule != SpaceBefore::none)
+    decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  steps.decoder = {{"type", "Sequence"}, {"decoders", decoders}};
+  return steps;
+}
 
+}  // namespace
+
+Json bpe_to_json(const BPEDefinition& d) {
+  Json merges = Json::array();
+  for (const auto& [a, b] : d.merges)
+    merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " +
+                     printed_token(d, static_cast<size_t>(b)));
+
+  const TextSteps steps = d.byte_tokens.empty() ? steps_of_bytes(d) : steps_of_characters(d);
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},
-          {"added_tokens", added},
-          {"normalizer", normalizer},
-          {"pre_tokenizer", pre_tokenizer},
+          {"added_tokens", added_tokens(d)},
+          {"normalizer", steps.normalizer},
+          {"pre_tokenizer", steps.pre_tokenizer},
           {"post_processor", post_processor(d)},
-          {"decoder", decoder},
+          {"decoder", steps.decoder},
           {"model",
            {{"type", "BPE"},
             {"dropout", nullptr},
@@ -151,7 +174,7 @@ Json bpe_to_json(const BPEDefinition& d) {
             {"fuse_unk", !d.byte_tokens.empty()},
             {"byte_fallback", !d.byte_tokens.empty()},
             {"ignore_merges", d.whole_pieces},
-            {"vocab", vocab},
+            {"vocab", vocab_of(d)},
             {"merges", merges}}}};
 }
 

@@ -89,7 +89,7 @@ void print_help(const Command* command) {
   for (const std::string& example : command->examples)
     std::cout << "  lathe " << with_shipped_files(example) << "\n";
   if (!command->flags.empty()) std::cout << "\nOptions:\n";
-  for (const Flag& flag : command->flags) std::cout << row("  --" + flag.name, flag.doc, 21);
+  for (const Flag& flag : command->flags) std::cout << row("  " + flag.typed(), flag.doc, 21);
 
   if (!command->config_keys) return;
   if (std::string(command->name) != "train") {

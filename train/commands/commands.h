@@ -43,6 +43,9 @@ struct Flag {
   std::string name;                    ///< without the dashes
   std::string doc;                     ///< a sentence of the help
   std::vector<std::string> choices{};  ///< values that shells complete; others may be valid too
+
+  /// Returns the flag as it is typed: -n, --name.
+  std::string typed() const { return (name.size() == 1 ? "-" : "--") + name; }
 };
 /// Flags in the order of the help.
 using Flags = std::vector<Flag>;

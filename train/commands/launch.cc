@@ -114,7 +114,8 @@ Command launch_command() {
       "number of micro-batches that is not a power of two.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
        "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
-      {{"max-restarts",
+      {{"n", "Start this many processes."},
+       {"max-restarts",
         "Resume from the newest checkpoint up to this many times after a process was lost. "
         "Default: 0."},
        {"min-ranks",

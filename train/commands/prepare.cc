@@ -48,45 +48,51 @@ bool is_documents(const Arguments& arguments) {
   return false;
 }
 
-Exit prepare_as_documents(const Arguments& arguments, const std::string& tokenizer) {
-  DocumentOptions o;
-  for (const fs::path& file : expand_inputs(arguments.positionals))
-    o.source.files.push_back(file.string());
+/// Returns the value of a flag, which must be one of `allowed`.
+std::string choice_argument(const Arguments& arguments, const char* name, const char* otherwise,
+                            const std::vector<std::string>& allowed) {
+  const std::string value = arguments.get(name, otherwise);
+  if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+    fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
+         value);
+  return value;
+}
 
-  const auto choice = [&](const char* name, const char* otherwise,
-                          const std::vector<std::string>& allowed) {
-    const std::string value = arguments.get(name, otherwise);
-    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
-           value);
-    return value;
-  };
-
-  o.source.format =
-      choice("format", "auto", {"auto", "text", "jsonl", "instructions", "preferences", "images"});
-  const bool preferences = o.source.format == "preferences",
-             instructions = o.source.format == "instructions";
-  // A line of instructions has messages in place of a text.
-  o.source.field = arguments.get("field", instructions ? "messages" : o.source.field);
-  o.source.separator = arguments.get("separator", "");
-
-  // A flag that applies to none of the files is an error, since it would have no effect.
+/// Returns whether some of the files are texts, not JSON Lines. Throws Exit::usage for a flag that
+/// applies to none of them, since it would have no effect.
+bool has_texts(const Arguments& arguments, const DocumentSource& source) {
   bool lines = false, texts = false;
-  for (const std::string& file : o.source.files) (is_jsonl(o.source, file) ? lines : texts) = true;
+  for (const std::string& file : source.files) (is_jsonl(source, file) ? lines : texts) = true;
   if (arguments.flags.contains("field") && !lines)
     fail(Exit::usage,
          "command line: --field is for JSON Lines, and there is none; give --format jsonl if it is "
          "some");
-  if (arguments.flags.contains("field") && preferences)
+  if (arguments.flags.contains("field") && source.format == "preferences")
     fail(Exit::usage,
          "command line: --field has no effect with --format preferences, which reads \"prompt\", "
          "\"chosen\" and \"rejected\"; leave it out");
-  if (arguments.flags.contains("separator") && o.source.separator.empty())
+  if (arguments.flags.contains("separator") && source.separator.empty())
     fail(Exit::usage, "command line: --separator must not be empty; leave it out");
   if (arguments.flags.contains("separator") && !texts)
     fail(Exit::usage,
          "command line: --separator is for text, and JSON Lines have a document on each line; "
          "leave it out");
+  return texts;
+}
+
+Exit prepare_as_documents(const Arguments& arguments, const std::string& tokenizer) {
+  DocumentOptions o;
+  for (const fs::path& file : expand_inputs(arguments.positionals))
+    o.source.files.push_back(file.string());
+  o.source.format =
+      choice_argument(arguments, "format", "auto",
+                      {"auto", "text", "jsonl", "instructions", "preferences", "images"});
+  const bool preferences = o.source.format == "preferences",
+             instructions = o.source.format == "instructions";
+  // A line of instructions has messages in place of a text.
+  o.source.field = arguments.get("field", instructions ? "messages" : o.source.field);
+  o.source.separator = arguments.get("separator", "");
+  const bool texts = has_texts(arguments, o.source);
 
   // A vocabulary of characters takes a first pass, and standard input can be read only once.
   if (tokenizer == "char")
@@ -106,7 +112,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
 
   o.out = arguments.get("out", "");
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
-  o.val_by_hash = choice("val-by", "tail", {"tail", "hash"}) == "hash";
+  o.val_by_hash = choice_argument(arguments, "val-by", "tail", {"tail", "hash"}) == "hash";
 
   o.dedup = arguments.is_true("dedup");
   o.dedup_lines = arguments.is_true("dedup-lines");
@@ -114,7 +120,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
     fail(Exit::usage,
          "command line: --dedup-lines is for texts, not for conversations; take --dedup");
 
-  o.repair = choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
+  o.repair = choice_argument(arguments, "invalid", "refuse", {"refuse", "repair"}) == "repair";
   if (o.repair && !texts)
     fail(Exit::usage,
          "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "

@@ -39,7 +39,7 @@ std::string joined(const std::vector<std::string>& words) {
 /// Returns the flags of a command, without the keys of the config.
 std::string flags_of(const Command& command, const std::string& end) {
   std::string words;
-  for (const Flag& flag : command.flags) words += (words.empty() ? "--" : " --") + flag.name + end;
+  for (const Flag& flag : command.flags) words += (words.empty() ? "" : " ") + flag.typed() + end;
   return words;
 }
 
@@ -158,7 +158,7 @@ std::string zsh() {
     commands_text += "    " + quoted(v.name, v.summary) + "\n";
     flags += "    " + v.name + ") flags=(";
     for (const Flag& flag : v.flags) {
-      flags += quoted("--" + flag.name, flag.doc) + " ";
+      flags += quoted(flag.typed(), flag.doc) + " ";
       if (!flag.choices.empty())
         values += "      '" + v.name + " --" + flag.name + "') compadd -- " + joined(flag.choices) +
                   "; return ;;\n";
@@ -299,7 +299,7 @@ std::string man_page() {
     text += ".fi\n.RE\n";
     // .RS and .RE indent the options below their command.
     for (const Flag& flag : v.flags)
-      text += ".RS\n.TP\n.B " + troff("--" + flag.name) + "\n" + troff(flag.doc) + "\n.RE\n";
+      text += ".RS\n.TP\n.B " + troff(flag.typed()) + "\n" + troff(flag.doc) + "\n.RE\n";
   }
 
   text += ".SH KEYS OF THE CONFIG\n";
@@ -350,7 +350,7 @@ std::string cli_reference() {
 
     text += "\n| option | meaning |\n|---|---|\n";
     for (const Flag& flag : v.flags)
-      text += "| `--" + flag.name + "` | " + markdown(flag.doc) + " |\n";
+      text += "| `" + flag.typed() + "` | " + markdown(flag.doc) + " |\n";
   }
   return text;
 }

@@ -210,7 +210,7 @@ TEST_CASE("arrays of examples have a first dimension, and safetensors the tensor
   CHECK(ExampleArray(f / "two.safetensors", "b").type() == ArrayType::i64);
   CHECK(ExampleArray(f / "two.safetensors", "a").sizes() == std::vector<int64_t>{1, 1});
   CHECK_THAT(error_of([&] { ExampleArray(f / "two.safetensors", ""); }),
-             ContainsSubstring("has no tensor \"\""));
+             ContainsSubstring("has no tensor \"inputs\""));
   write_file(f / "bad.safetensors", "abc");
   try {
     const ExampleArray bad(f / "bad.safetensors", "");

@@ -238,7 +238,7 @@ TEST_CASE("help and version", "[cli]") {
     CHECK_THAT(help, ContainsSubstring(std::string("usage: lathe ") + command.name));
     CHECK_THAT(help, ContainsSubstring(std::string("\n  lathe ") + command.name));  // an example
     for (const Flag& flag : command.flags)
-      CHECK_THAT(help, ContainsSubstring("\n  --" + flag.name + " "));
+      CHECK_THAT(help, ContainsSubstring("\n  " + flag.typed() + " "));
     std::istringstream lines(help);
     for (std::string line; std::getline(lines, line);) CHECK((line.size() <= 100 || line == ""));
   }

@@ -1,0 +1,286 @@
+#include "train/loop/run.h"
+
+#include <cmath>
+
+#include "core/device.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "dist/world.h"
+#include "train/config/path_kind.h"
+#include "train/formats/source.h"
+#include "train/step/shares.h"
+#include "train/transforms/adapters.h"
+
+namespace lathe {
+
+Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume)
+    : data_(std::move(data.data)),
+      session_(Session::make(loaded, *data.task, data.sizes)),
+      run_(loaded.config.train.out_dir),
+      source_(loaded.source) {
+  state_.data_hash = data_->hash();
+  // The run may have begun with the weights of another, whose data decides how inputs are encoded.
+  if (resume && resume->state.encoding) data_->normalize_as(*resume->state.encoding);
+  if (resume) restored_ = restore(*resume, loaded, *data_, session_, state_);
+
+  // A checkpoint records what this process trains with.
+  state_.base_hash = base_hash(loaded.base);
+  state_.frozen_hash = session_.run_task.frozen_hash;
+  if (session_.scaler) state_.scaler = session_.scaler->state();
+  state_.threads = session_.config.train.threads;
+  state_.isa = cpu_isa();
+  state_.device_model = device_model(session_.device_name);
+  state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
+  state_.config_path = project_path(loaded.path);
+  // The data may lack the chat template and the like that came with the weights.
+  const auto known = resume ? state_.tokenizer : source_tokenizer(loaded);
+  state_.tokenizer = data_->facts().tokenizer;
+  if (known && state_.tokenizer && *known == *state_.tokenizer) {
+    TokenizerSettings settings = state_.tokenizer->settings();
+    settings.fill_from(known->settings());
+    state_.tokenizer->set_settings(std::move(settings));
+  }
+  state_.task = session_.task.name();
+  state_.sizes = session_.sizes;
+  state_.encoding = kept_encoding(data_->facts());
+}
+
+Exit Run::report_already_finished() const {
+  if (world().is_writer()) clean_checkpoints(run_);
+  check_last_validation();
+  log_summary();
+  log_info("nothing to do: ", restored_.same_run ? "the run" : "the run of the checkpoint",
+           " ended with ", restored_.checkpoint.string(),
+           has_stalled() ? "" : "; raise train.steps to train on",
+           restored_.changes.empty() ? "" : "; these keys differ from what was trained:");
+  for (const ConfigChange& c : restored_.changes) log_info("  ", c.key, " ", c.was, " -> ", c.is);
+  return Exit::done;
+}
+
+Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs) {
+  const RunConfig& c = session_.config;
+
+  MetricsSinks metrics = lock != nullptr ? open_run_folder() : MetricsSinks();
+  session_.share_out();
+
+  StepReporter reporter(session_, *data_, run_, state_, metrics);
+  Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
+  session_.before_update = [&checkpoints] { checkpoints.before_update(); };
+  StopController stop(c.train.max_time);
+  log_start(needs, reporter.mfu_baseline());
+  note_progress(state_.step, restored_.saved_step);
+
+  // An evaluation that was interrupted runs first, so metrics.jsonl has the same lines.
+  if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
+  if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
+  if (is_trained()) {
+    check_last_validation();
+    checkpoints.save(/*now=*/true);
+    return finish(checkpoints);
+  }
+  if (c.train.pause_at > 0 && state_.step >= c.train.pause_at)
+    return save_and_stop(checkpoints, stop);
+
+  const auto begin = Clock::now();
+  Loader loader = training_loader(session_, *data_, state_.step);
+  reporter.restart_step_timer();
+
+  while (state_.step < c.train.steps) {
+    const DueActions due = due_after(state_.step + 1, c);
+    auto [result, layers, histograms] = run_one_step(loader, due, reporter);
+    ++state_.step;
+    state_.tokens += units_of_step(c);
+    state_.eval_due = due.evaluate;
+    stop.note_progress();
+    note_progress(state_.step, checkpoints.saved_step());
+
+    if (!session_.device.is_cuda() || due.needs_results() || result.is_spike)
+      reporter.report(result, due.log, std::move(layers));
+    if (due.histograms) metrics.add_histograms(state_.step, histograms);
+    fault_point("step");
+
+    // An evaluation that a stop cut short remains due, and runs first when the run resumes.
+    const bool evaluated = due.evaluate && evaluate(metrics, stop);
+    const bool improved = evaluated && c.checkpoint.keep_best && state_.best_step == state_.step;
+    const bool last = due.last || (evaluated && has_stalled());
+    if (last) {
+      check_last_validation();
+      reporter.report_once(result);
+    }
+
+    // The one decision of this step.
+    const bool stopping = stop.agreed();
+    if (due.sample && !stopping) sample(metrics, stop);
+    if ((due.save || improved || last) && (last || !stopping)) checkpoints.save(last);
+    if ((stopping || due.pause) && (!last || state_.eval_due)) {
+      reporter.report_once(result);
+      return save_and_stop(checkpoints, stop);
+    }
+    if (last) break;
+    reporter.restart_step_timer();
+  }
+
+  reporter.mfu_baseline().remember(seconds_since(begin));
+  log_offload(session_);
+  return finish(checkpoints);
+}
+
+/// Runs the next step, and collects the statistics of layers that are due after it.
+Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due,
+                                   const StepReporter& reporter) try {
+  if (!due.layers && !due.histograms) return {run_step(session_, loader, state_.step)};
+
+  const CompleteParameters complete(session_);
+  std::optional<LayerStatsCollector> collector;
+  if (world().is_writer()) collector.emplace(session_, due.histograms);
+  StepOutcome outcome{run_step(session_, loader, state_.step, /*keep_gradients=*/true)};
+  if (collector && due.layers) outcome.layers = collector->figures();
+  if (collector && due.histograms) outcome.histograms = collector->histograms();
+  return outcome;
+} catch (const Error& e) {
+  // train.detect_anomaly ends a step amid its passes. The other ranks don't know of it, so that
+  // their part of the state is missing.
+  if (e.code() != Exit::diverged || world().size() > 1) throw;
+  reporter.keep_failed_step(e, state_.step + 1);
+}
+
+/// Prepares the run folder to continue from the checkpoint: removes what a killed process left,
+/// records the config, and opens the log and the metrics, cut back to the checkpoint's step.
+MetricsSinks Run::open_run_folder() {
+  fault_point("start: locked");
+  clean_checkpoints(run_);
+  if (!restored_.checkpoint.empty() && restored_.same_run) quarantine_newer(restored_.checkpoint);
+
+  for (const ConfigChange& change : restored_.changes) {
+    log_info("changed since the checkpoint: ", change.key, " ", change.was, " -> ", change.is);
+    state_.changes.push_back(change);
+  }
+  write_config_record(run_, session_.config, state_.changes);
+  open_log_file((run_ / "log.txt").string());
+
+  FileLengths lengths = state_.sink_bytes;
+  lengths["metrics.jsonl"] = state_.metrics_bytes;
+  MetricsSinks metrics(session_.config.log, {run_, lengths, unit_});
+  metrics.add_start(state_.step, restored_.checkpoint.string());
+  if (!restored_.changes.empty()) metrics.add_changes(state_.step, restored_.changes);
+  sync_folder(run_);
+  fault_point("start: metrics cut");
+  return metrics;
+}
+
+void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& baseline) const {
+  log_header(session_, *data_, baseline, run_.string(), restored_.checkpoint.string(),
+             source_.string());
+  if (world().size() > 1) {
+    const int64_t all = session_.config.train.grad_accum;
+    const int layers = world().tensor().size, parts = world().context().size,
+              stages = world().pipeline().size;
+    log_info("processes ", world().size(),
+             layers > 1 ? str(", ", layers, " of which compute each layer together") : "",
+             parts > 1 ? str(", ", parts, " of which divide the positions of rows") : "",
+             stages > 1 ? str(", in ", stages, " stages") : "", ", each with ",
+             world().share(all).count, " of the ", all, " micro-batches of a step");
+  }
+  if (!needs) return;
+  log(needs->enough ? Level::info : Level::warn,
+      "needs     " + needs->text +
+          (needs->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
+}
+
+/// Evaluates the model and records the result. Returns false where a stop cut it short.
+bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
+  const CompleteParameters complete(session_);
+  const ModeGuard guard;
+  mode().block_hooks = session_.block_hooks();
+  const auto result =
+      lathe::evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
+                      session_.config.train.eval_batches, session_.compute, session_.device,
+                      [&] { return stop.agreed(); });
+  if (!result) return false;
+  stop.note_progress();
+  state_.eval_due = false;
+
+  // A loss that is not finite is never better than another, and any finite one is better than it.
+  const double loss = result->loss();
+  state_.val_loss = loss;
+  state_.val_step = state_.step;
+  ++state_.evaluations_since_best;
+  if (!state_.best_val_loss || (std::isfinite(loss) && !(loss >= *state_.best_val_loss))) {
+    state_.best_val_loss = loss;
+    state_.best_step = state_.step;
+    state_.evaluations_since_best = 0;
+  }
+
+  metrics.add_validation(state_.step, result->metrics);
+  log_info("step ", state_.step, "  ", metrics_text(result->metrics), " over ", result->targets,
+           " ", unit_);
+  return true;
+}
+
+/// Throws Exit::diverged where the evaluation after the last step gave a loss that is not finite.
+/// Runs before that step is saved, so that no earlier checkpoint is deleted for unusable weights.
+void Run::check_last_validation() const {
+  if (state_.val_step == state_.step && !std::isfinite(*state_.val_loss))
+    end_diverged(session_.config.optim, state_.step, "validation loss", *state_.val_loss);
+}
+
+void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
+  const CompleteParameters complete(session_);
+  // Ranks that compute layers together must also stop together, which they do after the step.
+  const bool is_together = world().tensor().size > 1;
+  if (world().data().rank != 0 || world().pipeline().rank != 0) return;
+  const ModeGuard guard;
+  mode().block_hooks = session_.block_hooks();
+  const std::string text =
+      session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
+                           session_.device, [&] { return !is_together && stop.asked(); });
+  if (text.empty() || !world().is_writer()) return;
+  log_info("sample    ", printable(text));  // tokens of bytes may not make up valid text
+  metrics.add_sample(state_.step, text);
+}
+
+Exit Run::save_and_stop(Checkpointer& checkpoints, const StopController& stop) {
+  log_offload(session_);
+  checkpoints.save_last(stop.asked() || state_.step == session_.config.train.steps);
+
+  const int64_t pause_at = session_.config.train.pause_at;
+  const bool paused = !stop.asked() && pause_at > 0 && state_.step >= pause_at;
+  const char* why = "stopped at the request of another process";
+  if (stop_signal() != 0) {
+    why = "stopped by a signal";
+  } else if (stop.is_out_of_time()) {
+    why = "stopped by train.max_time";
+  } else if (paused) {
+    why = "paused by train.pause_at";
+  }
+  log_info(why, " after step ", state_.step,
+           paused ? "; run it again with another train.pause_at to resume"
+                  : "; run the same command again to resume");
+  return Exit::stopped;
+}
+
+Exit Run::finish(Checkpointer& checkpoints) const {
+  checkpoints.finish();
+  log_summary();
+  return Exit::done;
+}
+
+void Run::log_summary() const {
+  if (lines_dropped() > 0) {
+    log_info(lines_dropped(), " lines could not be shown; ", (run_ / "log.txt").string(),
+             " has them");
+  }
+  if (state_.step < session_.config.train.steps) {
+    log_info("stopped early, by train.early_stop: no evaluation since step ", state_.best_step,
+             " had a lower validation loss");
+  }
+  log_info("finished  ", quantity(state_.step, "step"), ", ", state_.tokens, " ", unit_,
+           state_.val_loss ? format(", validation loss %.4f (best %.4f)", *state_.val_loss,
+                                    *state_.best_val_loss)
+                           : "");
+  if (!fs::exists(run_)) return;  // a branch of a finished run that has nothing to train
+  log_info("run folder ", run_.string());
+  if (state_.encoding) log_info("predict    lathe predict ", run_.string(), " FILE");
+}
+
+}  // namespace lathe
