@@ -12,7 +12,8 @@ bool owns_memory(const at::Tensor& t);
 /// is undefined or has no elements.
 void free_storage(const at::Tensor& t);
 /// Frees the memory of a tensor on a CPU, which keeps its sizes and reads as zeros from then on. It
-/// must not be written to. Does nothing on a GPU, or if `t` is undefined or has no elements.
+/// must not be written to. Does nothing on a GPU, if `t` is undefined or has no elements, or if the
+/// system has no addresses left.
 void replace_by_zeros(const at::Tensor& t);
 /// Gives a tensor whose memory was freed new memory, which is counted as that of parameters and not
 /// initialized. Does nothing if it has memory.

@@ -134,13 +134,16 @@ void StageParameters::free_foreign() {
   }
 }
 
-/// Checks that this stage used no parameter whose values it does not have.
+/// Checks that this stage has no gradient of a parameter whose values it does not have. A use
+/// without a gradient can't be noticed.
 void StageParameters::check_foreign() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!is_foreign(i) || !parameters_[i].parameter.leaf().grad.defined()) continue;
-    fail(Exit::usage, "dist.pipeline: the blocks of stage ", stages_.rank, " use ",
-         parameters_[i].path, ", which stage ", owner_[i],
-         " has: a block must use its own parameters alone; set dist.pipeline = 1");
+    fail(Exit::usage, "dist.pipeline: stage ", stages_.rank, " uses ", parameters_[i].path,
+         ", which stage ", owner_[i],
+         " has: visit() must name parameters in the order of their use, and a block must use its "
+         "own "
+         "alone; set dist.pipeline = 1");
   }
 }
 

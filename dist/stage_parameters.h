@@ -7,7 +7,8 @@
 // ranks of a stage divide what it updates among them (dist/shards.h).
 //
 // Every stage runs the computations before the blocks, and those that are not the first drop the
-// results. There the parameters of the first stage read as zeros, and take no memory on CPUs.
+// results. There, on CPUs, the parameters of the first stage read as zeros and take no memory; on
+// GPUs they keep the values from the start.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -52,13 +53,14 @@ class StageParameters {
   /// Returns for each parameter the elements that this process updates.
   const std::vector<ElementRange>& owned_ranges() const { return owned_; }
 
-  /// Frees the parameters that this stage does not use. Call it once, before the first step.
+  /// Frees the parameters that this stage does not use; on GPUs, only those of blocks. Call it
+  /// once, before the first step.
   void share_out();
   /// Adds up, on its owner, the gradients that several stages have of a parameter. Returns for each
   /// parameter its gradient, 1-D: without elements if another stage owns it, and undefined if no
   /// stage has one. `shares`: for each of local(), the gradient of this process's share, 1-D, or
   /// undefined; empty if the gradients are on the parameters. Throws Exit::usage if a parameter
-  /// that this stage should not use has a gradient. A collective of the stages.
+  /// that another stage has has a gradient here. A collective of the stages.
   std::vector<at::Tensor> sum_gradients(std::vector<at::Tensor> shares = {});
   /// Gives the last stage a tied embedding that the first one has updated, and, while a Gathered is
   /// alive, all stages all parameters. A collective of the stages.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "core/error.h"
@@ -130,11 +131,13 @@ bool LayoutFinder::is_header() const {
   };
 
   bool has_text = false, occurs_again = false, has_fraction = false;
+  std::vector<double> numbers;  // in the first line
   // pandas numbers columns without names; a short row of data may begin with 0, 1, 2 by chance.
   bool counts = columns_ >= 5;
   for (size_t c = 0; c < columns_; ++c) {
     const auto number = csv_number(first[c]);
     has_fraction = has_fraction || (number && *number != std::floor(*number));
+    if (number) numbers.push_back(*number);
     counts = counts && csv_number(first[c]) == static_cast<double>(c);
     if (c == target_ || !is_text_cell(first[c])) continue;
     has_text = true;
@@ -145,8 +148,11 @@ bool LayoutFinder::is_header() const {
   }
   if (counts) return true;
 
-  // A category occurs again below, a name does not. Columns may be named by years, but not by 0.5.
-  if (has_text) return !occurs_again && !has_fraction;
+  // A category occurs again below, a name does not. Columns may be named by years, or by ascending
+  // wavelengths, but not by a single 0.5.
+  const bool ascends = numbers.size() >= 3 &&
+                       std::ranges::adjacent_find(numbers, std::greater_equal<>()) == numbers.end();
+  if (has_text) return !occurs_again && (!has_fraction || ascends);
   // A text above a number in the target column is its name, not a class.
   return is_text_cell(first[target_]) && second != nullptr && csv_number((*second)[target_]);
 }

@@ -306,7 +306,7 @@ TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
       if (mine[i] == 0) parameters[i].parameter.leaf().grad = torch::ones({1000});
     }
     CHECK_THROWS_WITH(stage.sum_gradients(),
-                      ContainsSubstring(rank == 0 ? "use head" : "use table"));
+                      ContainsSubstring(rank == 0 ? "uses head" : "uses table"));
   }
   world().wait_for_all();
 }

@@ -6,6 +6,7 @@
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
+#include "train/analysis/fit.h"
 
 namespace {
 
@@ -77,6 +78,24 @@ TEST_CASE("a run moves between sharded stages, whole stages and one process", "[
   check_same_tensors(f / "runs/whole", f / "runs/moved", "step-00000004");
 }
 
+TEST_CASE("plan --fit on several processes divides the state before it changes bits",
+          "[sharded_stages]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, {"gpt", "text",
+                                "n_layer = 4\nn_head = 2\nn_embd = 128\n"
+                                "block_size = 12\n"});
+  const Overrides given{
+      {"data.dir", (f / "text").string()}, {"train.batch_size", "1"}, {"train.grad_accum", "4"}};
+  const std::string path = (f / "kind.toml").string();
+  const Forecast now = forecast(load_config(path, given), 4);
+  CHECK(find_fit(path, given, now, now.peak_rss())->empty());
+  // The optimizer's state is 8 bytes of each parameter, of which three quarters go.
+  const auto fit = find_fit(path, given, now, now.peak_rss() - (int64_t{2} << 20));
+  REQUIRE(fit);
+  CHECK(fit->front() == std::pair<std::string, std::string>("dist.shard", "optimizer"));
+}
+
 TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts",
           "[sharded_stages]") {
   const TempFolder f;
@@ -93,8 +112,9 @@ TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts
     const Json figures = lathe::test::rank_figures(f / "runs" / name);
     const double memory = figures.at("memory_bytes");
     INFO(name);
-    // Buckets that wait to be sent come by chance.
-    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) == Approx(memory).epsilon(0.05));
+    // Buckets that wait to be sent come by chance, and so do blocks that are collected ahead.
+    const double tolerance = name == "parameters" ? 0.1 : 0.05;
+    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) == Approx(memory).epsilon(tolerance));
     CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
           Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
     return memory;
@@ -102,7 +122,7 @@ TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts
   // The first stage has the weight of an untied head, and never a gradient of it.
   train("untied", {"--model.tie_weights=false"});
   const double whole = train("none", {});
-  for (const std::string& shard : Words{"optimizer", "gradients"})
+  for (const std::string& shard : shards)
     CHECK(train(shard, {"--dist.shard=" + shard}) < 0.9 * whole);
 }
 

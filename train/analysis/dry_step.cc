@@ -79,7 +79,7 @@ void add_facts(DryStep& result, const Session& s) {
 
   result.checkpoint_bytes =
       checkpoint_bytes(s.params, s.optimizer, save_dtype(s.config.checkpoint));
-  // A background save writes a copy, since training continues meanwhile.
+  // At most all of it is copied for a background save.
   result.held_bytes = s.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
 
   result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {

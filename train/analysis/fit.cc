@@ -1,7 +1,7 @@
 // The search changes the micro-batch first, with as many micro-batches as keep the global batch;
-// then precision, recomputation, optimizer, updates in backward and the order of sums, one of them,
-// then two, and so on; all of these come before anything goes to the disk. Each candidate is a dry
-// run.
+// then, on several processes, what they divide among them, and precision, recomputation, optimizer,
+// updates in backward and the order of sums, one of them, then two, and so on; all of these come
+// before anything goes to the disk. Each candidate is a dry run.
 #include "train/analysis/fit.h"
 
 #include <sys/stat.h>
@@ -18,26 +18,30 @@
 #include "core/io/text.h"
 #include "train/formats/source.h"
 #include "train/simulate/hardware.h"
+#include "train/step/shares.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
 namespace {
 
-/// Returns the resident bytes of a run of these keys; nullopt where the keys contradict each other.
+/// Returns the resident bytes of a process of a run of these keys, of as many processes as `now`
+/// has; nullopt where the keys contradict each other.
 std::optional<int64_t> resident(const std::string& path, const Overrides& given,
-                                const Overrides& more, int64_t program_bytes) {
+                                const Overrides& more, const Forecast& now) {
   try {
-    return dry_step(load_with(path, given, more)).resident() + program_bytes;
+    const LoadedConfig loaded = load_with(path, given, more);
+    check_shares(loaded, now.dry.ranks);
+    return dry_step(loaded, now.dry.ranks).resident() + now.program_bytes;
   } catch (const Error& e) {
     if (e.code() == Exit::usage) return std::nullopt;
     throw;
   }
 }
 
-/// Returns all combinations of precision, recomputation, optimizer, updates in backward, order of
-/// sums and what is on the disk that may take less memory than the config's: those without the disk
-/// first, then those with fewer changes. The first one changes nothing.
-std::vector<Overrides> changes_to_try(const RunConfig& c) {
+/// Returns all combinations of what processes divide, precision, recomputation, optimizer, updates
+/// in backward, order of sums and what is on the disk that may take less memory than the config's:
+/// those without the disk first, then those with fewer changes. The first one changes nothing.
+std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   struct Combination {
     int64_t changes = 0;
     Overrides keys{};
@@ -51,6 +55,10 @@ std::vector<Overrides> changes_to_try(const RunConfig& c) {
       }
     }
   };
+
+  // The first option, since it changes no bit.
+  if (ranks > 1 && c.dist.shard == "none")
+    add({{{"dist.shard", "optimizer"}}, {{"dist.shard", "parameters"}}});
 
   // Low precision halves activations, but its copies and casts of the weights take memory as well.
   if (c.amp.dtype == "fp32")
@@ -225,13 +233,13 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
   };
   const auto largest = [&](const Overrides& change) -> std::optional<Overrides> {
     const auto needs = [&](int64_t batch) {
-      return resident(path, given, with_batch(change, batch), now.program_bytes);
+      return resident(path, given, with_batch(change, batch), now);
     };
     const auto batch = largest_that_fits(batches, needs, bytes);
     return batch ? std::optional(with_batch(change, *batch)) : std::nullopt;
   };
 
-  for (const Overrides& change : changes_to_try(c)) {
+  for (const Overrides& change : changes_to_try(c, now.dry.ranks)) {
     if (auto found = largest(change)) return found;
   }
   return std::nullopt;

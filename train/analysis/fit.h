@@ -29,11 +29,12 @@ struct ResourceNeeds {
 /// Returns the needs from a dry run. Call it before the run takes its memory.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
-/// Returns what to change so that a run stays within `bytes` of resident memory: the largest
-/// micro-batch, with as many micro-batches as keep the global batch; where one sequence is too
-/// much, also another precision, recomputation, an optimizer with less state, or as many of these
-/// as it takes. `path` and `given` are those of the config. Returns no overrides where the run fits
-/// as it is, and nullopt where no combination is enough.
+/// Returns what to change so that each process of a run, of as many as `now` has, stays within
+/// `bytes` of resident memory: the largest micro-batch, with as many micro-batches as keep the
+/// global batch; where one sequence is too much, also dist.shard, another precision, recomputation,
+/// an optimizer with less state, or as many of these as it takes. `path` and `given` are those of
+/// the config. Returns no overrides where the run fits as it is, and nullopt where no combination
+/// is enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 

@@ -41,7 +41,7 @@ std::string weight_line(LoadedConfig loaded, int ranks, const char* what, bool c
   const DryStep d = dry_step(loaded, ranks);
   return str(what, human_bytes(used(d.made, Memory::parameters)), " of parameters kept, ",
              human_bytes(peak(d.peaks, Memory::casts)), " of casts, ",
-             human_bytes(static_cast<double>(d.tensors())), " at the peak in all",
+             human_bytes(static_cast<double>(d.tensors())), " in total at the peak",
              is_own ? " (this config)" : "", "\n");
 }
 
@@ -135,7 +135,8 @@ class PlanText {
     line("memory: data", human_bytes(peak(d_.peaks, Memory::data)));
     if (d_.held_bytes > 0) {
       line("memory: checkpoints",
-           "up to " + bytes(d_.held_bytes) + ", what a save has not written when an update comes");
+           "up to " + bytes(d_.held_bytes) +
+               ", for the copy of what a background save has not written by the next update");
     }
     line("memory: program", bytes(f_.program_bytes));
     // Less than the sum of the peaks, which are reached at different times.
@@ -276,7 +277,8 @@ Exit print_fit(const LoadedConfig& loaded, Overrides given, const Forecast& f,
   std::string keys;
   for (const auto& [key, value] : *fit) keys += " --" + key + "=" + value;
   if (has_budget) keys += " --memory.budget=";
-  std::cout << "within " << within << " with" << keys << "\n";
+  std::cout << "within " << within << (f.dry.ranks > 1 ? " for each process" : "") << " with"
+            << keys << "\n";
   return Exit::done;
 }
 
@@ -331,8 +333,8 @@ Exit run_plan(const Arguments& a) {
   const auto ranks = integer_between(a.get("ranks", "1"), 1, 4096);
   if (!ranks)
     fail(Exit::usage, "command line: --ranks must be a number of processes from 1 to 4096");
-  if (*ranks > 1 && (!fit.empty() || !gpus.empty()))
-    fail(Exit::usage, "command line: --ranks goes with neither --fit nor --for");
+  if (*ranks > 1 && !gpus.empty())
+    fail(Exit::usage, "command line: --ranks does not go with --for; use --card");
   check_shares(loaded, *ranks);
   check_tensor_ranks(loaded, *ranks);
   if (json && (!fit.empty() || !gpus.empty()))
@@ -378,7 +380,8 @@ Command plan_command() {
       {"plan configs/gpt2_124m.toml --train.batch_size=4", "plan configs/gpt2_124m.toml --fit 8GB"},
       {{"json", "Print a JSON object instead of a table."},
        {"fit",
-        "Print which keys to change so that the run stays within this much memory, such as 8GB. "
+        "Print which keys to change so that the run, or with --ranks each of its processes, stays "
+        "within this much memory, such as 8GB. "
         "The exit code is 10 if no change is enough. Default: the free memory of this machine."},
        {"chart",
         "Draw the memory of a step by category, beside that with these keys, such as "

@@ -28,13 +28,11 @@
 namespace lathe {
 namespace {
 
-/// Returns the shortest text of a number: that of float32 if it is one.
-std::string number_text(double x) {
+/// Returns the shortest text of a float32 (a probability) or of a float64.
+template <class Number>
+std::string number_text(Number x) {
   char text[64];
-  const auto narrow = static_cast<float>(x);
-  const auto [end, error] = static_cast<double>(narrow) == x
-                                ? std::to_chars(std::begin(text), std::end(text), narrow)
-                                : std::to_chars(std::begin(text), std::end(text), x);
+  const auto [end, error] = std::to_chars(std::begin(text), std::end(text), x);
   return {text, end};
 }
 
@@ -68,6 +66,9 @@ class PredictionFormat {
   std::string line(int64_t row, const std::string& id, const std::vector<double>& numbers) const;
 
  private:
+  std::string text_of(double x) const {
+    return classifies_ ? number_text(static_cast<float>(x)) : number_text(x);
+  }
   std::string csv_line(const std::string& name, const std::vector<double>& numbers) const;
   std::string json_line(int64_t row, const std::string& id,
                         const std::vector<double>& numbers) const;
@@ -121,7 +122,7 @@ std::string PredictionFormat::csv_line(const std::string& name,
                                        const std::vector<double>& numbers) const {
   std::string text = name;
   if (classifies_) text += "," + csv_field(names_[likeliest(numbers)]);
-  for (const double x : numbers) text += "," + number_text(x);
+  for (const double x : numbers) text += "," + text_of(x);
   return text + "\n";
 }
 
@@ -130,13 +131,13 @@ std::string PredictionFormat::json_line(int64_t row, const std::string& id,
   std::string text = id_.empty() ? "{\"row\":" + std::to_string(row) : "{\"id\":" + json_text(id);
   if (classifies_) text += ",\"class\":" + json_text(names_[likeliest(numbers)]);
   if (!classifies_ && numbers.size() == 1)
-    return text + ",\"prediction\":" + number_text(numbers[0]) + "}\n";
+    return text + ",\"prediction\":" + text_of(numbers[0]) + "}\n";
 
   text += classifies_ ? ",\"probabilities\":{" : ",\"prediction\":[";
   for (size_t i = 0; i < numbers.size(); ++i) {
     text += i > 0 ? "," : "";
     if (classifies_) text += json_text(names_[i]) + ":";
-    text += number_text(numbers[i]);
+    text += text_of(numbers[i]);
   }
   return text + (classifies_ ? "}}\n" : "]}\n");
 }
@@ -248,8 +249,11 @@ std::vector<std::vector<double>> Predictor::run() {
   const auto& [mean, scale] = encoding_.targets;
   for (int64_t i = 0; i < waiting_; ++i, at += y.size(1)) {
     all.emplace_back(at, at + y.size(1));
-    if (classifies_ || std::ssize(mean) != y.size(1)) continue;
-    for (size_t k = 0; k < mean.size(); ++k) all.back()[k] = in_raw_units(at[k], scale[k], mean[k]);
+    if (classifies_) continue;
+    const bool has_statistics = std::ssize(mean) == y.size(1);
+    for (size_t k = 0; k < all.back().size(); ++k)
+      all.back()[k] =
+          has_statistics ? in_raw_units(at[k], scale[k], mean[k]) : in_raw_units(at[k], 1, 0);
   }
   waiting_ = 0;
   return all;

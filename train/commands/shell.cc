@@ -249,7 +249,8 @@ std::string fish() {
     for (const Flag& flag : v.flags) {
       const std::string choices =
           flag.choices.empty() ? "" : " -f -a '" + joined(flag.choices) + "'";
-      text += after + "' -l " + flag.name + " -r" + choices + " -d " + quoted(flag.doc) + "\n";
+      text += after + (flag.name.size() == 1 ? "' -s " : "' -l ") + flag.name + " -r" + choices +
+              " -d " + quoted(flag.doc) + "\n";
     }
     if (v.config_keys) with_keys += " " + v.name;
   }

@@ -298,9 +298,10 @@ void check_offload(const LoadedConfig& loaded) {
   }
   if ((c.memory.offloads("optimizer") || c.memory.offloads("parameters")) &&
       c.checkpoint.async_save) {
-    fail(Exit::usage, last_origin(loaded, {"memory.offload", "checkpoint.async_save"}),
-         ": checkpoint.async_save copies all state into memory, which memory.offload keeps out of "
-         "it; leave one of them out");
+    fail(
+        Exit::usage, last_origin(loaded, {"memory.offload", "checkpoint.async_save"}),
+        ": checkpoint.async_save may copy all state into memory, which memory.offload keeps out of "
+        "it; leave one of them out");
   }
 }
 

@@ -105,21 +105,53 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts
   }
 }
 
+namespace {
+
+/// Returns whether the run has a checkpoint that knows how its examples are encoded.
+bool has_own_encoding(const RunConfig& config) {
+  for (const fs::path& own : list_checkpoints(config.train.out_dir)) {
+    try {
+      return read_state(own).encoding.has_value();
+    } catch (const Error&) {  // reported when the run resumes from it
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 void normalize_as_source(const LoadedConfig& loaded, Data& data) {
+  const RunConfig& c = loaded.config;
   const fs::path& source = loaded.source.empty() ? loaded.base : loaded.source;
   if (source.empty() || is_hugging_face(source) || !data.facts().encoding) return;
+  if (has_own_encoding(c)) return;
   const RunState state = read_state(source);
   if (state.sizes.input.empty()) return;  // a model of tokens, which is refused elsewhere
-  const ExampleEncoding theirs = encoding_of(source, state, saved_config(state, source));
-  check_same_meaning(theirs, *data.facts().encoding, loaded.config.data.dir,
-                     "; data for its weights needs the same classes and columns");
 
+  const std::string key = loaded.source.empty() ? "adapters.base" : "train.init_from";
   const ExampleEncoding own = *data.facts().encoding;
+  const ExampleEncoding theirs = [&] {
+    try {
+      return encoding_of(source, state, saved_config(state, source));
+    } catch (const Error& e) {
+      fail(e.code(), origin_of(loaded, key), ": ", key, ": ", e.what());
+    }
+  }();
+  const auto classifies = [](const ExampleEncoding& e) { return e.targets.mean.empty(); };
+  if (own.input_sizes != theirs.input_sizes || own.outputs != theirs.outputs ||
+      classifies(own) != classifies(theirs)) {
+    fail(Exit::data, c.data.dir, " has examples of other sizes or another task than the data that ",
+         source.string(), " was trained on; leave out ", key, ", or prepare the data alike");
+  }
+  check_same_meaning(theirs, own, c.data.dir,
+                     "; to begin with these weights, the data must have the same classes and "
+                     "columns");
+
   data.normalize_as(theirs);
   const bool is_changed = own.inputs != theirs.inputs || own.targets != theirs.targets;
   if (is_changed && !kept_encoding(data.facts())) {
-    fail(Exit::data, loaded.config.data.dir, " has other statistics than the data of ",
-         source.string(), ", and too many of them to keep in a checkpoint; prepare both alike");
+    fail(Exit::data, c.data.dir, " has other statistics than the data of ", source.string(),
+         ", and too many of them to keep in a checkpoint; prepare both alike");
   }
 }
 

@@ -23,11 +23,11 @@ class CheckpointSaver {
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
   /// Saves the current state of the run. With checkpoint.async_save, and unless `now`, it returns
-  /// at once; a thread calls `before` (checks of the run folder, the sync of metrics.jsonl) and
-  /// writes the state. Then before_update() must be called before a parameter or the optimizer's
-  /// state is changed. At most one save is in progress: the next one waits for
-  /// it. Throws what save_checkpoint() throws; errors of the thread are thrown by the next call of
-  /// save(), saved_step() or wait().
+  /// when everything is copied that can't be written from the memory of training; a thread calls
+  /// `before` (checks of the run folder, the sync of metrics.jsonl) and writes the state. Then
+  /// before_update() must be called before a parameter or the optimizer's state is changed. At most
+  /// one save is in progress: the next one waits for it. Throws what save_checkpoint() throws;
+  /// errors of the thread are thrown by the next call of save(), saved_step() or wait().
   void save(const RunState& state, const std::vector<NamedParameter>& parameters,
             const Optimizer& optimizer, std::function<void()> before, bool now);
   /// Copies what a save in progress has not written yet.
@@ -57,7 +57,7 @@ class CheckpointSaver {
   std::optional<at::ScalarType> dtype_;
   bool async_;
   int64_t saved_step_, next_step_ = -1;  // next: of the save in progress
-  Snapshot copy_;                        // the thread's while a save is in progress
+  Snapshot copy_;                        // its thread reads it while a save is in progress
   Times times_;
   Clock::time_point begin_ = Clock::now();
   std::future<void> under_way_;  // the last member: its destructor waits

@@ -8,54 +8,55 @@
 namespace lathe {
 
 TensorEntry LiveTensors::add(const std::string& name, const at::Tensor& tensor) {
-  const size_t i = items_.size();
   items_.push_back({.tensor = tensor});
   TensorEntry entry = make_entry(name, tensor);
-  entry.stream = [all = shared_from_this(), i, name](const auto& put) {
-    // A write that fails ends the wait of copy_rest() too.
-    struct Writing {
-      LiveTensors& all;
-      size_t i;
-      ~Writing() { all.end_writing(i); }
-    };
-    const at::Tensor live = all->begin_writing(i);
-    const Writing writing{*all, i};
-    put(make_entry(name, live).bytes);
+  entry.stream = [all = shared_from_this(), i = items_.size() - 1](const Put& put) {
+    all->write(i, put);
   };
   return entry;
 }
 
-at::Tensor LiveTensors::begin_writing(size_t i) {
-  const std::lock_guard lock(mutex_);
-  items_[i].state = State::writing;
-  return items_[i].tensor;
-}
+void LiveTensors::write(size_t i, const Put& put) {
+  // A write that fails ends the wait of copy_rest() too.
+  struct Writing {
+    LiveTensors& all;
+    ~Writing() {
+      {
+        const std::lock_guard lock(all.mutex_);
+        all.writing_ = SIZE_MAX;
+      }
+      all.part_written_.notify_all();
+    }
+  };
 
-void LiveTensors::end_writing(size_t i) {
-  {
-    const std::lock_guard lock(mutex_);
-    items_[i].state = State::written;
-    items_[i].tensor.reset();
+  // An update waits for a part of a tensor at most, also where the disk is slow.
+  constexpr size_t most = size_t{8} << 20;
+  for (size_t at = 0, bytes = 1; at < bytes; at += most) {
+    at::Tensor now;
+    {
+      const std::lock_guard lock(mutex_);
+      now = items_[i].tensor;
+      writing_ = i;
+    }
+    const Writing writing{*this};
+    bytes = now.nbytes();
+    put({static_cast<const std::byte*>(now.const_data_ptr()) + at, std::min(most, bytes - at)});
   }
-  written_.notify_all();
+  const std::lock_guard lock(mutex_);
+  items_[i].tensor.reset();
 }
 
 void LiveTensors::copy_rest() {
   const MemoryScope memory(Memory::checkpoints);
   // Backward, since the writing thread goes forward meanwhile.
   for (size_t i = items_.size(); i-- > 0;) {
-    const std::lock_guard lock(mutex_);
-    if (items_[i].state != State::waiting || items_[i].is_copied) continue;
-    items_[i].tensor = items_[i].tensor.clone();
-    items_[i].is_copied = true;
+    std::unique_lock lock(mutex_);
+    part_written_.wait(lock, [&] { return writing_ != i; });
+    Item& item = items_[i];
+    if (!item.tensor.defined() || item.is_copied) continue;
+    item.tensor = item.tensor.clone();
+    item.is_copied = true;
   }
-
-  std::unique_lock lock(mutex_);
-  written_.wait(lock, [&] {
-    return std::none_of(items_.begin(), items_.end(), [](const Item& item) {
-      return item.state == State::writing && !item.is_copied;
-    });
-  });
 }
 
 }  // namespace lathe

@@ -5,8 +5,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,26 +19,25 @@ namespace lathe {
 class LiveTensors : public std::enable_shared_from_this<LiveTensors> {
  public:
   /// Adds a contiguous tensor on the CPU, and returns its entry for a file, which must be written
-  /// once at most. That uses none of ATen's threads.
+  /// once at most. One thread writes all entries; that uses none of ATen's threads.
   TensorEntry add(const std::string& name, const at::Tensor& tensor);
-  /// Copies the tensors whose entries are not written yet, and waits for one that is being written.
-  /// After that, all of them may be changed. The copies are of Memory::checkpoints, and each is
-  /// freed when it is written.
+  /// Copies the tensors that are not written completely, after waiting for the part that is being
+  /// written. After that, all of them may be changed. The copies are of Memory::checkpoints, and
+  /// each is freed when it is written.
   void copy_rest();
 
  private:
-  enum class State { waiting, writing, written };
   struct Item {
-    at::Tensor tensor;
-    State state = State::waiting;
+    at::Tensor tensor;  // undefined when it is written
     bool is_copied = false;
   };
-  at::Tensor begin_writing(size_t i);
-  void end_writing(size_t i);
+  using Put = std::function<void(std::span<const std::byte>)>;
+  void write(size_t i, const Put& put);
 
   std::mutex mutex_;
-  std::condition_variable written_;
+  std::condition_variable part_written_;
   std::vector<Item> items_;
+  size_t writing_ = SIZE_MAX;  // the item of which a part is being written
 };
 
 }  // namespace lathe

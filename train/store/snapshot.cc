@@ -235,9 +235,9 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
     const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
       fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
-           " has elements that are not finite, so no checkpoint of it is written; lower optim.lr "
-           "or optim.grad_clip, "
-           "and run the same command again to resume from the previous checkpoint");
+           " has elements that are not finite, so no checkpoint of it is written; lower optim.lr, "
+           "lower or set optim.grad_clip, and run the same command again to resume from the "
+           "previous checkpoint");
     }
     release_pages(t);
   }

@@ -164,6 +164,18 @@ TEST_CASE("weights of other classes are refused", "[example_data]") {
                                           "--train.init_from=run", "--train.out_dir=other"});
   CHECK(other.code == 3);
   CHECK_THAT(other.err, ContainsSubstring("class 1 is cold"));
+
+  // Two outputs are not two classes, though the weights have the same sizes.
+  const at::Tensor pairs = torch::arange(100, at::kFloat).view({50, 2});
+  write_safetensors(run.f / "pairs.safetensors",
+                    {make_entry("inputs", pairs), make_entry("targets", pairs)});
+  REQUIRE(
+      lathe_in(run.f, {"prepare", "pairs.safetensors", "--out", "pairs", "--task", "regression"})
+          .code == 0);
+  const Finished task = lathe_in(run.f, {"train", "mlp.toml", "--data.dir=pairs",
+                                         "--train.init_from=run", "--train.out_dir=other"});
+  CHECK(task.code == 3);
+  CHECK_THAT(task.err, ContainsSubstring("another task"));
   CHECK(!fs::exists(run.f / "other"));
 }
 
@@ -203,6 +215,14 @@ TEST_CASE("a first line with a number that is not whole is a row of the data", "
   };
   CHECK(examples_of("emma,0.092,even") == "41");
   CHECK(examples_of("id,2020,class") == "40");  // a year may name a column
+
+  // Ascending numbers are names, such as wavelengths.
+  std::string spectra = "id,400.5,401,401.5,class\n";
+  for (int i = 0; i < 40; ++i)
+    spectra += str("name", i, ",", i, ",0.5,", 40 - i, ",", i % 2 == 0 ? "even" : "odd", "\n");
+  write_file(f / "s.csv", spectra);
+  const Finished named = lathe_in(f, {"prepare", "s.csv", "--out", "s", "--id", "1", "--val", "0"});
+  CHECK_THAT(named.out + named.err, ContainsSubstring("40 training"));
 }
 
 TEST_CASE("predict reads the inputs of a file that prepare reads", "[example_data]") {

@@ -661,9 +661,10 @@ TEST_CASE("completion and the man page name every command and key", "[runs_and_s
     for (const Command& v : commands()) {
       INFO(shell << " " << v.name);
       CHECK(script.find(v.name) != std::string::npos);
-      for (const Flag& flag : v.flags)
-        CHECK(script.find(shell == "fish" ? "-l " + flag.name + " " : "--" + flag.name) !=
-              std::string::npos);
+      for (const Flag& flag : v.flags) {
+        const std::string fish = (flag.name.size() == 1 ? "-s " : "-l ") + flag.name + " ";
+        CHECK(script.find(shell == "fish" ? fish : flag.typed()) != std::string::npos);
+      }
     }
     for (const Field& field : all_fields()) {
       INFO(shell << " " << field.key);
