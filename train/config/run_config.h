@@ -200,12 +200,13 @@ struct CheckpointConfig {
               "Dtype of the matrices in model.safetensors. auto: that in memory. With any other "
               "dtype, optimizer.safetensors also holds the exact matrices.",
               one_of({"auto", "fp32", "bf16", "fp16"}))
-  LATHE_FIELD(bool, async_save, false,
-              "Write checkpoints in the background while training continues. What has not been "
-              "written by the next update is copied in memory first; on GPUs, and of state that "
-              "processes divide, all is copied at once. The last checkpoint of a run is written "
-              "synchronously.",
-              anything())
+  LATHE_FIELD(
+      bool, async_save, false,
+      "Write checkpoints in the background while training continues. What has not been "
+      "written by the next update is copied in memory first; on GPUs, and of state that "
+      "processes divide, all is copied immediately. The last checkpoint of a run is written "
+      "synchronously.",
+      anything())
 };
 
 /// What is logged, and where.

@@ -184,7 +184,7 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline
   if (!needs) return;
   log(needs->enough ? Level::info : Level::warn,
       "needs     " + needs->text +
-          (needs->enough ? "" : "; `lathe plan CONFIG --fit` says how to make it fit"));
+          (needs->enough ? "" : "; `lathe plan CONFIG --fit` prints how to make it fit"));
 }
 
 /// Evaluates the model and records the result. Returns false where a stop cut it short.

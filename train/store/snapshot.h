@@ -1,8 +1,8 @@
 // The tensors of a checkpoint. A snapshot is either a view of them, which must be written before
 // training continues, or is written while training continues: then parameters and optimizer state
-// on the CPU are copied before an update changes them, and all others at once. If the optimizer's
-// state is sharded, rank 0 writes the checkpoint and collects one tensor after another from the
-// other ranks. The checkpoint is therefore the same with and without sharding.
+// on the CPU are copied before an update changes them, and all others immediately. If the
+// optimizer's state is sharded, rank 0 writes the checkpoint and collects one tensor after another
+// from the other ranks. The checkpoint is therefore the same with and without sharding.
 #pragma once
 
 #include <ATen/core/Tensor.h>

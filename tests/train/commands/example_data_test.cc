@@ -179,7 +179,7 @@ TEST_CASE("weights of other classes are refused", "[example_data]") {
   CHECK(!fs::exists(run.f / "other"));
 }
 
-TEST_CASE("predictions far from 0 keep the digits that tell them apart", "[example_data]") {
+TEST_CASE("predictions far from 0 keep the digits that distinguish them", "[example_data]") {
   const TempFolder f;
   write_file(f / "mlp.toml",
              "[model]\nkind = \"mlp\"\nn_hidden = 16\n[optim]\nlr = 1e-2\nweight_decay = "

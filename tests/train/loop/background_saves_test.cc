@@ -1,5 +1,6 @@
-// Saves in the background: what is written is the state at their start, one is under way at a time,
-// errors come out at the next look, and a run that ends, however it ends, leaves the save whole.
+// Saves in the background: what is written is the state at their start, one is in progress at a
+// time, errors come out at the next look, and a run that ends, however it ends, leaves the save
+// whole.
 #include "train/loop/saver.h"
 
 #include <algorithm>
@@ -267,7 +268,7 @@ TEST_CASE("a background save copies only what is not written when an update come
     CheckpointSaver saver(f / "run", config(), -1);
     const Snapshot view = view_state(s.params, s.optimizer, std::nullopt);
     const fs::path wanted =
-        save_checkpoint(f / "at once", at_step(1), s.params, s.optimizer, Retention{});
+        save_checkpoint(f / "immediately", at_step(1), s.params, s.optimizer, Retention{});
     save(saver, s, 1);
     reached.acquire();
     CHECK(held() == before);
