@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "core/io/text.h"
+#include "core/timing.h"
 #include "train/analysis/profile.h"
 
 namespace lathe {

@@ -4,6 +4,7 @@
 
 #include "core/io/file.h"
 #include "core/io/json.h"
+#include "core/io/text.h"
 #include "train/commands/commands.h"
 #include "train/tasks/generate.h"
 

@@ -18,6 +18,7 @@
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "core/io/progress.h"
+#include "core/io/text.h"
 #include "core/memory.h"
 #include "data/prepare/csv.h"
 #include "data/prepare/example_source.h"
