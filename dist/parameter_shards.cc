@@ -99,9 +99,7 @@ void ParameterShards::hold_largest_bucket(int64_t block) {
   int64_t most = 0;
   for (const Bucket& bucket : layout_.buckets()) {
     if (bucket.block != block) continue;
-    const Variable& first = parameters_[bucket.parameters.at(0)].parameter;
-    const at::Tensor& low = first.leaf().precision.low;
-    const auto element = c10::elementSize(low.defined() ? low.scalar_type() : first.dtype());
+    const auto element = c10::elementSize(gathered_dtype(bucket, parameters_));
     most = std::max(most, bucket.elements() * static_cast<int64_t>(element));
   }
   ahead_buffer_ = at::empty({most}, at::kByte);

@@ -189,6 +189,12 @@ bool exchanges_every_micro_batch(const World& world, const std::string& shard) {
          world.context().size == 1 && std::has_single_bit(static_cast<unsigned>(ranks));
 }
 
+at::ScalarType gathered_dtype(const Bucket& bucket, std::span<const NamedParameter> parameters) {
+  const Variable& first = parameters[bucket.parameters.at(0)].parameter;
+  const at::Tensor& copy = first.leaf().precision.low;
+  return copy.defined() ? copy.scalar_type() : first.dtype();
+}
+
 bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient) {
   return std::ranges::any_of(bucket.parameters, [&](size_t i) { return has_gradient[i] != 0; });
 }
@@ -202,10 +208,9 @@ int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
   for (const Bucket& bucket : layout.buckets()) last_block = std::max(last_block, bucket.block);
   for (const Bucket& bucket : layout.buckets()) {
     const Variable& first = parameters[bucket.parameters.at(0)].parameter;
-    const at::Tensor& copy = first.leaf().precision.low;
     const auto of_gradient = static_cast<int64_t>(c10::elementSize(bucket.sent));
     const auto of_parameter = static_cast<int64_t>(
-        c10::elementSize(bucket.block >= 0 && copy.defined() ? copy.scalar_type() : first.dtype()));
+        c10::elementSize(bucket.block >= 0 ? gathered_dtype(bucket, parameters) : first.dtype()));
     const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;
     const int64_t own = bucket.cuts[1];
 

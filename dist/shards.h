@@ -90,6 +90,10 @@ class ShardLayout {
 /// micro-batch.
 bool exchanges_every_micro_batch(const World& world, const std::string& shard);
 
+/// Returns the dtype in which the parameters of a bucket of a block are gathered: that of their
+/// working copies if they have any.
+at::ScalarType gathered_dtype(const Bucket& bucket, std::span<const NamedParameter> parameters);
+
 /// Returns whether a parameter of the bucket has a gradient. `has_gradient`: of each parameter.
 bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient);
 

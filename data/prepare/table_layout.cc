@@ -130,15 +130,14 @@ bool LayoutFinder::is_header() const {
     return nullptr;
   };
 
-  bool has_text = false, occurs_again = false, has_fraction = false;
+  bool has_text = false, occurs_again = false;
   std::vector<double> numbers;  // in the first line
   // pandas numbers columns without names; a short row of data may begin with 0, 1, 2 by chance.
   bool counts = columns_ >= 5;
   for (size_t c = 0; c < columns_; ++c) {
     const auto number = csv_number(first[c]);
-    has_fraction = has_fraction || (number && *number != std::floor(*number));
     if (number) numbers.push_back(*number);
-    counts = counts && csv_number(first[c]) == static_cast<double>(c);
+    counts = counts && number == static_cast<double>(c);
     if (c == target_ || !is_text_cell(first[c])) continue;
     has_text = true;
     const std::string* const next = below(c);
@@ -150,6 +149,8 @@ bool LayoutFinder::is_header() const {
 
   // A category occurs again below, a name does not. Columns may be named by years, or by ascending
   // wavelengths, but not by a single 0.5.
+  const bool has_fraction =
+      std::ranges::any_of(numbers, [](double x) { return x != std::floor(x); });
   const bool ascends = numbers.size() >= 3 &&
                        std::ranges::adjacent_find(numbers, std::greater_equal<>()) == numbers.end();
   if (has_text) return !occurs_again && (!has_fraction || ascends);

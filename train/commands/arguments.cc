@@ -40,6 +40,15 @@ double Arguments::number(const std::string& name, double otherwise, const Rule& 
   return x;
 }
 
+std::string Arguments::choice(const std::string& name, const std::string& otherwise,
+                              const std::vector<std::string>& allowed) const {
+  const std::string value = get(name, otherwise);
+  if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+    fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
+         value);
+  return value;
+}
+
 bool Arguments::is_true(const std::string& name) const {
   const std::string value = get(name, "false");
   if (value != "true" && value != "false")

@@ -32,6 +32,10 @@ struct Arguments {
     const auto found = flags.find(name);
     return found == flags.end() ? otherwise : found->second;
   }
+  /// Returns a flag's text, or `otherwise` where it is not given. Throws Exit::usage if it is none
+  /// of `allowed`.
+  std::string choice(const std::string& name, const std::string& otherwise,
+                     const std::vector<std::string>& allowed) const;
   /// Returns a flag that is true or false; false where it is not given.
   bool is_true(const std::string& name) const;
   /// Returns a flag as a number within bounds, written as read_value takes it.

@@ -104,18 +104,10 @@ Exit run_import(const Arguments& arguments) {
 Exit run_export(const Arguments& arguments) {
   ExportOptions o{.run = run_argument(arguments), .out = arguments.get("out", "")};
   if (o.out.empty()) fail(Exit::usage, "lathe export needs --out FOLDER");
-  const auto choice = [&](const char* name, const char* otherwise,
-                          const std::vector<std::string>& allowed) {
-    const std::string value = arguments.get(name, otherwise);
-    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-      fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
-           value);
-    return value;
-  };
-  const std::string format = choice("format", "hf", {"hf", "gguf", "peft", "onnx"});
+  const std::string format = arguments.choice("format", "hf", {"hf", "gguf", "peft", "onnx"});
   o.checkpoint = arguments.get("checkpoint", o.checkpoint);
   o.chat_template = arguments.get("chat-template", "");
-  o.average = choice("weights", "model", {"model", "ema"}) == "ema";
+  o.average = arguments.choice("weights", "model", {"model", "ema"}) == "ema";
   std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
   const std::vector<std::string> quantized = gguf_dtypes();
   const std::string dtype = arguments.get("dtype", "");
@@ -123,7 +115,7 @@ Exit run_export(const Arguments& arguments) {
     dtypes.insert(dtypes.end(), quantized.begin(), quantized.end());
   else if (std::ranges::find(quantized, dtype) != quantized.end())
     fail(Exit::usage, "command line: --dtype ", dtype, " needs --format gguf");
-  if (arguments.flags.contains("dtype")) o.dtype = choice("dtype", "", dtypes);
+  if (arguments.flags.contains("dtype")) o.dtype = arguments.choice("dtype", "", dtypes);
 
   install_stop_handlers("the export");
   o.stop = [] { return stop_signal() != 0; };

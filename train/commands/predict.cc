@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <iostream>
 #include <limits>
 #include <optional>
@@ -18,7 +17,6 @@
 #include "core/io/json.h"
 #include "core/io/log.h"
 #include "core/io/progress.h"
-#include "core/io/text.h"
 #include "core/memory.h"
 #include "data/prepare/csv.h"
 #include "data/prepare/example_source.h"
@@ -39,8 +37,17 @@ std::string number_text(Number x) {
 
 /// Returns the number with the fewest decimal digits that is within `tolerance` of x.
 double with_fewest_digits(double x, double tolerance) {
-  for (int digits = 1; digits < 17; ++digits) {
-    const double rounded = std::strtod(format("%.*g", digits, x).c_str(), nullptr);
+  if (!std::isfinite(x)) return x;
+  // With so few digits that decimals are more than two tolerances apart, the nearest one is also
+  // the only one that can be near enough, so fewer digits give no other.
+  const double few = std::floor(std::log10(std::abs(x) / (2 * tolerance)));
+  for (int digits = static_cast<int>(std::clamp(few, 1.0, 16.0)); digits < 17; ++digits) {
+    char text[64];
+    const auto end = std::to_chars(std::begin(text), std::end(text), x,
+                                   std::chars_format::scientific, digits - 1)
+                         .ptr;
+    double rounded = 0;
+    std::from_chars(std::begin(text), end, rounded);
     if (std::abs(rounded - x) <= tolerance) return rounded;
   }
   return x;

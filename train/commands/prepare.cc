@@ -48,16 +48,6 @@ bool is_documents(const Arguments& arguments) {
   return false;
 }
 
-/// Returns the value of a flag, which must be one of `allowed`.
-std::string choice_argument(const Arguments& arguments, const char* name, const char* otherwise,
-                            const std::vector<std::string>& allowed) {
-  const std::string value = arguments.get(name, otherwise);
-  if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-    fail(Exit::usage, "command line: --", name, " must be ", rule_text(one_of(allowed)), ", not ",
-         value);
-  return value;
-}
-
 /// Returns whether some of the files are texts, not JSON Lines. Throws Exit::usage for a flag that
 /// applies to none of them, since it would have no effect.
 bool has_texts(const Arguments& arguments, const DocumentSource& source) {
@@ -84,9 +74,8 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   DocumentOptions o;
   for (const fs::path& file : expand_inputs(arguments.positionals))
     o.source.files.push_back(file.string());
-  o.source.format =
-      choice_argument(arguments, "format", "auto",
-                      {"auto", "text", "jsonl", "instructions", "preferences", "images"});
+  o.source.format = arguments.choice(
+      "format", "auto", {"auto", "text", "jsonl", "instructions", "preferences", "images"});
   const bool preferences = o.source.format == "preferences",
              instructions = o.source.format == "instructions";
   // A line of instructions has messages in place of a text.
@@ -112,7 +101,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
 
   o.out = arguments.get("out", "");
   o.val_share = arguments.number("val", 0.1, between(0, 0.9), false);
-  o.val_by_hash = choice_argument(arguments, "val-by", "tail", {"tail", "hash"}) == "hash";
+  o.val_by_hash = arguments.choice("val-by", "tail", {"tail", "hash"}) == "hash";
 
   o.dedup = arguments.is_true("dedup");
   o.dedup_lines = arguments.is_true("dedup-lines");
@@ -120,7 +109,7 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
     fail(Exit::usage,
          "command line: --dedup-lines is for texts, not for conversations; take --dedup");
 
-  o.repair = choice_argument(arguments, "invalid", "refuse", {"refuse", "repair"}) == "repair";
+  o.repair = arguments.choice("invalid", "refuse", {"refuse", "repair"}) == "repair";
   if (o.repair && !texts)
     fail(Exit::usage,
          "command line: --invalid repair is for texts; JSON is UTF-8, and lines that are not are "

@@ -76,7 +76,7 @@ std::string bash() {
              "\" ;;\n";
     for (const Flag& flag : v.flags) {
       if (!flag.choices.empty())
-        values += "    '" + v.name + " --" + flag.name + "') values=\"" + joined(flag.choices) +
+        values += "    '" + v.name + " " + flag.typed() + "') values=\"" + joined(flag.choices) +
                   "\" ;;\n";
     }
     if (!v.subcommands.empty())
@@ -160,8 +160,8 @@ std::string zsh() {
     for (const Flag& flag : v.flags) {
       flags += quoted(flag.typed(), flag.doc) + " ";
       if (!flag.choices.empty())
-        values += "      '" + v.name + " --" + flag.name + "') compadd -- " + joined(flag.choices) +
-                  "; return ;;\n";
+        values += "      '" + v.name + " " + flag.typed() + "') compadd -- " +
+                  joined(flag.choices) + "; return ;;\n";
     }
     flags += std::string(v.config_keys ? "$keys" : "") + ") ;;\n";
     if (!v.subcommands.empty())

@@ -20,18 +20,18 @@ namespace {
 /// The place of the key that was given last: on the command line, then in the environment, then in
 /// the file.
 std::string last_origin(const LoadedConfig& loaded, const std::vector<std::string>& keys) {
-  const auto rank = [](const std::string& origin) {
-    return origin == "command line"                          ? 3
-           : origin.starts_with("LATHE_")                    ? 2
-           : origin.find("default of ") != std::string::npos ? 0
-                                                             : 1;
+  const auto rank = [&](const std::string& key) {
+    const std::string origin = origin_of(loaded, key);
+    return origin == "command line"       ? 3
+           : origin.starts_with("LATHE_") ? 2
+           : loaded.origins.contains(key) ? 1
+                                          : 0;
   };
-  std::string last = origin_of(loaded, keys.at(0));
+  std::string last = keys.at(0);
   for (const auto& key : keys) {
-    if (const std::string origin = origin_of(loaded, key); rank(origin) >= rank(last))
-      last = origin;
+    if (rank(key) >= rank(last)) last = key;
   }
-  return last;
+  return origin_of(loaded, last);
 }
 
 /// Contradictions in [amp]: each with the place and the remedy.

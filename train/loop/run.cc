@@ -8,6 +8,7 @@
 #include "dist/world.h"
 #include "train/config/path_kind.h"
 #include "train/formats/source.h"
+#include "train/loop/console.h"
 #include "train/step/shares.h"
 #include "train/transforms/adapters.h"
 

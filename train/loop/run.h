@@ -8,7 +8,6 @@
 
 #include "train/analysis/fit.h"
 #include "train/loop/checkpointer.h"
-#include "train/loop/console.h"
 #include "train/loop/layers.h"
 #include "train/loop/progress.h"
 #include "train/loop/reporter.h"

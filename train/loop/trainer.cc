@@ -11,6 +11,7 @@
 #include "train/analysis/memory_budget.h"
 #include "train/config/path_kind.h"
 #include "train/formats/source.h"
+#include "train/loop/console.h"
 #include "train/loop/run.h"
 #include "train/step/shares.h"
 #include "train/transforms/adapters.h"

@@ -10,13 +10,12 @@ namespace lathe {
 TensorEntry LiveTensors::add(const std::string& name, const at::Tensor& tensor) {
   items_.push_back({.tensor = tensor});
   TensorEntry entry = make_entry(name, tensor);
-  entry.stream = [all = shared_from_this(), i = items_.size() - 1](const Put& put) {
-    all->write(i, put);
-  };
+  entry.stream = [all = shared_from_this(), i = items_.size() - 1,
+                  bytes = tensor.nbytes()](const Put& put) { all->write(i, bytes, put); };
   return entry;
 }
 
-void LiveTensors::write(size_t i, const Put& put) {
+void LiveTensors::write(size_t i, size_t bytes, const Put& put) {
   // A write that fails ends the wait of copy_rest() too.
   struct Writing {
     LiveTensors& all;
@@ -31,7 +30,7 @@ void LiveTensors::write(size_t i, const Put& put) {
 
   // An update waits for a part of a tensor at most, also where the disk is slow.
   constexpr size_t most = size_t{8} << 20;
-  for (size_t at = 0, bytes = 1; at < bytes; at += most) {
+  for (size_t at = 0; at < bytes; at += most) {
     at::Tensor now;
     {
       const std::lock_guard lock(mutex_);
@@ -39,7 +38,6 @@ void LiveTensors::write(size_t i, const Put& put) {
       writing_ = i;
     }
     const Writing writing{*this};
-    bytes = now.nbytes();
     put({static_cast<const std::byte*>(now.const_data_ptr()) + at, std::min(most, bytes - at)});
   }
   const std::lock_guard lock(mutex_);

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -32,7 +33,7 @@ class LiveTensors : public std::enable_shared_from_this<LiveTensors> {
     bool is_copied = false;
   };
   using Put = std::function<void(std::span<const std::byte>)>;
-  void write(size_t i, const Put& put);
+  void write(size_t i, size_t bytes, const Put& put);
 
   std::mutex mutex_;
   std::condition_variable part_written_;
