@@ -10,6 +10,7 @@
 #include "core/dtype.h"
 #include "core/mapped_memory.h"
 #include "core/memory.h"
+#include "core/storage.h"
 
 namespace lathe {
 at::ScalarType compute_dtype(const AmpConfig& config) { return dtype_from_config(config.dtype); }
@@ -41,8 +42,13 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
     if (!is_multiplied(p.role) && wide) continue;
 
     Precision& kept = p.parameter.leaf().precision;
-    if (copies && is_multiplied(p.role) && !kept.fp8 && wide)
-      kept.copy_low(p.parameter.data(), dtype);
+    if (copies && is_multiplied(p.role) && !kept.fp8 && wide) {
+      const at::Tensor& t = p.parameter.data();
+      if (has_memory(t))
+        kept.copy_low(t, dtype);
+      else
+        kept.low = tensor_without_memory(t.sizes(), t.options().dtype(dtype)), kept.low_of = -1;
+    }
     kept.grad_dtype = low_grad ? dtype : at::kFloat;
     release_pages(p.parameter.data());
     release_pages(kept.low);

@@ -105,8 +105,8 @@ class Autocast : public ModeGuard {
 
 /// Gives float32 matmul weights (is_multiplied) a working copy in the matmul dtype, unless they
 /// belong to fp8 layers or `copies` is false. Also sets the gradient dtype of matmul weights and of
-/// parameters that are not float32: the matmul dtype if `low_grad`, otherwise float32. Does nothing
-/// if `compute` is float32.
+/// parameters that are not float32: the matmul dtype if `low_grad`, otherwise float32. The copy of
+/// a parameter without memory has none either. Does nothing if `compute` is float32.
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute,
                          bool copies, bool low_grad);
 /// Rewrites every working copy from its parameter. Call it after parameters were loaded.

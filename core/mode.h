@@ -73,6 +73,10 @@ struct RecomputePolicy {
   RecomputePolicy(size_t first, size_t last) : kind(blocks), first(first), last(last) {}
 };
 
+/// How layers make their parameters: with zeros, without memory (core/storage.h), to be given to
+/// them later, or as shapes alone, on the meta device. Only `shapes` concerns buffers.
+enum class NewParameters : uint8_t { zeros, without_memory, shapes };
+
 /// The state that guards set, separate for each thread.
 struct Mode {
   bool grad = true;  ///< record a graph
@@ -81,8 +85,7 @@ struct Mode {
   bool fp8 = false;          ///< linear layers that have an Fp8Scaling compute in fp8
   bool cache_casts = false;  ///< keep casts of weights until the outermost autocast ends
   int autocast_depth = 0;    ///< how many autocast guards are alive
-  /// False: parameters are made as shapes alone, to be filled by a loader.
-  bool make_storage = true;
+  NewParameters new_parameters = NewParameters::zeros;
   bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the
                           ///< batch's statistics
   bool adapters = true;   ///< linear layers add their adapters; false: the layers alone
@@ -144,9 +147,14 @@ struct NoGrad : ModeGuard {
   NoGrad() { mode().grad = false; }
 };
 
-/// While alive, parameters are made without storage: on the meta device.
+/// While alive, parameters and buffers are made without storage: on the meta device.
 struct MetaInit : ModeGuard {
-  MetaInit() { mode().make_storage = false; }
+  MetaInit() { mode().new_parameters = NewParameters::shapes; }
+};
+
+/// While alive, parameters are made without memory (core/storage.h).
+struct WithoutMemory : ModeGuard {
+  WithoutMemory() { mode().new_parameters = NewParameters::without_memory; }
 };
 
 /// Returns whether layers behave as in training.

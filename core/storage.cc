@@ -1,14 +1,31 @@
 #include "core/storage.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/Allocator.h>
 
 #include <sys/mman.h>
 
 #include <memory>
+#include <utility>
 
 #include "core/memory.h"
 
 namespace lathe {
+
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const size_t bytes =
+      at::detail::computeStorageNbytesContiguous(sizes, options.dtype().itemsize());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, at::DataPtr(nullptr, options.device()),
+      c10::GetAllocator(options.device().type()), /*resizable=*/false);
+  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(options.computeDispatchKey()),
+      options.dtype());
+  t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return t;
+}
+
+bool has_memory(const at::Tensor& t) { return t.numel() == 0 || t.storage().data() != nullptr; }
 
 bool owns_memory(const at::Tensor& t) {
   return t.storage_offset() == 0 && t.storage().nbytes() == t.nbytes();

@@ -6,6 +6,10 @@
 
 namespace lathe {
 
+/// Returns a contiguous tensor that has sizes but no memory, as after free_storage().
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
+/// Returns whether a tensor can be read: it has memory, or no elements.
+bool has_memory(const at::Tensor& t);
 /// Returns whether no other tensor can share the memory of `t`: it fills its storage.
 bool owns_memory(const at::Tensor& t);
 /// Frees the memory of a tensor, which keeps its sizes. Reading it then throws. Does nothing if `t`

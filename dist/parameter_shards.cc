@@ -49,18 +49,16 @@ ParameterShards::ParameterShards(World& world, std::span<const NamedParameter> p
   }
 }
 
-void ParameterShards::share_out() {
+void ParameterShards::share_out(size_t i) {
+  own_.resize(parameters_.size());
+  if (layout_.buckets()[layout_.bucket_of(i)].block < 0) return;
   const NoGrad no_grad;
   const MemoryScope memory(Memory::parameters);
-  own_.resize(parameters_.size());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (layout_.buckets()[layout_.bucket_of(i)].block < 0) continue;
-    const ElementRange range = layout_.range(i, world_.data().rank);
-    own_[i] =
-        parameters_[i].parameter.data().view({-1}).narrow(0, range.begin, range.size()).clone();
-    parameters_[i].parameter.leaf().own = {own_[i], range.end};
-  }
-  for (const int64_t block : blocks_) free_block(block);
+  const Variable& p = parameters_[i].parameter;
+  const ElementRange range = layout_.range(i, world_.data().rank);
+  own_[i] = p.data().view({-1}).narrow(0, range.begin, range.size()).clone();
+  p.leaf().own = {own_[i], range.end};
+  free(i);
 }
 
 /// Completes the parameters of a block: what ops read of them under autocast, or, `for_all_uses`,
@@ -135,12 +133,14 @@ void ParameterShards::finish_ahead() {
 void ParameterShards::free_block(int64_t block) {
   for (const Bucket& bucket : layout_.buckets()) {
     if (bucket.block != block) continue;
-    for (const size_t i : bucket.parameters) {
-      free_storage(parameters_[i].parameter.data());
-      free_storage(parameters_[i].parameter.leaf().precision.low);
-    }
+    for (const size_t i : bucket.parameters) free(i);
   }
   here_.erase(block);
+}
+
+void ParameterShards::free(size_t i) {
+  free_storage(parameters_[i].parameter.data());
+  free_storage(parameters_[i].parameter.leaf().precision.low);
 }
 
 void ParameterShards::begin(size_t block, bool is_recomputed) {

@@ -24,13 +24,13 @@ namespace lathe {
 /// between steps holds a Gathered.
 class ParameterShards final : public BlockHooks {
  public:
-  /// Begins with complete parameters. `layout`: with the blocks apart. What is given must outlive
-  /// it.
+  /// Nothing is shared out yet. `layout`: with the blocks apart. What is given must outlive it.
   ParameterShards(World& world, std::span<const NamedParameter> parameters,
                   const ShardLayout& layout);
 
-  /// Keeps the own elements alone from now on. Call it once, before the first step.
-  void share_out();
+  /// Keeps of parameter i, which is complete, the own elements alone from now on, if it is one of a
+  /// block. Call it once for each parameter, before the first step.
+  void share_out(size_t i);
   /// Returns this rank's elements of each parameter, 1-D, which the optimizer updates; undefined
   /// for one that is complete here. Empty before share_out().
   std::span<const at::Tensor> own() const { return own_; }
@@ -61,6 +61,7 @@ class ParameterShards final : public BlockHooks {
   void hold_largest_bucket(int64_t block);
   void finish_ahead();
   void free_block(int64_t block);
+  void free(size_t i);
   void free_blocks_but(int64_t block);
 
   World& world_;

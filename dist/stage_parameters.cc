@@ -96,6 +96,18 @@ bool StageParameters::is_foreign(size_t i) const {
   return owner_[i] != stages_.rank && !is_head_here;
 }
 
+/// Returns whether parameter i has no values here. Those before the blocks are read (above).
+bool StageParameters::is_freed(size_t i) const {
+  return is_foreign(i) && (parameters_[i].block >= 0 || !parameters_[i].parameter.data().is_cuda());
+}
+
+bool StageParameters::needs(const Leaf* parameter) const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].parameter.as_leaf() == parameter) return !is_freed(i);
+  }
+  return true;
+}
+
 /// Returns [stages + 1]: which elements of parameter i each stage owns.
 std::vector<int64_t> StageParameters::cuts_of(size_t i) const {
   std::vector<int64_t> cuts(static_cast<size_t>(stages_.size) + 1, 0);

@@ -53,8 +53,11 @@ class StageParameters {
   /// Returns for each parameter the elements that this process updates.
   const std::vector<ElementRange>& owned_ranges() const { return owned_; }
 
-  /// Frees the parameters that this stage does not use; on GPUs, only those of blocks. Call it
-  /// once, before the first step.
+  /// Returns whether this process needs the values of a parameter, one of all that it was made
+  /// with or another: not those that share_out() frees.
+  bool needs(const Leaf* parameter) const;
+  /// Frees the parameters that this stage does not use; on GPUs, only those of blocks. They may be
+  /// without memory already (core/storage.h). Call it once, before the first step.
   void share_out();
   /// Adds up, on its owner, the gradients that several stages have of a parameter. Returns for each
   /// parameter its gradient, 1-D: without elements if another stage owns it, and undefined if no
@@ -82,6 +85,7 @@ class StageParameters {
   ElementRange blocks_of(int stage) const;
   bool is_tied(size_t i) const;
   bool is_foreign(size_t i) const;
+  bool is_freed(size_t i) const;
   std::vector<int64_t> cuts_of(size_t i) const;
   std::vector<uint8_t> stages_with_gradients(const std::vector<at::Tensor>& own) const;
   at::Tensor summed(size_t i, const at::Tensor& own, const uint8_t* has_gradient);

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <system_error>
@@ -423,6 +424,16 @@ bool World::any(bool mine) {
   return std::any_of(flags, flags + size(), [](uint8_t f) { return f != 0; });
 }
 
+namespace {
+
+[[noreturn]] void fail_as_different(const std::string& what, int rank, const std::string& theirs,
+                                    int other, const std::string& others) {
+  fail(Exit::usage, what, " of rank ", rank, " is not rank ", other, "'s: ", printable_line(theirs),
+       " instead of ", printable_line(others), "; start all ranks with the same");
+}
+
+}  // namespace
+
 void World::check_same(const std::string& what, const std::string& mine) {
   if (size() == 1) return;
   const std::vector<std::string> all = gather_texts(mine);
@@ -435,8 +446,21 @@ void World::check_same(const std::string& what, const std::string& mine) {
     std::string of_first, of_other;
     while (std::getline(a, of_first) && std::getline(b, of_other) && of_first == of_other) {
     }
-    fail(Exit::usage, what, " of rank ", r, " is not rank 0's: ", printable_line(of_other),
-         " instead of ", printable_line(of_first), "; start all ranks with the same");
+    fail_as_different(what, r, of_other, 0, of_first);
+  }
+}
+
+void World::check_same_lines(const std::string& what, const std::string& mine) {
+  if (size() == 1) return;
+  std::map<std::string, std::pair<int, std::string>> known;  // a key's first rank, and its line
+  const std::vector<std::string> all = gather_texts(mine);
+  for (int r = 0; r < size(); ++r) {
+    std::istringstream lines(all[r]);
+    for (std::string line; std::getline(lines, line);) {
+      const auto& [rank, first] =
+          known.try_emplace(line.substr(0, line.find(' ')), r, line).first->second;
+      if (line != first) fail_as_different(what, r, line, rank, first);
+    }
   }
 }
 

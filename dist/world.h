@@ -92,6 +92,9 @@ class World {
   /// Throws Exit::usage if `mine` differs between ranks. The error shows the first rank that
   /// differs from rank 0 and both values. `what` names the value, as in "the config". A collective.
   void check_same(const std::string& what, const std::string& mine);
+  /// Does the same for lines of a key, a space and a value, of which ranks may have different ones:
+  /// the values of a key must not differ. A collective.
+  void check_same_lines(const std::string& what, const std::string& mine);
   /// Returns the data ranks' group for gradients. A thread other than the training thread may use
   /// it.
   Group& gradients() { return *gradients_; }

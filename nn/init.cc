@@ -15,25 +15,21 @@
 namespace lathe {
 namespace {
 
-/// Fills t by fill_values(values, n) on the CPU, so that the values are the same on every device.
-template <class F>
-void fill(const at::Tensor& t, F&& fill_values) {
-  const bool direct = t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous();
-  const at::Tensor values = direct ? t : at::empty(t.sizes(), at::kFloat);
-  fill_values(values.mutable_data_ptr<float>(), values.numel());
-  bump_version(values);
-  if (!direct) t.copy_(values);
-}
+// The functions below fill a tensor on the CPU in float32, so that the values are the same on every
+// device.
 
 void normal(const at::Tensor& t, double stddev, RngKey key) {
-  fill(t, [&](float* values, int64_t n) { fill_normal(values, n, stddev, key); });
+  fill_normal(t.mutable_data_ptr<float>(), t.numel(), stddev, key);
+  bump_version(t);
 }
 void uniform(const at::Tensor& t, double bound, RngKey key) {
-  fill(t, [&](float* values, int64_t n) { fill_uniform(values, n, bound, key); });
+  fill_uniform(t.mutable_data_ptr<float>(), t.numel(), bound, key);
+  bump_version(t);
 }
 
-void fill_weight(const NamedParameter& p, Init init, int64_t depth, RngKey key) {
-  const at::Tensor& t = p.parameter.data();
+/// `p`: the parameter whose values `t` receives.
+void fill_weight(const NamedParameter& p, const at::Tensor& t, Init init, int64_t depth,
+                 RngKey key) {
   LATHE_CHECK(t.dim() >= 2, p.path, " is a ", p.role.name, " of shape ", describe(t.sizes()),
               "; only 2 dimensions and more have a fan to start by: give it another Role::Start");
   const auto out = static_cast<double>(t.size(0)), in = static_cast<double>(t.size(1));
@@ -75,13 +71,12 @@ std::vector<std::string> init_names() {
 
 namespace {
 
-void initialize_one(const NamedParameter& p, Init init, int64_t depth, RngKey key) {
-  const at::Tensor& t = p.parameter.data();
+void fill(const NamedParameter& p, const at::Tensor& t, Init init, int64_t depth, RngKey key) {
   if (p.role.fill != nullptr) return p.role.fill(t, key);
   switch (p.role.start) {
-    case Role::Start::scheme: fill_weight(p, init, depth, key); break;
+    case Role::Start::scheme: fill_weight(p, t, init, depth, key); break;
     case Role::Start::normal: normal(t, 0.02, key); break;
-    case Role::Start::fan_in: fill_weight(p, Init::fan_in, depth, key); break;
+    case Role::Start::fan_in: fill_weight(p, t, Init::fan_in, depth, key); break;
     case Role::Start::one: t.fill_(1); break;
     case Role::Start::zero: t.zero_(); break;
   }
@@ -92,8 +87,12 @@ void initialize_one(const NamedParameter& p, Init init, int64_t depth, RngKey ke
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth,
                 uint64_t seed) {
   for (const auto& p : parameters) {
-    initialize_one(p, init, depth, make_key(seed, hash_name("init/" + p.path)));
-    release_pages(p.parameter.data());
+    const at::Tensor& t = p.parameter.data();
+    const bool is_direct = t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous();
+    const at::Tensor values = is_direct ? t : at::empty(t.sizes(), at::kFloat);
+    fill(p, values, init, depth, make_key(seed, hash_name("init/" + p.path)));
+    if (!is_direct) t.copy_(values);
+    release_pages(t);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "core/mapped_memory.h"
 #include "core/memory.h"
 #include "core/mode.h"
+#include "core/storage.h"
 
 namespace lathe {
 namespace {
@@ -141,12 +142,22 @@ void place(const ModuleRef& model) {
   model.visit(visit);
 }
 
+namespace {
+
+at::Device device_of_new() {
+  return at::Device(mode().new_parameters == NewParameters::shapes ? at::kMeta : at::kCPU);
+}
+
+}  // namespace
+
 Variable new_parameter(at::IntArrayRef sizes) {
   const bool is_shape = std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n >= 0; });
   LATHE_CHECK(is_shape, "a module's parameter of shape ", describe(sizes),
               ": sizes must not be negative");
+  if (mode().new_parameters == NewParameters::without_memory)
+    return Variable::parameter(tensor_without_memory(sizes, at::TensorOptions(at::kFloat)));
   const MemoryScope scope(Memory::parameters);
-  const at::Device device(mode().make_storage ? at::kCPU : at::kMeta);
+  const at::Device device = device_of_new();
   const at::Tensor zeros = at::zeros(sizes, at::TensorOptions(at::kFloat).device(device));
   release_pages(zeros);
   return Variable::parameter(zeros);
@@ -154,8 +165,7 @@ Variable new_parameter(at::IntArrayRef sizes) {
 
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype) {
   const MemoryScope scope(Memory::parameters);
-  const at::Device device(mode().make_storage ? at::kCPU : at::kMeta);
-  return at::full(sizes, value, at::TensorOptions(dtype).device(device));
+  return at::full(sizes, value, at::TensorOptions(dtype).device(device_of_new()));
 }
 
 int64_t count(const std::vector<NamedParameter>& parameters) {

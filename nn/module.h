@@ -195,7 +195,7 @@ LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 
 /// Returns a parameter in float32 on the CPU, zero until it is initialized; under MetaInit without
-/// storage.
+/// storage, under WithoutMemory without memory.
 Variable new_parameter(at::IntArrayRef sizes);
 /// Returns a buffer filled with `value`; under MetaInit without storage.
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype = at::kFloat);

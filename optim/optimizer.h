@@ -162,6 +162,9 @@ class Optimizer {
   void write_state(const at::Tensor& state, const StatePart& part, const at::Tensor& values);
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
+  /// Makes the averages of optim.ema_decay those of the parameters' values now. The constructor has
+  /// done so if they had any.
+  void start_averages();
   /// Resumes after n updates, for example after loading. Clears the record of a failed step.
   void set_updates(int64_t n);
 

@@ -59,14 +59,11 @@ void Optimizer::offload_state(const std::filesystem::path& folder,
     const StateOf state = method_->state(parameters[i]);
     if (slot.own.size() == 0) continue;
     for (size_t t = 0; t < slot.state.size(); ++t) {
-      const bool is_average = t == state.tensors.size();
+      // The average, which comes last, starts apart.
+      if (t == state.tensors.size() || state.tensors[t].start == 0) continue;
       const at::TensorOptions options = slot.state[t].options().device(at::kCPU);
-      if (is_average) {
-        write_state(slot.state[t], slot.parts[t],
-                    slot.param.data().view({-1}).narrow(0, slot.own.begin, slot.own.size()));
-      } else if (const double start = state.tensors[t].start; start != 0) {
-        write_state(slot.state[t], slot.parts[t], at::full(slot.state[t].sizes(), start, options));
-      }
+      write_state(slot.state[t], slot.parts[t],
+                  at::full(slot.state[t].sizes(), state.tensors[t].start, options));
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/kernels/rules.h"
 #include "core/memory.h"
+#include "core/storage.h"
 #include "optim/optimizer.h"
 
 namespace lathe {
@@ -100,6 +101,7 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
       at::empty({std::max<int64_t>(chunks, 1)}, control_.bytes().options().dtype(at::kDouble));
 
   if (is_offloaded_) offload_state(offload, parameters);
+  start_averages();
 
   // NAdam's product of momenta lives in the step control on the device; a view of it is saved with
   // the checkpoint.
@@ -156,15 +158,29 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
   }
 
   if (config_.ema_decay > 0) {
-    const at::Tensor mine = is_complete ? data : data.view({-1}).narrow(0, own.begin, own.size());
+    const at::ScalarType dtype = state_dtype(data);
+    const std::vector<int64_t> sizes = is_complete ? data.sizes().vec() : std::vector{own.size()};
     slot.names.emplace_back(average_name);
-    slot.state.push_back(is_offloaded_
-                             ? shape(mine.sizes(), state_dtype(data))
-                             : mine.to(state_dtype(data), /*non_blocking=*/false, /*copy=*/true));
+    slot.state.push_back(is_offloaded_ ? shape(sizes, dtype)
+                                       : at::empty(sizes, data.options().dtype(dtype)));
     slot.parts.push_back(
         {data.sizes().vec(), own, index, slot.parts.size(), p.parameter.leaf().cut});
   }
   return slot;
+}
+
+void Optimizer::start_averages() {
+  if (config_.ema_decay == 0) return;
+  for (const ParameterGroup& group : groups_) {
+    for (const Slot& slot : group.slots) {
+      const at::Tensor& data = slot.param.data();
+      at::Tensor own = slot.param.leaf().own.elements;
+      if (!own.defined() && has_memory(data))
+        own = data.view({-1}).narrow(0, slot.own.begin, slot.own.size());
+      if (own.defined() && slot.own.size() > 0)
+        write_state(slot.state.back(), slot.parts.back(), own);
+    }
+  }
 }
 
 std::vector<bool> divisible_parameters(const OptimConfig& config,

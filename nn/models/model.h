@@ -153,7 +153,8 @@ struct ModelKind {
   std::string name, doc;
   AnyConfig config;  ///< with its defaults
   /// Creates the model on the CPU in float32, with parameters of zero until they are initialized;
-  /// under MetaInit without storage.
+  /// under MetaInit without storage. It must not read or write them: under WithoutMemory, which
+  /// several processes use, they have no memory yet.
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
   /// Returns the first fault between the keys of a config, if any.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
@@ -304,7 +305,7 @@ int64_t half_width(int64_t size);
 /// parameter's path.
 std::unique_ptr<Model> make_model(const ModelKind& kind, const AnyConfig& config,
                                   const ModelSizes& sizes, uint64_t seed);
-/// Fills `parameters` with the initial values that the model's config selects.
+/// Fills `parameters`, which are complete, with the initial values that the model's config selects.
 void initialize(const std::vector<NamedParameter>& parameters, const AnyConfig& config,
                 uint64_t seed);
 

@@ -89,9 +89,8 @@ void add_facts(DryStep& result, const Session& s) {
 
 /// Computes what an evaluation does for a batch.
 void evaluate_batch(const Session& s, DummyLoader& batches) {
-  const CompleteParameters complete(s);
-  const NoGrad no_grad;
-  const Autocast autocast(s.compute);
+  const ForwardPasses passes(s);
+  const Autocast autocast(s.pass_compute());
   const MemoryScope memory(Memory::activations);
   s.task.loss(*s.model, batches.next(), static_cast<double>(units_of_micro_batch(s.config)));
 }
@@ -119,8 +118,6 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   Session s = Session::make(loaded, *data.task, data.sizes);
   DummyLoader batches(s.config, data.data.get(), static_cast<uint64_t>(s.config.train.seed),
                       s.device);
-
-  s.share_out();
 
   DryStep result;
   result.made = memory_stats();

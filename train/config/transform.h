@@ -36,6 +36,10 @@ struct Transform {
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
   /// check() depends on keys of [model]. It runs again once they are those of a source of weights.
   bool checks_model = false;
+  /// apply() reads or writes parameters that it does not make itself. Several processes that divide
+  /// a model then begin with all of it each. Otherwise these parameters may have no memory yet
+  /// (core/storage.h).
+  bool uses_values = true;
 };
 
 /// Returns all transforms in the order in which they are applied: Lathe's, then those that were

@@ -1,9 +1,15 @@
 #include "train/formats/source.h"
 
-#include "core/mapped_memory.h"
+#include <ATen/ops/empty.h>
 
+#include <memory>
+
+#include "autograd/node.h"
+#include "autograd/tensor_cut.h"
+#include "core/mapped_memory.h"
 #include "train/config/path_kind.h"
 #include "train/formats/hugging_face.h"
+#include "train/formats/tensor_files.h"
 #include "train/store/encoding.h"
 #include "train/transforms/adapters.h"
 
@@ -155,18 +161,34 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
   }
 }
 
-void load_source(const LoadedConfig& loaded, const Model& model) {
-  if (loaded.source.empty()) return;
+std::string source_id(const LoadedConfig& loaded) {
+  if (loaded.source.empty()) return "";
+  return is_hugging_face(loaded.source) ? TensorFiles(loaded.source).content_id()
+                                        : content_id(loaded.source);
+}
+
+void write_part(const NamedParameter& p, const std::function<void(const NamedParameter&)>& write) {
+  const TensorCut* const cut = cut_of(p.parameter);
+  if (cut == nullptr) return write(p);
+  NamedParameter whole = p;
+  whole.parameter = Variable(at::empty(cut->whole_sizes(p.parameter.sizes()), at::kFloat));
+  write(whole);
+  p.parameter.data().copy_(cut->part_of(whole.parameter.data()));
+}
+
+std::function<void(const NamedParameter&)> read_source(const LoadedConfig& loaded, size_t count) {
   if (!is_hugging_face(loaded.source)) {
-    load_parameters(loaded.source, saved_tensors(model));
-    return;
+    const auto saved = std::make_shared<SavedParameters>(loaded.source, count);
+    return [saved](const NamedParameter& p) { saved->read(p); };
   }
-  const HuggingFaceFolder folder(loaded.source, wanted_context(loaded));
-  const auto parameters = lathe::parameters(model);
-  for (const NamedParameter& p : parameters) {
-    p.parameter.data().copy_(folder.tensor(p));
+  const auto folder = std::make_shared<HuggingFaceFolder>(loaded.source, wanted_context(loaded));
+  const auto copy = [folder](const NamedParameter& p) {
+    p.parameter.data().copy_(folder->tensor(p));
     release_pages(p.parameter.data());
-  }
+  };
+  return [copy](const NamedParameter& p) {
+    if (p.parameter.as_leaf() != nullptr) write_part(p, copy);
+  };
 }
 
 }  // namespace lathe

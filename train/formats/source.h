@@ -21,7 +21,15 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data);
 void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts);
 /// Returns the tokenizer of a run's source or of the base of its adapters, if there is one.
 std::optional<Tokenizer> source_tokenizer(const LoadedConfig& loaded);
-/// Copies the source's weights into a model's tensors, if the run has a source.
-void load_source(const LoadedConfig& loaded, const Model& model);
+/// Returns a text that identifies a run's source, the same on every machine that has a copy of it:
+/// of a Hugging Face folder, by the first bytes of each tensor. Empty without a source.
+std::string source_id(const LoadedConfig& loaded);
+/// Returns what writes the weights of a run's source into a parameter, or into a buffer if the
+/// source has it. It is complete, or cut among tensor ranks. `count`: the number of the model's
+/// parameters and buffers. Throws Exit::checkpoint if the source doesn't fit.
+std::function<void(const NamedParameter&)> read_source(const LoadedConfig& loaded, size_t count);
+/// Has `write` write the values of a complete parameter, and keeps of them the part of this
+/// process.
+void write_part(const NamedParameter& p, const std::function<void(const NamedParameter&)>& write);
 
 }  // namespace lathe

@@ -1,7 +1,9 @@
 #include "train/formats/tensor_files.h"
 
+#include <algorithm>
 #include <set>
 
+#include "core/io/checksum.h"
 #include "core/io/json.h"
 
 namespace lathe {
@@ -91,6 +93,19 @@ std::vector<std::string> TensorFiles::names() const {
 
 void TensorFiles::release(const TensorEntry& entry) const {
   places_.at(entry.name).file->release(entry);
+}
+
+std::string TensorFiles::content_id() const {
+  constexpr size_t most = 4096;  // bytes of each tensor
+  Checksum sum;
+  for (const auto& [name, place] : places_) {
+    const TensorEntry& entry = *place.entry;
+    std::string text = str(name, " ", entry.dtype);
+    for (const int64_t size : entry.shape) text += str(" ", size);
+    sum.update(text.data(), text.size());
+    sum.update(entry.bytes.data(), std::min(most, entry.bytes.size()));
+  }
+  return sum.hex();
 }
 
 const fs::path& TensorFiles::file_of(const std::string& name) const {

@@ -16,13 +16,16 @@ namespace lathe {
 
 Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume)
     : data_(std::move(data.data)),
-      session_(Session::make(loaded, *data.task, data.sizes)),
+      session_(Session::make_without_values(loaded, *data.task, data.sizes)),
       run_(loaded.config.train.out_dir),
       source_(loaded.source) {
   state_.data_hash = data_->hash();
   // The run may have begun with the weights of another, whose data decides how inputs are encoded.
   if (resume && resume->state.encoding) data_->normalize_as(*resume->state.encoding);
-  if (resume) restored_ = restore(*resume, loaded, *data_, session_, state_);
+  if (resume)
+    restored_ = restore(*resume, loaded, *data_, session_, state_);
+  else
+    session_.begin(loaded);
 
   // A checkpoint records what this process trains with.
   state_.base_hash = base_hash(loaded.base);
@@ -62,7 +65,6 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   const RunConfig& c = session_.config;
 
   MetricsSinks metrics = lock != nullptr ? open_run_folder() : MetricsSinks();
-  session_.share_out();
 
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
@@ -190,12 +192,10 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline
 
 /// Evaluates the model and records the result. Returns false where a stop cut it short.
 bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
-  const CompleteParameters complete(session_);
-  const ModeGuard guard;
-  mode().block_hooks = session_.block_hooks();
+  const ForwardPasses passes(session_);
   const auto result =
       lathe::evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
-                      session_.config.train.eval_batches, session_.compute, session_.device,
+                      session_.config.train.eval_batches, session_.pass_compute(), session_.device,
                       [&] { return stop.agreed(); });
   if (!result) return false;
   stop.note_progress();

@@ -21,7 +21,7 @@ namespace lathe {
 class Run {
  public:
   /// Makes the model, and restores the state of `resume` if that is given. Throws what
-  /// Session::make() and restore() throw.
+  /// Session::make_without_values(), begin() and restore() throw.
   Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume);
 
   const Session& session() const { return session_; }

@@ -1,8 +1,6 @@
 #include "train/loop/trainer.h"
 
 #include "core/device.h"
-#include "core/dtype.h"
-#include "core/io/checksum.h"
 #include "core/io/log.h"
 #include "core/kernels/gemm.h"
 #include "dist/group.h"
@@ -39,6 +37,7 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
   world().check_same("the instruction set", cpu_isa());
   world().check_same("the device", device == "cuda" ? device_model(device) : device);
   world().check_same("the data", data.hash());
+  world().check_same("the source of the weights", source_id(loaded));
   world().check_same("the checkpoint", resume
                                            ? str(resume->checkpoint.filename().string(),
                                                  " with checksum ", content_id(resume->checkpoint))
@@ -47,17 +46,11 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
     log_info("exchanges of tensors on GPUs use ", world().use_gpus(loaded.config.dist.backend));
 }
 
-/// Checks that all processes have the same weights, and threads where bits depend on them.
+/// Checks that all processes begin with the same weights, as far as several have them, and threads
+/// where bits depend on them.
 void check_models_agree(const Session& session) {
   if (world().size() == 1) return;
-  std::string weights;
-  for (const NamedParameter& p : session.saved) {
-    if (cut_of(p.parameter) != nullptr) continue;
-    const at::Tensor t = p.parameter.data().cpu().contiguous();
-    const Digest bytes = digest({static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
-    weights += str(p.path, " ", describe(t), " with checksum ", bytes.high, bytes.low, "\n");
-  }
-  world().check_same("the model", weights);
+  world().check_same_lines("the model", session.checksums);
   if (!gemm_ready(Element::f32))
     world().check_same("train.threads", std::to_string(session.config.train.threads));
 }

@@ -8,11 +8,14 @@
 #include "autograd/pinned_activations.h"
 #include "autograd/recompute.h"
 #include "core/device.h"
+#include "core/dry_run.h"
 #include "core/dtype.h"
+#include "core/io/checksum.h"
 #include "core/io/text.h"
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
 #include "core/mode.h"
+#include "core/storage.h"
 #include "dist/context_ranks.h"
 #include "nn/anomaly.h"
 #include "train/config/transform.h"
@@ -177,6 +180,19 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   }
 }
 
+/// Takes the memory of parameters and their working copies from `mapped` while it lives, so that
+/// they are never resident together. `mapped` may be null.
+class MapParameters {
+ public:
+  explicit MapParameters(MappedMemory* mapped) {
+    if (mapped != nullptr)
+      from_disk_.emplace(*mapped, Memory::parameters, /*least=*/size_t{64} << 10);
+  }
+
+ private:
+  std::optional<TakeMemoryFrom> from_disk_;
+};
+
 /// Throws Exit::usage if the frozen base of adapters is quantized and its memory is to be a file.
 void check_offloaded_base(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -188,17 +204,47 @@ void check_offloaded_base(const LoadedConfig& loaded) {
        "\"; set that to bf16, or leave the parameters in memory");
 }
 
-/// Makes the model on its device, with the weights of train.init_from or adapters.base if the
-/// config has them, and applies the transforms. `matrices`: dtype of trained parameters of two and
-/// more dimensions.
+/// Returns what writes a parameter's initial values.
+std::function<void(const NamedParameter&)> initial_values(const LoadedConfig& loaded,
+                                                          size_t count) {
+  if (!loaded.source.empty()) return read_source(loaded, count);
+  const auto draw = [own = loaded.config.model.own,
+                     seed = static_cast<uint64_t>(loaded.config.train.seed)](
+                        const NamedParameter& p) { initialize({p}, own, seed); };
+  return [draw](const NamedParameter& p) {
+    if (p.parameter.as_leaf() != nullptr) write_part(p, draw);
+  };
+}
+
+/// Returns whether parameters are made without memory, which begin() and load() give to those that
+/// a process keeps.
+bool begins_without_memory() {
+  const auto& all = transforms();
+  return world().size() > 1 &&
+         std::none_of(all.begin(), all.end(), [](const Transform& t) { return t.uses_values; });
+}
+
+/// Makes the model of a run without adapters, on the CPU in float32.
+std::unique_ptr<Model> make_initial_model(const LoadedConfig& loaded, const ModelSizes& sizes) {
+  const ModelKind& kind = *find_model_kind(loaded.config.model.kind);
+  if (begins_without_memory()) {
+    const WithoutMemory guard;
+    return kind.make(loaded.config.model.own, sizes);
+  }
+  auto model = kind.make(loaded.config.model.own, sizes);
+  const auto saved = saved_tensors(*model);
+  const auto write = initial_values(loaded, saved.size());
+  for (const NamedParameter& p : saved) write(p);
+  return model;
+}
+
+/// Makes the model on its device and applies the transforms. `matrices`: dtype of trained
+/// parameters of two and more dimensions.
 std::unique_ptr<Model> make_transformed_model(const LoadedConfig& loaded, const ModelSizes& sizes,
                                               at::Device device, at::ScalarType matrices) {
   const RunConfig& config = loaded.config;
-  const auto seed = static_cast<uint64_t>(config.train.seed);
-  auto model = loaded.base.empty()
-                   ? make_model(*find_model_kind(config.model.kind), config.model.own, sizes, seed)
-                   : load_base(loaded.base, config, sizes, device);
-  load_source(loaded, *model);
+  auto model = loaded.base.empty() ? make_initial_model(loaded, sizes)
+                                   : load_base(loaded.base, config, sizes, device);
 
   // Initial weights are drawn on the CPU in float32, then moved: they are the same on any device.
   if (device.is_cuda() || matrices != at::kFloat) {
@@ -206,7 +252,11 @@ std::unique_ptr<Model> make_transformed_model(const LoadedConfig& loaded, const 
     replace_parameters(*model, [&](const NamedParameter& p) {
       const at::Tensor& drawn = p.parameter.data();
       if (!is_trained(p.parameter)) return p.parameter;
-      const at::Tensor moved = drawn.to(device, drawn.dim() >= 2 ? matrices : at::kFloat);
+      const at::ScalarType dtype = drawn.dim() >= 2 ? matrices : at::kFloat;
+      const at::Tensor moved =
+          has_memory(drawn)
+              ? drawn.to(device, dtype)
+              : tensor_without_memory(drawn.sizes(), at::TensorOptions(device).dtype(dtype));
       for (const at::Tensor& t : {drawn, moved}) release_pages(t);
       return Variable::parameter(moved, p.path);
     });
@@ -222,6 +272,13 @@ std::unique_ptr<Model> make_transformed_model(const LoadedConfig& loaded, const 
 }  // namespace
 
 Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes) {
+  Session s = make_without_values(loaded, task, sizes);
+  s.begin(loaded);
+  return s;
+}
+
+Session Session::make_without_values(const LoadedConfig& loaded, const Task& task,
+                                     const ModelSizes& sizes) {
   const RunConfig& config = loaded.config;
   install_allocator();
   const std::string device_name = open_device(config.train.device);
@@ -237,13 +294,10 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   check_offloaded_base(loaded);
   check_positions(loaded, task);
 
-  // Parameters and their working copies are mapped from the start, so that they are never resident
-  // together.
   auto mapped = config.memory.offloads("parameters")
                     ? std::make_unique<MappedMemory>(scratch_folder(config))
                     : nullptr;
-  std::optional<TakeMemoryFrom> from_disk;
-  if (mapped) from_disk.emplace(*mapped, Memory::parameters, /*least=*/size_t{64} << 10);
+  std::optional<MapParameters> from_disk(mapped.get());
   auto model = make_transformed_model(loaded, sizes, device, matrices);
   const auto params = parameters_to_train(*model, config), saved = saved_tensors(*model);
 
@@ -288,7 +342,6 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
   s.config.train.threads = threads;
   if (config.dist.shard == "parameters" && world().data().size > 1)
     s.shards = std::make_unique<ParameterShards>(world(), s.local_params(), *s.layout);
-  if (s.mapped) s.pages = std::make_unique<ParameterPages>(parameters(*s.model));
   if (config.memory.offloads("activations")) {
     const auto window = static_cast<size_t>(1e6 * config.memory.offload_window_mb);
     if (s.device.is_cuda())
@@ -301,13 +354,63 @@ Session Session::make(const LoadedConfig& loaded, const Task& task, const ModelS
 
 bool Session::divides_state() const { return divides_state_of(config); }
 
+namespace {
+
+std::string checksum_line(const NamedParameter& p) {
+  const TensorCut* const cut = cut_of(p.parameter);
+  const at::Tensor t = p.parameter.data().cpu().contiguous();
+  Checksum sum;
+  sum.update(t.const_data_ptr(), t.nbytes());
+  return str(p.path, cut != nullptr ? str(":", cut->part) : "", " ", describe(t), " with checksum ",
+             sum.hex(), "\n");
+}
+
+}  // namespace
+
+void Session::begin(const LoadedConfig& loaded) {
+  give_values(initial_values(loaded, saved.size()), /*is_loading=*/false);
+  optimizer.start_averages();
+}
+
 void Session::load(const fs::path& checkpoint, const RunState& state) {
-  load_parameters(checkpoint, saved);
+  const SavedParameters all(checkpoint, saved.size(), SavedParameters::Values::for_training);
+  give_values([&](const NamedParameter& p) { all.read(p); }, /*is_loading=*/true);
   load_optimizer(checkpoint, optimizer);
   optimizer.set_updates(state.updates);
   if (scaler && state.scaler) scaler->load(*state.scaler);
   if (spikes && state.spikes) spikes->load(*state.spikes);
-  refresh_working_copies(params);
+}
+
+/// Has `write` write the values of each parameter and buffer that this process needs, and shares
+/// the parameters out. Unless `is_loading`, parameters that have values keep them.
+void Session::give_values(const std::function<void(const NamedParameter&)>& write,
+                          bool is_loading) {
+  const NoGrad no_grad;
+  const MemoryScope memory(Memory::parameters);
+  const MapParameters from_disk(mapped.get());
+  std::map<const Leaf*, size_t> local;
+  for (size_t i = 0; i < local_params().size(); ++i)
+    local.emplace(local_params()[i].parameter.as_leaf(), i);
+
+  for (const NamedParameter& p : saved) {
+    const Leaf* const leaf = p.parameter.as_leaf();
+    if (stage && !stage->needs(leaf)) continue;
+    if (is_loading || leaf == nullptr || !has_memory(p.parameter.data())) {
+      allocate_storage(p.parameter.data());
+      write(p);
+    }
+    if (world().size() > 1 && !is_dry_run()) checksums += checksum_line(p);
+    if (leaf == nullptr) continue;
+
+    Precision& precision = p.parameter.leaf().precision;
+    if (precision.low.defined()) allocate_storage(precision.low);
+    precision.refresh_low(p.parameter.data());
+    for (const at::Tensor& t : {p.parameter.data(), precision.low}) release_pages(t);
+    const auto found = local.find(leaf);
+    if (shards && found != local.end()) shards->share_out(found->second);
+  }
+  if (stage) stage->share_out();
+  if (mapped) pages = std::make_unique<ParameterPages>(parameters(*model));
 }
 
 at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute compute,
@@ -369,10 +472,6 @@ class PassScope {
   std::optional<DetectAnomaly> anomalies_;
 };
 
-/// Returns what a session's passes compute in. Casts of parameters that are freed after each block
-/// are not kept.
-Compute compute_of(const Session& s) { return {s.compute.dtype, s.compute.cache && !s.shards}; }
-
 at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random,
                        Compute compute, const at::Tensor& loss_scale) {
   const PassScope scope(s);
@@ -383,7 +482,7 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
 
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
                            StepRandom random) {
-  return run_watched(s, batch, divisor, random, compute_of(s),
+  return run_watched(s, batch, divisor, random, s.pass_compute(),
                      s.scaler ? s.scaler->scale() : at::Tensor());
 }
 
@@ -397,7 +496,7 @@ Variable run_stage_forward(const Session& s, const Batch& batch, double divisor,
   const PassScope scope(s);
   const MemoryScope memory(Memory::activations);
   const TrainingStep step(random);
-  const Autocast autocast(compute_of(s));
+  const Autocast autocast(s.pass_compute());
   const NamedRange range([] { return std::string("forward"); });
   mode().stage = &stage;
   try {
@@ -413,6 +512,20 @@ void run_stage_backward(const Session& s, const Variable& root, at::Tensor dy, S
   const TrainingStep step(random);
   const NamedRange range([] { return std::string("backward"); });
   backward(root, std::move(dy));
+}
+
+ForwardPasses::ForwardPasses(const Session& s) : shards_(s.shards.get()) {
+  if (s.stage) complete_.emplace(s);
+  mode().grad = false;
+  mode().block_hooks = s.block_hooks();
+}
+
+ForwardPasses::~ForwardPasses() {
+  if (shards_ == nullptr) return;
+  try {
+    shards_->end_step();
+  } catch (const Error&) {  // of a block that was gathered ahead of a pass that failed itself
+  }
 }
 
 double flops_per_unit(const Session& s) {

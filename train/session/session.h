@@ -62,6 +62,9 @@ struct Session {
   std::unique_ptr<MappedMemory> mapped{};               ///< what parameters are in
   std::unique_ptr<ParameterPages> pages{};              ///< which of them are resident
   std::unique_ptr<OffloadedActivations> activations{};  ///< what activations are in
+  /// With several processes, a line of each parameter and buffer that this one has: its path and
+  /// the checksum of the values that it began with.
+  std::string checksums{};
   std::function<void()> before_update{};  ///< called before parameters and optimizer state change
 
   /// Returns the parameters that this process has gradients of: `params`, or with dist.pipeline
@@ -73,21 +76,30 @@ struct Session {
   size_t index_of_local(size_t i) const { return stage ? stage->index_of_local(i) : i; }
   /// Returns whether dist.shard divides the optimizer's state among data ranks.
   bool divides_state() const;
-  /// Divides the parameters among the processes, as dist.shard and dist.pipeline ask for. Call it
-  /// once, before the first step.
-  void share_out() {
-    if (shards) shards->share_out();
-    if (stage) stage->share_out();
-  }
+  /// Returns what passes compute in. Casts of parameters that are freed after each block are not
+  /// kept.
+  Compute pass_compute() const { return {compute.dtype, compute.cache && !shards}; }
   /// Returns what is called around blocks, or null.
   BlockHooks* block_hooks() const {
     return shards ? static_cast<BlockHooks*>(shards.get()) : pages.get();
   }
 
-  /// Opens the device, sets threads, makes the model, transforms it and makes its optimizer.
+  /// Opens the device, sets threads, makes the model, transforms it and makes its optimizer. Then
+  /// begins.
   static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);
-  /// Loads parameters, optimizer and scaler.
+  /// Does the same without values: call begin() or load() then, once, before anything else.
+  static Session make_without_values(const LoadedConfig& loaded, const Task& task,
+                                     const ModelSizes& sizes);
+  /// Gives parameters their initial values, random ones or those of train.init_from, one after
+  /// another. Each process keeps of them what dist.shard, dist.pipeline and dist.tensor leave to
+  /// it, so that it never has the complete model.
+  void begin(const LoadedConfig& loaded);
+  /// Loads parameters in the same way, optimizer and scaler. On one process, begin() may have been
+  /// called.
   void load(const fs::path& checkpoint, const RunState& state);
+
+ private:
+  void give_values(const std::function<void(const NamedParameter&)>& write, bool is_loading);
 };
 
 /// Runs forward and backward of one micro-batch, whose share of the step's loss `loss` computes,
@@ -124,6 +136,22 @@ class CompleteParameters {
  private:
   ParameterShards::Gathered shards_;
   StageParameters::Gathered stage_;
+};
+
+/// While alive, all processes may run equally many forward passes of the complete model without a
+/// graph. The blocks that dist.shard divides are gathered when they run; of a pipeline, each
+/// process has all parameters. A collective.
+class ForwardPasses {
+ public:
+  explicit ForwardPasses(const Session& session);
+  ~ForwardPasses();
+  ForwardPasses(const ForwardPasses&) = delete;
+  ForwardPasses& operator=(const ForwardPasses&) = delete;
+
+ private:
+  const ModeGuard guard_;
+  ParameterShards* shards_;
+  std::optional<CompleteParameters> complete_;
 };
 
 /// Returns the FLOPs of a unit by the model's formula, whose attention is that of the run's

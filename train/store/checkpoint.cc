@@ -141,15 +141,29 @@ std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config) {
   return config.dtype == "auto" ? std::nullopt : std::optional(dtype_from_config(config.dtype));
 }
 
-void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
-  const fs::path path = checkpoint / "model.safetensors";
-  const SafetensorsFile file(path);
-  if (file.tensors().size() != parameters.size()) {
-    fail(Exit::checkpoint, path.string(), " has ", file.tensors().size(), " tensors, the model ",
-         parameters.size());
+SavedParameters::SavedParameters(const fs::path& checkpoint, size_t count, Values values)
+    : model_path_(checkpoint / "model.safetensors"),
+      masters_path_(checkpoint / "optimizer.safetensors"),
+      model_(model_path_) {
+  if (model_.tensors().size() != count) {
+    fail(Exit::checkpoint, model_path_.string(), " has ", model_.tensors().size(),
+         " tensors, the model ", count);
   }
-  for (const auto& p : parameters)
-    copy_into(file, p.path, p.parameter.data(), path, cut_of(p.parameter));
+  if (values == Values::for_training) masters_.emplace(masters_path_);
+}
+
+void SavedParameters::read(const NamedParameter& p) const {
+  const std::string master = p.path + ".master";
+  const TensorCut* const cut = cut_of(p.parameter);
+  if (masters_ && masters_->find(master) != nullptr)
+    copy_into(*masters_, master, p.parameter.data(), masters_path_, cut);
+  else
+    copy_into(model_, p.path, p.parameter.data(), model_path_, cut);
+}
+
+void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
+  const SavedParameters saved(checkpoint, parameters.size());
+  for (const NamedParameter& p : parameters) saved.read(p);
 }
 
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
@@ -170,12 +184,6 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
     optimizer.write_state(t, part, saved.view({-1}).narrow(0, part.own.begin, part.own.size()));
     file.release(entry);
   });
-  for (const auto& group : optimizer.groups()) {
-    for (const auto& slot : group.slots) {
-      if (file.find(slot.path + ".master") != nullptr)
-        copy_into(file, slot.path + ".master", slot.param.data(), path, cut_of(slot.param));
-    }
-  }
 }
 
 void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained) {

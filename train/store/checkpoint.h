@@ -38,10 +38,30 @@ std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
 /// Returns an entry of the file at `path` as a tensor that shares its memory. Throws
 /// Exit::checkpoint unless it has that shape.
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);
+
+/// The parameters and buffers of a checkpoint, which are read one at a time.
+class SavedParameters {
+ public:
+  /// Which values are read: those of model.safetensors, or the masters in float32 of those that
+  /// checkpoint.dtype rounds there.
+  enum class Values : uint8_t { of_model, for_training };
+
+  /// Opens the files. Throws Exit::checkpoint if the model file has another number of tensors.
+  SavedParameters(const fs::path& checkpoint, size_t count, Values values = Values::of_model);
+  /// Copies the saved values into a parameter or buffer, or this process's part of them
+  /// (autograd/tensor_cut.h). Throws Exit::checkpoint if there are none, or of another shape.
+  void read(const NamedParameter& p) const;
+
+ private:
+  fs::path model_path_, masters_path_;
+  SafetensorsFile model_;
+  std::optional<SafetensorsFile> masters_;
+};
 /// Copies saved tensors into the parameters: all names must match, with their shapes.
 void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
 /// Loads the histories of fp8 layers that have one.
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
+/// Loads the state of the optimizer. Parameters are not changed.
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
 /// Copies the moving averages that optim.ema_decay keeps into the parameters that they are of.
 void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained);

@@ -160,11 +160,19 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   // on any number of processes.
   std::vector<Scores> mine;
   int64_t n = 0;
-  for (Batch batch; windows->next(batch); ++n) {
-    if (stop && stop()) return std::nullopt;
-    if (n % evaluators().size != evaluators().rank) continue;
+  Batch batch;
+  for (; windows->next(batch); ++n) {
+    const int64_t place = n % evaluators().size;
+    if (place == 0 && stop && stop()) return std::nullopt;
+    if (place != evaluators().rank) continue;
     mine.push_back({.detailed = detailed});
     task.score(model, batch, data.facts(), mine.back());
+  }
+  // Forward passes may be collectives (ParameterShards), so processes without a batch in the last
+  // round run one too.
+  if (n % evaluators().size != 0 && n % evaluators().size <= evaluators().rank) {
+    Scores unused;
+    task.score(model, batch, data.facts(), unused);
   }
   const Scores scores = sum_of_scores(mine, n);
   if (scores.targets == 0)

@@ -112,7 +112,8 @@ struct EvalResult {
   double loss() const { return metrics.at(0).second; }
 };
 /// Scores the validation split, or a sample of `batches` batches where that is not 0, without
-/// dropout. Returns nullopt where `stop`, which is called before each batch, returned true.
+/// dropout. Processes take turns at the batches, and all run equally many. Returns nullopt where
+/// `stop`, which is called before each batch of this process, returned true.
 /// `detailed`: the result has Task::details.
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,

@@ -15,10 +15,17 @@ struct NoKeys {};
 std::vector<Transform>& transform_table() {
   static std::vector<Transform> all{
       {"adapters", "low-rank adapters on a frozen model (Hu et al. 2021, \"LoRA\")",
-       AnyConfig::of<AdaptersConfig>(), add_adapters, check_adapters},
-      {"tensor", "", AnyConfig::of<NoKeys>(), cut_for_tensor_ranks},
-      {"fp8", "", AnyConfig::of<NoKeys>(), add_fp8_layers, check_fp8,
-       /*checks_model=*/true},
+       AnyConfig::of<AdaptersConfig>(), add_adapters, check_adapters,
+       /*checks_model=*/false, /*uses_values=*/false},
+      {"tensor",
+       "",
+       AnyConfig::of<NoKeys>(),
+       cut_for_tensor_ranks,
+       {},
+       /*checks_model=*/false,
+       /*uses_values=*/false},
+      {"fp8", "", AnyConfig::of<NoKeys>(), add_fp8_layers, check_fp8, /*checks_model=*/true,
+       /*uses_values=*/false},
   };
   return all;
 }

@@ -10,6 +10,7 @@
 #include "autograd/tensor_cut.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/storage.h"
 #include "dist/world.h"
 #include "train/config/run_config.h"
 #include "train/transforms/adapters.h"
@@ -43,8 +44,13 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
   made->part = ranks.rank;
   made->parts = ranks.size;
 
+  // Its values come later where the whole one has none yet.
+  const at::Tensor values =
+      has_memory(whole)
+          ? made->part_of(whole)
+          : tensor_without_memory(made->part_sizes(whole.sizes(), made->part), whole.options());
   const Variable part =
-      Variable::parameter(made->part_of(whole), p.path).requires_grad_(p.parameter.requires_grad());
+      Variable::parameter(values, p.path).requires_grad_(p.parameter.requires_grad());
   part.leaf().cut = std::move(made);
   return part;
 }

@@ -109,7 +109,9 @@ TEST_CASE("values come back to the bit, also where the model is saved lower", "[
         for (auto& state : slot.state) state.zero_();
       }
     }
-    load_parameters(checkpoint, loaded.params);
+    const SavedParameters values(checkpoint, loaded.params.size(),
+                                 SavedParameters::Values::for_training);
+    for (const NamedParameter& p : loaded.params) values.read(p);
     load_optimizer(checkpoint, loaded.optimizer);
     for (size_t g = 0; g < 2; ++g) {
       const Slot &a = saved.optimizer.groups()[g].slots[0],

@@ -1,0 +1,176 @@
+// How several processes begin: with the values of one process, and without the complete model.
+#include <torch/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autograd/node.h"
+#include "autograd/tensor_cut.h"
+#include "core/memory.h"
+#include "dist/world.h"
+#include "nn/models/model.h"
+#include "nn/state.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+#include "train/formats/tensor_files.h"
+#include "train/session/session.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+using Words = std::vector<std::string>;
+
+const Kind eight_blocks{"llama", "text",
+                        "n_layer = 8\nn_head = 4\nn_kv_head = 2\nn_embd = 64\nblock_size = 12\n"
+                        "tie_weights = false\n"};
+
+/// Returns what this process has of a parameter, 1-D, and what it should have of `whole`. Both are
+/// undefined where it should have nothing and has nothing.
+std::pair<at::Tensor, at::Tensor> kept_and_wanted(const Variable& p, at::Tensor whole) {
+  if (const TensorCut* cut = cut_of(p)) whole = cut->part_of(whole);
+  whole = whole.reshape({-1});
+  const auto& [own, end] = p.leaf().own;
+  if (!own.defined()) return {p.data().reshape({-1}), whole};
+  if (own.numel() == 0) return {};
+  return {own, whole.narrow(0, end - own.numel(), own.numel())};
+}
+
+/// A rank of the tests below: begins a run, and compares it with a model of one process.
+void check_start(const Words& keys) {
+  const auto placement = placement_from_environment();
+  REQUIRE(placement);
+  const TempFolder f;
+  make_data(f);
+  write_config(f, eight_blocks);
+  std::vector<std::pair<std::string, std::string>> all{
+      {"data.dir", (f / "text").string()}, {"optim.ema_decay", "0.9"}, {"train.grad_accum", "4"}};
+  for (const std::string& key : keys) {
+    const size_t equals = key.find('=');
+    all.emplace_back(key.substr(2, equals - 2), key.substr(equals + 1));
+  }
+  LoadedConfig loaded = load_config((f / "kind.toml").string(), all);
+  const RunData data = RunData::open(loaded);
+  install_allocator();
+
+  const auto& model = loaded.config.model;
+  const auto whole = make_model(*find_model_kind(model.kind), model.own, data.sizes,
+                                static_cast<uint64_t>(loaded.config.train.seed));
+  const int64_t whole_bytes = memory_stats().used[static_cast<size_t>(Memory::parameters)];
+  const auto expected = parameters(*whole);
+  join_world(*placement, loaded.config.dist);
+
+  reset_memory_peaks();
+  const Session s = Session::make(loaded, *data.task, data.sizes);
+  const int64_t peak = memory_stats().peak[static_cast<size_t>(Memory::parameters)] - whole_bytes;
+  INFO("rank " << world().rank() << " had at most " << peak << " of " << whole_bytes << " bytes");
+  CHECK(static_cast<double>(peak) < 0.7 * static_cast<double>(whole_bytes));
+
+  int64_t compared = 0;
+  REQUIRE(expected.size() == s.params.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    INFO(s.params[i].path);
+    const auto [kept, wanted] =
+        kept_and_wanted(s.params[i].parameter, expected[i].parameter.data());
+    if (!wanted.defined()) continue;
+    REQUIRE(kept.equal(wanted));
+    compared += kept.numel();
+  }
+  CHECK(compared > count(expected) / 8);
+  for (const ParameterGroup& group : s.optimizer.groups()) {
+    for (const Slot& slot : group.slots) {
+      if (slot.own.size() == 0) continue;
+      INFO(slot.path);
+      const auto [kept, wanted] =
+          kept_and_wanted(slot.param, expected[slot.index].parameter.data());
+      const at::Tensor average = slot.state.back().reshape({-1});
+      const int64_t begin = slot.own.size() == kept.numel() ? 0 : slot.own.begin;
+      CHECK(average.equal(wanted.narrow(0, begin, slot.own.size())));
+    }
+  }
+  world().wait_for_all();
+}
+
+TEST_CASE("a stage", "[.start_of_stage]") { check_start({"--dist.pipeline=2"}); }
+TEST_CASE("a tensor rank", "[.start_of_part]") { check_start({"--dist.tensor=2"}); }
+TEST_CASE("a data rank", "[.start_of_shard]") {
+  check_start({"--dist.shard=parameters", "--memory.recompute=blocks"});
+}
+TEST_CASE("a data rank of a stage whose layers are cut", "[.start_of_all]") {
+  check_start({"--dist.pipeline=2", "--dist.tensor=2", "--dist.shard=parameters",
+               "--memory.recompute=blocks"});
+}
+
+TEST_CASE("a process begins with the values of its part of the model, and never has all of it",
+          "[start]") {
+  check_on_ranks(2, "[.start_of_stage]");
+  check_on_ranks(2, "[.start_of_part]");
+  check_on_ranks(2, "[.start_of_shard]");
+  check_on_ranks(8, "[.start_of_all]");
+}
+
+TEST_CASE("parts of a model begin with train.init_from, and resume from lower precision",
+          "[start]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, eight_blocks);
+  const Words keys{"--train.steps=4",         "--train.grad_accum=4",   "--train.batch_size=2",
+                   "--train.eval_interval=2", "--train.eval_batches=3", "--checkpoint.interval=4",
+                   "--dist.timeout=60",       "--optim.ema_decay=0.9",  "--checkpoint.dtype=bf16"};
+  const auto train = [&](int ranks, const std::string& name, const Words& more, int code) {
+    const Finished done = train_on(f, ranks, "kind.toml", name, with_keys(keys, more));
+    INFO(done.out << done.err);
+    REQUIRE(done.code == code);
+  };
+  train(1, "source", {"--train.seed=5"}, 0);
+  REQUIRE(lathe_in(f, {"export", "runs/source", "--out", "exported"}).code == 0);
+
+  for (const std::string from : {"runs/source", "exported"}) {
+    const std::string init = "--train.init_from=" + from;
+    train(1, from + "-alone", {init}, 0);
+    const std::string alone = results_of(f / ("runs/" + from + "-alone"), "step-00000004");
+    for (const Words& layout :
+         {Words{"--dist.pipeline=2"}, {"--dist.shard=parameters", "--memory.recompute=blocks"}}) {
+      const std::string name = from + layout[0];
+      INFO(name);
+      const Words own = with_keys(layout, {init});
+      train(2, name, with_keys(own, {"--train.pause_at=2"}), 75);
+      train(2, name, own, 0);
+      check_same_tensors(f / ("runs/" + from + "-alone"), f / ("runs/" + name), "step-00000004");
+      train(2, name + "-whole", own, 0);
+      CHECK((results_of(f / ("runs/" + name + "-whole"), "step-00000004") == alone));
+    }
+  }
+}
+
+TEST_CASE("lines of ranks", "[.lines_of_ranks]") {
+  join_world(placement_from_environment().value(), {});
+  const bool is_first = world().rank() == 0;
+  world().check_same_lines("the model", is_first ? "a 1\nb 2\n" : "b 2\nc 4\n");
+  CHECK_THROWS_WITH(world().check_same_lines("the model", is_first ? "a 1\nb 2\n" : "b 3\nc 4\n"),
+                    ContainsSubstring("the model of rank 1 is not rank 0's: b 3 instead of b 2"));
+  world().wait_for_all();
+}
+
+TEST_CASE("values that several processes have must be the same", "[start]") {
+  check_on_ranks(2, "[.lines_of_ranks]");
+}
+
+TEST_CASE("the weights of two training steps have different ids", "[start]") {
+  const TempFolder f;
+  const auto id_of = [&](const std::string& folder, double last) {
+    fs::create_directory(f / folder);
+    at::Tensor b = torch::ones({3});
+    b[2] = last;
+    save_state_dict({{"a", torch::zeros({5000, 2})}, {"b", b}},
+                    f / (folder + "/model.safetensors"));
+    return TensorFiles(f / folder).content_id();
+  };
+  const std::string id = id_of("one", 1);
+  CHECK(id_of("two", 1) == id);
+  CHECK(id_of("three", 2) != id);
+}
+
+}  // namespace
