@@ -10,4 +10,16 @@ void refuse_stages() {
        "other arguments; set it to 1");
 }
 
+void refuse_repeated_blocks() {
+  fail(Exit::usage,
+       "dist.pipeline needs a model that runs its blocks once in each forward pass, and this one "
+       "runs them several times; set it to 1");
+}
+
+void refuse_hidden_blocks() {
+  fail(Exit::usage,
+       "dist.pipeline needs a model that runs its blocks by run_blocks() (autograd/recompute.h); "
+       "set it to 1");
+}
+
 }  // namespace lathe

@@ -23,9 +23,21 @@ class PipelineStage {
   virtual Variable enter(Variable x) = 0;
   /// Takes the output of its last block and returns it on the last stage.
   virtual Variable leave(Variable y) = 0;
+  /// Returns whether passes without a graph are the stage's too. Others run all blocks, such as
+  /// those of a second model.
+  virtual bool serves_passes_without_graph() const { return false; }
+  /// Called before each of these passes.
+  virtual void begin_pass() {}
+  /// Called after each of these passes that leave() has not ended. Throws Exit::usage if the pass
+  /// ran no blocks by run_blocks().
+  virtual void end_pass() {}
 };
 
 /// Throws Exit::usage: the blocks take something else than one Variable.
 [[noreturn]] void refuse_stages();
+/// Throws Exit::usage: the model runs its blocks several times in a forward pass.
+[[noreturn]] void refuse_repeated_blocks();
+/// Throws Exit::usage: the model has not run its blocks by run_blocks().
+[[noreturn]] void refuse_hidden_blocks();
 
 }  // namespace lathe

@@ -278,7 +278,7 @@ X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
 /// next block. f is copied and must meet the conditions for the fn of recompute().
 template <class X, class F>
 X run_blocks(size_t n, X x, const F& f) {
-  if (mode().stage == nullptr || !mode().grad)
+  if (mode().stage == nullptr || !(mode().grad || mode().stage->serves_passes_without_graph()))
     return detail::run_some_blocks(0, n, n, std::move(x), f);
 
   if constexpr (std::is_same_v<X, Variable>) {

@@ -109,8 +109,8 @@ struct Mode {
   /// Where run_blocks() counts the blocks that `recompute` concerns, or null.
   int64_t* blocks_run = nullptr;
   BlockHooks* block_hooks = nullptr;  ///< what run_blocks() calls around each block, or null
-  /// The stage of a pipeline whose blocks run_blocks() runs, or null: all blocks. Passes without a
-  /// graph run all of them. See autograd/pipeline_stage.h.
+  /// The stage of a pipeline whose blocks run_blocks() runs, or null: all blocks. See
+  /// autograd/pipeline_stage.h.
   PipelineStage* stage = nullptr;
   /// Where attention keeps keys and values, or null: see nn/layers/cache.h.
   KeyValueCache* cache = nullptr;

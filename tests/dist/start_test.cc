@@ -145,6 +145,30 @@ TEST_CASE("parts of a model begin with train.init_from, and resume from lower pr
   }
 }
 
+TEST_CASE("an evaluation needs no more memory than training", "[start]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, eight_blocks);
+  for (const Words& layout :
+       {Words{"--dist.pipeline=2"}, {"--dist.shard=parameters", "--memory.recompute=blocks"}}) {
+    INFO(layout[0]);
+    const Words keys = with_keys(layout, {"--model.n_embd=256", "--train.steps=2",
+                                          "--train.batch_size=1", "--checkpoint.interval=2"});
+    const auto peak = [&](const std::string& interval) {
+      const Words own = with_keys(keys, {"--train.eval_interval=" + interval});
+      REQUIRE(train_on(f, 2, "kind.toml", layout[0] + interval, own).code == 0);
+      const double planned =
+          plan_of(f, 2, "kind.toml", own).at("tensors_mb").get<double>() * (1 << 20);
+      const auto measured =
+          rank_figures(f / ("runs/" + layout[0] + interval)).at("memory_bytes").get<double>();
+      CHECK(measured == Approx(planned).epsilon(0.05));
+      return measured;
+    };
+    // All parameters would add a third, and a batch's own tensors add little.
+    CHECK(peak("1") < 1.1 * peak("0"));
+  }
+}
+
 TEST_CASE("lines of ranks", "[.lines_of_ranks]") {
   join_world(placement_from_environment().value(), {});
   const bool is_first = world().rank() == 0;

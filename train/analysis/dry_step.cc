@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/pipeline_stage.h"
 #include "core/device.h"
 #include "core/dry_run.h"
 #include "core/error.h"
@@ -11,6 +12,7 @@
 #include "dist/world.h"
 #include "train/analysis/plan_data.h"
 #include "train/session/peak.h"
+#include "train/step/forward_passes.h"
 #include "train/step/shares.h"
 #include "train/step/stepper.h"
 
@@ -92,7 +94,10 @@ void evaluate_batch(const Session& s, DummyLoader& batches) {
   const ForwardPasses passes(s);
   const Autocast autocast(s.pass_compute());
   const MemoryScope memory(Memory::activations);
-  s.task.loss(*s.model, batches.next(), static_cast<double>(units_of_micro_batch(s.config)));
+  try {
+    s.task.loss(*s.model, batches.next(), static_cast<double>(units_of_micro_batch(s.config)));
+  } catch (const PipelineStage::ForwardIsDone&) {
+  }
 }
 
 /// Does what samples, histograms and statistics of layers do with parameters that are shared out.

@@ -9,6 +9,7 @@
 #include "train/config/path_kind.h"
 #include "train/formats/source.h"
 #include "train/loop/console.h"
+#include "train/step/forward_passes.h"
 #include "train/step/shares.h"
 #include "train/transforms/adapters.h"
 

@@ -514,20 +514,6 @@ void run_stage_backward(const Session& s, const Variable& root, at::Tensor dy, S
   backward(root, std::move(dy));
 }
 
-ForwardPasses::ForwardPasses(const Session& s) : shards_(s.shards.get()) {
-  if (s.stage) complete_.emplace(s);
-  mode().grad = false;
-  mode().block_hooks = s.block_hooks();
-}
-
-ForwardPasses::~ForwardPasses() {
-  if (shards_ == nullptr) return;
-  try {
-    shards_->end_step();
-  } catch (const Error&) {  // of a block that was gathered ahead of a pass that failed itself
-  }
-}
-
 double flops_per_unit(const Session& s) {
   const double flops = s.model->flops_per_unit();
   const int64_t window = s.config.data.window;

@@ -138,22 +138,6 @@ class CompleteParameters {
   StageParameters::Gathered stage_;
 };
 
-/// While alive, all processes may run equally many forward passes of the complete model without a
-/// graph. The blocks that dist.shard divides are gathered when they run; of a pipeline, each
-/// process has all parameters. A collective.
-class ForwardPasses {
- public:
-  explicit ForwardPasses(const Session& session);
-  ~ForwardPasses();
-  ForwardPasses(const ForwardPasses&) = delete;
-  ForwardPasses& operator=(const ForwardPasses&) = delete;
-
- private:
-  const ModeGuard guard_;
-  ParameterShards* shards_;
-  std::optional<CompleteParameters> complete_;
-};
-
 /// Returns the FLOPs of a unit by the model's formula, whose attention is that of the run's
 /// windows.
 double flops_per_unit(const Session& session);

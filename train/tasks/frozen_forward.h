@@ -6,8 +6,8 @@
 namespace lathe {
 
 /// While alive, forward passes record no graph, drop nothing and leave adapters out. They are not
-/// part of what observes or recomputes the trained model: its hooks, its blocks, and its running
-/// statistics.
+/// part of what observes, recomputes or divides the trained model: its hooks, its blocks, its
+/// stage of a pipeline, and its running statistics.
 struct FrozenForward : Evaluation {
   FrozenForward() {
     mode().grad = false;
@@ -15,6 +15,7 @@ struct FrozenForward : Evaluation {
     mode().forward_hooks = nullptr;
     mode().recompute = RecomputePolicy::none;
     mode().blocks_run = nullptr;
+    mode().stage = nullptr;
     BlockHooks*& hooks = mode().block_hooks;
     if (hooks != nullptr && !hooks->serves_any_pass()) hooks = nullptr;
   }

@@ -1,8 +1,10 @@
 // The table of tasks, and what they share.
 #include <bit>
 
+#include "autograd/pipeline_stage.h"
 #include "core/io/json.h"
 #include "core/memory.h"
+#include "core/mode.h"
 #include "dist/world.h"
 #include "train/tasks/task.h"
 
@@ -121,11 +123,32 @@ std::string text_of(const std::vector<Scores>& scores) {
   return json_text(all, -1);
 }
 
-/// Returns the place of this process among those that take turns at an evaluation's batches. Stages
-/// of a pipeline then have the complete model, so they take turns too.
+/// Returns the place of this process among those that take turns at an evaluation's batches: tensor
+/// ranks and the stages of a pipeline score a batch together.
 RankAxis evaluators() {
-  const int together = world().tensor().size;
-  return {.rank = world().rank() / together, .size = world().size() / together};
+  const int size = world().data().size;
+  return {.rank = world().rank() / world().tensor().size % size, .size = size};
+}
+
+/// Returns the rank that has the scores of those evaluators: of the last stage.
+size_t rank_with_scores(int evaluator) {
+  const int before = (world().pipeline().size - 1) * world().data().size;
+  return static_cast<size_t>((before + evaluator) * world().tensor().size);
+}
+
+/// Adds a batch to the scores; on other stages than the last one, only computes what the next one
+/// needs.
+void score_batch(const Task& task, const Model& model, const Batch& batch, const DatasetInfo& facts,
+                 Scores& scores) {
+  PipelineStage* const stage = mode().stage;
+  if (stage != nullptr) stage->begin_pass();
+  try {
+    task.score(model, batch, facts, scores);
+  } catch (const PipelineStage::ForwardIsDone&) {
+    scores = {};
+    return;
+  }
+  if (stage != nullptr) stage->end_pass();
 }
 
 /// Returns the sum of the scores of `batches` batches, which evaluators() took turns at. A
@@ -137,8 +160,9 @@ Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
 
   Scores total;
   for (int64_t n = 0; n < batches; ++n) {
-    const int64_t ranks = evaluators().size, rank = n % ranks * world().tensor().size;
-    const Json& one = of_ranks[static_cast<size_t>(rank)][static_cast<size_t>(n / ranks)];
+    const int64_t size = evaluators().size;
+    const size_t rank = rank_with_scores(static_cast<int>(n % size));
+    const Json& one = of_ranks[rank][static_cast<size_t>(n / size)];
     total.targets += one[0].get<int64_t>();
     for (const auto& [name, bits] : one[1].items())
       total.sums[name] += std::bit_cast<double>(bits.get<int64_t>());
@@ -166,13 +190,13 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
     if (place == 0 && stop && stop()) return std::nullopt;
     if (place != evaluators().rank) continue;
     mine.push_back({.detailed = detailed});
-    task.score(model, batch, data.facts(), mine.back());
+    score_batch(task, model, batch, data.facts(), mine.back());
   }
   // Forward passes may be collectives (ParameterShards), so processes without a batch in the last
   // round run one too.
   if (n % evaluators().size != 0 && n % evaluators().size <= evaluators().rank) {
     Scores unused;
-    task.score(model, batch, data.facts(), unused);
+    score_batch(task, model, batch, data.facts(), unused);
   }
   const Scores scores = sum_of_scores(mine, n);
   if (scores.targets == 0)

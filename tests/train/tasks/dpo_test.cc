@@ -155,6 +155,17 @@ TEST_CASE("a run learns to prefer what was chosen, and resumes to the same bits"
              "--dist.tensor=2"});
   const Json cut = parse_json(dpo_in(f, {"eval", "cut"}).out, "", Exit::internal);
   CHECK(cut["val_loss"].get<double>() == Approx(after["val_loss"].get<double>()).epsilon(1e-5));
+  // Two stages, each with the whole reference: the gradient of the tied embedding has another order
+  // of additions. They evaluate as they train, and the last one has the scores.
+  const Finished staged = dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml",
+                                     "--train.out_dir=staged", "--dist.pipeline=2"});
+  const std::string last = "step 20  ";
+  const auto line_of = [&](const std::string& out) {
+    const size_t at = out.find(last + "validation");
+    REQUIRE(at != std::string::npos);
+    return out.substr(at, out.find('\n', at) - at);
+  };
+  CHECK(line_of(staged.out) == line_of(whole.out));
 
   // Other commands on such a run and its config.
   dpo_in(f, {"generate", "whole", "--prompt", "Q a:", "--tokens", "4"});

@@ -1,0 +1,77 @@
+#include "train/step/stage_link.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "core/dry_run.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "core/timing.h"
+#include "dist/group.h"
+#include "dist/world.h"
+
+namespace lathe {
+namespace {
+
+/// The dtype and the sizes of a tensor, which are sent before it.
+constexpr size_t header_size = 10;
+
+at::Tensor header_of(const at::Tensor& t) {
+  LATHE_CHECK(t.dim() + 2 <= static_cast<int64_t>(header_size), "a tensor of ", t.dim(),
+              " dims between blocks");
+  at::Tensor header = at::zeros({static_cast<int64_t>(header_size)}, at::kLong);
+  auto* const fields = header.mutable_data_ptr<int64_t>();
+  fields[0] = static_cast<int64_t>(t.scalar_type());
+  fields[1] = t.dim();
+  std::copy(t.sizes().begin(), t.sizes().end(), fields + 2);
+  return header;
+}
+
+}  // namespace
+
+StageLink::StageLink() : place_(world().pipeline()) {}
+
+std::function<void()> StageLink::send_activations(const at::Tensor& y) const {
+  std::function<void()> wait;
+  world().guarded([&] {
+    Group& group = world().stages();
+    const auto header = group.send(header_of(y), place_.rank + 1);
+    const auto values = group.send(y, place_.rank + 1);
+    wait = [header, values] {
+      header();
+      values();
+    };
+  });
+  return wait;
+}
+
+at::Tensor StageLink::receive_activations(const at::Tensor& x) {
+  const MemoryScope memory(Memory::activations);
+  at::Tensor t = at::empty_like(x);
+  if (!is_dry_run()) {
+    at::Tensor header = at::empty({static_cast<int64_t>(header_size)}, at::kLong);
+    receive(header, place_.rank - 1);
+    const int64_t* const fields = header.const_data_ptr<int64_t>();
+    t = at::empty({fields + 2, static_cast<size_t>(fields[1])},
+                  x.options().dtype(static_cast<at::ScalarType>(fields[0])));
+  }
+  receive(t, place_.rank - 1);
+  return t;
+}
+
+void StageLink::receive(at::Tensor& t, int from) {
+  const auto begin = Clock::now();
+  world().guarded([&] { world().stages().receive(t, from); });
+  waited_ += seconds_since(begin);
+}
+
+std::pair<size_t, size_t> blocks_of_stage(const StageLink& link, ElementRange own, size_t n) {
+  LATHE_CHECK(!link.is_last() || own.end == static_cast<int64_t>(n),
+              "dist.pipeline: the model runs ", n, " blocks, but its parameters are in ", own.end);
+  return {own.begin, own.end};
+}
+
+}  // namespace lathe
