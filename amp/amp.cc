@@ -47,7 +47,7 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
       if (has_memory(t))
         kept.copy_low(t, dtype);
       else
-        kept.low = tensor_without_memory(t.sizes(), t.options().dtype(dtype)), kept.low_of = -1;
+        kept.low = tensor_without_memory(t.sizes(), t.options().dtype(dtype));
     }
     kept.grad_dtype = low_grad ? dtype : at::kFloat;
     release_pages(p.parameter.data());

@@ -22,6 +22,10 @@ class Rendezvous {
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Returns the value, or "" where the key is missing.
   virtual std::string get(const std::string& key) = 0;
+  /// Returns the key of what a rank stores of itself.
+  static std::string key(const char* what, int rank) {
+    return std::string(what) + "/" + std::to_string(rank);
+  }
   /// Adds 1 to a counter and returns it.
   virtual int64_t count(const std::string& key) = 0;
   /// Opens another connection, for another thread, that gives up after `timeout` seconds.

@@ -25,29 +25,11 @@
 #include "dist/group.h"
 
 namespace lathe {
-namespace {
-
-constexpr auto pulse_interval = std::chrono::milliseconds(500);
 
 std::string host_name() {
   std::array<char, 256> name{};
   return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "unknown";
 }
-
-/// The last report of a rank about itself: "COUNT HOST STEP PHASE...".
-struct Pulse {
-  std::string count, host, step, phase;
-
-  explicit Pulse(const std::string& text) {
-    std::istringstream words(text);
-    words >> count >> host >> step >> std::ws;
-    std::getline(words, phase);
-  }
-};
-
-std::string key(const char* what, int rank) { return str(what, "/", rank); }
-
-}  // namespace
 
 World& world() {
   static auto* const instance = new World;
@@ -56,30 +38,6 @@ World& world() {
 
 void join_world(const Placement& placement, const DistConfig& config) {
   world().join(placement, config);
-}
-
-DryWorld::DryWorld(int ranks, const GridSizes& sizes, int stage) {
-  World& w = world();
-  LATHE_CHECK(w.size() == 1, "a dry world within a run of several processes");
-  w.placement_.size = ranks;
-  w.placement_.rank = stage * (ranks / sizes.pipeline);
-  w.set_grid(sizes);
-  w.control_ = Group::make_dry(ranks, w.placement_.rank);
-  for (auto* group : {&w.gradients_, &w.parameters_, &w.ops_})
-    *group = Group::make_dry(w.data_.size);
-  w.layers_ = Group::make_dry(sizes.tensor);
-  w.contexts_ = Group::make_dry(sizes.context);
-  w.stages_ = Group::make_dry(sizes.pipeline, stage);
-}
-
-DryWorld::~DryWorld() {
-  World& w = world();
-  w.placement_.rank = 0;
-  w.placement_.size = 1;
-  w.set_grid({});
-  for (auto* group :
-       {&w.control_, &w.gradients_, &w.parameters_, &w.ops_, &w.layers_, &w.contexts_, &w.stages_})
-    group->reset();
 }
 
 void World::set_grid(const GridSizes& sizes) {
@@ -206,14 +164,14 @@ void World::join(const Placement& p, const DistConfig& config) {
 /// internal key.
 void World::meet() {
   const Placement& p = placement_;
-  if (store_->count(key("rank", p.rank)) != 1) {
+  if (store_->count(Rendezvous::key("rank", p.rank)) != 1) {
     fail(Exit::usage, "rank ", p.rank, " of ", p.size,
          " was started twice; give each process a RANK of its own");
   }
   const std::string mine =
       str(p.size, " ", pipeline_.size, ", ", context_.size, " and ", tensor_.size);
-  store_->set(key("grid", p.rank), mine);
-  store_->set(key("pulse", p.rank), pulse());
+  store_->set(Rendezvous::key("grid", p.rank), mine);
+  store_->set(Rendezvous::key("pulse", p.rank), pulse());
   monitor_ = store_->connect(/*timeout=*/1);
   std::thread([this, store = std::shared_ptr(store_->connect(timeout_))] {
     send_pulses(*store);
@@ -225,7 +183,7 @@ void World::meet() {
   std::string its_grid;
   for (int rank = 0; rank < p.size; ++rank) {
     std::string grid;
-    while ((grid = store_->get(key("grid", rank))).empty()) {
+    while ((grid = store_->get(Rendezvous::key("grid", rank))).empty()) {
       if (seconds_since(begin) > timeout_) {
         fail(Exit::peer_lost, "rank ", rank, " of ", p.size, " did not connect within ", timeout_,
              " s (dist.timeout); see what its process printed");
@@ -236,13 +194,13 @@ void World::meet() {
     other = rank;
     its_grid = grid;
   }
-  store_->set(key("met", p.rank), "yes");
+  store_->set(Rendezvous::key("met", p.rank), "yes");
   if (!other) return;
 
   // Rank 0 has the store, which the others must have read before it ends.
   const auto found = Clock::now();
   for (int rank = 1; p.rank == 0 && rank < p.size; ++rank) {
-    while (store_->get(key("met", rank)).empty() && seconds_since(found) < 2) pause();
+    while (store_->get(Rendezvous::key("met", rank)).empty() && seconds_since(found) < 2) pause();
   }
   const size_t space = its_grid.find(' ');
   if (const std::string size = its_grid.substr(0, space); size != std::to_string(p.size)) {
@@ -252,145 +210,6 @@ void World::meet() {
   fail(Exit::usage, "dist.pipeline, dist.context and dist.tensor are ", its_grid.substr(space + 1),
        " in the config of rank ", *other, ", and ", mine.substr(mine.find(' ') + 1),
        " in that of rank ", p.rank, "; start all with one config");
-}
-
-std::string World::pulse() const {
-  static const std::string host = host_name();
-  return str(pulses_.load(), " ", host, " ", step_.load(), " ", phase_.load());
-}
-
-/// Reports every half second what this process is doing, until the store is gone.
-void World::send_pulses(Rendezvous& store) {
-  try {
-    while (true) {
-      ++pulses_;
-      store.set(key("pulse", rank()), pulse());
-      std::this_thread::sleep_for(pulse_interval);
-    }
-  } catch (const std::exception&) {
-    // Without a store, nobody can read it: the next exchange fails and is reported.
-  }
-}
-
-void World::guarded(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::system_error& e) {
-    if (e.code() == std::errc::resource_unavailable_try_again) throw;  // no more threads
-    fail_for_lost_rank(plain_message(e));
-  } catch (const std::exception& e) {
-    fail_for_lost_rank(plain_message(e));
-  }
-}
-
-/// Returns a sentence about the rank that was lost, or "" where every rank answers.
-std::string World::find_lost_rank() {
-  const auto sentence = [&](int r, const Pulse& last, const std::string& what) {
-    return str("rank ", r, " of ", size(), " on ", printable_line(last.host), " ", what,
-               ", last seen in step ", printable_line(last.step), ": ", printable_line(last.phase));
-  };
-  const auto read = [&] {
-    std::vector<Pulse> all;
-    for (int r = 0; r < size(); ++r) all.emplace_back(monitor_->get(key("pulse", r)));
-    return all;
-  };
-
-  // A rank that ends with an error reports it; one that was killed or stopped sends no more pulses.
-  // A rank that found the lost one earlier has left by now, so its answer comes first.
-  const std::vector<Pulse> before = read();
-  std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
-  const std::vector<Pulse> now = read();
-  if (const std::string found = monitor_->get("lost"); !found.empty()) return printable_line(found);
-  for (int r = 0; r < size(); ++r) {
-    const std::string said = r == rank() ? "" : monitor_->get(key("failed", r));
-    if (!said.empty())
-      return sentence(r, now[r], "ended with an error (" + printable_line(said) + ")");
-  }
-  for (int r = 0; r < size(); ++r) {
-    if (r != rank() && before[r].count == now[r].count)
-      return sentence(r, now[r], "no longer answers");
-  }
-
-  // All send pulses, so one of them is stuck in something else than this exchange.
-  const std::string own = std::to_string(step_.load());
-  for (int r = 0; r < size(); ++r) {
-    if (r != rank() && (now[r].step != own || now[r].phase != phase_.load()))
-      return sentence(r, now[r], "lives but does not take part");
-  }
-  return "";
-}
-
-void World::fail_for_lost_rank(const std::string& why) {
-  // A store behind a broken link does not answer, and its client has no timeout: so a
-  // thread asks it, which is left behind where it hangs.
-  auto asked = std::make_shared<std::promise<std::string>>();
-  auto answer = asked->get_future();
-  std::thread([this, asked] {
-    try {
-      LATHE_CHECK(monitor_, "no store");
-      asked->set_value(find_lost_rank());
-    } catch (...) {
-      asked->set_exception(std::current_exception());
-    }
-  }).detach();
-
-  const std::string remedy = "; run the same command again to resume from its newest checkpoint";
-  std::string lost;
-  try {
-    if (answer.wait_for(4 * pulse_interval) != std::future_status::ready)
-      fail(Exit::peer_lost, "no answer");
-    lost = answer.get();
-  } catch (const std::exception&) {
-    fail(Exit::peer_lost, "rank 0 of ", size(), " on ", placement_.host,
-         " has ended or can't be reached, and with it the store at port ", placement_.port,
-         "; see what its process printed", remedy);
-  }
-  if (!lost.empty()) {
-    leave_answer(lost);
-    fail(Exit::peer_lost, lost, remedy);
-  }
-  fail(Exit::peer_lost, "rank ", rank(), " of ", size(), ": an exchange failed (", why,
-       "), though every rank answers", remedy);
-}
-
-/// Stores what was found for the ranks that look later. The rank that serves the store stays until
-/// they have looked.
-void World::leave_answer(const std::string& lost) {
-  try {
-    monitor_->set("lost", lost);
-  } catch (const std::exception&) {
-    return;  // the store is gone, and with it those who would read
-  }
-  if (rank() == 0 && !placement_.agent_hosts_store) std::this_thread::sleep_for(2 * pulse_interval);
-}
-
-void World::report_failure(const std::string& why) {
-  if (!monitor_) return;
-  try {
-    monitor_->set(key("failed", rank()), why);
-  } catch (const std::exception&) {
-    // The others notice by themselves, after dist.timeout at the latest.
-  }
-}
-
-bool World::first_rank_reports(const std::string& why) {
-  report_failure(why);
-  if (!monitor_) return false;
-  const auto begin = Clock::now();
-  try {
-    while (seconds_since(begin) < 1) {
-      // Rank 0 has the store, which the others must have read before it ends.
-      if (rank() > 0 && monitor_->get(key("failed", 0)) == why) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  } catch (const std::exception&) {
-    // The store is gone, so nobody knows what rank 0 printed.
-  }
-  return false;
 }
 
 at::Tensor World::gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine) {

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -139,6 +141,7 @@ class World {
 
  private:
   friend World& world();
+  friend class DryGroups;
   friend class DryWorld;
   friend void join_world(const Placement& placement, const DistConfig& config);
   World() = default;
@@ -154,6 +157,7 @@ class World {
   void send_pulses(Rendezvous& store);
   std::string find_lost_rank();
   void leave_answer(const std::string& lost);
+  void linger() const;
   [[noreturn]] void fail_for_lost_rank(const std::string& why);
   std::string pulse() const;
 
@@ -168,20 +172,42 @@ class World {
   std::atomic<int64_t> step_{0};
   std::atomic<const char*> phase_{"starting"};
   std::atomic<int64_t> pulses_{0};
+  std::mutex failure_mutex_;
+  std::string failure_of_first_;  // why rank 0 ends, "" while it does not; guarded by the mutex
 };
 
 /// Returns the processes of this run. The object is never destroyed, because a group with a pending
 /// exchange would block the exit of a process whose peer is gone.
 World& world();
 
+/// Returns the name of this machine.
+std::string host_name();
+
+/// While alive, world() sends nothing. For a dry run (core/dry_run.h) of this rank.
+class DryGroups {
+ public:
+  DryGroups();
+  ~DryGroups();
+  DryGroups(const DryGroups&) = delete;
+  DryGroups& operator=(const DryGroups&) = delete;
+
+ private:
+  void swap_with_world();
+
+  std::unique_ptr<Group> control_, gradients_, parameters_, ops_, layers_, contexts_, stages_;
+};
+
 /// While alive, world() is a rank of `ranks` ranks and sends nothing: the first one of a stage. For
-/// a dry run (core/dry_run.h) in a process that trains alone.
+/// a dry run in a process that trains alone.
 class DryWorld {
  public:
   explicit DryWorld(int ranks, const GridSizes& sizes = {}, int stage = 0);
   ~DryWorld();
   DryWorld(const DryWorld&) = delete;
   DryWorld& operator=(const DryWorld&) = delete;
+
+ private:
+  std::optional<DryGroups> groups_;
 };
 
 /// Joins the other processes. Call it once, before anything else of this folder. Throws

@@ -17,7 +17,7 @@
 #include "tests/support/gpt.h"
 #include "tests/support/process.h"
 #include "train/commands/precision.h"
-#include "train/session/session.h"
+#include "train/session/passes.h"
 #include "train/store/checkpoint.h"
 
 namespace {

@@ -197,6 +197,36 @@ std::map<std::string, std::string> rank_of_2(int rank, int port) {
           {"MASTER_PORT", std::to_string(port)}};
 }
 
+TEST_CASE("the others print why rank 0 ended, though the store ended with it", "[lost_ranks]") {
+  const TempFolder f;
+  lathe::test::make_tiny_run(f.path());
+  const int port = lathe::test::free_port();
+  const Words train{"train", "tiny.toml", "--checkpoint.interval=2", "--dist.timeout=30"};
+  // Rank 0 may not write a file of more than 8 kB.
+  Words limited{"-c", "ulimit -f 16; exec \"$0\" \"$@\"",
+                (lathe::test::binary_folder() / "lathe").string()};
+  limited.insert(limited.end(), train.begin(), train.end());
+
+  std::vector<Finished> done(2);
+  {
+    std::vector<std::jthread> threads;
+    for (const int rank : {0, 1}) {
+      threads.emplace_back([&, rank] {
+        done[rank] = lathe::test::run({.binary = rank == 0 ? "/bin/sh" : "lathe",
+                                       .args = rank == 0 ? limited : train,
+                                       .folder = f.path(),
+                                       .environment = rank_of_2(rank, port),
+                                       .apart = true});
+      });
+    }
+  }
+  INFO(done[0].err << done[1].err);
+  CHECK(done[0].code == 6);
+  CHECK(done[1].code == 7);
+  CHECK_THAT(done[1].err, ContainsSubstring("rank 0 of 2 ended with an error (cannot write "));
+  CHECK(done[1].seconds < 20);
+}
+
 TEST_CASE("ranks that disagree, come twice or never come are told so before anything is made",
           "[lost_ranks]") {
   const TempFolder f;

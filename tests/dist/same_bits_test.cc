@@ -8,7 +8,7 @@
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
-#include "train/session/session.h"
+#include "train/session/passes.h"
 #include "train/step/stepper.h"
 
 namespace {

@@ -169,6 +169,35 @@ TEST_CASE("an evaluation needs no more memory than training", "[start]") {
   }
 }
 
+TEST_CASE("processes that need far more memory together than is free are refused", "[start]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, eight_blocks);
+  const Words keys{"--train.steps=1", "--train.eval_interval=0", "--dist.timeout=60"};
+  const auto train = [&](int ranks, const std::string& name, const Words& more) {
+    return train_on(f, ranks, "kind.toml", name, with_keys(keys, more));
+  };
+  // 0.4 TB for each of two processes with half of the blocks.
+  const Finished refused =
+      train(2, "large", {"--model.n_embd=8192", "--model.n_layer=60", "--dist.pipeline=2"});
+  INFO(refused.err);
+  CHECK(refused.code == 9);
+  CHECK_THAT(refused.err,
+             ContainsSubstring("for 2 processes") && ContainsSubstring("--force true"));
+  CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
+  CHECK(!fs::exists(f / "runs/large"));
+
+  // Four replicas need twice the memory of two.
+  const auto needs = [](const Finished& done) {
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    const std::string all = done.out + done.err, before = "needs     about ";
+    return std::stod(all.substr(all.find(before) + before.size()));
+  };
+  const double two = needs(train(2, "two", {"--train.grad_accum=4"}));
+  CHECK(needs(train(4, "four", {"--train.grad_accum=4"})) == Approx(2 * two).epsilon(0.15));
+}
+
 TEST_CASE("lines of ranks", "[.lines_of_ranks]") {
   join_world(placement_from_environment().value(), {});
   const bool is_first = world().rank() == 0;

@@ -9,7 +9,7 @@
 #include "tests/support/gpt.h"
 #include "tests/support/torch_oracle.h"
 #include "train/analysis/forecast.h"
-#include "train/session/session.h"
+#include "train/session/passes.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include "data/data.h"
 #include "nn/init.h"
 #include "nn/models/gpt.h"
-#include "train/session/session.h"
+#include "train/session/passes.h"
 
 namespace lathe::test {
 

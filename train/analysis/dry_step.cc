@@ -110,14 +110,18 @@ void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& ba
   run_step(s, next, 0, units_of_step(s.config), /*keep_gradients=*/true);
 }
 
-/// Runs the dry steps of a process of one stage.
+/// Runs the dry steps of a process of one stage, or of this process if it is one of several.
 DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage) {
   const LoadedConfig loaded = one_step(given);
   const bool evaluates = given.config.train.eval_interval > 0;
-  std::optional<DryWorld> others;
   const GridSizes sizes = replica_of(loaded.config, ranks);
   const int data_ranks = ranks / sizes.replica();
-  if (ranks > 1) others.emplace(ranks, sizes, stage);
+  std::optional<DryWorld> others;
+  std::optional<DryGroups> silent;
+  if (world().size() > 1)
+    silent.emplace();
+  else if (ranks > 1)
+    others.emplace(ranks, sizes, stage);
 
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
@@ -168,6 +172,10 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
 }
 
 }  // namespace
+
+DryStep dry_step_of_this_process(const LoadedConfig& given, const RunData& data) {
+  return dry_step_of_stage(given, data, world().size(), world().pipeline().rank);
+}
 
 DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   const GridSizes sizes = replica_of(given.config, ranks);

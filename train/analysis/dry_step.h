@@ -49,6 +49,8 @@ struct DryStep {
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
 /// Does the same with data that is already open, for the config that RunData::open has completed.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data, int ranks = 1);
+/// Does the same as this process, which may be one of several.
+DryStep dry_step_of_this_process(const LoadedConfig& loaded, const RunData& data);
 /// Returns about how much this process will have resident beside its tensors once it trains.
 int64_t process_overhead_bytes();
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "autograd/node.h"
+#include "train/session/passes.h"
 #include "train/step/stepper.h"
 
 namespace lathe {

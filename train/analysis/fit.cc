@@ -11,11 +11,13 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/free_memory.h"
 #include "core/io/file.h"
 #include "core/io/text.h"
+#include "dist/world.h"
 #include "train/formats/source.h"
 #include "train/simulate/hardware.h"
 #include "train/step/shares.h"
@@ -159,34 +161,71 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
   return loaded;
 }
 
+namespace {
+
+/// What the processes of one machine need, and what it has, in bytes.
+struct HostNeeds {
+  std::string host;
+  int processes = 0;
+  int64_t memory = 0, scratch = 0, free = 0;
+  double share() const { return static_cast<double>(memory) / static_cast<double>(free); }
+};
+
+/// Returns the needs of the machine where memory is scarcest. `memory` and `scratch`: of this
+/// process. A collective.
+HostNeeds scarcest_host(int64_t memory, int64_t scratch) {
+  std::map<std::string, HostNeeds> hosts;
+  for (const std::string& text :
+       world().gather_texts(str(host_name(), " ", memory, " ", scratch, " ", free_memory()))) {
+    HostNeeds one;
+    std::istringstream(text) >> one.host >> one.memory >> one.scratch >> one.free;
+    HostNeeds& all =
+        hosts.try_emplace(one.host, HostNeeds{one.host, 0, 0, 0, one.free}).first->second;
+    ++all.processes;
+    all.memory += one.memory;
+    all.scratch += one.scratch;
+    all.free = std::min(all.free, one.free);
+  }
+  return std::max_element(
+             hosts.begin(), hosts.end(),
+             [](const auto& a, const auto& b) { return a.second.share() < b.second.share(); })
+      ->second;
+}
+
+}  // namespace
+
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const int64_t program = process_overhead_bytes();
-  const DryStep d = dry_step(loaded, data);
+  const DryStep d = dry_step_of_this_process(loaded, data);
   const RunConfig& c = loaded.config;
-  const auto memory = static_cast<double>(d.resident() + program);
+  const HostNeeds host = scarcest_host(d.resident() + program, d.scratch_bytes);
+  const auto memory = static_cast<double>(host.memory);
 
   // One checkpoint more than is kept: an old one is deleted after the new one is complete.
   const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
 
   // The scratch file's space is reserved at the start, so a lack of it ends the run there.
-  const auto scratch = static_cast<double>(d.scratch_bytes);
+  const auto scratch = static_cast<double>(host.scratch);
   const fs::path run = nearest_folder(c.train.out_dir);
   const fs::path other = c.memory.offload_dir.empty() ? run : nearest_folder(c.memory.offload_dir);
   const bool is_one_disk = on_one_disk(run, other);
 
-  const auto free = static_cast<double>(free_memory());
+  const auto free = static_cast<double>(host.free);
   const double room = free_bytes(run), other_room = free_bytes(other);
 
   ResourceNeeds needs;
   needs.enough = memory <= free && disk + (is_one_disk ? scratch : 0) <= room &&
                  (is_one_disk || scratch <= other_room);
   needs.hopeless = memory > 1.5 * free;
-  needs.text = format("about %.2f GB of memory (%.2f GB free), %.2f GB of disk for checkpoints",
-                      memory / 1e9, free / 1e9, disk / 1e9);
+  const std::string of = host.processes > 1 ? str(" for ", host.processes, " processes") : "";
+  needs.text = format("about %.2f GB of memory", memory / 1e9) + of +
+               (host.processes < world().size() ? " on " + host.host : "") +
+               format(" (%.2f GB free), %.2f GB of disk for checkpoints", free / 1e9, disk / 1e9);
   if (!is_one_disk && std::isfinite(room)) needs.text += format(" (%.1f GB free)", room / 1e9);
   if (scratch > 0) needs.text += format(" and %.2f GB for scratch files", scratch / 1e9);
   const double last = is_one_disk ? room : other_room;
   if (std::isfinite(last)) needs.text += format(" (%.1f GB free)", last / 1e9);
+  needs.text = world().gather_texts(needs.text)[0];
   return needs;
 }
 

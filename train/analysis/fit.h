@@ -19,14 +19,15 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
 /// message begins with `where`.
 int64_t parse_bytes(const std::string& text, const std::string& where = "command line");
 
-/// The memory that a run on the CPU needs beside what the machine has, in one line. `enough` is
-/// false if the machine has less.
+/// The memory that a run on the CPU needs beside what the machine has, in one line. Of several
+/// machines, the one where it is scarcest. `enough` is false if the machine has less.
 struct ResourceNeeds {
-  std::string text;
+  std::string text;  ///< the same on all processes
   bool enough = true;
   bool hopeless = false;  ///< one and a half times the free memory would not be enough
 };
-/// Returns the needs from a dry run. Call it before the run takes its memory.
+/// Returns the needs from a dry run. Call it before the run takes its memory. A collective of the
+/// run's processes.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
 /// Returns what to change so that each process of a run, of as many as `now` has, stays within

@@ -16,6 +16,7 @@
 #include "core/mode.h"
 #include "core/timing.h"
 #include "train/analysis/plan_data.h"
+#include "train/session/passes.h"
 #include "train/step/stepper.h"
 
 namespace lathe {

@@ -117,6 +117,61 @@ Writer of_run(const Arguments& arguments) {
   return {std::move(m.model), m.config, m.compute, m.device, m.load_dtype};
 }
 
+/// Returns the number of tokens that are in the context before any is generated: by default, at
+/// least half of the context is left for those.
+int64_t prompt_length(const Arguments& arguments, int64_t context, int64_t tokens) {
+  const auto prompt = static_cast<int64_t>(arguments.number(
+      "context", static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, context / 2))),
+      between(1, static_cast<double>(context)), true));
+  if (prompt + tokens > context) {
+    fail(Exit::usage, "command line: --context ", prompt, " and --tokens ", tokens,
+         " are more than the context of ", context,
+         ", beyond which the whole window is computed for each token; make them fewer");
+  }
+  return prompt;
+}
+
+/// Returns random tokens of a fixed seed, [batch][prompt]: every run of the benchmark has the same.
+std::vector<std::vector<int64_t>> random_prompts(int64_t batch, int64_t prompt,
+                                                 int64_t vocabulary) {
+  std::vector<std::vector<int64_t>> texts(static_cast<size_t>(batch));
+  const RngKey key = make_key(1, hash_name("bench generate"));
+  for (size_t i = 0; i < texts.size(); ++i) {
+    for (int64_t j = 0; j < prompt; ++j)
+      texts[i].push_back(philox(counter(static_cast<uint64_t>(j), i), key)[0] %
+                         static_cast<uint64_t>(vocabulary));
+  }
+  return texts;
+}
+
+/// Returns the seconds that the prompts with their first token take, and those of each further
+/// token, sorted.
+std::vector<double> time_steps(const Writer& w, const std::vector<std::vector<int64_t>>& texts,
+                               int64_t tokens) {
+  // Greedily, because initial values make all tokens about equally likely, and a draw would sort
+  // half of the vocabulary.
+  GenerateOptions writing{.context = model_context(w.config),
+                          .tokens = 4,
+                          .sampling = {.temperature = 0},
+                          .compute = w.compute,
+                          .device = w.device};
+  generate(*w.model, texts, writing);  // touches the memory, so that page faults are not timed
+
+  writing.tokens = tokens;
+  std::vector<double> steps;
+  auto begin = Clock::now();
+  generate(*w.model, texts, writing, [&](const GeneratedToken& t) {
+    // A step ends with the token of the last text.
+    if (t.text + 1 == std::ssize(texts)) {
+      steps.push_back(seconds_since(begin));
+      begin = Clock::now();
+    }
+    return true;
+  });
+  std::sort(steps.begin() + 1, steps.end());
+  return steps;
+}
+
 }  // namespace
 
 Exit bench_generate(const Arguments& arguments) {
@@ -131,52 +186,11 @@ Exit bench_generate(const Arguments& arguments) {
   const Writer w = run ? of_run(arguments)
                        : of_config(arguments, threads, dtype, arguments.is_true("double-quant"));
 
-  // By default at least half of the context is left for the tokens that are generated.
-  const int64_t context = model_context(w.config);
-  const auto prompt = static_cast<int64_t>(arguments.number(
-      "context", static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, context / 2))),
-      between(1, static_cast<double>(context)), true));
-
-  if (prompt + tokens > context) {
-    fail(Exit::usage, "command line: --context ", prompt, " and --tokens ", tokens,
-         " are more than the context of ", context,
-         ", beyond which the whole window is computed for each token; make them fewer");
-  }
-
-  // Random tokens of a fixed seed: every run of the benchmark has the same prompts.
-  std::vector<std::vector<int64_t>> texts(static_cast<size_t>(batch));
-  const RngKey key = make_key(1, hash_name("bench generate"));
-  for (size_t i = 0; i < texts.size(); ++i) {
-    for (int64_t j = 0; j < prompt; ++j)
-      texts[i].push_back(philox(counter(static_cast<uint64_t>(j), i), key)[0] %
-                         static_cast<uint64_t>(batch_sizes(w.config).vocab_size));
-  }
-
-  // Greedily, because initial values make all tokens about equally likely, and a draw would sort
-  // half of the vocabulary.
-  GenerateOptions writing{.context = context,
-                          .tokens = 4,
-                          .sampling = {.temperature = 0},
-                          .compute = w.compute,
-                          .device = w.device};
-  generate(*w.model, texts, writing);  // touches the memory, so that page faults are not timed
-
-  writing.tokens = tokens;
-  std::vector<double> steps;  // seconds: the prompt with its first token, then each further token
-  auto begin = Clock::now();
-  generate(*w.model, texts, writing, [&](const GeneratedToken& t) {
-    // A step ends with the token of the last text.
-    if (t.text + 1 == batch) {
-      steps.push_back(seconds_since(begin));
-      begin = Clock::now();
-    }
-    return true;
-  });
-
+  const int64_t prompt = prompt_length(arguments, model_context(w.config), tokens);
+  const std::vector<double> steps =
+      time_steps(w, random_prompts(batch, prompt, batch_sizes(w.config).vocab_size), tokens);
   const double prefill = steps[0];
-  // The first time is that of the prompt; the others are sorted for the median and the minimum.
-  std::sort(steps.begin() + 1, steps.end());
-  const double decode = steps[1 + (steps.size() - 1) / 2];
+  const double decode = steps[1 + (steps.size() - 1) / 2];  // the median
   const double fastest = steps[1];  // the speed when no other process slows it down
 
   const auto bytes = static_cast<double>(bytes_read(*w.model)), read = read_rate();

@@ -58,46 +58,29 @@ std::string key_row(const Field& field) {
   return row(key, doc + choices, column);
 }
 
-void print_help(const Command* command) {
-  if (command == nullptr) {
-    std::cout << program_version
-              << ": trains models from config files\n\nusage: lathe COMMAND ...\n";
-    std::string group;
-    for (const auto& v : commands()) {
-      // The table keeps the commands of a group together, so a heading comes where the group
-      // changes.
-      if (v.group != group) std::cout << "\n" << v.group << "\n";
-      group = v.group;
-      std::cout << row("  " + v.name, v.summary, 13);
-    }
-    std::cout
-        << with_shipped_files(
-               "\nA first run, on a text of your own:\n"
-               "  lathe prepare my.txt --out data/my --tokenizer char\n"
-               "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
-               "  lathe generate runs/my --tokens 500\n\n")
-        << "`lathe help COMMAND` shows its options.\n"
-           "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
-           "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
-           "            8 folder in use, 9 out of memory or threads, 10 nothing\n"
-           "            fits (`plan`), 75 stopped with a checkpoint (run it again to resume)\n";
-    return;
+void print_commands() {
+  std::cout << program_version << ": trains models from config files\n\nusage: lathe COMMAND ...\n";
+  std::string group;
+  for (const auto& v : commands()) {
+    // The table keeps the commands of a group together, so a heading comes where the group changes.
+    if (v.group != group) std::cout << "\n" << v.group << "\n";
+    group = v.group;
+    std::cout << row("  " + v.name, v.summary, 13);
   }
+  std::cout
+      << with_shipped_files(
+             "\nA first run, on a text of your own:\n"
+             "  lathe prepare my.txt --out data/my --tokenizer char\n"
+             "  lathe train configs/quickstart.toml --data.dir=data/my --train.out_dir=runs/my\n"
+             "  lathe generate runs/my --tokens 500\n\n")
+      << "`lathe help COMMAND` shows its options.\n"
+         "Exit codes: 0 done, 1 internal error, 2 usage or config, 3 data, 4 no usable\n"
+         "            checkpoint, 5 diverged, 6 input/output, 7 a process was lost,\n"
+         "            8 folder in use, 9 out of memory or threads, 10 nothing\n"
+         "            fits (`plan`), 75 stopped with a checkpoint (run it again to resume)\n";
+}
 
-  std::cout << row("usage: lathe " + command->name, command->usage, 4) << "\n"
-            << row("", command->doc, 0) << "\nExamples:\n";
-  for (const std::string& example : command->examples)
-    std::cout << "  lathe " << with_shipped_files(example) << "\n";
-  if (!command->flags.empty()) std::cout << "\nOptions:\n";
-  for (const Flag& flag : command->flags) std::cout << row("  " + flag.typed(), flag.doc, 21);
-
-  if (!command->config_keys) return;
-  if (std::string(command->name) != "train") {
-    std::cout << "\nIt takes the keys of the config as well: `lathe train --help` lists them.\n";
-    return;
-  }
-
-  // The list is long, so only `train` prints it.
+void print_config_keys() {
   std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under "
                "[train]) and in the\n"
                "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` describes each.\n";
@@ -125,6 +108,24 @@ void print_help(const Command* command) {
       show("[model] with kind = \"" + kind.name + "\", " + kind.doc, own.fields(), "model.");
     }
   }
+}
+
+void print_help(const Command* command) {
+  if (command == nullptr) return print_commands();
+
+  std::cout << row("usage: lathe " + command->name, command->usage, 4) << "\n"
+            << row("", command->doc, 0) << "\nExamples:\n";
+  for (const std::string& example : command->examples)
+    std::cout << "  lathe " << with_shipped_files(example) << "\n";
+  if (!command->flags.empty()) std::cout << "\nOptions:\n";
+  for (const Flag& flag : command->flags) std::cout << row("  " + flag.typed(), flag.doc, 21);
+
+  if (!command->config_keys) return;
+  // The list is long, so only `train` prints it.
+  if (std::string(command->name) == "train")
+    print_config_keys();
+  else
+    std::cout << "\nIt takes the keys of the config as well: `lathe train --help` lists them.\n";
 }
 
 /// Returns the words of an option's name, which dashes, underscores and dots separate.

@@ -20,7 +20,7 @@
 #include "core/kernels/update.h"
 #include "core/rng.h"
 #include "data/loader.h"
-#include "train/session/session.h"
+#include "train/session/passes.h"
 
 namespace lathe {
 namespace {

@@ -27,8 +27,8 @@ std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
   return {first, last - first};
 }
 
-Exit run_profile(const Arguments& a) {
-  const auto [first, count] = parse_steps(a.get("steps", "3:8"));
+/// Checks flags and output files, since profiling takes a while.
+void check_flags(const Arguments& a) {
   const bool lists_ops = a.is_true("ops");
   for (const char* other : {"trace", "kineto", "nvtx"}) {
     if (lists_ops && a.flags.contains(other))
@@ -37,9 +37,32 @@ Exit run_profile(const Arguments& a) {
            other, " out");
   }
 
-  // Check the output files first, since profiling takes a while.
   if (a.flags.contains("trace")) check_output(a, a.get("trace", ""), trace_mark);
   if (a.flags.contains("kineto")) check_output(a, a.get("kineto", ""), kineto_mark);
+}
+
+/// Writes the traces that the flags ask for. Those of other tools are of the `count` steps from
+/// `next` on, since the session has trained the profiled ones.
+void write_traces(const Arguments& a, Session& session, const Data& data, const Profile& profile,
+                  int64_t next, int64_t count) {
+  const auto tell = [](const std::string& file) {
+    std::cout << "trace in " << file << "; open it in Perfetto or chrome://tracing" << std::endl;
+  };
+
+  if (a.flags.contains("trace")) {
+    write_file_durably(a.get("trace", ""), profile_trace(profile));
+    tell(a.get("trace", ""));
+  }
+  if (a.flags.contains("kineto")) {
+    write_kineto_trace(session, data, next, count, a.get("kineto", ""));
+    tell(a.get("kineto", ""));
+  }
+  if (a.is_true("nvtx")) run_with_nvtx(session, data, next, count);
+}
+
+Exit run_profile(const Arguments& a) {
+  const auto [first, count] = parse_steps(a.get("steps", "3:8"));
+  check_flags(a);
 
   const std::string path = a.positionals[0];
   const PathKind kind = kind_of(path);
@@ -61,13 +84,12 @@ Exit run_profile(const Arguments& a) {
   Session session = Session::make(loaded, *data.task, data.sizes);
   if (of_run) session.load(checkpoint, read_state(checkpoint));
 
-  if (lists_ops) {
+  if (a.is_true("ops")) {
     std::cout << op_list_text(list_step_ops(session, *data.data, first)) << std::flush;
     return Exit::done;
   }
 
-  const bool nvtx = a.is_true("nvtx");
-  if (nvtx && !session.device.is_cuda())
+  if (a.is_true("nvtx") && !session.device.is_cuda())
     fail(Exit::usage,
          "command line: --nvtx marks the work of a GPU, and this run is on a CPU; leave it out");
 
@@ -83,21 +105,7 @@ Exit run_profile(const Arguments& a) {
     std::cout << "wrote " << file.string() << ", which `lathe report` draws" << std::endl;
   }
 
-  const auto tell = [](const std::string& file) {
-    std::cout << "trace in " << file << "; open it in Perfetto or chrome://tracing" << std::endl;
-  };
-
-  if (a.flags.contains("trace")) {
-    write_file_durably(a.get("trace", ""), profile_trace(profile));
-    tell(a.get("trace", ""));
-  }
-  if (a.flags.contains("kineto")) {
-    // The session has trained meanwhile, so these steps are those after the profiled ones.
-    write_kineto_trace(session, *data.data, first + count, count, a.get("kineto", ""));
-    tell(a.get("kineto", ""));
-  }
-
-  if (nvtx) run_with_nvtx(session, *data.data, first + count, count);
+  write_traces(a, session, *data.data, profile, first + count, count);
   return Exit::done;
 }
 

@@ -167,7 +167,7 @@ std::string source_id(const LoadedConfig& loaded) {
                                         : content_id(loaded.source);
 }
 
-void write_part(const NamedParameter& p, const std::function<void(const NamedParameter&)>& write) {
+void write_part(const NamedParameter& p, const WriteValues& write) {
   const TensorCut* const cut = cut_of(p.parameter);
   if (cut == nullptr) return write(p);
   NamedParameter whole = p;
@@ -176,7 +176,7 @@ void write_part(const NamedParameter& p, const std::function<void(const NamedPar
   p.parameter.data().copy_(cut->part_of(whole.parameter.data()));
 }
 
-std::function<void(const NamedParameter&)> read_source(const LoadedConfig& loaded, size_t count) {
+WriteValues read_source(const LoadedConfig& loaded, size_t count) {
   if (!is_hugging_face(loaded.source)) {
     const auto saved = std::make_shared<SavedParameters>(loaded.source, count);
     return [saved](const NamedParameter& p) { saved->read(p); };

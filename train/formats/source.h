@@ -1,6 +1,10 @@
 // train.init_from: the initial weights of a new run.
 #pragma once
 
+#include <functional>
+#include <optional>
+#include <string>
+
 #include "train/config/run_config.h"
 #include "train/store/checkpoint.h"
 
@@ -24,12 +28,15 @@ std::optional<Tokenizer> source_tokenizer(const LoadedConfig& loaded);
 /// Returns a text that identifies a run's source, the same on every machine that has a copy of it:
 /// of a Hugging Face folder, by the first bytes of each tensor. Empty without a source.
 std::string source_id(const LoadedConfig& loaded);
-/// Returns what writes the weights of a run's source into a parameter, or into a buffer if the
-/// source has it. It is complete, or cut among tensor ranks. `count`: the number of the model's
-/// parameters and buffers. Throws Exit::checkpoint if the source doesn't fit.
-std::function<void(const NamedParameter&)> read_source(const LoadedConfig& loaded, size_t count);
+
+/// Writes the values of a parameter or buffer into its tensor.
+using WriteValues = std::function<void(const NamedParameter&)>;
+/// Returns what writes the weights of a run's source: of a parameter, or of this process's part of
+/// one that is cut among tensor ranks, and of a buffer if the source has it. `count`: the number of
+/// the model's parameters and buffers. Throws Exit::checkpoint if the source doesn't fit.
+WriteValues read_source(const LoadedConfig& loaded, size_t count);
 /// Has `write` write the values of a complete parameter, and keeps of them the part of this
 /// process.
-void write_part(const NamedParameter& p, const std::function<void(const NamedParameter&)>& write);
+void write_part(const NamedParameter& p, const WriteValues& write);
 
 }  // namespace lathe

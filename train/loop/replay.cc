@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "core/io/safetensors.h"
 #include "core/io/text.h"
+#include "train/session/passes.h"
 #include "train/step/stepper.h"
 #include "train/transforms/adapters.h"
 

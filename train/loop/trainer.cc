@@ -81,8 +81,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
 
   // Skip the dry run for adapters: it would load the base twice. The device is opened first, since
   // ATen must not look for a GPU for the first time during a dry run.
-  const bool can_forecast = open_device(loaded.config.train.device) == "cpu" &&
-                            loaded.base.empty() && world().size() == 1;
+  const bool can_forecast = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
   const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   if (needs && needs->hopeless && !force) {
     fail(
@@ -151,10 +150,12 @@ Exit train(const LoadedConfig& loaded, bool verify_data, bool force) {
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);
     if (error != nullptr && error->code() == Exit::peer_lost) throw;
-    // One rank prints what is wrong with the config of all.
-    const bool concerns_all = error != nullptr && error->code() == Exit::usage;
+    // One rank prints what is wrong with the config of all, or with the memory of their machine.
+    const bool concerns_all =
+        error != nullptr && (error->code() == Exit::usage || error->code() == Exit::memory);
     if (!concerns_all) world().report_failure(plain_message(e));
-    if (concerns_all && world().first_rank_reports(plain_message(e))) throw Error(Exit::usage, "");
+    if (concerns_all && world().first_rank_reports(plain_message(e)))
+      throw Error(error->code(), "");
     throw;
   }
 }

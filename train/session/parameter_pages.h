@@ -4,10 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "autograd/parameter.h"
+#include "core/mapped_memory.h"
+#include "core/memory.h"
 #include "core/mode.h"
 
 namespace lathe {
@@ -34,6 +37,19 @@ class ParameterPages final : public BlockHooks {
 
   std::map<int64_t, std::vector<at::Tensor>> blocks_;  // parameters and their working copies
   int64_t resident_bytes_ = 0;
+};
+
+/// Takes the memory of parameters and their working copies from `mapped` while it lives, so that
+/// they are never resident together. `mapped` may be null.
+class MapParameters {
+ public:
+  explicit MapParameters(MappedMemory* mapped) {
+    if (mapped != nullptr)
+      from_disk_.emplace(*mapped, Memory::parameters, /*least=*/size_t{64} << 10);
+  }
+
+ private:
+  std::optional<TakeMemoryFrom> from_disk_;
 };
 
 }  // namespace lathe

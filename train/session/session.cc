@@ -1,25 +1,17 @@
 #include "train/session/session.h"
 
 #include "amp/amp.h"
-#include "autograd/deferred.h"
-#include "autograd/engine.h"
 #include "autograd/node.h"
-#include "autograd/packing.h"
 #include "autograd/pinned_activations.h"
 #include "autograd/recompute.h"
 #include "core/device.h"
-#include "core/dry_run.h"
 #include "core/dtype.h"
-#include "core/io/checksum.h"
 #include "core/io/text.h"
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/storage.h"
-#include "dist/context_ranks.h"
-#include "nn/anomaly.h"
 #include "train/config/transform.h"
-#include "train/formats/source.h"
 #include "train/transforms/adapters.h"
 
 namespace lathe {
@@ -180,19 +172,6 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   }
 }
 
-/// Takes the memory of parameters and their working copies from `mapped` while it lives, so that
-/// they are never resident together. `mapped` may be null.
-class MapParameters {
- public:
-  explicit MapParameters(MappedMemory* mapped) {
-    if (mapped != nullptr)
-      from_disk_.emplace(*mapped, Memory::parameters, /*least=*/size_t{64} << 10);
-  }
-
- private:
-  std::optional<TakeMemoryFrom> from_disk_;
-};
-
 /// Throws Exit::usage if the frozen base of adapters is quantized and its memory is to be a file.
 void check_offloaded_base(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -202,18 +181,6 @@ void check_offloaded_base(const LoadedConfig& loaded) {
   fail(Exit::usage, origin_of(loaded, "memory.offload"), ": memory.offload = \"", c.memory.offload,
        "\" is for parameters that are not quantized, and adapters.dtype = \"", dtype,
        "\"; set that to bf16, or leave the parameters in memory");
-}
-
-/// Returns what writes a parameter's initial values.
-std::function<void(const NamedParameter&)> initial_values(const LoadedConfig& loaded,
-                                                          size_t count) {
-  if (!loaded.source.empty()) return read_source(loaded, count);
-  const auto draw = [own = loaded.config.model.own,
-                     seed = static_cast<uint64_t>(loaded.config.train.seed)](
-                        const NamedParameter& p) { initialize({p}, own, seed); };
-  return [draw](const NamedParameter& p) {
-    if (p.parameter.as_leaf() != nullptr) write_part(p, draw);
-  };
 }
 
 /// Returns whether parameters are made without memory, which begin() and load() give to those that
@@ -353,166 +320,6 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
 }
 
 bool Session::divides_state() const { return divides_state_of(config); }
-
-namespace {
-
-std::string checksum_line(const NamedParameter& p) {
-  const TensorCut* const cut = cut_of(p.parameter);
-  const at::Tensor t = p.parameter.data().cpu().contiguous();
-  Checksum sum;
-  sum.update(t.const_data_ptr(), t.nbytes());
-  return str(p.path, cut != nullptr ? str(":", cut->part) : "", " ", describe(t), " with checksum ",
-             sum.hex(), "\n");
-}
-
-}  // namespace
-
-void Session::begin(const LoadedConfig& loaded) {
-  give_values(initial_values(loaded, saved.size()), /*is_loading=*/false);
-  optimizer.start_averages();
-}
-
-void Session::load(const fs::path& checkpoint, const RunState& state) {
-  const SavedParameters all(checkpoint, saved.size(), SavedParameters::Values::for_training);
-  give_values([&](const NamedParameter& p) { all.read(p); }, /*is_loading=*/true);
-  load_optimizer(checkpoint, optimizer);
-  optimizer.set_updates(state.updates);
-  if (scaler && state.scaler) scaler->load(*state.scaler);
-  if (spikes && state.spikes) spikes->load(*state.spikes);
-}
-
-/// Has `write` write the values of each parameter and buffer that this process needs, and shares
-/// the parameters out. Unless `is_loading`, parameters that have values keep them.
-void Session::give_values(const std::function<void(const NamedParameter&)>& write,
-                          bool is_loading) {
-  const NoGrad no_grad;
-  const MemoryScope memory(Memory::parameters);
-  const MapParameters from_disk(mapped.get());
-  std::map<const Leaf*, size_t> local;
-  for (size_t i = 0; i < local_params().size(); ++i)
-    local.emplace(local_params()[i].parameter.as_leaf(), i);
-
-  for (const NamedParameter& p : saved) {
-    const Leaf* const leaf = p.parameter.as_leaf();
-    if (stage && !stage->needs(leaf)) continue;
-    if (is_loading || leaf == nullptr || !has_memory(p.parameter.data())) {
-      allocate_storage(p.parameter.data());
-      write(p);
-    }
-    if (world().size() > 1 && !is_dry_run()) checksums += checksum_line(p);
-    if (leaf == nullptr) continue;
-
-    Precision& precision = p.parameter.leaf().precision;
-    if (precision.low.defined()) allocate_storage(precision.low);
-    precision.refresh_low(p.parameter.data());
-    for (const at::Tensor& t : {p.parameter.data(), precision.low}) release_pages(t);
-    const auto found = local.find(leaf);
-    if (shards && found != local.end()) shards->share_out(found->second);
-  }
-  if (stage) stage->share_out();
-  if (mapped) pages = std::make_unique<ParameterPages>(parameters(*model));
-}
-
-at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute compute,
-                           StepRandom random, const at::Tensor& loss_scale) {
-  const MemoryScope memory(Memory::activations);
-  const TrainingStep step(random);
-  Variable loss;
-  {
-    const Autocast autocast(compute);
-    const NamedRange range([] { return std::string("forward"); });
-    loss = loss_of();
-  }
-  const NamedRange range([] { return std::string("backward"); });
-  backward(loss, loss_scale);
-  return loss.data();
-}
-
-namespace {
-
-/// What the passes of a session run under: its keys of [memory] and train.detect_anomaly.
-class PassScope {
- public:
-  explicit PassScope(const Session& s)
-      : session_(s), recompute_(*recompute_policy(s.config.memory.recompute), &blocks_) {
-    mode().block_hooks = s.block_hooks();
-    if (const auto dtype = packing_of(s.config.memory.saved)) packing_.emplace(*dtype);
-    if (s.activations) offload_.emplace(*s.activations);
-    if (s.config.train.detect_anomaly)
-      anomalies_.emplace(
-          DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
-  }
-
-  /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
-  /// the model ran none; a stage of a pipeline may have none of a range.
-  Variable loss(const Batch& batch, double divisor) const {
-    const Batch own = {.inputs = own_positions(batch.inputs),
-                       .targets = own_positions(batch.targets),
-                       .starts = own_positions(batch.starts),
-                       .source = batch.source};
-    const auto loss_of = [&] { return session_.task.loss(*session_.model, own, divisor); };
-    const bool fuses = session_.config.train.fuse == "auto" && session_.device.is_cpu();
-    Variable loss = fuses ? deferred(loss_of) : loss_of();
-    const std::string& policy = session_.config.memory.recompute;
-    if (policy != "none" && blocks_ == 0 && mode().stage == nullptr) {
-      fail(Exit::usage, "memory.recompute = \"", policy,
-           "\" has nothing to act on: model.kind = \"", session_.config.model.kind,
-           "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
-    }
-    return loss;
-  }
-
- private:
-  const Session& session_;
-  int64_t blocks_ = 0;  // that memory.recompute concerned
-  RecomputeBlocks recompute_;
-  DividePositions positions_;
-  std::optional<PackSaved> packing_;
-  std::optional<OffloadActivations> offload_;
-  std::optional<DetectAnomaly> anomalies_;
-};
-
-at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random,
-                       Compute compute, const at::Tensor& loss_scale) {
-  const PassScope scope(s);
-  return run_micro_batch([&] { return scope.loss(batch, divisor); }, compute, random, loss_scale);
-}
-
-}  // namespace
-
-at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
-                           StepRandom random) {
-  return run_watched(s, batch, divisor, random, s.pass_compute(),
-                     s.scaler ? s.scaler->scale() : at::Tensor());
-}
-
-at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random,
-                           Compute compute) {
-  return run_watched(s, batch, divisor, random, compute, {});
-}
-
-Variable run_stage_forward(const Session& s, const Batch& batch, double divisor, StepRandom random,
-                           PipelineStage& stage) {
-  const PassScope scope(s);
-  const MemoryScope memory(Memory::activations);
-  const TrainingStep step(random);
-  const Autocast autocast(s.pass_compute());
-  const NamedRange range([] { return std::string("forward"); });
-  mode().stage = &stage;
-  try {
-    return scope.loss(batch, divisor);
-  } catch (const PipelineStage::ForwardIsDone&) {
-    return {};
-  }
-}
-
-void run_stage_backward(const Session& s, const Variable& root, at::Tensor dy, StepRandom random) {
-  const PassScope scope(s);
-  const MemoryScope memory(Memory::activations);
-  const TrainingStep step(random);
-  const NamedRange range([] { return std::string("backward"); });
-  backward(root, std::move(dy));
-}
 
 double flops_per_unit(const Session& s) {
   const double flops = s.model->flops_per_unit();

@@ -21,6 +21,7 @@
 #include "train/config/run_config.h"
 #include "train/session/frozen_model.h"
 #include "train/session/parameter_pages.h"
+#include "train/session/values.h"
 #include "train/store/checkpoint.h"
 #include "train/tasks/task.h"
 
@@ -99,32 +100,8 @@ struct Session {
   void load(const fs::path& checkpoint, const RunState& state);
 
  private:
-  void give_values(const std::function<void(const NamedParameter&)>& write, bool is_loading);
+  void give_values(const WriteValues& write, bool is_loading);
 };
-
-/// Runs forward and backward of one micro-batch, whose share of the step's loss `loss` computes,
-/// and adds to the gradients. Backward begins with `loss_scale` if it is defined. Returns the loss,
-/// [] on the device.
-at::Tensor run_micro_batch(const std::function<Variable()>& loss, Compute compute,
-                           StepRandom random, const at::Tensor& loss_scale = {});
-/// Does the same with a session's model under its memory.recompute and train.detect_anomaly.
-/// `divisor`: the number of targets in the step. Throws Exit::usage if memory.recompute concerns
-/// blocks and the model has none.
-at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
-                           StepRandom random);
-/// Does the same in another precision and without a loss scale.
-at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
-                           StepRandom random, Compute compute);
-
-/// Runs the forward pass of a micro-batch as a stage of a pipeline, which `stage` talks to. Returns
-/// the loss on the last stage, and an undefined Variable on the others.
-Variable run_stage_forward(const Session& session, const Batch& batch, double divisor,
-                           StepRandom random, PipelineStage& stage);
-/// Runs the backward pass of such a forward pass. `root`: what it ended with on this stage, and
-/// `dy` the gradient of that; on the last stage, the loss and its scale, if any. The bits are those
-/// of one backward pass through all stages if nothing else holds `dy`.
-void run_stage_backward(const Session& session, const Variable& root, at::Tensor dy,
-                        StepRandom random);
 
 /// While alive, this process has all parameters of the model, whatever dist.shard and dist.pipeline
 /// divide. A collective.

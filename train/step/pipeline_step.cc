@@ -17,6 +17,7 @@
 #include "core/named_range.h"
 #include "dist/group.h"
 #include "dist/world.h"
+#include "train/session/passes.h"
 #include "train/step/stage_link.h"
 #include "train/step/stepper.h"
 

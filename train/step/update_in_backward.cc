@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "autograd/node.h"
+#include "train/session/passes.h"
 #include "train/step/stepper.h"
 
 namespace lathe {

@@ -1,0 +1,186 @@
+// How ranks report on themselves through the store, and find out which of them was lost.
+#include <chrono>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "core/io/log.h"
+#include "core/io/text.h"
+#include "core/timing.h"
+#include "dist/group.h"
+#include "dist/world.h"
+
+namespace lathe {
+namespace {
+
+constexpr auto pulse_interval = std::chrono::milliseconds(500);
+
+/// The last report of a rank about itself: "COUNT HOST STEP PHASE...".
+struct Pulse {
+  std::string count, host, step, phase;
+
+  explicit Pulse(const std::string& text) {
+    std::istringstream words(text);
+    words >> count >> host >> step >> std::ws;
+    std::getline(words, phase);
+  }
+};
+
+}  // namespace
+
+std::string World::pulse() const {
+  static const std::string host = host_name();
+  return str(pulses_.load(), " ", host, " ", step_.load(), " ", phase_.load());
+}
+
+/// Reports every half second what this process is doing, until the store is gone. Remembers why
+/// rank 0 ends with an error, since the store ends with it.
+void World::send_pulses(Rendezvous& store) {
+  try {
+    while (true) {
+      ++pulses_;
+      store.set(Rendezvous::key("pulse", rank()), pulse());
+      if (const std::string why = store.get(Rendezvous::key("failed", 0)); !why.empty()) {
+        const std::lock_guard lock(failure_mutex_);
+        failure_of_first_ = why;
+      }
+      std::this_thread::sleep_for(pulse_interval);
+    }
+  } catch (const std::exception&) {
+    // Without a store, nobody can read it: the next exchange fails and is reported.
+  }
+}
+
+void World::guarded(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::system_error& e) {
+    if (e.code() == std::errc::resource_unavailable_try_again) throw;  // no more threads
+    fail_for_lost_rank(plain_message(e));
+  } catch (const std::exception& e) {
+    fail_for_lost_rank(plain_message(e));
+  }
+}
+
+/// Returns a sentence about the rank that was lost, or "" where every rank answers.
+std::string World::find_lost_rank() {
+  const auto sentence = [&](int r, const Pulse& last, const std::string& what) {
+    return str("rank ", r, " of ", size(), " on ", printable_line(last.host), " ", what,
+               ", last seen in step ", printable_line(last.step), ": ", printable_line(last.phase));
+  };
+  const auto read = [&] {
+    std::vector<Pulse> all;
+    for (int r = 0; r < size(); ++r) all.emplace_back(monitor_->get(Rendezvous::key("pulse", r)));
+    return all;
+  };
+
+  // A rank that ends with an error reports it; one that was killed or stopped sends no more pulses.
+  // A rank that found the lost one earlier has left by now, so its answer comes first.
+  const std::vector<Pulse> before = read();
+  std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
+  const std::vector<Pulse> now = read();
+  if (const std::string found = monitor_->get("lost"); !found.empty()) return printable_line(found);
+  for (int r = 0; r < size(); ++r) {
+    const std::string said = r == rank() ? "" : monitor_->get(Rendezvous::key("failed", r));
+    if (!said.empty())
+      return sentence(r, now[r], "ended with an error (" + printable_line(said) + ")");
+  }
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank() && before[r].count == now[r].count)
+      return sentence(r, now[r], "no longer answers");
+  }
+
+  // All send pulses, so one of them is stuck in something else than this exchange.
+  const std::string own = std::to_string(step_.load());
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank() && (now[r].step != own || now[r].phase != phase_.load()))
+      return sentence(r, now[r], "lives but does not take part");
+  }
+  return "";
+}
+
+void World::fail_for_lost_rank(const std::string& why) {
+  // A store behind a broken link does not answer, and its client has no timeout: so a
+  // thread asks it, which is left behind where it hangs.
+  auto asked = std::make_shared<std::promise<std::string>>();
+  auto answer = asked->get_future();
+  std::thread([this, asked] {
+    try {
+      LATHE_CHECK(monitor_, "no store");
+      asked->set_value(find_lost_rank());
+    } catch (...) {
+      asked->set_exception(std::current_exception());
+    }
+  }).detach();
+
+  const std::string remedy = "; run the same command again to resume from its newest checkpoint";
+  std::string lost;
+  try {
+    if (answer.wait_for(4 * pulse_interval) != std::future_status::ready)
+      fail(Exit::peer_lost, "no answer");
+    lost = answer.get();
+  } catch (const std::exception&) {
+    const std::lock_guard lock(failure_mutex_);
+    if (!failure_of_first_.empty()) {
+      fail(Exit::peer_lost, "rank 0 of ", size(), " ended with an error (",
+           printable_line(failure_of_first_), ")", remedy);
+    }
+    fail(Exit::peer_lost, "rank 0 of ", size(), " on ", placement_.host,
+         " has ended or can't be reached, and with it the store at port ", placement_.port,
+         "; see what its process printed", remedy);
+  }
+  if (!lost.empty()) {
+    leave_answer(lost);
+    fail(Exit::peer_lost, lost, remedy);
+  }
+  fail(Exit::peer_lost, "rank ", rank(), " of ", size(), ": an exchange failed (", why,
+       "), though every rank answers", remedy);
+}
+
+/// Waits until the other ranks have read what this one stored, if the store ends with it.
+void World::linger() const {
+  if (rank() == 0 && !placement_.agent_hosts_store) std::this_thread::sleep_for(2 * pulse_interval);
+}
+
+/// Stores what was found for the ranks that look later.
+void World::leave_answer(const std::string& lost) {
+  try {
+    monitor_->set("lost", lost);
+  } catch (const std::exception&) {
+    return;  // the store is gone, and with it those who would read
+  }
+  linger();
+}
+
+void World::report_failure(const std::string& why) {
+  if (!monitor_) return;
+  try {
+    monitor_->set(Rendezvous::key("failed", rank()), why);
+  } catch (const std::exception&) {
+    // The others notice by themselves, after dist.timeout at the latest.
+    return;
+  }
+  linger();
+}
+
+bool World::first_rank_reports(const std::string& why) {
+  report_failure(why);
+  if (!monitor_ || rank() == 0) return false;
+  const auto begin = Clock::now();
+  try {
+    while (seconds_since(begin) < 1) {
+      if (monitor_->get(Rendezvous::key("failed", 0)) == why) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  } catch (const std::exception&) {
+    // The store is gone, so nobody knows what rank 0 printed.
+  }
+  return false;
+}
+
+}  // namespace lathe

@@ -1,0 +1,118 @@
+#include "train/session/passes.h"
+
+#include "amp/amp.h"
+#include "autograd/deferred.h"
+#include "autograd/engine.h"
+#include "autograd/packing.h"
+#include "autograd/recompute.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "core/mode.h"
+#include "core/named_range.h"
+#include "dist/context_ranks.h"
+#include "nn/anomaly.h"
+
+namespace lathe {
+
+at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute compute,
+                           StepRandom random, const at::Tensor& loss_scale) {
+  const MemoryScope memory(Memory::activations);
+  const TrainingStep step(random);
+  Variable loss;
+  {
+    const Autocast autocast(compute);
+    const NamedRange range([] { return std::string("forward"); });
+    loss = loss_of();
+  }
+  const NamedRange range([] { return std::string("backward"); });
+  backward(loss, loss_scale);
+  return loss.data();
+}
+
+namespace {
+
+/// What the passes of a session run under: its keys of [memory] and train.detect_anomaly.
+class PassScope {
+ public:
+  explicit PassScope(const Session& s)
+      : session_(s), recompute_(*recompute_policy(s.config.memory.recompute), &blocks_) {
+    mode().block_hooks = s.block_hooks();
+    if (const auto dtype = packing_of(s.config.memory.saved)) packing_.emplace(*dtype);
+    if (s.activations) offload_.emplace(*s.activations);
+    if (s.config.train.detect_anomaly)
+      anomalies_.emplace(
+          DetectAnomaly::Options{.backward = !s.scaler || s.config.amp.scaler == "fixed"});
+  }
+
+  /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
+  /// the model ran none; a stage of a pipeline may have none of a range.
+  Variable loss(const Batch& batch, double divisor) const {
+    const Batch own = {.inputs = own_positions(batch.inputs),
+                       .targets = own_positions(batch.targets),
+                       .starts = own_positions(batch.starts),
+                       .source = batch.source};
+    const auto loss_of = [&] { return session_.task.loss(*session_.model, own, divisor); };
+    const bool fuses = session_.config.train.fuse == "auto" && session_.device.is_cpu();
+    Variable loss = fuses ? deferred(loss_of) : loss_of();
+    const std::string& policy = session_.config.memory.recompute;
+    if (policy != "none" && blocks_ == 0 && mode().stage == nullptr) {
+      fail(Exit::usage, "memory.recompute = \"", policy,
+           "\" has nothing to act on: model.kind = \"", session_.config.model.kind,
+           "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
+    }
+    return loss;
+  }
+
+ private:
+  const Session& session_;
+  int64_t blocks_ = 0;  // that memory.recompute concerned
+  RecomputeBlocks recompute_;
+  DividePositions positions_;
+  std::optional<PackSaved> packing_;
+  std::optional<OffloadActivations> offload_;
+  std::optional<DetectAnomaly> anomalies_;
+};
+
+at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, StepRandom random,
+                       Compute compute, const at::Tensor& loss_scale) {
+  const PassScope scope(s);
+  return run_micro_batch([&] { return scope.loss(batch, divisor); }, compute, random, loss_scale);
+}
+
+}  // namespace
+
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
+                           StepRandom random) {
+  return run_watched(s, batch, divisor, random, s.pass_compute(),
+                     s.scaler ? s.scaler->scale() : at::Tensor());
+}
+
+at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor, StepRandom random,
+                           Compute compute) {
+  return run_watched(s, batch, divisor, random, compute, {});
+}
+
+Variable run_stage_forward(const Session& s, const Batch& batch, double divisor, StepRandom random,
+                           PipelineStage& stage) {
+  const PassScope scope(s);
+  const MemoryScope memory(Memory::activations);
+  const TrainingStep step(random);
+  const Autocast autocast(s.pass_compute());
+  const NamedRange range([] { return std::string("forward"); });
+  mode().stage = &stage;
+  try {
+    return scope.loss(batch, divisor);
+  } catch (const PipelineStage::ForwardIsDone&) {
+    return {};
+  }
+}
+
+void run_stage_backward(const Session& s, const Variable& root, at::Tensor dy, StepRandom random) {
+  const PassScope scope(s);
+  const MemoryScope memory(Memory::activations);
+  const TrainingStep step(random);
+  const NamedRange range([] { return std::string("backward"); });
+  backward(root, std::move(dy));
+}
+
+}  // namespace lathe
