@@ -145,6 +145,72 @@ TEST_CASE("parts of a model begin with train.init_from, and resume from lower pr
   }
 }
 
+/// Changes the last weight of a matrix of a model's last block.
+void change_last_block(const fs::path& file) {
+  StateDict state = read_state_dict(file);
+  at::Tensor& weight = state.at("model.layers.7.mlp.down_proj.weight");
+  weight = weight.clone();
+  weight.view({-1})[weight.numel() - 1] += 1;
+  save_state_dict(state, file);
+}
+
+TEST_CASE("processes whose sources have other weights are refused", "[start]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, eight_blocks);
+  const Words common{"train", "kind.toml", "--train.steps=2", "--dist.timeout=30"};
+  const auto source = [&](const std::string& name, const std::string& seed) {
+    REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.steps=2", "--train.out_dir=" + name,
+                         "--train.eval_interval=0", "--train.seed=" + seed})
+                .code == 0);
+  };
+  // Rank 1 has everything in common with rank 0 but the sources.
+  const fs::path elsewhere = f / "elsewhere";
+  fs::create_directory(elsewhere);
+  for (const char* shared : {"kind.toml", "text", "runs"})
+    fs::create_symlink(f / shared, elsewhere / shared);
+  source("run", "1");
+  source("elsewhere/run", "2");
+  REQUIRE(lathe_in(f, {"export", "run", "--out", "exported"}).code == 0);
+  fs::copy(f / "exported", elsewhere / "exported");
+  change_last_block(elsewhere / "exported/model.safetensors");
+
+  // Weights that only rank 1 reads, and frozen ones, which no checkpoint has.
+  for (const Words& keys : {Words{"--train.init_from=exported", "--dist.pipeline=2"},
+                            {"--adapters.base=run", "--adapters.rank=2"},
+                            {"--train.task=distill", "--distill.teacher=run"}}) {
+    for (const bool is_same : {true, false}) {
+      INFO(keys[0] << (is_same ? ", the same" : ", another"));
+      const std::string port = std::to_string(free_port());
+      Words words = common;
+      words.insert(words.end(), keys.begin(), keys.end());
+      words.push_back("--train.out_dir=runs/" + keys[0] + (is_same ? "-same" : "-other"));
+      std::vector<Finished> done(2);
+      {
+        std::vector<std::jthread> threads;
+        for (const int rank : {0, 1}) {
+          threads.emplace_back([&, rank] {
+            done[static_cast<size_t>(rank)] =
+                run({.binary = "lathe",
+                     .args = words,
+                     .folder = rank == 0 || is_same ? f.path() : elsewhere,
+                     .environment = {{"RANK", std::to_string(rank)},
+                                     {"WORLD_SIZE", "2"},
+                                     {"MASTER_ADDR", "127.0.0.1"},
+                                     {"MASTER_PORT", port}},
+                     .apart = true});
+          });
+        }
+      }
+      INFO(done[0].err << done[1].err);
+      CHECK(done[0].code == (is_same ? 0 : 2));
+      CHECK(done[1].code == (is_same ? 0 : 2));
+      CHECK(is_same == (done[0].err.find("of rank 1 is not rank 0's") == std::string::npos));
+      CHECK(fs::exists(f / ("runs/" + keys[0] + "-other")) == false);
+    }
+  }
+}
+
 TEST_CASE("an evaluation needs no more memory than training", "[start]") {
   const TempFolder f;
   make_data(f);

@@ -21,13 +21,23 @@ int64_t wanted_context(const LoadedConfig& loaded) {
   return loaded.origins.contains("model.block_size") ? model_context(loaded.config) : 0;
 }
 
-/// Returns the checkpoint from which a run resumes or branches, and whose weights replace the
-/// source's; empty if there is none.
-fs::path own_checkpoint(const RunConfig& config) {
+/// Returns the checkpoints from one of which a run resumes or branches, and whose weights replace
+/// the source's, the newest first.
+std::vector<fs::path> own_checkpoints(const RunConfig& config) {
   const auto there = list_checkpoints(config.train.out_dir);
-  if (!there.empty()) return there.front();
   const std::string& resume = config.checkpoint.resume;
-  return resume == "auto" || resume == "never" ? fs::path() : find_checkpoint(resume);
+  if (!there.empty() || resume == "auto" || resume == "never") return there;
+  return {find_checkpoint(resume)};
+}
+
+/// Returns the saved state of a checkpoint; nullopt if it can't be read, which is reported when the
+/// run resumes from it.
+std::optional<RunState> readable_state(const fs::path& checkpoint) {
+  try {
+    return read_state(checkpoint);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace
@@ -47,15 +57,9 @@ void resolve_init_from(LoadedConfig& loaded) {
     return;
   }
 
-  if (const fs::path own = own_checkpoint(c); !own.empty()) {
-    // An invalid checkpoint is reported when the run resumes from it.
-    std::optional<RunConfig> saved;
-    try {
-      saved = saved_config(read_state(own), own);
-    } catch (const Error&) {
-    }
-    if (saved) {
-      adopt_model(loaded, saved->model, own.string());
+  for (const fs::path& own : own_checkpoints(c)) {
+    if (const auto state = readable_state(own)) {
+      adopt_model(loaded, saved_config(*state, own).model, own.string());
       return;
     }
   }
@@ -116,10 +120,7 @@ namespace {
 /// Returns whether the run has a checkpoint that knows how its examples are encoded.
 bool has_own_encoding(const RunConfig& config) {
   for (const fs::path& own : list_checkpoints(config.train.out_dir)) {
-    try {
-      return read_state(own).encoding.has_value();
-    } catch (const Error&) {  // reported when the run resumes from it
-    }
+    if (const auto state = readable_state(own)) return state->encoding.has_value();
   }
   return false;
 }
@@ -162,9 +163,7 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data) {
 }
 
 std::string source_id(const LoadedConfig& loaded) {
-  if (loaded.source.empty()) return "";
-  return is_hugging_face(loaded.source) ? TensorFiles(loaded.source).content_id()
-                                        : content_id(loaded.source);
+  return loaded.source.empty() ? "" : TensorFiles(loaded.source).content_id();
 }
 
 void write_part(const NamedParameter& p, const WriteValues& write) {

@@ -25,8 +25,7 @@ void normalize_as_source(const LoadedConfig& loaded, Data& data);
 void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts);
 /// Returns the tokenizer of a run's source or of the base of its adapters, if there is one.
 std::optional<Tokenizer> source_tokenizer(const LoadedConfig& loaded);
-/// Returns a text that identifies a run's source, the same on every machine that has a copy of it:
-/// of a Hugging Face folder, by the first bytes of each tensor. Empty without a source.
+/// Returns the checksum of the weights of a run's source, "" without one.
 std::string source_id(const LoadedConfig& loaded);
 
 /// Writes the values of a parameter or buffer into its tensor.

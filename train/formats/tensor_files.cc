@@ -1,6 +1,5 @@
 #include "train/formats/tensor_files.h"
 
-#include <algorithm>
 #include <set>
 
 #include "core/io/checksum.h"
@@ -96,14 +95,14 @@ void TensorFiles::release(const TensorEntry& entry) const {
 }
 
 std::string TensorFiles::content_id() const {
-  constexpr size_t most = 4096;  // bytes of each tensor
   Checksum sum;
   for (const auto& [name, place] : places_) {
     const TensorEntry& entry = *place.entry;
     std::string text = str(name, " ", entry.dtype);
     for (const int64_t size : entry.shape) text += str(" ", size);
     sum.update(text.data(), text.size());
-    sum.update(entry.bytes.data(), std::min(most, entry.bytes.size()));
+    sum.update(entry.bytes.data(), entry.bytes.size());
+    release(entry);
   }
   return sum.hex();
 }

@@ -23,8 +23,7 @@ class TensorFiles {
   /// Releases the memory of an entry that is no longer needed; the next access reads the file
   /// again.
   void release(const TensorEntry& entry) const;
-  /// Returns a checksum of the names, shapes and first bytes of all tensors. It tells the weights
-  /// of one training step from those of another without reading all of them.
+  /// Returns the checksum of all tensors and of their names and shapes.
   std::string content_id() const;
   /// Returns the file that has a tensor, for messages.
   const fs::path& file_of(const std::string& name) const;

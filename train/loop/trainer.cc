@@ -37,7 +37,9 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
   world().check_same("the instruction set", cpu_isa());
   world().check_same("the device", device == "cuda" ? device_model(device) : device);
   world().check_same("the data", data.hash());
+  // A process may read weights that no other one reads.
   world().check_same("the source of the weights", source_id(loaded));
+  world().check_same("the base of the adapters", base_hash(loaded.base));
   world().check_same("the checkpoint", resume
                                            ? str(resume->checkpoint.filename().string(),
                                                  " with checksum ", content_id(resume->checkpoint))
@@ -51,6 +53,7 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
 void check_models_agree(const Session& session) {
   if (world().size() == 1) return;
   world().check_same_lines("the model", session.checksums);
+  world().check_same("the frozen model", session.run_task.frozen_hash);
   if (!gemm_ready(Element::f32))
     world().check_same("train.threads", std::to_string(session.config.train.threads));
 }

@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// This process's stage. Micro-batches follow each other through the stages without waiting for the
+/// This process's stage. Batches follow each other through the stages without waiting for the
 /// result of the one before.
 class ForwardPasses::Stage final : public PipelineStage {
  public:

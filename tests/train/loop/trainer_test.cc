@@ -312,6 +312,24 @@ TEST_CASE("a damaged newer checkpoint costs no good one", "[trainer]") {
   CHECK(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
 }
 
+TEST_CASE("an older checkpoint is resumed from though the source of the weights is gone",
+          "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=source"}).code == 0);
+  const std::vector<std::string> tune{"train", "tiny.toml", "--train.out_dir=tuned",
+                                      "--train.init_from=source"};
+  REQUIRE(lathe_in(f, tune).code == 0);
+  const auto there = list_checkpoints(f / "tuned");
+  REQUIRE(there.size() == 2);
+  write_file(there[0] / "state.json", "{\"x\":");
+  remove_tree(f / "source");
+  const Finished resumed = lathe_in(f, tune);
+  INFO(resumed.err);
+  CHECK(resumed.code == 0);
+  CHECK_THAT(resumed.out, ContainsSubstring(there[1].filename().string()));
+}
+
 TEST_CASE("metrics that no checkpoint goes with are kept", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
