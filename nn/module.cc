@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "autograd/tensor_cut.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/mapped_memory.h"

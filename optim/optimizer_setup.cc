@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "autograd/node.h"
+#include "autograd/tensor_cut.h"
 #include "core/error.h"
 #include "core/kernels/rules.h"
 #include "core/memory.h"

@@ -24,7 +24,7 @@ int64_t wanted_context(const LoadedConfig& loaded) {
 /// Returns the checkpoints from one of which a run resumes or branches, and whose weights replace
 /// the source's, the newest first.
 std::vector<fs::path> own_checkpoints(const RunConfig& config) {
-  const auto there = list_checkpoints(config.train.out_dir);
+  auto there = list_checkpoints(config.train.out_dir);
   const std::string& resume = config.checkpoint.resume;
   if (!there.empty() || resume == "auto" || resume == "never") return there;
   return {find_checkpoint(resume)};
