@@ -30,11 +30,11 @@ std::vector<fs::path> own_checkpoints(const RunConfig& config) {
   return {find_checkpoint(resume)};
 }
 
-/// Returns the saved state of a checkpoint; nullopt if it can't be read, which is reported when the
-/// run resumes from it.
-std::optional<RunState> readable_state(const fs::path& checkpoint) {
+/// Returns the config of a checkpoint; nullopt if it can't be read, which is reported when the run
+/// resumes from it.
+std::optional<RunConfig> readable_config(const fs::path& checkpoint) {
   try {
-    return read_state(checkpoint);
+    return saved_config(read_state(checkpoint), checkpoint);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -58,8 +58,8 @@ void resolve_init_from(LoadedConfig& loaded) {
   }
 
   for (const fs::path& own : own_checkpoints(c)) {
-    if (const auto state = readable_state(own)) {
-      adopt_model(loaded, saved_config(*state, own).model, own.string());
+    if (const auto saved = readable_config(own)) {
+      adopt_model(loaded, saved->model, own.string());
       return;
     }
   }
@@ -120,7 +120,10 @@ namespace {
 /// Returns whether the run has a checkpoint that knows how its examples are encoded.
 bool has_own_encoding(const RunConfig& config) {
   for (const fs::path& own : list_checkpoints(config.train.out_dir)) {
-    if (const auto state = readable_state(own)) return state->encoding.has_value();
+    try {
+      return read_state(own).encoding.has_value();
+    } catch (const Error&) {  // reported when the run resumes from it
+    }
   }
   return false;
 }

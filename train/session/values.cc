@@ -1,6 +1,7 @@
 // How a session's parameters get their values, one after another.
 #include "train/session/values.h"
 
+#include <algorithm>
 #include <map>
 
 #include "autograd/node.h"
@@ -41,6 +42,11 @@ std::string checksum_line(const NamedParameter& p) {
 }  // namespace
 
 void Session::begin(const LoadedConfig& loaded) {
+  // In one process the model was made with its values.
+  const bool has_values = std::all_of(saved.begin(), saved.end(), [](const NamedParameter& p) {
+    return has_memory(p.parameter.data());
+  });
+  if (has_values) return give_values({}, /*is_loading=*/false);
   give_values(initial_values(loaded, saved.size()), /*is_loading=*/false);
   optimizer.start_averages();
 }
@@ -55,7 +61,8 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
 }
 
 /// Has `write` write the values of each parameter and buffer that this process needs, and shares
-/// the parameters out. Unless `is_loading`, parameters that have values keep them.
+/// the parameters out. Unless `is_loading`, parameters that have values keep them; without `write`,
+/// all have.
 void Session::give_values(const WriteValues& write, bool is_loading) {
   const NoGrad no_grad;
   const MemoryScope memory(Memory::parameters);
@@ -67,7 +74,7 @@ void Session::give_values(const WriteValues& write, bool is_loading) {
   for (const NamedParameter& p : saved) {
     const Leaf* const leaf = p.parameter.as_leaf();
     if (stage && !stage->needs(leaf)) continue;
-    if (is_loading || leaf == nullptr || !has_memory(p.parameter.data())) {
+    if (write && (is_loading || leaf == nullptr || !has_memory(p.parameter.data()))) {
       allocate_storage(p.parameter.data());
       write(p);
     }
