@@ -4,37 +4,39 @@
 
 namespace lathe {
 
-DryWorld::DryWorld(int ranks, const GridSizes& sizes, int stage) {
+DryWorld::DryWorld(int ranks, const GridSizes& sizes, int stage)
+    : is_alone_(world().size() == 1), pipeline_(world().pipeline()) {
   World& w = world();
-  LATHE_CHECK(w.size() == 1, "a dry world within a run of several processes");
-  w.placement_.size = ranks;
-  w.placement_.rank = stage * (ranks / sizes.pipeline);
-  w.set_grid(sizes);
-  groups_.emplace();
-}
+  LATHE_CHECK(is_alone_ || ranks == w.size(), "a dry world of ", ranks, " of ", w.size(), " ranks");
+  if (is_alone_) {
+    w.placement_.size = ranks;
+    w.placement_.rank = stage * (ranks / sizes.pipeline);
+    w.set_grid(sizes);
+  }
+  w.pipeline_.rank = stage;
+  w.dry_ = this;
 
-DryWorld::~DryWorld() {
-  groups_.reset();
-  World& w = world();
-  w.placement_.rank = 0;
-  w.placement_.size = 1;
-  w.set_grid({});
-}
-
-DryGroups::DryGroups() {
   const auto dry = [](const RankAxis& axis) { return Group::make_dry(axis.size, axis.rank); };
-  const World& w = world();
   control_ = dry({w.rank(), w.size()});
   for (auto* group : {&gradients_, &parameters_, &ops_}) *group = dry(w.data());
   layers_ = dry(w.tensor());
   contexts_ = dry(w.context());
   stages_ = dry(w.pipeline());
-  swap_with_world();
+  swap_groups();
 }
 
-DryGroups::~DryGroups() { swap_with_world(); }
+DryWorld::~DryWorld() {
+  World& w = world();
+  swap_groups();
+  w.dry_ = nullptr;
+  w.pipeline_ = pipeline_;
+  if (!is_alone_) return;
+  w.placement_.rank = 0;
+  w.placement_.size = 1;
+  w.set_grid({});
+}
 
-void DryGroups::swap_with_world() {
+void DryWorld::swap_groups() {
   World& w = world();
   control_.swap(w.control_);
   gradients_.swap(w.gradients_);

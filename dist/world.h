@@ -18,8 +18,15 @@
 
 namespace lathe {
 
+class DryWorld;
 class Group;
 class Rendezvous;
+
+/// The sizes and the dtype of a tensor.
+struct TensorForm {
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype = at::kFloat;
+};
 
 /// A contiguous block [first, first + count) of items that are divided among the ranks.
 struct Share {
@@ -113,6 +120,9 @@ class World {
   /// Returns the group of a pipeline's stages, which the training thread uses.
   Group& stages() { return *stages_; }
 
+  /// Returns the DryWorld that is alive, or null.
+  DryWorld* dry() const { return dry_; }
+
   /// Returns the bytes of gradients, parameters and activations that this process has sent.
   int64_t bytes_sent() const;
 
@@ -141,7 +151,6 @@ class World {
 
  private:
   friend World& world();
-  friend class DryGroups;
   friend class DryWorld;
   friend void join_world(const Placement& placement, const DistConfig& config);
   World() = default;
@@ -164,6 +173,7 @@ class World {
   Placement placement_;
   RankAxis data_, context_, pipeline_, tensor_;
   double timeout_ = 0;
+  DryWorld* dry_ = nullptr;
   bool uses_gpus_ = false, uses_nccl_ = false;
   std::unique_ptr<Rendezvous> store_;
   std::unique_ptr<Rendezvous> monitor_;  // has a short timeout: for finding out who was lost
@@ -183,22 +193,9 @@ World& world();
 /// Returns the name of this machine.
 std::string host_name();
 
-/// While alive, world() sends nothing. For a dry run (core/dry_run.h) of this rank.
-class DryGroups {
- public:
-  DryGroups();
-  ~DryGroups();
-  DryGroups(const DryGroups&) = delete;
-  DryGroups& operator=(const DryGroups&) = delete;
-
- private:
-  void swap_with_world();
-
-  std::unique_ptr<Group> control_, gradients_, parameters_, ops_, layers_, contexts_, stages_;
-};
-
-/// While alive, world() is a rank of `ranks` ranks and sends nothing: the first one of a stage. For
-/// a dry run in a process that trains alone.
+/// While alive, world() has `ranks` ranks and sends nothing, for a dry run (core/dry_run.h) of a
+/// pipeline's stage. A process that trains alone is the first rank of the stage. One of several,
+/// which must be `ranks`, keeps its rank and takes its position within the stage.
 class DryWorld {
  public:
   explicit DryWorld(int ranks, const GridSizes& sizes = {}, int stage = 0);
@@ -206,8 +203,15 @@ class DryWorld {
   DryWorld(const DryWorld&) = delete;
   DryWorld& operator=(const DryWorld&) = delete;
 
+  /// What this stage sends to the next one, and what it receives from the stage before.
+  TensorForm sent, received;
+
  private:
-  std::optional<DryGroups> groups_;
+  void swap_groups();
+
+  bool is_alone_;
+  RankAxis pipeline_;  // the position of the process before
+  std::unique_ptr<Group> control_, gradients_, parameters_, ops_, layers_, contexts_, stages_;
 };
 
 /// Joins the other processes. Call it once, before anything else of this folder. Throws

@@ -244,6 +244,19 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
             .epsilon(0.02));
 }
 
+TEST_CASE("plan knows what a stage receives where it differs from the inputs", "[pipeline]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, {"mlp", "numbers", "n_layer = 3\nn_hidden = 64\n"});
+  const Words all = with_keys(pipeline_keys, {"--train.batch_size=256", "--dist.pipeline=3"});
+  const Finished run = train_on(f, 3, "kind.toml", "run", all);
+  INFO(run.out << run.err);
+  REQUIRE(run.code == 0);
+  CHECK(lathe::test::plan_of(f, 3, "kind.toml", all).at("tensors_mb").get<double>() * (1 << 20) ==
+        Approx(lathe::test::rank_figures(f / "runs/run").at("memory_bytes").get<double>())
+            .epsilon(0.05));
+}
+
 /// A table, three blocks and a head, all ones.
 std::vector<NamedParameter> three_blocks() {
   const auto parameter = [](const char* path, int64_t block) {

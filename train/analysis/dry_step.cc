@@ -110,18 +110,16 @@ void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& ba
   run_step(s, next, 0, units_of_step(s.config), /*keep_gradients=*/true);
 }
 
-/// Runs the dry steps of a process of one stage, or of this process if it is one of several.
-DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage) {
+/// Runs the dry steps of a process of one stage. `between`: what the stage before sends, which
+/// becomes what this one sends.
+DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage,
+                          TensorForm& between) {
   const LoadedConfig loaded = one_step(given);
   const bool evaluates = given.config.train.eval_interval > 0;
   const GridSizes sizes = replica_of(loaded.config, ranks);
   const int data_ranks = ranks / sizes.replica();
   std::optional<DryWorld> others;
-  std::optional<DryGroups> silent;
-  if (world().size() > 1)
-    silent.emplace();
-  else if (ranks > 1)
-    others.emplace(ranks, sizes, stage);
+  if (ranks > 1) others.emplace(ranks, sizes, stage).received = between;
 
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
@@ -168,21 +166,27 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
                       sent_in_replica * (all / data_ranks) / own;
   result.peaks = memory_stats();
   add_facts(result, s);
+  if (others) between = others->sent;
   return result;
 }
 
 }  // namespace
 
 DryStep dry_step_of_this_process(const LoadedConfig& given, const RunData& data) {
-  return dry_step_of_stage(given, data, world().size(), world().pipeline().rank);
+  TensorForm between;
+  // What this stage receives follows from the stages before it.
+  for (int stage = 0; stage < world().pipeline().rank; ++stage)
+    dry_step_of_stage(given, data, world().size(), stage, between);
+  return dry_step_of_stage(given, data, world().size(), world().pipeline().rank, between);
 }
 
 DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   const GridSizes sizes = replica_of(given.config, ranks);
-  DryStep result = dry_step_of_stage(given, data, ranks, 0);
+  TensorForm between;
+  DryStep result = dry_step_of_stage(given, data, ranks, 0, between);
   FlopCount whole = result.micro_batch;
   for (int stage = 1; stage < sizes.pipeline; ++stage) {
-    DryStep other = dry_step_of_stage(given, data, ranks, stage);
+    DryStep other = dry_step_of_stage(given, data, ranks, stage, between);
     whole.forward += other.micro_batch.forward;
     whole.backward += other.micro_batch.backward;
     if (other.resident() > result.resident()) std::swap(other, result);

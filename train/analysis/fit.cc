@@ -171,28 +171,14 @@ struct HostNeeds {
   double share() const { return static_cast<double>(memory) / static_cast<double>(free); }
 };
 
-/// Returns the dry step of this process; nullopt if it is one of several and its step can't be
-/// computed without the others.
-std::optional<DryStep> own_dry_step(const LoadedConfig& loaded, const RunData& data) {
-  if (world().size() == 1) return dry_step(loaded, data);
-  try {
-    return dry_step_of_this_process(loaded, data);
-  } catch (const Error& e) {
-    if (e.code() != Exit::internal) throw;
-  } catch (const std::exception&) {  // of ATen, for the same reason
-  }
-  return std::nullopt;
-}
-
 /// Returns the needs of the machine where memory is scarcest. `memory` and `scratch`: of this
-/// process, or -1 if they are unknown. Returns nullopt if those of any process are. A collective.
-std::optional<HostNeeds> scarcest_host(int64_t memory, int64_t scratch) {
+/// process. A collective.
+HostNeeds scarcest_host(int64_t memory, int64_t scratch) {
   std::map<std::string, HostNeeds> hosts;
   for (const std::string& text :
        world().gather_texts(str(host_name(), " ", memory, " ", scratch, " ", free_memory()))) {
     HostNeeds one;
     std::istringstream(text) >> one.host >> one.memory >> one.scratch >> one.free;
-    if (one.memory < 0) return std::nullopt;
     HostNeeds& all =
         hosts.try_emplace(one.host, HostNeeds{one.host, 0, 0, 0, one.free}).first->second;
     ++all.processes;
@@ -208,34 +194,32 @@ std::optional<HostNeeds> scarcest_host(int64_t memory, int64_t scratch) {
 
 }  // namespace
 
-std::optional<ResourceNeeds> resource_needs(const LoadedConfig& loaded, const RunData& data) {
+ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   const int64_t program = process_overhead_bytes();
-  const std::optional<DryStep> d = own_dry_step(loaded, data);
+  const DryStep d = dry_step_of_this_process(loaded, data);
   const RunConfig& c = loaded.config;
-  const auto host =
-      d ? scarcest_host(d->resident() + program, d->scratch_bytes) : scarcest_host(-1, -1);
-  if (!host) return std::nullopt;
-  const auto memory = static_cast<double>(host->memory);
+  const HostNeeds host = scarcest_host(d.resident() + program, d.scratch_bytes);
+  const auto memory = static_cast<double>(host.memory);
 
   // One checkpoint more than is kept: an old one is deleted after the new one is complete.
-  const auto disk = static_cast<double>(d->checkpoint_bytes * (kept_checkpoints(c) + 1));
+  const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
 
   // The scratch file's space is reserved at the start, so a lack of it ends the run there.
-  const auto scratch = static_cast<double>(host->scratch);
+  const auto scratch = static_cast<double>(host.scratch);
   const fs::path run = nearest_folder(c.train.out_dir);
   const fs::path other = c.memory.offload_dir.empty() ? run : nearest_folder(c.memory.offload_dir);
   const bool is_one_disk = on_one_disk(run, other);
 
-  const auto free = static_cast<double>(host->free);
+  const auto free = static_cast<double>(host.free);
   const double room = free_bytes(run), other_room = free_bytes(other);
 
   ResourceNeeds needs;
   needs.enough = memory <= free && disk + (is_one_disk ? scratch : 0) <= room &&
                  (is_one_disk || scratch <= other_room);
   needs.hopeless = memory > 1.5 * free;
-  const std::string of = host->processes > 1 ? str(" for ", host->processes, " processes") : "";
+  const std::string of = host.processes > 1 ? str(" for ", host.processes, " processes") : "";
   needs.text = format("about %.2f GB of memory", memory / 1e9) + of +
-               (host->processes < world().size() ? " on " + host->host : "") +
+               (host.processes < world().size() ? " on " + host.host : "") +
                format(" (%.2f GB free), %.2f GB of disk for checkpoints", free / 1e9, disk / 1e9);
   if (!is_one_disk && std::isfinite(room)) needs.text += format(" (%.1f GB free)", room / 1e9);
   if (scratch > 0) needs.text += format(" and %.2f GB for scratch files", scratch / 1e9);

@@ -26,10 +26,9 @@ struct ResourceNeeds {
   bool enough = true;
   bool hopeless = false;  ///< one and a half times the free memory would not be enough
 };
-/// Returns the needs from a dry run; nullopt if a process of several can't forecast its own, such
-/// as a stage whose first block takes another shape than the model's inputs. Call it before the run
-/// takes its memory. A collective of the run's processes.
-std::optional<ResourceNeeds> resource_needs(const LoadedConfig& loaded, const RunData& data);
+/// Returns the needs from a dry run. Call it before the run takes its memory. A collective of the
+/// run's processes.
+ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
 /// Returns what to change so that each process of a run, of as many as `now` has, stays within
 /// `bytes` of resident memory: the largest micro-batch, with as many micro-batches as keep the

@@ -85,7 +85,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   // Skip the dry run for adapters: it would load the base twice. The device is opened first, since
   // ATen must not look for a GPU for the first time during a dry run.
   const bool can_forecast = open_device(loaded.config.train.device) == "cpu" && loaded.base.empty();
-  const auto needs = can_forecast ? resource_needs(loaded, data) : std::nullopt;
+  const auto needs = can_forecast ? std::optional(resource_needs(loaded, data)) : std::nullopt;
   if (needs && needs->hopeless && !force) {
     fail(
         Exit::memory, "the run needs ", needs->text,

@@ -1,12 +1,10 @@
 #include "train/step/stage_link.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
-#include "core/dry_run.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/timing.h"
@@ -35,6 +33,7 @@ at::Tensor header_of(const at::Tensor& t) {
 StageLink::StageLink() : place_(world().pipeline()) {}
 
 std::function<void()> StageLink::send_activations(const at::Tensor& y) const {
+  if (DryWorld* const dry = world().dry()) dry->sent = {y.sizes().vec(), y.scalar_type()};
   std::function<void()> wait;
   world().guarded([&] {
     Group& group = world().stages();
@@ -50,14 +49,17 @@ std::function<void()> StageLink::send_activations(const at::Tensor& y) const {
 
 at::Tensor StageLink::receive_activations(const at::Tensor& x) {
   const MemoryScope memory(Memory::activations);
-  at::Tensor t = at::empty_like(x);
-  if (!is_dry_run()) {
-    at::Tensor header = at::empty({static_cast<int64_t>(header_size)}, at::kLong);
-    receive(header, place_.rank - 1);
+  at::Tensor header = at::empty({static_cast<int64_t>(header_size)}, at::kLong);
+  receive(header, place_.rank - 1);
+
+  TensorForm form;
+  if (const DryWorld* const dry = world().dry()) {
+    form = dry->received;
+  } else {
     const int64_t* const fields = header.const_data_ptr<int64_t>();
-    t = at::empty({fields + 2, static_cast<size_t>(fields[1])},
-                  x.options().dtype(static_cast<at::ScalarType>(fields[0])));
+    form = {{fields + 2, fields + 2 + fields[1]}, static_cast<at::ScalarType>(fields[0])};
   }
+  at::Tensor t = at::empty(form.sizes, x.options().dtype(form.dtype));
   receive(t, place_.rank - 1);
   return t;
 }

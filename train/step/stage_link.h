@@ -27,7 +27,7 @@ class StageLink {
   /// Starts to send the output of this stage's blocks, which is contiguous, to the next stage.
   /// Returns a function that waits until it was received; it must be called.
   std::function<void()> send_activations(const at::Tensor& y) const;
-  /// Returns what the stage before has sent so. A dry run takes it for a tensor like `x`.
+  /// Returns what the stage before has sent so, on the device of `x`.
   at::Tensor receive_activations(const at::Tensor& x);
   /// Fills `t`, whose sizes and dtype are those of what the stage `from` sends.
   void receive(at::Tensor& t, int from);

@@ -205,7 +205,7 @@ TEST_CASE("what could never run here is planned in little memory", "[forecast]")
   CHECK_FALSE(is_dry_run());
   LoadedConfig large = loaded;
   const RunData no_data{nullptr, &task_of(large, {.task = "language"}), {}};
-  CHECK_FALSE(resource_needs(large, no_data)->enough);
+  CHECK_FALSE(resource_needs(large, no_data).enough);
 }
 
 TEST_CASE("a version with a smaller vocabulary is measured without the tokens of the larger",
@@ -488,7 +488,7 @@ TEST_CASE("train tells at its start what it needs", "[forecast]") {
   LoadedConfig loaded =
       load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}});
   const RunData data = RunData::open(loaded);
-  CHECK(resource_needs(loaded, data)->enough);
+  CHECK(resource_needs(loaded, data).enough);
 }
 
 TEST_CASE("a run that needs far more memory than is free is refused unless it is forced",
@@ -512,7 +512,7 @@ TEST_CASE("a run that needs far more memory than is free is refused unless it is
   LoadedConfig loaded =
       load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}});
   const RunData data = RunData::open(loaded);
-  CHECK(!resource_needs(loaded, data)->hopeless);
+  CHECK(!resource_needs(loaded, data).hopeless);
 }
 
 TEST_CASE("--fit tries every combination of its changes", "[forecast]") {
