@@ -3,14 +3,14 @@
 // Every tensor comes back with its bytes and its strides, so no bit of a run changes. Compare
 // Rajbhandari et al. 2021, "ZeRO-Infinity", and torch.autograd.graph.save_on_cpu.
 //
-// A window of the activations that were kept last stays in memory: it is what the writer has not
-// finished yet, and what the backward pass begins with. An activation leaves the window when it is
-// written and newer ones have taken its place. The backward pass uses activations in about the
-// reverse order, so with each one that it asks for, those that were kept before it are read, up to
-// as many bytes. What is in memory therefore does not depend on the speed of the disk, and a dry
-// run has the same peak.
+// A window of the most recently saved activations stays in memory, because the writer may not have
+// finished them and the backward pass uses them first. An activation leaves the window once it is
+// written and newer ones have filled the window. The backward pass uses activations in roughly
+// reverse order, so each access also starts reading the activations that were saved before that
+// one, up to the size of the window. Memory use therefore does not depend on the speed of the disk,
+// and a dry run has the same peak.
 //
-// Tensors that are views of one memory are written once, with all of it.
+// Tensors that share a storage are written once, as the complete storage.
 #pragma once
 
 #include <deque>
@@ -36,14 +36,14 @@ class OffloadedActivations : public SavedPacker {
   virtual TransferTimes times() const = 0;
 };
 
-/// The activations of one thread's graphs in a scratch file. It must outlive these graphs. For
-/// tensors on CPUs. Its functions throw FileError with Exit::io for an error of the disk, also one
-/// of an earlier transfer.
+/// Keeps the activations of one thread's graphs in a scratch file, for CPU tensors only. It must
+/// outlive these graphs. Its functions throw FileError with Exit::io if a transfer fails or an
+/// earlier one has failed.
 class ActivationOffload final : public OffloadedActivations {
  public:
-  /// Opens the file in `folder` (see ScratchFile), which grows as it is needed. A dry run has
-  /// none. `window`: bytes that stay in memory, or three times the largest activation where
-  /// that is more. `least`: bytes of memory below which an activation is not written.
+  /// Creates the file in `folder` (see ScratchFile); it grows on demand. A dry run creates no file.
+  /// At most `window` bytes of activations stay in memory, or three times the largest activation if
+  /// that is more. Activations whose storage has fewer than `least` bytes are not offloaded.
   explicit ActivationOffload(const fs::path& folder, size_t window = size_t{128} << 20,
                              size_t least = size_t{64} << 10);
   ~ActivationOffload() override;

@@ -13,41 +13,42 @@
 namespace lathe {
 namespace {
 
-at::TensorOptions chosen(at::TensorOptions options) {
+at::TensorOptions with_default_dtype(at::TensorOptions options) {
   return options.has_dtype() ? options : options.dtype(at::kFloat);
 }
 /// Converts values that were made on the CPU to the dtype and device of `options`.
-Variable moved(const at::Tensor& t, const at::TensorOptions& options) {
-  return Variable(
-      t.to(chosen(options).device(options.device()), /*non_blocking=*/false, /*copy=*/false));
+Variable to_options(const at::Tensor& t, const at::TensorOptions& options) {
+  return Variable(t.to(with_default_dtype(options).device(options.device()), /*non_blocking=*/false,
+                       /*copy=*/false));
 }
 
 }  // namespace
 
 Variable zeros(at::IntArrayRef sizes, at::TensorOptions options) {
-  return Variable(at::zeros(sizes, chosen(options)));
+  return Variable(at::zeros(sizes, with_default_dtype(options)));
 }
 Variable ones(at::IntArrayRef sizes, at::TensorOptions options) { return full(sizes, 1, options); }
 Variable full(at::IntArrayRef sizes, double value, at::TensorOptions options) {
-  return Variable(at::full(sizes, value, chosen(options)));
+  return Variable(at::full(sizes, value, with_default_dtype(options)));
 }
 
 Variable arange(double start, double end, double step, at::TensorOptions options) {
-  LATHE_CHECK(step != 0 && (end - start) / step >= 0, "arange: no steps of ", step, " lead from ",
-              start, " to ", end);
-  return Variable(at::arange(start, end, step, chosen(options)));
+  LATHE_CHECK(step != 0 && (end - start) / step >= 0, "arange: a step of ", step,
+              " does not lead from ", start, " to ", end,
+              "; it must not be 0 and must have the sign of end - start");
+  return Variable(at::arange(start, end, step, with_default_dtype(options)));
 }
 Variable arange(double end, at::TensorOptions options) { return arange(0, end, 1, options); }
 
 Variable linspace(double start, double end, int64_t n, at::TensorOptions options) {
-  LATHE_CHECK(n >= 1, "linspace: ", n, " values; give at least 1");
-  return Variable(at::linspace(start, end, n, chosen(options)));
+  LATHE_CHECK(n >= 1, "linspace: n must be at least 1, not ", n);
+  return Variable(at::linspace(start, end, n, with_default_dtype(options)));
 }
 
 Variable randn(at::IntArrayRef sizes, uint64_t seed, at::TensorOptions options) {
   const at::Tensor t = at::empty(sizes, at::kFloat);
   fill_normal(t.mutable_data_ptr<float>(), t.numel(), 1, make_key(seed, hash_name("randn")));
-  return moved(t, options);
+  return to_options(t, options);
 }
 
 Variable one_hot(const at::Tensor& ids, int64_t classes, at::TensorOptions options) {
@@ -58,7 +59,7 @@ Variable one_hot(const at::Tensor& ids, int64_t classes, at::TensorOptions optio
   auto sizes = ids.sizes().vec();
   sizes.push_back(classes);
   if (!options.has_device()) options = options.device(ids.device());
-  at::Tensor y = at::zeros(sizes, chosen(options));
+  at::Tensor y = at::zeros(sizes, with_default_dtype(options));
   return Variable(y.scatter_(-1, ids.to(y.device()).unsqueeze(-1), 1));
 }
 
@@ -76,7 +77,7 @@ Nested::Nested(std::initializer_list<Nested> rows) : sizes_{static_cast<int64_t>
 Variable tensor(const Nested& values, at::TensorOptions options) {
   const at::Tensor t = at::empty(values.sizes(), at::kDouble);
   std::copy(values.values().begin(), values.values().end(), t.mutable_data_ptr<double>());
-  return moved(t, options);
+  return to_options(t, options);
 }
 
 }  // namespace lathe

@@ -36,11 +36,12 @@ struct OpObserver {
   /// Called with each tensor, such as an index or a mask, that an op is given and keeps for
   /// backward.
   std::function<void(const at::Tensor&)> on_attribute{};
-  /// Called with each tensor that an op kept, when the op reads it: in backward, or a mask or an
-  /// index in forward.
+  /// Called with each saved tensor when its op reads it: in backward, and in forward if it is an
+  /// index or a mask.
   std::function<void(const at::Tensor&)> on_saved{};
-  /// Called with each node's complete gradient in a backward pass, which is undefined if none
-  /// reached the node. The pass then adds no gradient in place.
+  /// Called in a backward pass with the complete gradient of each output of a node. The gradient is
+  /// undefined if none reached that output. While an observer has this function, backward passes
+  /// add no gradient in place.
   std::function<void(const Node&, const at::Tensor&)> on_gradient{};
   /// Called with the gradients that each node's backward received and computed.
   std::function<void(const BackwardResult&)> on_backward{};

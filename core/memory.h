@@ -31,9 +31,9 @@ struct MemoryStats {
   std::array<int64_t, memory_names.size()> peak{};  ///< peak of each category
   int64_t total = 0, total_peak = 0;                ///< bytes in use, over all categories
   int64_t reserved = 0;  ///< bytes held from the system, in use or cached
-  int64_t touched = 0,
-          touched_peak = 0;  ///< of those, bytes that were ever handed out: what is resident
-  int64_t blocks = 0;        ///< segments and small blocks held from the system
+  /// Bytes of `reserved` that have been allocated at least once, and so are resident.
+  int64_t touched = 0, touched_peak = 0;
+  int64_t blocks = 0;  ///< segments and small blocks held from the system
 };
 
 /// Installs the allocator under ATen (idempotent). Call it before the first tensor is made.
@@ -63,15 +63,17 @@ class MemorySource {
   virtual c10::DataPtr allocate(size_t bytes) = 0;
 };
 
-/// While alive, the blocks of a category that have at least `least` bytes and that this thread
-/// allocates come from a source. They are not counted, and their category is Memory::other.
+/// While alive, allocations of this thread in `category` with at least `least` bytes come from
+/// `source`. They are not counted, and their category is Memory::other. Guards do not add up: only
+/// the innermost one of a thread applies.
 class TakeMemoryFrom {
  public:
   TakeMemoryFrom(MemorySource& source, Memory category, size_t least);
   ~TakeMemoryFrom();
   TakeMemoryFrom(const TakeMemoryFrom&) = delete;
   TakeMemoryFrom& operator=(const TakeMemoryFrom&) = delete;
-  /// Returns a block from the thread's source if it has these bytes, or a null pointer.
+  /// Returns a block from the source of this thread's innermost guard, or a null pointer if there
+  /// is no guard or it does not apply to this category and size.
   static c10::DataPtr allocate(Memory category, size_t bytes);
 
  private:
@@ -81,9 +83,9 @@ class TakeMemoryFrom {
   TakeMemoryFrom* outer_;
 };
 
-/// While alive, CPU tensors get reserved addresses without memory behind them until somebody writes
-/// there. They come from a separate allocator, which behaves as the normal one would in a new
-/// process; memory_stats() are that allocator's. One at a time.
+/// While alive, CPU tensors get reserved, uncommitted memory: pages are committed when they are
+/// first written. A separate allocator provides it and behaves as the normal one would in a new
+/// process. memory_stats() reports on that allocator. Only one DryRunMemory may be alive.
 class DryRunMemory {
  public:
   DryRunMemory();

@@ -17,8 +17,9 @@ namespace lathe {
 namespace {
 
 constexpr int64_t block = 64, scale_block = 256;
-// Elements converted at a time, whole groups of scale_block blocks: few launches on a GPU, little
-// memory on a CPU.
+// Number of elements that are converted at a time. Each is a multiple of block * scale_block, so a
+// part never splits a group of scales. large_part, on GPUs, keeps the number of kernel launches
+// low; small_part keeps the float32 copy small.
 constexpr int64_t small_part = 1 << 18, large_part = 1 << 24;
 
 int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -108,8 +109,8 @@ QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double
     }
   }
 
-  // Double quantization: scales are all positive, so their mean is subtracted to use both signs of
-  // int8.
+  // Double quantization: scales are never negative, so their mean is subtracted to use both signs
+  // of int8.
   if (double_quant) {
     scale_mean_ = scales_.mean();
     const at::Tensor rows = in_rows(scales_ - scale_mean_, scale_block);
@@ -148,7 +149,7 @@ at::Tensor QuantizedTensor::dequantize(at::ScalarType dtype) const {
   return out.view(sizes_);
 }
 
-std::optional<QuantizedView> QuantizedTensor::few_bits() const {
+std::optional<QuantizedView> QuantizedTensor::view() const {
   if (!codes_.is_cpu() || sizes_.size() != 2 || sizes_[1] % block != 0) return std::nullopt;
   QuantizedView b{.codes = codes_.const_data_ptr(), .scales = scales_.const_data_ptr()};
   if (format_ == Format::nf4) b.levels = nf4_levels().data();

@@ -30,7 +30,7 @@ class QuantizedTensor {
   at::Tensor dequantize(at::ScalarType dtype) const;
   /// Returns pointers to codes and scales, for the kernels' quantized matmul; nullopt if the rows
   /// are not whole blocks or the codes are on a GPU.
-  std::optional<QuantizedView> few_bits() const;
+  std::optional<QuantizedView> view() const;
   at::IntArrayRef sizes() const { return sizes_; }
   /// Returns the bytes of codes and scales.
   int64_t nbytes() const;

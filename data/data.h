@@ -92,7 +92,7 @@ class TrainingBatches {
   virtual std::vector<at::Tensor> make_buffers() const = 0;
   /// Writes micro-batch n (from 0). Threads call it concurrently, each with separate buffers.
   virtual void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const = 0;
-  /// Returns how many targets of micro-batch n are learned; nullopt where all units are.
+  /// Returns how many targets of micro-batch n count toward the loss; nullopt if all of them do.
   virtual std::optional<int64_t> targets(int64_t /*micro_batch*/) const { return std::nullopt; }
   /// Returns a batch that shares the memory of filled buffers after their copy to the run's device.
   virtual Batch batch_of(const std::vector<at::Tensor>& on_device) const = 0;

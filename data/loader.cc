@@ -69,7 +69,7 @@ void Loader::work(int worker) {
     }
     lock.lock();
     slot.error = error;
-    slot.holds = n;
+    slot.micro_batch = n;
     filled_.notify_all();
   }
 }
@@ -84,7 +84,7 @@ Batch Loader::next() {
     next_batch_ = n + 1;
   } else {
     std::unique_lock lock(mutex_);
-    filled_.wait(lock, [&] { return slot.holds == n; });
+    filled_.wait(lock, [&] { return slot.micro_batch == n; });
     if (slot.error) std::rethrow_exception(slot.error);
     next_batch_ = n + 1;
     lock.unlock();
@@ -93,7 +93,8 @@ Batch Loader::next() {
   std::vector<at::Tensor> there;
   waited_ = seconds_since(begin);
   for (const auto& buffer : slot.buffers) {
-    bump_version(buffer);  // a graph that still holds the batch that was here before must notice
+    // A graph that saved the previous batch in this buffer must fail in backward.
+    bump_version(buffer);
     there.push_back(buffer.to(device_, /*non_blocking=*/true));
   }
   if (device_.is_cuda()) {

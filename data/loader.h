@@ -1,5 +1,5 @@
-// Batches, ahead of time. Worker threads fill a fixed ring of host buffers; a batch is a function
-// of (seed, step), so their number never changes what is trained on.
+// Prepares batches ahead of time. Worker threads fill a fixed ring of host buffers. A batch is a
+// function of (seed, step), so the number of workers never changes the training data.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +23,8 @@ namespace lathe {
 /// asynchronously for CUDA.
 class Loader {
  public:
-  /// Begins with the micro-batch that `plan` numbers `first`. Throws Exit::memory where a worker
-  /// can't be started. The data must outlive it.
+  /// Starts with micro-batch `first` of this process, in the numbering of `plan`. Throws
+  /// Exit::memory if a worker thread can't be started. `data` must outlive the loader.
   Loader(const Data& data, const BatchSizes& sizes, uint64_t seed, int64_t first,
          const DataConfig& config, at::Device device, const BatchPlan& plan = {});
   ~Loader();
@@ -34,21 +34,21 @@ class Loader {
   /// Returns the next micro-batch, which is valid until the next call. Throws the error of a
   /// worker.
   Batch next();
-  /// Returns how many targets of a micro-batch are learned; nullopt if it is the number of its
-  /// units. `micro_batch` counts the micro-batches of all steps and processes.
+  /// Returns how many targets of a micro-batch count toward the loss; nullopt if all of them do.
+  /// `micro_batch` counts the micro-batches of all steps and processes.
   std::optional<int64_t> targets(int64_t micro_batch) const {
     return batches_->targets(micro_batch);
   }
-  /// Seconds that the last next() waited for data.
+  /// Returns the seconds that the last call of next() waited for data.
   double waited() const { return waited_; }
 
  private:
   struct Slot {
     std::vector<at::Tensor> buffers;
-    int64_t holds = -1;  // which micro-batch, once filled
+    int64_t micro_batch = -1;  // in `buffers`; -1 before the first fill
     std::exception_ptr error;
-    std::optional<c10::Event>
-        copied;  // CUDA: when the copy to the device is through, so the buffer may be refilled
+    // CUDA: recorded after the copy to the device. The buffers may be refilled once it has passed.
+    std::optional<c10::Event> copied;
   };
   void work(int worker);
   void end_workers();

@@ -130,7 +130,7 @@ def load(names):
         if set(m) != {"name", "file", "find", "replace", "tags"}:
             sys.exit(f"mutants: {m.get('name', m)} needs name, file, find, replace and tags, and nothing else")
         if m["name"] in seen:
-            sys.exit(f"mutants: the name {m['name']} stands twice")
+            sys.exit(f"mutants: the name {m['name']} occurs twice")
         seen.add(m["name"])
     for name in names:
         if not any(name in m["name"] for m in mutants):

@@ -1,5 +1,5 @@
-// Activations. For most of them ATen has a kernel for backward; second derivatives use the formula
-// in the comment.
+// Activations. The first-order backward of most of them is a kernel of ATen. Under create_graph,
+// backward applies the formula that the comment above it gives.
 #include <ATen/ops/elu.h>
 #include <ATen/ops/elu_backward.h>
 #include <ATen/ops/hardswish.h>
@@ -41,8 +41,8 @@ struct LogSigmoid {
   at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
   // dx = dy * sigmoid(-x)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * sigmoid(-x.data())}; }
-  // The same, but computed as 1 - sigmoid(x) where sigmoid(-x) is near 1: the derivative of
-  // sigmoid, s (1 - s), is exact only for small s.
+  // For x < 0, sigmoid(-x) is computed as 1 - sigmoid(x), because the second derivative, s (1 - s),
+  // loses precision when s is near 1.
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor below = x.data().lt(0);
     const Variable small = sigmoid(where(below, x.as<Variable>(), -x.as<Variable>()));

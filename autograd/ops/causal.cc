@@ -33,8 +33,8 @@ at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time,
   const int64_t* at = there.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < batch; ++row) {
     for (int64_t t = 0, before = 0; t < time; before = *at, ++t, ++at) {
-      LATHE_CHECK(*at >= before && *at <= first + t, "attention: position ", t, " of row ", row,
-                  " has the start ", *at,
+      LATHE_CHECK(*at >= before && *at <= first + t, "attention: position ", first + t, " of row ",
+                  row, " has the start ", *at,
                   "; starts must not decrease along a row or be after their positions");
     }
   }

@@ -15,19 +15,21 @@ namespace lathe {
 /// the convention in publications, although the causal kernels skip masked blocks.
 OpFlops attention_flops(const at::Tensor& y, int64_t keys, int64_t heads);
 
-/// Returns which of the `keys` positions each of the last `time` positions must not see: bool [T,
-/// S], or [B, 1, T, S] with starts.
+/// Returns the attention mask of the last T = `time` of S = `keys` positions: bool [T, S], or
+/// [B, 1, T, S] with `starts`. True marks a key that a query must not attend to.
 at::Tensor attention_mask(int64_t time, int64_t keys, const at::Tensor& starts, at::Device device);
 
-/// Returns starts [B, T] as the kernel reads them. Throws unless they are int64 and, on the CPU,
-/// never decrease along a row and are not after their positions, which begin at `first`.
+/// Returns `starts`, made contiguous on the CPU. Throws unless it is int64 [B, T]. On the CPU, also
+/// throws unless each row is nondecreasing and starts[b, t] is between 0 and `first` + t, the
+/// position of token t. A dry run skips the checks of values.
 at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time, int64_t first = 0);
 
 /// Returns the dtype in which autocast passes x to an op of Amp::low.
 at::ScalarType autocast_dtype(const Variable& x);
 
-/// Returns the documents of starts, if they are on a GPU that has a kernel for x with heads of that
-/// width.
+/// Returns the document boundaries that `starts` describes, for the GPU kernels. The result is
+/// undefined if `starts` is not on a GPU or no kernel takes heads of `width` elements in the dtype
+/// of x.
 DocumentPlaces places_on_gpu(const at::Tensor& starts, const Variable& x, int64_t width);
 
 }  // namespace lathe

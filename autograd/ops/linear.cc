@@ -126,17 +126,17 @@ struct LinearQuantized {
     // Multiply without dequantizing if reading the weight dominates the time.
     const bool is_read_bound =
         kernel_ready(x) && gemv_ready(element_of(x.scalar_type()), Element::f32, rows_of(x));
-    if (const auto bits = is_read_bound ? weight->few_bits() : std::nullopt)
-      return few_bits_product(x, *bits, bias);
+    if (const auto bits = is_read_bound ? weight->view() : std::nullopt)
+      return quantized_product(x, *bits, bias);
     return LinearOp{}.forward(x, weight->dequantize(x.scalar_type()), bias, {});
   }
-  at::Tensor few_bits_product(const at::Tensor& x, const QuantizedView& bits,
-                              const at::Tensor& bias) const {
+  at::Tensor quantized_product(const at::Tensor& x, const QuantizedView& bits,
+                               const at::Tensor& bias) const {
     const int64_t out = weight->sizes()[0], in = weight->sizes()[1];
     const at::Tensor rows = x.contiguous(), b = as_float(bias);
     at::Tensor y = at::empty(with_last(x.sizes(), out), x.options());
-    gemv_few_bits(matrix_of(rows), bits, rows_of(x), out, in,
-                  {.out = matrix_of(y), .bias = floats_of(b)});
+    gemv_quantized(matrix_of(rows), bits, rows_of(x), out, in,
+                   {.out = matrix_of(y), .bias = floats_of(b)});
     bump_version(y);
     return y;
   }

@@ -32,7 +32,7 @@ class Builder {
   bool end_array() { return close(); }
   bool key(std::string& k) {
     if (!open_.back().keys.insert(k).second)
-      fail(code_, where_, ": the key \"", k, "\" stands twice");
+      fail(code_, where_, ": the key \"", k, "\" occurs twice");
     open_.back().node->get_ref<Json::object_t&>().emplace_back(std::move(k), Json());
     return true;
   }

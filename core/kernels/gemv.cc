@@ -51,7 +51,7 @@ HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
 /// Calls f(i, 16 bytes' worth of levels) for the vectors of a block of 64 elements. Bytes come in
 /// order; of 4-bit codes the vectors of even positions come before those of odd ones, and x must
-/// have that order (see gemv_few_bits).
+/// have that order (see gemv_quantized).
 template <class F>
 HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   constexpr int64_t L = hn::MaxLanes(D());
@@ -94,8 +94,8 @@ HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
 }
 
 template <int M, int R>
-HWY_INLINE void few_bits_of(const QuantizedView& w, int64_t row, int64_t blocks, const float* x,
-                            float* out, int64_t out_stride) {
+HWY_INLINE void quantized_dots(const QuantizedView& w, int64_t row, int64_t blocks, const float* x,
+                               float* out, int64_t out_stride) {
   V sum[M * R];
   for (V& s : sum) s = set(0);
   for (int64_t b = 0; b < blocks; ++b) {
@@ -120,14 +120,14 @@ HWY_INLINE void few_bits_of(const QuantizedView& w, int64_t row, int64_t blocks,
 }
 #endif
 
-void few_bits_block(const QuantizedView& w, int64_t row, int64_t rows, int64_t blocks,
-                    const float* x, int64_t m, float* out, int64_t out_stride) {
+void quantized_block(const QuantizedView& w, int64_t row, int64_t rows, int64_t blocks,
+                     const float* x, int64_t m, float* out, int64_t out_stride) {
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
   with_few(m, [&](auto count) HWY_ATTR {
     constexpr int M = decltype(count)::value, R = M == 1 ? 4 : 1;
     int64_t r = 0;
-    for (; r + R <= rows; r += R) few_bits_of<M, R>(w, row + r, blocks, x, out + r, out_stride);
-    for (; r < rows; ++r) few_bits_of<M, 1>(w, row + r, blocks, x, out + r, out_stride);
+    for (; r + R <= rows; r += R) quantized_dots<M, R>(w, row + r, blocks, x, out + r, out_stride);
+    for (; r < rows; ++r) quantized_dots<M, 1>(w, row + r, blocks, x, out + r, out_stride);
   });
 #else
   (void)w, (void)row, (void)rows, (void)blocks, (void)x, (void)m, (void)out, (void)out_stride;
@@ -142,7 +142,7 @@ namespace lathe {
 
 HWY_EXPORT(few_rows_compiled);
 HWY_EXPORT(few_rows_block);
-HWY_EXPORT(few_bits_block);
+HWY_EXPORT(quantized_block);
 
 namespace {
 
@@ -193,8 +193,8 @@ void gemv_nt(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, int64_t step, 
                });
 }
 
-void gemv_few_bits(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64_t k,
-                   const Epilogue& e) {
+void gemv_quantized(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64_t k,
+                    const Epilogue& e) {
   const int64_t rows = padded(m), blocks = k / 64;
   const c10::DataPtr wide = c10::GetCPUAllocator()->allocate(static_cast<size_t>(rows * k) * 4);
   auto* x = static_cast<float*>(wide.get());
@@ -215,8 +215,8 @@ void gemv_few_bits(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64
                  auto* block = reinterpret_cast<float*>(scratch.mine());
                  for (; begin < end; ++begin) {
                    const int64_t row = begin * task_rows, count = std::min(task_rows, n - row);
-                   HWY_DYNAMIC_DISPATCH(few_bits_block)(b, row, count, blocks, x, rows, block,
-                                                        task_rows);
+                   HWY_DYNAMIC_DISPATCH(quantized_block)(b, row, count, blocks, x, rows, block,
+                                                         task_rows);
                    finish_block(block, task_rows, 0, row, m, count, e);
                  }
                });

@@ -15,7 +15,7 @@ namespace lathe {
 /// The largest number of rows for these functions.
 constexpr int64_t few_rows = 8;
 
-/// Returns whether gemv_nt takes a [m, k] and b [n, k] of these types. gemv_few_bits takes any a
+/// Returns whether gemv_nt takes a [m, k] and b [n, k] of these types. gemv_quantized takes any a
 /// that is accepted together with float32.
 bool gemv_ready(Element a, Element b, int64_t m);
 /// Computes a [m, k] times the transpose of b [n, k], then applies `e`. Every `step` products along
@@ -36,7 +36,7 @@ struct QuantizedView {
 };
 /// Computes a [m, k] times the transpose of the matrix [n, k], then `e`. Sums run along a row's
 /// blocks, in float32. m <= few_rows.
-void gemv_few_bits(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64_t k,
-                   const Epilogue& e);
+void gemv_quantized(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int64_t k,
+                    const Epilogue& e);
 
 }  // namespace lathe

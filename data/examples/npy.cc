@@ -58,7 +58,7 @@ class HeaderParser {
       } else if (key == "shape" && !shape) {
         shape = tuple();
       } else {
-        malformed("a key that stands twice or has no business there");
+        malformed("a key that is unknown or occurs twice");
       }
       if (!next_is('}')) take(',');
     }

@@ -18,16 +18,17 @@ constexpr const char* mixture_format = "lathe-mixture-1";
 }  // namespace
 
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code) {
-  if (parts.empty()) fail(code, where, ": a mixture of no sources");
+  if (parts.empty()) fail(code, where, ": the mixture has no sources; give at least one");
   std::set<std::string> names;
   for (const MixturePart& part : parts) {
     const auto allowed = [](unsigned char c) {
       return std::isalnum(c) != 0 || c == '-' || c == '_';
     };
     if (part.name.empty() || !std::all_of(part.name.begin(), part.name.end(), allowed))
-      fail(code, where, ": \"", part.name, "\" can't name a source; take letters, digits, - and _");
+      fail(code, where, ": \"", part.name,
+           "\" is not a valid name of a source; use letters, digits, - and _");
     if (!names.insert(part.name).second)
-      fail(code, where, ": the source ", part.name, " stands twice");
+      fail(code, where, ": the source ", part.name, " is listed twice; remove one");
     if (!(part.weight > 0) || !std::isfinite(part.weight))
       fail(code, where, ": the share of ", part.name, " must be above 0, not ", part.weight);
   }
@@ -43,7 +44,7 @@ std::vector<MixturePart> read_mix(const std::string& text) {
     const auto* number = std::get_if<double>(&weight);
     if (colon == std::string::npos || number == nullptr)
       fail(Exit::usage, "data.mix = \"", text, "\": \"", word,
-           "\" is not a source with its share, as web:0.7");
+           "\" does not give a source and its weight; write it as in web:0.7");
     parts.push_back({word.substr(0, colon), *number});
   }
   check_mixture(parts, "data.mix", Exit::usage);

@@ -132,7 +132,7 @@ int64_t PaddedDocuments::targets(int64_t item, int64_t window) const {
 }
 
 void PaddedDocuments::put(int64_t item, const std::vector<at::Tensor>& buffers, int64_t n,
-                          int64_t /*all*/, int64_t vocab_size) const {
+                          int64_t /*items*/, int64_t vocab_size) const {
   const Document& d = documents_[static_cast<size_t>(item)];
   const int64_t count = std::min(d.length, buffers[0].size(1) + 1);
   std::vector<int64_t> ids(static_cast<size_t>(count)), targets(ids.size());

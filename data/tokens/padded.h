@@ -1,5 +1,5 @@
-// Batches of rows that are padded on the right, each an item of the data or one of its rows: single
-// documents (data.packing = "examples") and pairs of answers.
+// Batches whose rows are padded on the right. An item of the data fills one row (a document,
+// data.packing = "examples") or several (the two answers of a preference pair).
 #pragma once
 
 #include <memory>
@@ -21,15 +21,18 @@ class PaddedItems {
   /// Returns the number of rows that an item takes in a batch. The n-th of the N items of a batch
   /// has rows n, n + N, n + 2 N, ...
   virtual int64_t rows() const { return 1; }
-  /// Returns how many targets an item adds to those that the sum of losses is divided by.
+  /// Returns what an item adds to the divisor of the mean loss: its number of targets that are not
+  /// -100, or 1 for a preference pair.
   virtual int64_t targets(int64_t item, int64_t window) const = 0;
-  /// Writes the rows of an item, the n-th of N in the batch, into inputs and targets [B, T].
-  virtual void put(int64_t item, const std::vector<at::Tensor>& buffers, int64_t n, int64_t all,
+  /// Writes the rows of an item into `buffers`: inputs and targets [B, T]. The item is the n-th of
+  /// the `items` of the batch. Throws Exit::data for an id that is not below `vocab_size`.
+  virtual void put(int64_t item, const std::vector<at::Tensor>& buffers, int64_t n, int64_t items,
                    int64_t vocab_size) const = 0;
 };
 
-/// Writes a row of inputs and targets [B, T] from up to T + 1 ids and the same ids as targets; the
-/// rest is padded with inputs of 0 and targets of -100.
+/// Writes a row of inputs and targets [B, T]: all but the last of up to T + 1 ids, and all but the
+/// first of `targets`, the same ids with -100 where a token does not count toward the loss. Pads
+/// the row with inputs of 0 and targets of -100.
 void put_padded(const std::vector<int64_t>& ids, const std::vector<int64_t>& targets,
                 const std::vector<at::Tensor>& buffers, int64_t row);
 
@@ -37,14 +40,14 @@ void put_padded(const std::vector<int64_t>& ids, const std::vector<int64_t>& tar
 /// each epoch. Epochs are concatenated, so a batch may contain items of two.
 std::unique_ptr<TrainingBatches> padded_training(const PaddedItems& items, const BatchSizes& sizes,
                                                  uint64_t seed);
-/// Returns all items in order, or, with `batches` other than 0, that many batches of items that are
-/// spread evenly over all.
+/// Returns batches of all items in order. If `batches` is not 0 and there are enough items, returns
+/// that many batches, whose items are spread evenly over all items.
 std::unique_ptr<EvaluationBatches> padded_evaluation(const PaddedItems& items,
                                                      const BatchSizes& sizes, int64_t batches,
                                                      at::Device device);
 
-/// The documents of a split, each up to the token that ends it. A document that is longer than a
-/// window loses its end.
+/// The documents of a split, each with the token that ends it. Documents that are longer than a
+/// window are truncated.
 class PaddedDocuments final : public PaddedItems {
  public:
   /// Reads all tokens of the split, which must outlive this object. Documents of fewer than two

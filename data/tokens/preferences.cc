@@ -34,7 +34,7 @@ class Pairs final : public PaddedItems {
   int64_t rows() const override { return 2; }
   /// The sum of losses is divided by the number of pairs.
   int64_t targets(int64_t /*item*/, int64_t /*window*/) const override { return 1; }
-  void put(int64_t pair, const std::vector<at::Tensor>& buffers, int64_t n, int64_t all,
+  void put(int64_t pair, const std::vector<at::Tensor>& buffers, int64_t n, int64_t items,
            int64_t vocab_size) const override {
     const int64_t window = buffers[0].size(1);
     Row rows[]{read(2 * pair, vocab_size), read(2 * pair + 1, vocab_size)};
@@ -48,7 +48,7 @@ class Pairs final : public PaddedItems {
       Row& row = rows[i];
       row.ids.erase(row.ids.begin(), row.ids.begin() + skipped);
       row.targets.erase(row.targets.begin(), row.targets.begin() + skipped);
-      put_padded(row.ids, row.targets, buffers, n + i * all);
+      put_padded(row.ids, row.targets, buffers, n + i * items);
     }
   }
 

@@ -231,7 +231,7 @@ TEST_CASE("Variables are made of numbers, shapes, ranges and seeds", "[variable]
   CHECK_THAT(error_of([] { tensor({{1, 2}, {3}}); }),
              ContainsSubstring("rows of shapes [2] and [1]"));
   CHECK_THAT(error_of([] { arange(0, 1, -1); }),
-             ContainsSubstring("no steps of -1 lead from 0 to 1"));
+             ContainsSubstring("a step of -1 does not lead from 0 to 1"));
 }
 
 TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be trained again",

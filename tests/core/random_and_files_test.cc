@@ -104,7 +104,7 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[random_and
       problem(framed(
           R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
           8)),
-      ContainsSubstring("stands twice"));
+      ContainsSubstring("occurs twice"));
   CHECK_THAT(problem(framed(std::string(60, '['), 0)), ContainsSubstring("deeper than"));
 }
 

@@ -53,7 +53,7 @@ class Child {
  public:
   virtual ~Child() = default;
   virtual pid_t pid() const = 0;
-  /// Waits for its end. As waitpid says it.
+  /// Waits for the process to end and returns its status, as waitpid() does.
   virtual int status() = 0;
 };
 
@@ -81,8 +81,8 @@ class StartedChild : public Child {
   pid_t pid_ = 0;
 };
 
-/// A fork of a process that has loaded LibTorch (tests/support/faults/serve.h), which is started
-/// where there is none.
+/// A fork of a server process that has already loaded LibTorch (tests/support/faults/serve.h). The
+/// first ServedChild starts the server.
 class ServedChild : public Child {
  public:
   ServedChild(std::vector<std::string> words, const std::vector<std::string>& environment,
@@ -97,14 +97,17 @@ class ServedChild : public Child {
     iovec part{text.data(), text.size()};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};
     msghdr message{};
-    message.msg_iov = &part, message.msg_iovlen = 1;
-    message.msg_control = control.data(), message.msg_controllen = control.size();
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
     cmsghdr* const rights = CMSG_FIRSTHDR(&message);
-    rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS,
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof fds);
     std::memcpy(CMSG_DATA(rights), fds.data(), sizeof fds);
     if (sendmsg(server.socket, &message, MSG_NOSIGNAL) < 0)
-      fail(Exit::io, "the server of commands: ", std::strerror(errno));
+      fail(Exit::io, "cannot send a command to lathe_faults --serve: ", std::strerror(errno));
     close(answer[1]);
     answer_ = answer[0];
     pid_ = next();
@@ -143,7 +146,7 @@ class ServedChild : public Child {
   int next() const {
     int value = 0;
     if (read(answer_, &value, sizeof value) != sizeof value)
-      fail(Exit::io, "the server of commands has ended");
+      fail(Exit::io, "lathe_faults --serve has ended");
     return value;
   }
 
@@ -288,7 +291,8 @@ std::string difference(const fs::path& a, const fs::path& b) {
     std::set<std::string> seen;
     for (std::string line; std::getline(text, line);) {
       const Json j = parse_json(line, (run / "metrics.jsonl").string(), Exit::internal);
-      if (j.contains("changed")) continue;  // a run in parts may be told of its length part by part
+      // A run that is split into parts may change train.steps in each of them.
+      if (j.contains("changed")) continue;
       std::string kept;
       for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "samples", "loss_scale",
                               "val_loss", "accuracy", "mse"}) {

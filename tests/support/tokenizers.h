@@ -10,8 +10,8 @@
 
 namespace lathe::test {
 
-/// A BPE of the 256 bytes, without merges, and special tokens behind them.
-inline Tokenizer bytes_and(const std::vector<std::string>& special) {
+/// Returns a BPE tokenizer of the 256 bytes, without merges, followed by `special` tokens.
+inline Tokenizer byte_tokenizer_with(const std::vector<std::string>& special) {
   BPEDefinition d;
   for (int i = 0; i < 256; ++i) d.tokens.emplace_back(1, static_cast<char>(i));
   for (const std::string& s : special) {
@@ -19,7 +19,8 @@ inline Tokenizer bytes_and(const std::vector<std::string>& special) {
     d.tokens.push_back(s);
   }
   Json json;
-  json["kind"] = "bpe", json["bpe"] = bpe_to_json(d);
+  json["kind"] = "bpe";
+  json["bpe"] = bpe_to_json(d);
   return Tokenizer::from_json(json, "kind", "test");
 }
 
@@ -35,14 +36,19 @@ inline BPEDefinition sentencepiece(SpaceBefore rule) {
   }
   for (const char* c : {" ", "a", "b", "c", "\xC3\xA9"}) d.tokens.emplace_back(c);
   const auto merge = [&](const std::string& a, const std::string& b) {
-    const auto id = [&](const std::string& token) {  // the last: of one byte the character
+    // A character of one byte occurs twice in `tokens`. Find the second, which is not a byte token.
+    const auto id = [&](const std::string& token) {
       return static_cast<int32_t>(d.tokens.rend() -
                                   std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
     };
     d.merges.emplace_back(id(a), id(b));
     d.tokens.push_back(a + b);
   };
-  merge("a", "b"), merge(" ", " "), merge(" ", "ab"), merge("ab", "c"), merge(" ab", "\xC3\xA9");
+  merge("a", "b");
+  merge(" ", " ");
+  merge(" ", "ab");
+  merge("ab", "c");
+  merge(" ab", "\xC3\xA9");
   d.patterns.clear();
   d.space_before = rule;
   return d;

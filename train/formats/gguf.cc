@@ -94,8 +94,9 @@ class Entries {
   void report() const {
     if (kept_.empty()) return;
     log_info(kept_.size(), kept_.size() == 1 ? " matrix is" : " matrices are",
-             " written in float16, since the rows are no multiple of ", type_->elements, ": ",
-             kept_.front(), kept_.size() == 1 ? "" : ", ...");
+             " written in float16, or in float32 beyond its range, since the row length is not a "
+             "multiple of ",
+             type_->elements, ": ", kept_.front(), kept_.size() == 1 ? "" : ", ...");
   }
 
  private:
@@ -140,9 +141,10 @@ void export_gguf(const ExportOptions& o) {
     add_gguf_tokenizer(*m.state.tokenizer, value_of<int64_t>(own, "vocab_size"), metadata);
   } else {
     metadata.emplace_back("tokenizer.ggml.model", std::string("none"));
-    log_warn("no tokenizer is written: the run's is ",
-             m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
-             ", and what others read is a BPE");
+    log_warn(
+        "no tokenizer is written, because other programs read only BPE tokenizers, and the run's "
+        "is ",
+        m.state.tokenizer ? m.state.tokenizer->kind() : "unknown");
   }
 
   NewFolder out(o.out, o.stop);

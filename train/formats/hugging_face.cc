@@ -232,9 +232,10 @@ void export_hugging_face(const ExportOptions& o) {
           "this one by PreTrainedTokenizerFast, not by AutoTokenizer");
     }
   } else {
-    log_warn("no tokenizer is written: the run's is ",
-             m.state.tokenizer ? m.state.tokenizer->kind() : "not known",
-             ", and what others read is a BPE");
+    log_warn(
+        "no tokenizer is written, because other programs read only BPE tokenizers, and the run's "
+        "is ",
+        m.state.tokenizer ? m.state.tokenizer->kind() : "unknown");
   }
 
   // config.json comes last, since write_tokenizer() adds the ids of special tokens to it.

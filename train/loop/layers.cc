@@ -139,7 +139,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
       });
 }
 
-std::vector<LayerStats> LayerStatsCollector::figures() const {
+std::vector<LayerStats> LayerStatsCollector::stats() const {
   // Gradients are those of the scaled loss.
   const double scale = session_.optimizer.control().loss_scale;
 

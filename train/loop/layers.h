@@ -26,7 +26,7 @@ class LayerStatsCollector {
   /// `histograms`: collects those of what layers return, too.
   LayerStatsCollector(Session& session, bool histograms);
   /// Returns the statistics after the step, in the order of the model.
-  std::vector<LayerStats> figures() const;
+  std::vector<LayerStats> stats() const;
   /// Returns, after the step, the histograms of every trained weight ("weights/PATH"), of its
   /// gradient, unscaled ("gradients/PATH"), and of what each layer returned ("activations/LAYER").
   /// Each has 64 bins between the least and the largest finite value; a tensor without finite

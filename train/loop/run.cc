@@ -138,7 +138,7 @@ Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due,
   std::optional<LayerStatsCollector> collector;
   if (world().is_writer()) collector.emplace(session_, due.histograms);
   StepOutcome outcome{run_step(session_, loader, state_.step, /*keep_gradients=*/true)};
-  if (collector && due.layers) outcome.layers = collector->figures();
+  if (collector && due.layers) outcome.layers = collector->stats();
   if (collector && due.histograms) outcome.histograms = collector->histograms();
   return outcome;
 } catch (const Error& e) {

@@ -69,7 +69,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
   fault_point("save: copied");
 
   try {
-    under_way_ = std::async(std::launch::async, [this, state, before = std::move(before)] {
+    in_progress_ = std::async(std::launch::async, [this, state, before = std::move(before)] {
       const DeferSignals whole;
       before();
       log(Level::debug, "saved " + store_checkpoint(run_, state, copy_, keep_).string());
@@ -90,8 +90,8 @@ void CheckpointSaver::before_update() {
 }
 
 bool CheckpointSaver::is_writing() const {
-  return under_way_.valid() &&
-         under_way_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  return in_progress_.valid() &&
+         in_progress_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
 int64_t CheckpointSaver::saved_step() {
@@ -100,11 +100,11 @@ int64_t CheckpointSaver::saved_step() {
 }
 
 void CheckpointSaver::wait() {
-  if (!under_way_.valid()) return;
+  if (!in_progress_.valid()) return;
   const Timer timer(times_.wait_s);
   if (is_writing()) fault_point("save: waiting");
   const int64_t step = std::exchange(next_step_, -1);
-  under_way_.get();
+  in_progress_.get();
   saved_step_ = step;
 }
 

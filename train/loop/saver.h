@@ -60,7 +60,7 @@ class CheckpointSaver {
   Snapshot copy_;                        // its thread reads it while a save is in progress
   Times times_;
   Clock::time_point begin_ = Clock::now();
-  std::future<void> under_way_;  // the last member: its destructor waits
+  std::future<void> in_progress_;  // the last member: its destructor waits
 };
 
 }  // namespace lathe

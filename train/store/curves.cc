@@ -70,8 +70,8 @@ void Curves::add(const Json& line, const std::string& where) {
                            json_get<std::string>(change, "is", where, Exit::io)});
       }
     } else if (key == "layers" && value.is_object()) {
-      for (const auto& [layer, figures] : value.items()) {
-        for (const auto& [figure, x] : figures.items()) put("layers/" + figure + "/" + layer, x);
+      for (const auto& [layer, metrics] : value.items()) {
+        for (const auto& [metric, x] : metrics.items()) put("layers/" + metric + "/" + layer, x);
       }
     } else {
       put(key, value);

@@ -56,16 +56,16 @@ uint64_t ResumableFile::sync() {
 }
 
 std::vector<std::pair<std::string, double>> named_stats(const LayerStats& layer) {
-  std::vector<std::pair<std::string, double>> figures;
+  std::vector<std::pair<std::string, double>> stats;
   const auto add = [&](const char* name, const std::optional<double>& value) {
-    if (value) figures.emplace_back(name, *value);
+    if (value) stats.emplace_back(name, *value);
   };
   add("weight_norm", layer.weight_norm);
   add("grad_norm", layer.grad_norm);
   add("update_ratio", layer.update_ratio);
   add("act_max", layer.act_max);
   add("dead", layer.dead);
-  return figures;
+  return stats;
 }
 
 Metrics::Metrics(const fs::path& run, uint64_t length, const std::string& unit)
@@ -99,17 +99,17 @@ void Metrics::add(const StepMetrics& m) {
                              {"sent_bytes", r.sent_bytes}});
   }
   for (const LayerStats& layer : m.layers) {
-    Json& figures = json["layers"][layer.layer] = Json::object();
-    for (const auto& [name, value] : named_stats(layer)) figures[name] = json_number(value);
+    Json& stats = json["layers"][layer.layer] = Json::object();
+    for (const auto& [name, value] : named_stats(layer)) stats[name] = json_number(value);
   }
 
   file_.write(json_text(json) + "\n");
 }
 
 void Metrics::add_validation(int64_t step,
-                             const std::vector<std::pair<std::string, double>>& figures) {
+                             const std::vector<std::pair<std::string, double>>& metrics) {
   Json json{{"step", step}};
-  for (const auto& [name, value] : figures) json[name] = json_number(value);
+  for (const auto& [name, value] : metrics) json[name] = json_number(value);
   json["time"] = unix_seconds();
   file_.write(json_text(json) + "\n");
 }

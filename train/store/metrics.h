@@ -120,7 +120,7 @@ class Metrics final : public MetricsSink {
   Metrics(const fs::path& run, uint64_t length, const std::string& unit = "tokens");
   void add(const StepMetrics& m) override;
   void add_validation(int64_t step,
-                      const std::vector<std::pair<std::string, double>>& figures) override;
+                      const std::vector<std::pair<std::string, double>>& metrics) override;
   void add_changes(int64_t step, const std::vector<ConfigChange>& changes) override;
   void add_lengths(FileLengths& lengths) const override { lengths["metrics.jsonl"] = length(); }
   /// Bytes so far.

@@ -41,9 +41,9 @@ class Csv final : public MetricsSink {
   }
 
   void add_validation(int64_t step,
-                      const std::vector<std::pair<std::string, double>>& figures) override {
+                      const std::vector<std::pair<std::string, double>>& metrics) override {
     std::string head = "step,", row = std::to_string(step) + ",";
-    for (const auto& [name, value] : figures) head += name + ",", row += number_text(value) + ",";
+    for (const auto& [name, value] : metrics) head += name + ",", row += number_text(value) + ",";
     if (evaluations_.length() == 0) evaluations_.write(head + "time\n");
     evaluations_.write(row + number_text(unix_seconds()) + "\n");
   }

@@ -1,6 +1,6 @@
-// events.jsonl: where processes began to train, and samples. It is never truncated, since it
-// records that a run was killed and resumed. Its reader drops the samples of steps that were
-// trained again.
+// events.jsonl records the step at which each process began to train, and samples. Unlike
+// metrics.jsonl, it is not cut back to the step that a run resumes from, because it records that
+// the run was killed and resumed. read_events() drops the samples of steps that were trained again.
 #include "core/io/json.h"
 #include "train/store/run_folder.h"
 #include "train/store/sinks.h"
@@ -15,7 +15,8 @@ class Events final : public MetricsSink {
   explicit Events(const SinkOptions& o) : file_(o.run / name, OutputFile::Open::append) {
     if (const uint64_t size = file_.size(); size > 0) {
       const uint64_t whole = whole_lines(read_file(o.run / name, Exit::io));
-      if (whole != size) cut_file(o.run / name, whole);  // a kill cut it short
+      // A process that was killed may have left an incomplete last line.
+      if (whole != size) cut_file(o.run / name, whole);
     }
   }
   void add_start(int64_t step, const std::string& from) override {

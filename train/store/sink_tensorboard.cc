@@ -43,10 +43,10 @@ class TensorBoard final : public MetricsSink {
   }
 
   void add_validation(int64_t step,
-                      const std::vector<std::pair<std::string, double>>& figures) override {
+                      const std::vector<std::pair<std::string, double>>& metrics) override {
     std::vector<std::string> values;
-    for (const auto& [figure, value] : figures)
-      values.push_back(tf_scalar("evaluation/" + figure, value));
+    for (const auto& [metric, value] : metrics)
+      values.push_back(tf_scalar("evaluation/" + metric, value));
     write(step, values);
   }
 

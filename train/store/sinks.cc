@@ -36,8 +36,8 @@ void MetricsSinks::add(const StepMetrics& m) {
   for (const auto& sink : sinks_) sink->add(m);
 }
 void MetricsSinks::add_validation(int64_t step,
-                                  const std::vector<std::pair<std::string, double>>& figures) {
-  for (const auto& sink : sinks_) sink->add_validation(step, figures);
+                                  const std::vector<std::pair<std::string, double>>& metrics) {
+  for (const auto& sink : sinks_) sink->add_validation(step, metrics);
 }
 void MetricsSinks::add_changes(int64_t step, const std::vector<ConfigChange>& changes) {
   for (const auto& sink : sinks_) sink->add_changes(step, changes);

@@ -29,7 +29,7 @@ class MetricsSinks final : public MetricsSink {
   MetricsSinks(const LogConfig& config, const SinkOptions& options);
   void add(const StepMetrics& m) override;
   void add_validation(int64_t step,
-                      const std::vector<std::pair<std::string, double>>& figures) override;
+                      const std::vector<std::pair<std::string, double>>& metrics) override;
   void add_changes(int64_t step, const std::vector<ConfigChange>& changes) override;
   void add_sample(int64_t step, const std::string& text) override;
   void add_histograms(int64_t step, const std::vector<Histogram>& histograms) override;

@@ -16,13 +16,14 @@ std::vector<MultipleChoice> read_choices(const std::string& file) {
       MultipleChoice c{json_get<std::string>(json, "context", where, Exit::data), {}, 0};
 
       const Json endings = json_get<Json>(json, "endings", where, Exit::data);
-      if (!endings.is_array()) fail(Exit::data, where, ": \"endings\" must be a list of texts");
+      if (!endings.is_array()) fail(Exit::data, where, ": \"endings\" must be a list of strings");
       for (const Json& ending : endings) {
         if (!ending.is_string() || ending.get<std::string>().empty())
-          fail(Exit::data, where, ": \"endings\" must be a list of texts, none of them empty");
+          fail(Exit::data, where, ": \"endings\" must be a list of non-empty strings");
         c.endings.push_back(ending.get<std::string>());
       }
-      if (std::ssize(c.endings) < 2) fail(Exit::data, where, ": \"endings\" needs at least two");
+      if (std::ssize(c.endings) < 2)
+        fail(Exit::data, where, ": \"endings\" needs at least two strings");
 
       c.label = json_whole(json, "label", 0, std::ssize(c.endings) - 1, where, Exit::data);
       all.push_back(std::move(c));

@@ -219,21 +219,21 @@ std::vector<OpCase> make_op_table() {
            [](V v) { return div(v[0], v[1]); },
            [](T x) { return x[0] / x[1]; }});
   // The same quantized weight on both sides: what is checked is the op.
-  static const auto few_bits =
+  static const auto weights =
       std::make_shared<const QuantizedTensor>(torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}),
                                               QuantizedTensor::Format::int8, false, at::kCPU);
-  OpCase quantized{
-      "linear_quantized",
-      "",
-      {{{2, 5, 4}}, {{3}}},
-      [](V v) {
-        const Variable weight = Variable::parameter(torch::empty({3, 4}));
-        // Quantized again, on x's device, it has the same codes.
-        weight.leaf().precision.quantized = std::make_shared<const QuantizedTensor>(
-            few_bits->dequantize(at::kDouble), QuantizedTensor::Format::int8, false, device_of(v));
-        return linear(v[0], weight, v[1]);
-      },
-      [](T x) { return torch::linear(x[0], few_bits->dequantize(at::kDouble), x[1]); }};
+  OpCase quantized{"linear_quantized",
+                   "",
+                   {{{2, 5, 4}}, {{3}}},
+                   [](V v) {
+                     const Variable weight = Variable::parameter(torch::empty({3, 4}));
+                     // Quantized again, on x's device, it has the same codes.
+                     weight.leaf().precision.quantized = std::make_shared<const QuantizedTensor>(
+                         weights->dequantize(at::kDouble), QuantizedTensor::Format::int8, false,
+                         device_of(v));
+                     return linear(v[0], weight, v[1]);
+                   },
+                   [](T x) { return torch::linear(x[0], weights->dequantize(at::kDouble), x[1]); }};
   add_row(quantized);
   OpCase fp8{"linear_fp8",
              "",

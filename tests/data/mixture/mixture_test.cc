@@ -129,10 +129,10 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   };
   CHECK_THAT(told("aa:1,dd:2"),
              ContainsSubstring("names the source dd, and " + c.dir + " has aa, bb, cc"));
-  CHECK_THAT(told("aa"), ContainsSubstring("\"aa\" is not a source with its share"));
-  CHECK_THAT(told("aa:x"), ContainsSubstring("\"aa:x\" is not a source with its share"));
+  CHECK_THAT(told("aa"), ContainsSubstring("\"aa\" does not give a source and its weight"));
+  CHECK_THAT(told("aa:x"), ContainsSubstring("\"aa:x\" does not give a source and its weight"));
   CHECK_THAT(told("aa:0"), ContainsSubstring("the share of aa must be above 0"));
-  CHECK_THAT(told("aa:1,aa:2"), ContainsSubstring("stands twice"));
+  CHECK_THAT(told("aa:1,aa:2"), ContainsSubstring("is listed twice"));
   c.dir = (f / "mix" / "aa").string();
   CHECK_THAT(told("aa:1"), ContainsSubstring("data.mix is for mixtures"));
   CHECK_THAT(error_of([] { read_mixture_manifest(Json{{"format", 5}}, "manifest.json"); }),
@@ -188,7 +188,7 @@ TEST_CASE(
     return refused.err;
   };
   CHECK_THAT(told({"--source", "aa"}), ContainsSubstring("is not NAME=PATH:SHARE"));
-  CHECK_THAT(told({"--source", "a/b=aa"}), ContainsSubstring("can't name a source"));
+  CHECK_THAT(told({"--source", "a/b=aa"}), ContainsSubstring("is not a valid name of a source"));
   CHECK_THAT(told({"--source", "aa=aa:-1"}), ContainsSubstring("must be above 0"));
   CHECK_THAT(told({"--source", "aa=nowhere:1"}), ContainsSubstring("there is no file nowhere"));
   CHECK_THAT(told({"--source", "aa=aa", "bb"}), ContainsSubstring("bb is beside --source"));

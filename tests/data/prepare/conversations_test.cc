@@ -53,7 +53,7 @@ TEST_CASE("of conversations the answers and their ends are learned, in each temp
                                .field = "messages"},
                     .out = {}};
   o.val_share = 0;
-  o.tokenizer = bytes_and({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+  o.tokenizer = byte_tokenizer_with({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
   o.out = f / "chatml";
   prepare_documents(o);
   CHECK(marked_text(o.out, "train") ==
@@ -72,8 +72,8 @@ TEST_CASE("of conversations the answers and their ends are learned, in each temp
              ContainsSubstring("is 258, beyond the vocabulary of 258"));
   CHECK(TokenFile(o.out, "train", manifest).largest_id() == 258);
 
-  o.tokenizer = bytes_and({"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
-                           "<|end_header_id|>", "<|eot_id|>"});
+  o.tokenizer = byte_tokenizer_with({"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
+                                     "<|end_header_id|>", "<|eot_id|>"});
   o.out = f / "llama3";
   prepare_documents(o);
   CHECK_THAT(marked_text(o.out, "train"),
@@ -128,13 +128,14 @@ Tokenizer with_template(Tokenizer tokenizer, const std::string& text, const std:
   return tokenizer;
 }
 const Tokenizer& chatml_tokens() {
-  static const Tokenizer made = bytes_and({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+  static const Tokenizer made =
+      byte_tokenizer_with({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
   return made;
 }
 const Tokenizer& llama3_tokens() {
   static const Tokenizer made =
-      bytes_and({"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
-                 "<|eot_id|>"});
+      byte_tokenizer_with({"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
+                           "<|end_header_id|>", "<|eot_id|>"});
   return made;
 }
 

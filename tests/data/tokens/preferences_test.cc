@@ -52,7 +52,8 @@ std::string rows_text(const fs::path& folder, const char* split = "train") {
 }
 
 const Tokenizer& chat_tokens() {
-  static const Tokenizer made = bytes_and({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+  static const Tokenizer made =
+      byte_tokenizer_with({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
   return made;
 }
 

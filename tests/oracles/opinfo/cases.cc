@@ -1,6 +1,6 @@
-// The third oracle: calls that PyTorch's own tests make of its ops, with its results, from
-// tests/oracles/opinfo/opinfo.py, which runs this; without its cases (LATHE_OPINFO) there is
-// nothing to test.
+// The third oracle: compares Lathe's ops with PyTorch's on the samples of PyTorch's own tests
+// (OpInfo). tests/oracles/opinfo/opinfo.py writes the samples and PyTorch's results to the folder
+// LATHE_OPINFO and runs this test. Without that folder, nothing is tested.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -26,7 +26,7 @@
 namespace lathe::test {
 namespace {
 
-/// What PyTorch said, a tensor for each output or leaf; undefined ones are none.
+/// PyTorch's results: one tensor for each output or leaf, undefined where PyTorch returned None.
 using Tensors = std::vector<at::Tensor>;
 
 class Cases {
@@ -58,8 +58,8 @@ class Cases {
   std::ifstream lines_;
 };
 
-/// "" or how `ours` differs: NaN and infinities must stand in the same places, finite values differ
-/// by `allowed` at most.
+/// Returns how `ours_` differs from `wanted_`, or "". NaN and infinities must be at the same
+/// positions; finite values may differ by at most `allowed`.
 std::string differs(const at::Tensor& ours_, const at::Tensor& wanted_, double allowed) {
   if (ours_.sizes() != wanted_.sizes())
     return str("shape ", describe(ours_), " instead of ", describe(wanted_));
@@ -82,9 +82,11 @@ double largest(const at::Tensor& t) {
                         : v.masked_fill(v.isfinite().logical_not(), 0).abs().max().item<double>();
 }
 
-/// How far a result may be from PyTorch's: in float64 the order of summation. In lower dtypes the
-/// exact result is what counts, with `scale` of the dtype's spacing and twice what PyTorch itself
-/// is off.
+/// Returns how a result differs from PyTorch's by more than is allowed, or "". In float64 (`exact`
+/// is undefined), only the order of summation may differ: `float64` is the relative tolerance. In
+/// lower dtypes the result is compared with the exact one; the tolerance is about 8 units of the
+/// dtype's precision plus twice PyTorch's own error. A result that is within one unit of PyTorch's
+/// is accepted too.
 std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::Tensor& exact,
                     double float64) {
   if (!ours.defined() || !torch_.defined()) {  // none is as good as zeros
@@ -99,7 +101,7 @@ std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::
   return problem.empty() || differs(ours, torch_, spacing * largest(torch_)).empty() ? "" : problem;
 }
 
-/// What is wrong with a case, sentences; throws Unsupported.
+/// Returns a sentence for each difference in a case. Throws Unsupported if Lathe has no such call.
 std::vector<std::string> check_case(const Cases& cases, const Json& record) {
   std::vector<std::string> problems;
   Call call(record.at("args"), record.at("kwargs"),
@@ -113,40 +115,42 @@ std::vector<std::string> check_case(const Cases& cases, const Json& record) {
     if (!problem.empty()) problems.push_back(str(what, ": ", problem));
   };
   if (all.size() != outs.size()) return {str(all.size(), " results instead of ", outs.size())};
-  std::vector<Variable> ends;
-  std::vector<at::Tensor> ways;
+  std::vector<Variable> outputs;
+  std::vector<at::Tensor> cotangents;
   for (size_t i = 0; i < all.size(); ++i) {
     note(str("result ", i),
          compare(all[i].data(), outs[i], outs[i].is_floating_point() ? at(exact, i) : at::Tensor(),
                  1e-12));
     if (!outs[i].is_floating_point()) continue;
-    ends.push_back(all[i]);
-    ways.push_back(dys.at(ends.size() - 1));
+    outputs.push_back(all[i]);
+    cotangents.push_back(dys.at(outputs.size() - 1));
   }
   if (!problems.empty() || record.at("grads").is_null()) return problems;
   const Tensors grads = cases.list(record, "grads"),
                 exact_grads = cases.list(record, "exact_grads");
   const Tensors weights = cases.list(record, "weights"), second = cases.list(record, "second");
-  Variable root;  // whose gradient is all outputs', each with its own cotangent
-  for (size_t i = 0; i < ends.size(); ++i) {
-    const Variable term = sum(cast(ends[i], at::kDouble) * Variable(ways[i].to(at::kDouble)));
+  // The sum of all outputs, each multiplied by its cotangent: one backward pass covers them all.
+  Variable root;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Variable term =
+        sum(cast(outputs[i], at::kDouble) * Variable(cotangents[i].to(at::kDouble)));
     root = root.defined() ? root + term : term;
   }
   const std::vector<Variable>& leaves = call.leaves();
   REQUIRE(leaves.size() == grads.size());
   if (!root.requires_grad()) return {"no gradient flows"};
-  bool again = record.contains("second");
+  bool has_second = record.contains("second");
   std::vector<Variable> first;
   try {
-    first = grad(root, leaves, {}, again, /*retain=*/true);
+    first = grad(root, leaves, {}, has_second, /*retain=*/true);
   } catch (const Error& e) {
     if (std::string(e.what()).find("without second derivatives") == std::string::npos) throw;
-    again = false;
+    has_second = false;
     first = grad(root, leaves);
   }
   for (size_t i = 0; i < leaves.size(); ++i)
     note(str("gradient ", i), compare(first[i].data(), grads[i], at(exact_grads, i), 1e-11));
-  if (!again || !problems.empty()) return problems;
+  if (!has_second || !problems.empty()) return problems;
   Variable s;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (!first[i].defined() || !weights[i].defined()) continue;
@@ -171,7 +175,7 @@ TEST_CASE("ops agree with PyTorch's on PyTorch's own samples", "[.opinfo]") {
   Cases cases(folder);
   std::map<std::string, int> skipped, explained;
   std::set<std::string> ops;
-  int n = 0, again = 0;
+  int n = 0, second = 0;
   Json record;
   while (cases.next(record)) {
     const std::string op = record.at("op"), dtype = record.at("dtype");
@@ -179,7 +183,7 @@ TEST_CASE("ops agree with PyTorch's on PyTorch's own samples", "[.opinfo]") {
     try {
       problems = check_case(cases, record);
       ++n;
-      again += record.contains("second");
+      second += record.contains("second");
       ops.insert(op);
     } catch (const Unsupported& e) {
       ++skipped[op + ": " + e.what()];
@@ -195,12 +199,12 @@ TEST_CASE("ops agree with PyTorch's on PyTorch's own samples", "[.opinfo]") {
                      << record.at("kwargs").dump());
     FAIL_CHECK(problems[0]);
   }
-  std::cout << n << " cases of " << ops.size() << " ops agree, " << again
-            << " of them to the second gradient\n";
+  std::cout << n << " cases of " << ops.size() << " ops agree, " << second
+            << " of them in second derivatives too\n";
   for (const auto& [what, times] : explained)
-    std::cout << "  otherwise by intent, " << times << ": " << what << "\n";
+    std::cout << "  different by design, " << times << ": " << what << "\n";
   for (const auto& [what, times] : skipped)
-    std::cout << "  not taken, " << times << ": " << what << "\n";
+    std::cout << "  skipped, " << times << ": " << what << "\n";
   CHECK(n > 3000);
   CHECK(ops.size() > 100);
 }

@@ -28,7 +28,7 @@ const char* const tuned_template =
 const std::string tuned_generation = "{ \"eos_token_id\": [258, 256],\n \"top_p\": 0.8}\n";
 
 fs::path chat_folder(const TempFolder& f) {
-  const Tokenizer tokenizer = bytes_and({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
+  const Tokenizer tokenizer = byte_tokenizer_with({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
   export_hugging_face({.run = make_run(f, "first", "gpt", gpt, tokenizer), .out = f / "hf"});
   write_file(f / "hf/tokenizer_config.json",
              Json{{"bos_token", nullptr},

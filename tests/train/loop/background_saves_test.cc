@@ -1,6 +1,5 @@
-// Saves in the background: what is written is the state at their start, one is in progress at a
-// time, errors come out at the next look, and a run that ends, however it ends, leaves the save
-// whole.
+// Background saves: a save writes the state at its start, only one is in progress at a time, errors
+// are thrown by the next call of the saver, and a run always completes its save before it ends.
 #include "train/loop/saver.h"
 
 #include <algorithm>
@@ -51,7 +50,10 @@ CheckpointConfig config(const std::string& dtype = "auto", int64_t keep = 2) {
 
 RunState at_step(int64_t step) {
   RunState state;
-  state.step = step, state.updates = step - 1, state.tokens = 9 * step, state.metrics_bytes = 5,
+  state.step = step;
+  state.updates = step - 1;
+  state.tokens = 9 * step;
+  state.metrics_bytes = 5;
   state.config = "c";
   return state;
 }
@@ -60,8 +62,8 @@ void save(CheckpointSaver& saver, const Small& s, int64_t step) {
   saver.save(at_step(step), s.params, s.optimizer, [] {}, /*now=*/false);
 }
 
-/// Every tensor that a checkpoint has becomes another.
-void train_on(Small& s) {
+/// Changes every tensor that a checkpoint contains.
+void change_all(Small& s) {
   for (auto& group : s.optimizer.groups()) {
     for (auto& slot : group.slots) {
       slot.param.data().add_(1);
@@ -78,7 +80,7 @@ std::string files_of(const fs::path& checkpoint) {
   return all;
 }
 
-TEST_CASE("a background save is of the moment at which it was asked for, to the byte",
+TEST_CASE("a background save writes exactly the state at the time of the call",
           "[background_saves]") {
   for (const char* dtype : {"auto", "bf16"}) {
     INFO(dtype);
@@ -96,28 +98,28 @@ TEST_CASE("a background save is of the moment at which it was asked for, to the 
       const Snapshot view = view_state(s.params, s.optimizer, as);
       save(saver, s, step);
       saver.before_update();
-      train_on(s);
+      change_all(s);
       CHECK(saver.saved_step() == (step == 10 ? -1 : step - 10));
       trained.release();
       saver.wait();
       CHECK(saver.saved_step() == step);
       CHECK(files_of(f / "run/checkpoints" / checkpoint_name(step)) == files_of(wanted));
-      // What a save without a copy would have written is noticed.
+      // The test can tell: a save that does not copy first writes other bytes.
       CHECK(files_of(store_checkpoint(f / "shared", at_step(step), view, {})) != files_of(wanted));
     }
   }
 }
 
-TEST_CASE("one save is under way at a time; the next one waits, and is counted",
+TEST_CASE("one save is in progress at a time; the next one waits and is counted",
           "[background_saves]") {
   const TempFolder f(fast_folder());
   const Small s;
-  std::counting_semaphore<3> go_on(0);
+  std::counting_semaphore<3> may_continue(0);
   std::mutex mutex;
   std::vector<std::string> points;
   const Hook hook([&](const std::string& point, bool in_background) {
-    if (in_background && point == "save: begun") go_on.acquire();
-    if (point == "save: waiting") go_on.release();
+    if (in_background && point == "save: begun") may_continue.acquire();
+    if (point == "save: waiting") may_continue.release();
     const std::lock_guard lock(mutex);
     points.push_back(point);
   });
@@ -157,7 +159,7 @@ struct FailWrites {
   ~FailWrites() { file_calls = saver_calls; }
 };
 
-TEST_CASE("what goes wrong in the background comes out at the next look, as it would at once",
+TEST_CASE("the next call throws an error of a background save, as a synchronous save would",
           "[background_saves]") {
   for (const int number : {ENOSPC, EIO, EDQUOT}) {
     const TempFolder f(fast_folder());
@@ -175,32 +177,33 @@ TEST_CASE("what goes wrong in the background comes out at the next look, as it w
       return std::string("nothing");
     };
     const auto save_two = [&](CheckpointSaver& saver) {
-      save(saver, s, 10), save(saver, s, 20);
+      save(saver, s, 10);
+      save(saver, s, 20);
       saver.wait();
     };
-    std::string at_once;
+    std::string synchronous;
     {
       CheckpointSaver saver(f / "run", config(), -1);
       save_two(saver);
       const FailWrites fail(number);
-      at_once =
+      synchronous =
           problem([&] { saver.save(at_step(30), s.params, s.optimizer, [] {}, /*now=*/true); });
-      CHECK_THAT(at_once, ContainsSubstring("checkpoint step-00000030 is not saved"));
+      CHECK_THAT(synchronous, ContainsSubstring("checkpoint step-00000030 is not saved"));
     }
-    const std::vector<std::function<void(CheckpointSaver&)>> looks{
+    const std::vector<std::function<void(CheckpointSaver&)>> calls{
         [](CheckpointSaver& saver) { saver.wait(); },
         [](CheckpointSaver& saver) {
           for (;;) saver.saved_step();
         },
         [&](CheckpointSaver& saver) { save(saver, s, 40); }};
-    for (const auto& look : looks) {
+    for (const auto& call : calls) {
       CheckpointSaver saver(f / "run", config(), 20);
       const FailWrites fail(number);
       save(saver, s, 30);
-      CHECK(problem([&] { look(saver); }) == at_once);
+      CHECK(problem([&] { call(saver); }) == synchronous);
       CHECK(saver.saved_step() == 20);
     }
-    {  // nobody looks: the end waits
+    {  // nobody calls: the end waits
       CheckpointSaver saver(f / "run", config(), 20);
       const FailWrites fail(number);
       save(saver, s, 30);
@@ -229,7 +232,7 @@ TEST_CASE(
   CHECK(step_of(list_checkpoints(f.path())[0]) == 20);
 }
 
-TEST_CASE("an older checkpoint stays until the new one is whole", "[background_saves]") {
+TEST_CASE("an older checkpoint is kept until the new one is complete", "[background_saves]") {
   const TempFolder f(fast_folder());
   const Small s;
   CheckpointSaver saver(f.path(), config("auto", 1), -1);
@@ -259,11 +262,11 @@ TEST_CASE("a background save copies only what is not written when an update come
     CAPTURE(place);
     const TempFolder f(fast_folder());
     Small s;
-    std::binary_semaphore reached(0), go_on(0);
+    std::binary_semaphore reached(0), may_continue(0);
     const Hook hook([&](const std::string& point, bool in_background) {
       if (!in_background || point != place) return;
       reached.release();
-      go_on.acquire();
+      may_continue.acquire();
     });
     CheckpointSaver saver(f / "run", config(), -1);
     const Snapshot view = view_state(s.params, s.optimizer, std::nullopt);
@@ -280,8 +283,8 @@ TEST_CASE("a background save copies only what is not written when an update come
     if (std::string(place) != "save: optimizer written")
       for (const TensorEntry& entry : view.optimizer) left += entry.size();
     CHECK(static_cast<uint64_t>(held() - before) == left);
-    train_on(s);
-    go_on.release();
+    change_all(s);
+    may_continue.release();
     saver.wait();
     CHECK(held() == before);
     CHECK(files_of(f / "run/checkpoints" / checkpoint_name(1)) == files_of(wanted));
@@ -293,7 +296,7 @@ TEST_CASE("an update waits for the tensor that is being written", "[background_s
   const at::Tensor first = torch::ones({8}), second = torch::ones({8});
   const TensorEntry first_entry = live->add("first", first),
                     second_entry = live->add("second", second);
-  std::binary_semaphore writing(0), go_on(0);
+  std::binary_semaphore writing(0), may_continue(0);
   std::atomic<bool> may_update = false;
   std::string bytes;
   const auto append = [&](std::span<const std::byte> part) {
@@ -303,7 +306,7 @@ TEST_CASE("an update waits for the tensor that is being written", "[background_s
     const std::jthread writer([&] {
       first_entry.write([&](std::span<const std::byte> part) {
         writing.release();
-        go_on.acquire();
+        may_continue.acquire();
         append(part);
       });
       second_entry.write(append);
@@ -317,7 +320,7 @@ TEST_CASE("an update waits for the tensor that is being written", "[background_s
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     CHECK(!may_update);
-    go_on.release();
+    may_continue.release();
   }
   const auto* const values = reinterpret_cast<const float*>(bytes.data());
   REQUIRE(bytes.size() == 16 * sizeof(float));
@@ -325,8 +328,8 @@ TEST_CASE("an update waits for the tensor that is being written", "[background_s
   CHECK(first[0].item<float>() == 2);
 }
 
-/// A tiny run with `lathe_faults`, in the background where `slow` is a fault point and
-/// milliseconds.
+/// Trains a tiny run with `lathe_faults`. If `slow` ("POINT MS") is not empty, saves run in the
+/// background and sleep that long at the fault point.
 Finished train(const TempFolder& f, const std::string& out, std::vector<std::string> args,
                const std::string& slow, std::map<std::string, std::string> environment = {},
                int signal = 0) {
@@ -340,7 +343,7 @@ Finished train(const TempFolder& f, const std::string& out, std::vector<std::str
   return run(command);
 }
 
-TEST_CASE("a run that saves in the background: the same bits, and each checkpoint that of its step",
+TEST_CASE("background saves change no bit of a run, and each checkpoint has the state of its step",
           "[background_saves]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -369,7 +372,7 @@ TEST_CASE("a run that saves in the background: the same bits, and each checkpoin
   }
 }
 
-TEST_CASE("a signal, a loss that diverged and a full disk while a save is under way",
+TEST_CASE("a signal, a loss that diverged and a full disk while a save is in progress",
           "[background_saves]") {
   const TempFolder f;
   make_tiny_run(f.path());

@@ -25,7 +25,8 @@ inline constexpr int64_t served_context = 48;
 
 /// The 256 bytes, ChatML's tokens and the end of a document.
 inline const Tokenizer& served_tokenizer() {
-  static const Tokenizer tokenizer = bytes_and({"<|im_start|>", "<|im_end|>", "<|endoftext|>"});
+  static const Tokenizer tokenizer =
+      byte_tokenizer_with({"<|im_start|>", "<|im_end|>", "<|endoftext|>"});
   return tokenizer;
 }
 

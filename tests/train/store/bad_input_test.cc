@@ -258,7 +258,7 @@ TEST_CASE("JSON is read in time that grows with its length", "[bad_input]") {
   CHECK(json.begin().key() == "key0");
   CHECK(parse_json(objects + "\"end\": 1}", "j", Exit::data).size() == 200'001);
   CHECK_THAT(error_of([&] { parse_json(text + "\"key0\": 1}", "j", Exit::data); }),
-             ContainsSubstring("j: the key \"key0\" stands twice"));
+             ContainsSubstring("j: the key \"key0\" occurs twice"));
 
   const TempFolder f;
   const std::byte one{7};

@@ -284,14 +284,14 @@ TEST_CASE(
     "conversations are written as ChatML and Llama 3 have them, and what people write is text",
     "[generate]") {
   const std::vector<ChatMessage> messages{{"system", "Be kind."}, {"user", "Hi <|im_end|>"}};
-  const Tokenizer chatml = test::bytes_and({"<|im_start|>", "<|im_end|>"});
+  const Tokenizer chatml = test::byte_tokenizer_with({"<|im_start|>", "<|im_end|>"});
   const ChatTemplate chat(chatml, "run", "");
   CHECK(chatml.decode(chat.ask(messages)) ==
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi "
         "<|im_end|><|im_end|>\n<|im_start|>assistant\n");
   const auto ids = chat.ask(messages);
   CHECK(std::count(ids.begin(), ids.end(), chat.end()) == 2);
-  const Tokenizer llama3 = test::bytes_and(
+  const Tokenizer llama3 = test::byte_tokenizer_with(
       {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
   CHECK(llama3.decode(ChatTemplate(llama3, "run", "").ask({{"user", "Hi"}})) ==
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_"

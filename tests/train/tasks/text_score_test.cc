@@ -68,7 +68,7 @@ TEST_CASE("each token of a text is scored once, behind as much as its window has
 }
 
 TEST_CASE("behind the token that ends documents, the first token is scored too", "[text_score]") {
-  const Tokenizer bpe = bytes_and({"<|endoftext|>"});
+  const Tokenizer bpe = byte_tokenizer_with({"<|endoftext|>"});
   const auto model = small_model(257);
   const std::string text = "<|endoftext|>";  // which is text here
   const TextScore s = score_text({*model, bpe, context}, text);

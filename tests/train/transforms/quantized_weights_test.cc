@@ -74,13 +74,13 @@ TEST_CASE("products of few rows read quantized weights as they are", "[quantized
     for (const bool twice : {false, true}) {
       for (const auto& [n, k] : {std::pair<int64_t, int64_t>(1, 64), {67, 192}, {300, 704}}) {
         const QuantizedTensor w(torch::randn({n, k}), format, twice, at::kCPU);
-        const auto bits = w.few_bits();
+        const auto bits = w.view();
         REQUIRE(bits);
         const at::Tensor exact = w.dequantize(at::kFloat).to(at::kDouble), bias = torch::randn({n});
         for (const int64_t rows : {1, 2, 3, 8}) {
           for (const auto dtype : {at::kFloat, at::kBFloat16}) {
             const at::Tensor x = torch::randn({rows, k}).to(dtype), y = torch::empty({rows, n});
-            gemv_few_bits(
+            gemv_quantized(
                 {x.const_data_ptr(), k, element_of(dtype)}, *bits, rows, n, k,
                 {.out = {y.data_ptr(), n, Element::f32}, .bias = bias.const_data_ptr<float>()});
             const at::Tensor wanted = x.to(at::kDouble).matmul(exact.t()) + bias;
@@ -93,7 +93,7 @@ TEST_CASE("products of few rows read quantized weights as they are", "[quantized
     }
   }
   CHECK(!QuantizedTensor(torch::randn({8, 96}), QuantizedTensor::Format::int8, false, at::kCPU)
-             .few_bits());
+             .view());
 }
 
 TEST_CASE("weights are loaded without ever being in float32 at once", "[quantized_weights]") {
