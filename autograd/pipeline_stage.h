@@ -23,6 +23,8 @@ class PipelineStage {
   virtual Variable enter(Variable x) = 0;
   /// Takes the output of its last block and returns it on the last stage.
   virtual Variable leave(Variable y) = 0;
+  /// Returns whether the pass that leave() has not ended runs more blocks of this stage.
+  virtual bool has_more_blocks() const { return false; }
   /// Returns whether passes without a graph are the stage's too. Others run all blocks, such as
   /// those of a second model.
   virtual bool serves_passes_without_graph() const { return false; }

@@ -282,11 +282,15 @@ X run_blocks(size_t n, X x, const F& f) {
     return detail::run_some_blocks(0, n, n, std::move(x), f);
 
   if constexpr (std::is_same_v<X, Variable>) {
-    PipelineStage* const stage = std::exchange(mode().stage, nullptr);
-    const auto [first, last] = stage->blocks(n);
-    x = detail::run_some_blocks(first, last, n, stage->enter(std::move(x)), f);
-    mode().stage = stage;
-    return stage->leave(std::move(x));
+    PipelineStage* const stage = mode().stage;
+    do {
+      mode().stage = nullptr;
+      const auto [first, last] = stage->blocks(n);
+      x = detail::run_some_blocks(first, last, n, stage->enter(std::move(x)), f);
+      mode().stage = stage;
+      x = stage->leave(std::move(x));
+    } while (stage->has_more_blocks());
+    return x;
   } else {
     refuse_stages();
   }

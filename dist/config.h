@@ -49,6 +49,13 @@ struct DistConfig {
       "of a tied embedding.",
       between(1, 1024))
   LATHE_FIELD(
+      int64_t, virtual_stages, 1,
+      "Number of parts of the model's blocks that each stage of a pipeline has (interleaved "
+      "pipeline). Above 1, stages wait less at the beginning and at the end of a step, send "
+      "proportionally more activations, and evaluate one batch at a time. dist.pipeline must then "
+      "divide the number of micro-batches of each process. Changes no bit.",
+      between(1, 1024))
+  LATHE_FIELD(
       std::string, shard, "none",
       "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "
       "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "

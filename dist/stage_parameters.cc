@@ -17,14 +17,14 @@
 
 namespace lathe {
 
-std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after, int stages) {
-  const size_t blocks = costs.size(), count = static_cast<size_t>(stages);
-  LATHE_CHECK(count >= 1 && count <= blocks, "more stages than blocks");
+std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after, int parts) {
+  const size_t blocks = costs.size(), count = static_cast<size_t>(parts);
+  LATHE_CHECK(count >= 1 && count <= blocks, "more parts than blocks");
   std::vector<double> sums{0};  // of the first n blocks
   for (const double cost : costs) sums.push_back(sums.back() + cost);
   sums.back() += after;
 
-  // best[s][n]: the cost of the most expensive of s stages that run the first n blocks.
+  // best[s][n]: the cost of the most expensive of s parts that have the first n blocks.
   constexpr double none = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> best(count + 1, std::vector<double>(blocks + 1, none));
   std::vector<std::vector<size_t>> begin(count + 1, std::vector<size_t>(blocks + 1));
@@ -60,9 +60,8 @@ StageParameters::StageParameters(World& world, std::vector<NamedParameter> param
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const NamedParameter& p = parameters_[i];
     is_before = is_before && p.block < 0;
-    const auto stage = std::upper_bound(cuts_.begin(), cuts_.end(), p.block) - cuts_.begin() - 1;
     if (p.block >= 0)
-      owner_.push_back(static_cast<int>(stage));
+      owner_.push_back(static_cast<int>(part_of_block(p.block) % stages_.size));
     else
       owner_.push_back(is_before ? 0 : stages_.size - 1);
 
@@ -79,9 +78,20 @@ StageParameters::StageParameters(World& world, std::vector<NamedParameter> param
   }
 }
 
-ElementRange StageParameters::blocks_of(int stage) const {
-  const auto s = static_cast<size_t>(stage);
-  return {cuts_[s], cuts_[s + 1]};
+ElementRange StageParameters::blocks(int part) const {
+  const auto of_all = static_cast<size_t>(part * stages_.size + stages_.rank);
+  return {cuts_[of_all], cuts_[of_all + 1]};
+}
+
+/// Returns the part of all stages that has a block.
+int64_t StageParameters::part_of_block(int64_t block) const {
+  return std::upper_bound(cuts_.begin(), cuts_.end(), block) - cuts_.begin() - 1;
+}
+
+int StageParameters::part_of_local(size_t i) const {
+  const int64_t block = local_[i].block;
+  if (block >= 0) return static_cast<int>(part_of_block(block) / stages_.size);
+  return stages_.rank == 0 ? 0 : parts() - 1;
 }
 
 /// Returns whether parameter i is an embedding of the first stage that the last one uses as the

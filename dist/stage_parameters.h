@@ -1,7 +1,8 @@
 // Parameters of a pipeline's stages (Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient
 // large-scale language model training on GPU clusters"). A stage, a position on the pipeline axis
-// of dist/world.h, runs some consecutive blocks of the model, and it alone keeps their parameters
-// and their state. Of the parameters outside of blocks, the first stage has those that the model
+// of dist/world.h, runs some consecutive blocks of the model, or several parts of such blocks
+// (dist.virtual_stages): part p belongs to stage p % stages. It alone keeps their parameters and
+// their state. Of the parameters outside of blocks, the first stage has those that the model
 // names before its blocks, and the last stage has the others. Both have an embedding that is tied
 // to the head: the first stage adds up its gradients and updates it. With dist.shard, the data
 // ranks of a stage divide what it updates among them (dist/shards.h).
@@ -23,10 +24,10 @@
 
 namespace lathe {
 
-/// Returns [stages + 1]: stage s runs the blocks [cuts[s], cuts[s + 1]), at least one. Of all such
-/// cuts, the most expensive stage costs the least. `costs`: of each block; `after`: of what the
-/// last stage runs after them. There must be as many blocks as stages.
-std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after, int stages);
+/// Returns [parts + 1]: part p has the blocks [cuts[p], cuts[p + 1]), at least one. Of all such
+/// cuts, the most expensive part costs the least. `costs`: of each block; `after`: of what follows
+/// the blocks, in the last part. There must be as many blocks as parts.
+std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after, int parts);
 
 /// The parameters that this stage trains. What needs those of all stages holds a Gathered.
 ///
@@ -34,13 +35,19 @@ std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after
 class StageParameters {
  public:
   /// Begins with complete parameters, which must outlive it. `cuts`: as cut_into_stages() returns
-  /// them. `head`: the weight of the model's head, or null. Throws Exit::usage if a block's
-  /// parameter shares its memory with another tensor.
+  /// them, with the same number of parts for each stage. `head`: the weight of the model's head, or
+  /// null. Throws Exit::usage if a block's parameter shares its memory with another tensor.
   StageParameters(World& world, std::vector<NamedParameter> parameters, std::vector<int64_t> cuts,
                   const Leaf* head = nullptr);
 
-  /// Returns the blocks that this stage runs: [begin, end).
-  ElementRange blocks() const { return blocks_of(stages_.rank); }
+  /// Returns how many parts of the blocks each stage has (dist.virtual_stages).
+  int parts() const { return static_cast<int>(cuts_.size() - 1) / stages_.size; }
+  /// Returns the blocks of a part of this stage, which is counted from 0: [begin, end).
+  ElementRange blocks(int part) const;
+  /// Returns the number of blocks of all stages.
+  int64_t all_blocks() const { return cuts_.back(); }
+  /// Returns the part of this stage whose backward pass gives local() parameter i its gradient.
+  int part_of_local(size_t i) const;
   /// Returns the parameters that this stage has gradients of.
   std::span<const NamedParameter> local() const { return local_; }
   /// Returns the index, among all parameters, of one of local().
@@ -82,7 +89,7 @@ class StageParameters {
   };
 
  private:
-  ElementRange blocks_of(int stage) const;
+  int64_t part_of_block(int64_t block) const;
   bool is_tied(size_t i) const;
   bool is_foreign(size_t i) const;
   bool is_freed(size_t i) const;

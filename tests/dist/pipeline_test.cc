@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autograd/ops.h"
@@ -24,17 +27,17 @@ using Words = std::vector<std::string>;
 TEST_CASE("a stage runs each micro-batch forward and then backward, with few in flight",
           "[pipeline]") {
   using Passes = std::vector<StagePass>;
-  CHECK((stage_schedule(0, 1, 2) == Passes{{0, false}, {0, true}, {1, false}, {1, true}}));
-  CHECK((stage_schedule(0, 2, 3) ==
+  CHECK((stage_schedule(0, 1, 1, 2) == Passes{{0, false}, {0, true}, {1, false}, {1, true}}));
+  CHECK((stage_schedule(0, 2, 1, 3) ==
          Passes{{0, false}, {1, false}, {0, true}, {2, false}, {1, true}, {2, true}}));
-  CHECK((stage_schedule(1, 2, 2) == stage_schedule(0, 1, 2)));
+  CHECK((stage_schedule(1, 2, 1, 2) == stage_schedule(0, 1, 1, 2)));
 
   for (const int stages : {1, 2, 3, 8}) {
     for (const int64_t micro_batches : {1, 2, 3, 8, 9}) {
       for (int stage = 0; stage < stages; ++stage) {
         INFO("stage " << stage << " of " << stages << ", " << micro_batches << " micro-batches");
         int64_t forward = 0, backward = 0, most = 0;
-        for (const StagePass& pass : stage_schedule(stage, stages, micro_batches)) {
+        for (const StagePass& pass : stage_schedule(stage, stages, 1, micro_batches)) {
           CHECK(pass.micro_batch == (pass.is_backward ? backward : forward)++);
           CHECK(backward <= forward);
           most = std::max(most, forward - backward);
@@ -42,6 +45,77 @@ TEST_CASE("a stage runs each micro-batch forward and then backward, with few in 
         CHECK(forward == micro_batches);
         CHECK(backward == micro_batches);
         CHECK(most == std::min<int64_t>(stages - stage, micro_batches));
+      }
+    }
+  }
+}
+
+/// Runs the schedules of all stages at the same time, with each pass as one unit of time. A pass
+/// waits for what it receives, and one that sends a gradient until at most one older gradient was
+/// not received. Returns when the last one ends, or -1 if all wait forever.
+int64_t time_of_schedules(int stages, int parts, int64_t micro_batches) {
+  using Message = std::pair<int64_t, int>;  // micro-batch and the part, of all, that has sent it
+  const int last = stages * parts - 1;
+  std::vector<std::vector<StagePass>> left;
+  for (int s = 0; s < stages; ++s) {
+    left.push_back(stage_schedule(s, stages, parts, micro_batches));
+    std::reverse(left.back().begin(), left.back().end());
+  }
+  std::set<Message> activations, gradients, received;
+  std::vector<std::vector<Message>> sent(left.size());  // gradients of each stage
+
+  for (int64_t time = 0;; ++time) {
+    if (std::all_of(left.begin(), left.end(), [](const auto& l) { return l.empty(); })) return time;
+    std::vector<int> ready;
+    for (int s = 0; s < stages; ++s) {
+      if (left[s].empty()) continue;
+      const auto [n, is_backward, part] = left[s].back();
+      const int of_all = part * stages + s;
+      const auto is_unreceived = [&](const Message& m) { return received.count(m) == 0; };
+      const bool waits = is_backward
+                             ? (of_all < last && gradients.count({n, of_all + 1}) == 0) ||
+                                   std::count_if(sent[s].begin(), sent[s].end(), is_unreceived) > 1
+                             : of_all > 0 && activations.count({n, of_all - 1}) == 0;
+      if (!waits) ready.push_back(s);
+    }
+    if (ready.empty()) return -1;
+
+    for (const int s : ready) {
+      const auto [n, is_backward, part] = left[s].back();
+      left[s].pop_back();
+      const int of_all = part * stages + s;
+      (is_backward ? gradients : activations).insert({n, of_all});
+      if (is_backward && of_all < last) received.insert({n, of_all + 1});
+      if (is_backward && of_all > 0) sent[s].push_back({n, of_all});
+    }
+  }
+}
+
+TEST_CASE("parts of stages take turns, and shorten the waiting in proportion", "[pipeline]") {
+  using Passes = std::vector<StagePass>;
+  CHECK((stage_schedule(1, 2, 2, 2) == Passes{{0, false, 0},
+                                              {1, false, 0},
+                                              {0, false, 1},
+                                              {0, true, 1},
+                                              {1, false, 1},
+                                              {1, true, 1},
+                                              {0, true, 0},
+                                              {1, true, 0}}));
+  for (const int stages : {2, 3, 4, 8}) {
+    for (const int parts : {1, 2, 3, 4}) {
+      for (const int64_t micro_batches : {stages, 2 * stages, 5 * stages}) {
+        INFO(stages << " stages of " << parts << " parts, " << micro_batches << " micro-batches");
+        for (int stage = 0; stage < stages; ++stage) {
+          // Each part has the order of micro-batches, in both directions.
+          std::map<std::pair<int, bool>, int64_t> next;
+          for (const StagePass& p : stage_schedule(stage, stages, parts, micro_batches))
+            CHECK(p.micro_batch == next[{p.part, p.is_backward}]++);
+          CHECK(std::ssize(next) == 2 * parts);
+          for (const auto& [of, count] : next) CHECK(count == micro_batches);
+        }
+        // A part's forward pass takes 1, so a stage waits 2 (stages - 1), whatever a part's size.
+        CHECK(time_of_schedules(stages, parts, micro_batches) ==
+              2 * micro_batches * parts + 2 * (stages - 1));
       }
     }
   }
@@ -127,6 +201,15 @@ TEST_CASE("a run has the same bits on any number of stages", "[pipeline]") {
   };
   const std::vector<Cell> cells{
       {staged_gpt, {"--optim.grad_clip=0.5", "--memory.saved=bf16"}, {{2, 2}, {4, 4}, {4, 2}}},
+      {staged_gpt,
+       {"--dist.virtual_stages=2", "--amp.dtype=bf16", "--optim.kind=muon",
+        "--memory.recompute=selective"},
+       {{2, 2}, {4, 2}}},
+      {staged_gpt,
+       {"--dist.virtual_stages=2", "--amp.dtype=fp16", "--amp.scaler=dynamic",
+        "--amp.loss_scale=16777216", "--dist.shard=optimizer", "--optim.kind=adam8bit",
+        "--train.grad_accum=8"},
+       {{2, 2}, {4, 2}}},
       {staged_gpt, {"--amp.dtype=fp8", "--optim.kind=adafactor", "--train.grad_accum=1"}, {{2, 2}}},
       {untied_llama,
        {"--amp.dtype=bf16", "--optim.kind=muon", "--memory.recompute=selective"},
@@ -206,7 +289,7 @@ TEST_CASE("a run resumes on other stages, with the same bits", "[pipeline]") {
   until(2, 4, 4);
   until(3, 1, 1);
   until(5, 4, 2);
-  results(f, "moved", 2, 2, all);
+  results(f, "moved", 2, 2, with_keys(all, {"--dist.virtual_stages=2"}));
   check_same_tensors(f / "runs/whole", f / "runs/moved", "step-00000006");
 }
 
@@ -220,11 +303,15 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
   const Words all = with_keys(
       pipeline_keys, {"--train.steps=2", "--train.eval_interval=0", "--checkpoint.interval=1"});
   std::vector<double> memory;
-  for (const char* stages : {"1", "2"}) {
-    const Words own = with_keys(all, {std::string("--dist.pipeline=") + stages});
-    REQUIRE(train_on(f, 2, "kind.toml", stages, own).code == 0);
+  for (const Words& keys : {Words{"--dist.pipeline=1"},
+                            {"--dist.pipeline=2"},
+                            {"--dist.pipeline=2", "--dist.virtual_stages=2"}}) {
+    const Words own = with_keys(all, keys);
+    const std::string name = keys.back().substr(7);
+    REQUIRE(train_on(f, 2, "kind.toml", name, own).code == 0);
     const Json forecast = lathe::test::plan_of(f, 2, "kind.toml", own);
-    const Json figures = lathe::test::rank_figures(f / "runs" / stages);
+    const Json figures = lathe::test::rank_figures(f / "runs" / name);
+    INFO(name);
     memory.push_back(figures.at("memory_bytes"));
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.02));
@@ -232,6 +319,14 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
     CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
           Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
   }
+  // The waiting of a stage, beside its two micro-batches of a time of 1: 1 and 1/2.
+  const auto bubble = [&](const char* parts) {
+    const Words own = with_keys(all, {"--dist.pipeline=2", "--train.grad_accum=2",
+                                      std::string("--dist.virtual_stages=") + parts});
+    return lathe::test::plan_of(f, 2, "kind.toml", own).at("pipeline_bubble").get<double>();
+  };
+  CHECK(bubble("1") == Approx(1 / (2 + 1.0)));
+  CHECK(bubble("2") == Approx(0.5 / (2 + 0.5)));
   // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
 
@@ -390,6 +485,15 @@ TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "
        "memory.update_in_backward"},
       {2, {"--dist.pipeline=2", "--memory.offload=activations"}, "memory.offload"},
       {6, {"--dist.pipeline=2", "--train.grad_accum=4"}, "start 2, 4 or 8"},
+      {2, {"--dist.virtual_stages=2"}, "needs dist.pipeline of at least 2"},
+      {2, {"--dist.pipeline=2", "--dist.virtual_stages=3"}, "times dist.virtual_stages = 6"},
+      {2,
+       {"--dist.pipeline=2", "--dist.virtual_stages=2", "--train.grad_accum=3"},
+       "dist.pipeline = 2 divides, not 3"},
+      {2,
+       {"--dist.pipeline=2", "--dist.virtual_stages=2", "--dist.shard=parameters",
+        "--memory.recompute=blocks"},
+       "does not support dist.shard = \"parameters\""},
   };
   for (const Refused& c : cases) {
     const Finished done =

@@ -134,12 +134,14 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   // keeps grow with the logarithm of its micro-batches, so more than so many make no difference
   // that counts.
   constexpr int64_t most = 64;
-  const int64_t all = s.config.train.grad_accum, own = std::min(all / data_ranks, most);
+  const int64_t least = s.stage && s.stage->parts() > 1 ? sizes.pipeline : 1;
+  const int64_t all = s.config.train.grad_accum;
+  const int64_t own = std::max(std::min(all / data_ranks, most) / least, int64_t{1}) * least;
   FlopCount flops;
   int64_t sent_in_replica = 0;
   if (evaluates) evaluate_batch(s, batches);
   for (int64_t step = 0; step < 2; ++step) {
-    s.config.train.grad_accum = data_ranks * (step == 0 ? 1 : own);
+    s.config.train.grad_accum = data_ranks * (step == 0 ? least : own);
     flops = {};
     const int64_t before = sent_within_replica();
     const CountFlops counting(flops);
@@ -160,6 +162,10 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.ranks = ranks;
   result.replica = sizes;
   result.stage = stage;
+  // The last stage waits for the first micro-batch, and the first one for the last one's gradients:
+  // of each, the time of one part in each of the other stages.
+  result.bubble =
+      s.stage ? static_cast<double>(sizes.pipeline - 1) / static_cast<double>(s.stage->parts()) : 0;
   result.update_share = update_share_of(s);
   result.sent_bytes = bytes_sent_by_first(world(), *s.layout, s.local_params(), s.exchanged,
                                           s.config.dist.shard, all / data_ranks) +

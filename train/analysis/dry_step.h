@@ -23,9 +23,11 @@ struct DryStep {
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
   double update_flops = 0;              ///< FLOPs of the matrix products of an optimizer update
   int64_t checkpoint_bytes = 0;
-  int ranks = 1;              ///< processes; the numbers are those of one of them
-  GridSizes replica{};        ///< how many of them hold a replica of the model together
-  int stage = 0;              ///< of the pipeline, that the numbers are those of
+  int ranks = 1;        ///< processes; the numbers are those of one of them
+  GridSizes replica{};  ///< how many of them hold a replica of the model together
+  int stage = 0;        ///< of the pipeline, that the numbers are those of
+  /// Micro-batches for whose time a stage of the pipeline waits in a step.
+  double bubble = 0;
   double update_share = 1;    ///< of the trained parameters, that one process updates
   int64_t sent_bytes = 0;     ///< that this process sends to the others in a step
   int64_t held_bytes = 0;     ///< size of the copy that a background save writes

@@ -230,11 +230,9 @@ ScaledConfig scale_down(const LoadedConfig& given) {
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
                         const DryStep& small) {
   const double flops = dry.micro_batch.total() / small.micro_batch.total();
-  // The last stage of a pipeline waits until the first micro-batch has come, and the first one
-  // until the last micro-batch has returned.
-  const int64_t micro_batches =
-      config.train.grad_accum / dry.data_ranks() + dry.replica.pipeline - 1;
-  const double work = flops * static_cast<double>(micro_batches);
+  const double micro_batches =
+      static_cast<double>(config.train.grad_accum / dry.data_ranks()) + dry.bubble;
+  const double work = flops * micro_batches;
   double update = small.update_flops > 0
                       ? dry.update_flops / small.update_flops
                       : static_cast<double>(dry.trained) / static_cast<double>(small.trained);

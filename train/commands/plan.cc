@@ -67,6 +67,16 @@ std::optional<double> mfu_of(const RunConfig& c, const Forecast& f, bool& is_pro
          f.dry.ranks;
 }
 
+/// Returns the number of micro-batches of a process.
+int64_t own_micro_batches(const RunConfig& c, const DryStep& d) {
+  return c.train.grad_accum / d.data_ranks();
+}
+
+/// Returns the share of the forward and backward time that a stage of a pipeline waits.
+double bubble_share(const RunConfig& c, const DryStep& d) {
+  return d.bubble / (d.bubble + static_cast<double>(own_micro_batches(c, d)));
+}
+
 int64_t most_checkpoints(const Forecast& f) { return f.kept_checkpoints + 1; }
 
 /// The lines of a plan, each with a name and a value.
@@ -95,9 +105,6 @@ class PlanText {
          << "\n";
   }
 
-  /// Returns the number of micro-batches of a process.
-  int64_t own_micro_batches() const { return c_.train.grad_accum / d_.data_ranks(); }
-
   void add_parameters() {
     const auto all = static_cast<double>(d_.parameters), trained = static_cast<double>(d_.trained);
     std::string text = format("%.0f", all);
@@ -113,7 +120,7 @@ class PlanText {
     const int replica = d_.ranks / d_.data_ranks();
     std::string text = str(d_.ranks);
     if (replica > 1) text += str(" in groups of ", replica);
-    text += str(", each with ", own_micro_batches(), " of the ", c_.train.grad_accum,
+    text += str(", each with ", own_micro_batches(c_, d_), " of the ", c_.train.grad_accum,
                 " micro-batches of a step; memory is that of one");
     if (d_.replica.pipeline > 1)
       text += str(" of stage ", d_.stage, " of ", d_.replica.pipeline, ", which needs the most");
@@ -174,11 +181,9 @@ class PlanText {
   }
 
   void add_bubble() {
-    const auto waiting = static_cast<double>(d_.replica.pipeline - 1);
-    const auto own = static_cast<double>(own_micro_batches());
     line("pipeline bubble",
-         format("%.0f%% of the forward and backward passes, with %.0f micro-batches per process",
-                100 * waiting / (waiting + own), own));
+         format("%.0f%% of the forward and backward passes, with ", 100 * bubble_share(c_, d_)) +
+             str(own_micro_batches(c_, d_), " micro-batches per process"));
   }
 
   void add_disk() {
@@ -216,6 +221,7 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"tensors_mb", mb(static_cast<double>(d.tensors()))},
           {"memory_mb", memory},
           {"ms_per_step", 1e3 * step_s},
+          {"pipeline_bubble", bubble_share(c, d)},
           {"ms_forward", 1e3 * f.times.forward},
           {"ms_backward", 1e3 * f.times.backward},
           {"ms_optimizer", 1e3 * f.times.optimizer},

@@ -111,8 +111,10 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
     costs.resize(std::max(costs.size(), static_cast<size_t>(p.block) + 1));
     costs[static_cast<size_t>(p.block)] += static_cast<double>(p.parameter.numel());
   }
-  if (std::ssize(costs) < stages) {
-    refuse("is more than the ", costs.size(), " blocks of this model (see run_blocks() in ",
+  const int64_t parts = stages * loaded.config.dist.virtual_stages;
+  if (std::ssize(costs) < parts) {
+    refuse(parts > stages ? str("times dist.virtual_stages = ", parts, " ") : "",
+           "is more than the ", costs.size(), " blocks of this model (see run_blocks() in ",
            "autograd/recompute.h); lower it");
   }
   if (!buffers(model).empty()) {
@@ -120,7 +122,7 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
   }
   const double head = model.has_head() ? static_cast<double>(model.head_weight().numel()) : 0;
   return std::make_unique<StageParameters>(
-      world(), params, cut_into_stages(costs, head, stages),
+      world(), params, cut_into_stages(costs, head, static_cast<int>(parts)),
       model.has_head() ? model.head_weight().as_leaf() : nullptr);
 }
 

@@ -10,29 +10,30 @@
 namespace lathe {
 
 /// This process's stage. Batches follow each other through the stages without waiting for the
-/// result of the one before.
+/// result of the one before, unless stages have several parts: then a pass runs all of them.
 class ForwardPasses::Stage final : public PipelineStage {
  public:
-  explicit Stage(const Session& session) : session_(session) {}
+  explicit Stage(const StageParameters& stage) : link_(stage) {}
 
-  std::pair<size_t, size_t> blocks(size_t n) override {
-    return blocks_of_stage(link_, session_.stage->blocks(), n);
-  }
+  std::pair<size_t, size_t> blocks(size_t n) override { return link_.blocks(part_, n); }
   Variable enter(Variable x) override {
-    if (std::exchange(has_entered_, true)) refuse_repeated_blocks();
-    return link_.is_first() ? x : Variable(link_.receive_activations(x.data()));
+    if (part_ == link_.parts()) refuse_repeated_blocks();
+    return link_.is_first(part_) ? x : Variable(link_.receive_activations(x.data()));
   }
   Variable leave(Variable y) override {
-    if (link_.is_last()) return y;
+    const int part = part_++;
+    if (link_.is_last(part)) return y;
     finish();
     sending_ = y.data().contiguous();
     wait_ = link_.send_activations(sending_);
-    throw ForwardIsDone();
+    if (!has_more_blocks()) throw ForwardIsDone();
+    return y;
   }
+  bool has_more_blocks() const override { return part_ < link_.parts(); }
   bool serves_passes_without_graph() const override { return true; }
-  void begin_pass() override { has_entered_ = false; }
+  void begin_pass() override { part_ = 0; }
   void end_pass() override {
-    if (!has_entered_) refuse_hidden_blocks();
+    if (part_ == 0) refuse_hidden_blocks();
   }
 
   /// Waits until what was sent last has arrived.
@@ -41,9 +42,8 @@ class ForwardPasses::Stage final : public PipelineStage {
   }
 
  private:
-  const Session& session_;
   StageLink link_;
-  bool has_entered_ = false;  // the blocks, in the current pass
+  int part_ = 0;  // that runs next in the current pass
   at::Tensor sending_;
   std::function<void()> wait_;
 };
@@ -52,7 +52,7 @@ ForwardPasses::ForwardPasses(const Session& session) : shards_(session.shards.ge
   mode().grad = false;
   mode().block_hooks = session.block_hooks();
   if (!session.stage) return;
-  stage_ = std::make_unique<Stage>(session);
+  stage_ = std::make_unique<Stage>(*session.stage);
   mode().stage = stage_.get();
 }
 

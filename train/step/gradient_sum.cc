@@ -5,9 +5,9 @@
 #include "autograd/node.h"
 
 namespace lathe {
-void GradientSum::begin(int64_t n) {
-  if (in_sequence_ || n == 0 || n % 2 == 1) return;
-  for (size_t i = 0; i < parameters_.size(); ++i) set_aside(i);
+
+void GradientSum::begin(int64_t n, size_t i) {
+  if (!in_sequence_ && n > 0 && n % 2 == 0) set_aside(i);
 }
 
 void GradientSum::finish(size_t i) {

@@ -27,8 +27,9 @@ class GradientSum {
   GradientSum(std::span<const NamedParameter> parameters, bool in_sequence)
       : parameters_(parameters), in_sequence_(in_sequence), pairs_(parameters.size()) {}
 
-  /// Prepares for the backward pass of micro-batch `n` of this process, from 0.
-  void begin(int64_t n);
+  /// Prepares for the backward pass of micro-batch `n` of this process, from 0, as far as it adds
+  /// to parameter i.
+  void begin(int64_t n, size_t i);
   /// Leaves the sum of all micro-batches as the gradient of parameter i. Call it once for each
   /// parameter, when the last backward pass has added to it.
   void finish(size_t i);

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <deque>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -26,6 +27,9 @@ namespace {
 
 using Wait = std::function<void()>;
 
+/// Number of gradients that may be on their way to the stage before, beside a new one.
+constexpr size_t most_unreceived_gradients = 1;
+
 /// A micro-batch between its forward and its backward pass.
 struct InFlight {
   Variable input{};   ///< of the first block, a leaf; undefined on the first stage
@@ -36,33 +40,39 @@ struct InFlight {
 /// This process's side of the pipeline.
 class Stage final : public PipelineStage {
  public:
-  Stage(Session& s, const StageStep& step) : s_(s), step_(step) {}
+  Stage(Session& s, const StageStep& step)
+      : s_(s), step_(step), link_(*s.stage), in_flight_(static_cast<size_t>(s.stage->parts())) {}
 
-  void forward(int64_t n) {
-    const Batch batch = next_batch();
+  void forward(int64_t n, int part) {
+    if (part == 0) batches_[n] = next_batch();
+    part_ = part;
     now_.emplace();
-    const Variable loss = run_stage_forward(s_, batch, step_.divisor, random(n), *this);
+    const Variable loss = run_stage_forward(s_, batches_[n], step_.divisor, random(n), *this);
     if (!now_->output.defined()) refuse_hidden_blocks();
-    if (link_.is_last()) now_->output = loss;
-    losses_.push_back(link_.is_last()
+    if (link_.is_last(part)) now_->output = loss;
+    in_flight_[static_cast<size_t>(part)].push_back(*std::exchange(now_, std::nullopt));
+
+    if (part + 1 < link_.parts()) return;
+    batches_.erase(n);
+    losses_.push_back(link_.is_last(part)
                           ? loss.data()
                           : at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(s_.device)));
-    in_flight_.push_back(*std::exchange(now_, std::nullopt));
   }
 
-  void backward(int64_t n) {
-    InFlight pass = std::move(in_flight_.front());
-    in_flight_.pop_front();
+  void backward(int64_t n, int part) {
+    std::deque<InFlight>& of_part = in_flight_[static_cast<size_t>(part)];
+    InFlight pass = std::move(of_part.front());
+    of_part.pop_front();
     at::Tensor dy = s_.scaler ? s_.scaler->scale() : at::Tensor();
-    if (!link_.is_last()) {
+    if (!link_.is_last(part)) {
       dy = at::empty(pass.output.sizes(), pass.output.data().options());
-      link_.receive(dy, link_.rank() + 1);
+      link_.receive_gradient(dy);
       pass.sent();
     }
 
     // Frozen blocks may begin a model.
     if (pass.output.requires_grad()) run_stage_backward(s_, pass.output, std::move(dy), random(n));
-    if (link_.is_first()) return;
+    if (link_.is_first(part)) return;
     const at::Tensor dx = pass.input.grad();
     send_gradient(dx.defined() ? dx.contiguous() : at::zeros_like(pass.input.data()));
   }
@@ -75,13 +85,11 @@ class Stage final : public PipelineStage {
   }
   double waited() const { return link_.waited(); }
 
-  std::pair<size_t, size_t> blocks(size_t n) override {
-    return blocks_of_stage(link_, s_.stage->blocks(), n);
-  }
+  std::pair<size_t, size_t> blocks(size_t n) override { return link_.blocks(part_, n); }
 
   Variable enter(Variable x) override {
     if (now_->output.defined()) refuse_repeated_blocks();
-    if (link_.is_first()) return x;
+    if (link_.is_first(part_)) return x;
     now_->input = Variable(link_.receive_activations(x.data()));
     now_->input.requires_grad_();
     // What an op computed, since memory.saved takes a leaf for a parameter.
@@ -90,7 +98,7 @@ class Stage final : public PipelineStage {
 
   Variable leave(Variable y) override {
     now_->output = y;
-    if (link_.is_last()) return y;
+    if (link_.is_last(part_)) return y;
     now_->sent = link_.send_activations(y.data().contiguous());
     throw ForwardIsDone();
   }
@@ -99,10 +107,12 @@ class Stage final : public PipelineStage {
   Batch next_batch() const {
     const NamedRange data([] { return std::string("data"); });
     Batch batch = step_.next();
-    // The loader reuses the memory of a batch, which the graphs of several micro-batches keep.
-    if (link_.is_last()) return batch;
-    for (at::Tensor* t : {&batch.inputs, &batch.starts}) {
-      if (t->defined()) *t = t->clone();
+    // The loader reuses the memory of a batch, which the graphs of several micro-batches keep. The
+    // last stage has none ahead if it has a single part.
+    if (link_.is_last(0)) return batch;
+    for (at::Tensor* t : {&batch.inputs, &batch.starts, &batch.targets}) {
+      const bool is_unused = t == &batch.targets && !link_.is_last(link_.parts() - 1);
+      if (t->defined() && !is_unused) *t = t->clone();
     }
     return batch;
   }
@@ -112,10 +122,10 @@ class Stage final : public PipelineStage {
   }
 
   void send_gradient(const at::Tensor& dx) {
-    // The stage before has received all gradients but the last two before it sends the activations
-    // that led to this one, so this does not wait.
-    wait_for_gradients(1);
-    world().guarded([&] { gradients_.push_back(world().stages().send(dx, link_.rank() - 1)); });
+    // A stage receives the gradients of a part soon after they were sent, since it alternates
+    // between forward and backward passes as this one does.
+    wait_for_gradients(most_unreceived_gradients);
+    gradients_.push_back(link_.send_gradient(dx));
   }
 
   /// Waits until at most so many gradients are being sent.
@@ -128,20 +138,31 @@ class Stage final : public PipelineStage {
   Session& s_;
   const StageStep& step_;
   StageLink link_;
-  std::optional<InFlight> now_;  // during a forward pass
-  std::deque<InFlight> in_flight_;
+  int part_ = 0;                                 // of the current forward pass
+  std::optional<InFlight> now_;                  // during a forward pass
+  std::vector<std::deque<InFlight>> in_flight_;  // by part
+  std::map<int64_t, Batch> batches_;  // by micro-batch, until the last part has used them
   std::deque<Wait> gradients_;
   std::vector<at::Tensor> losses_;
 };
 
 }  // namespace
 
-std::vector<StagePass> stage_schedule(int stage, int stages, int64_t micro_batches) {
-  const int64_t ahead = std::min<int64_t>(stages - stage - 1, micro_batches);
+std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t micro_batches) {
+  const int64_t all = micro_batches * parts, behind = stages - stage - 1;
+  const int64_t ahead = std::min(parts == 1 ? behind : 2 * behind + (parts - 1) * stages, all);
+  // Of a single part, a group is one micro-batch.
+  const int64_t group = parts == 1 ? 1 : stages, in_group = group * parts;
+  const auto pass = [&](int64_t i, bool is_backward) {
+    const auto part = static_cast<int>(i % in_group / group);
+    return StagePass{i / in_group * group + i % group, is_backward,
+                     is_backward ? parts - 1 - part : part};
+  };
+
   std::vector<StagePass> passes;
-  for (int64_t n = 0; n < micro_batches + ahead; ++n) {
-    if (n < micro_batches) passes.push_back({n, /*is_backward=*/false});
-    if (n >= ahead) passes.push_back({n - ahead, /*is_backward=*/true});
+  for (int64_t i = 0; i < all + ahead; ++i) {
+    if (i < all) passes.push_back(pass(i, /*is_backward=*/false));
+    if (i >= ahead) passes.push_back(pass(i - ahead, /*is_backward=*/true));
   }
   return passes;
 }
@@ -149,13 +170,13 @@ std::vector<StagePass> stage_schedule(int stage, int stages, int64_t micro_batch
 std::vector<at::Tensor> run_stage(Session& s, const StageStep& step, double& waited) {
   const RankAxis place = world().pipeline();
   Stage stage(s, step);
-  for (const StagePass& pass : stage_schedule(place.rank, place.size, step.plan.count)) {
-    const int64_t n = pass.micro_batch;
-    world().note(step.step, pass.is_backward ? "backward" : "forward");
-    if (pass.is_backward)
-      step.around_backward(n, [&] { stage.backward(n); });
+  for (const auto [n, is_backward, part] :
+       stage_schedule(place.rank, place.size, s.stage->parts(), step.plan.count)) {
+    world().note(step.step, is_backward ? "backward" : "forward");
+    if (is_backward)
+      step.around_backward(n, part, [&, n = n, part = part] { stage.backward(n, part); });
     else
-      stage.forward(n);
+      stage.forward(n, part);
   }
   std::vector<at::Tensor> losses = stage.finish();
   waited += stage.waited();

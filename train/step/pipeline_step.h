@@ -11,18 +11,21 @@
 
 namespace lathe {
 
-/// One pass of a micro-batch, which is counted from 0.
+/// One pass of a micro-batch through a part of a stage; both are counted from 0.
 struct StagePass {
   int64_t micro_batch = 0;
   bool is_backward = false;
+  int part = 0;
 
   bool operator==(const StagePass&) const = default;
 };
 
 /// Returns the passes of a stage in their order: one forward and one backward ("1F1B", Narayanan et
-/// al. 2019, "PipeDream"). Backward passes have the order of micro-batches. Stage s of n has
-/// activations of at most n - s micro-batches.
-std::vector<StagePass> stage_schedule(int stage, int stages, int64_t micro_batches);
+/// al. 2019, "PipeDream"). Stage s of n has activations of at most n - s micro-batches. With
+/// several parts per stage, groups of n micro-batches take turns at the parts (Narayanan et al.
+/// 2021, section 2.2.2), and n must divide their number. The forward passes of a part, and its
+/// backward passes, have the order of micro-batches.
+std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t micro_batches);
 
 /// The step that a stage takes part in.
 struct StageStep {
@@ -30,8 +33,8 @@ struct StageStep {
   int64_t step = 0;                    ///< from 0
   double divisor = 1;                  ///< the number of targets in the step
   BatchPlan plan;
-  /// Runs backward passes: calls its argument for micro-batch n.
-  std::function<void(int64_t n, const std::function<void()>& backward)> around_backward;
+  /// Runs backward passes: calls its last argument for a part of micro-batch n.
+  std::function<void(int64_t n, int part, const std::function<void()>& backward)> around_backward;
 };
 
 /// Runs the passes of a step's micro-batches on this stage, and adds to the gradients of its

@@ -36,6 +36,26 @@ void check_stages(const LoadedConfig& loaded) {
   }
 }
 
+/// Throws Exit::usage where stages with several parts (dist.virtual_stages) do not support keys, or
+/// the number of micro-batches in each of `groups` groups of processes.
+void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
+  const RunConfig& c = loaded.config;
+  const int64_t own = c.train.grad_accum / groups;
+  const auto refuse = [&](const auto&... why) {
+    fail(Exit::usage, origin_of(loaded, "dist.virtual_stages"),
+         ": dist.virtual_stages = ", c.dist.virtual_stages, " ", why...);
+  };
+  if (c.dist.pipeline == 1) refuse("needs dist.pipeline of at least 2; set that, or set it to 1");
+  if (c.dist.shard == "gradients" || c.dist.shard == "parameters") {
+    refuse("does not support dist.shard = \"", c.dist.shard,
+           "\" yet; set that to \"optimizer\", or ", "set it to 1");
+  }
+  if (own % c.dist.pipeline != 0) {
+    refuse("needs a number of micro-batches per process that dist.pipeline = ", c.dist.pipeline,
+           " divides, not ", own, "; change train.grad_accum, or set it to 1");
+  }
+}
+
 }  // namespace
 
 GridSizes replica_of(const RunConfig& config, int64_t processes) {
@@ -70,7 +90,10 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
          " does not support updates in the backward pass yet; set it to 1, or leave "
          "memory.update_in_backward out");
   }
-  if (c.grad_accum % processes == 0) return;
+  if (c.grad_accum % processes == 0) {
+    if (all > 1 && loaded.config.dist.virtual_stages > 1) check_virtual_stages(loaded, processes);
+    return;
+  }
 
   std::vector<int64_t> counts;
   for (int64_t n = 1; n <= c.grad_accum && counts.size() < 8; ++n) {

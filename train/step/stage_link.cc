@@ -17,6 +17,9 @@ namespace {
 /// The dtype and the sizes of a tensor, which are sent before it.
 constexpr size_t header_size = 10;
 
+// Streams of the stages' group: of two stages, each is before and after the other.
+constexpr int activations = 0, gradients = 1;
+
 at::Tensor header_of(const at::Tensor& t) {
   LATHE_CHECK(t.dim() + 2 <= static_cast<int64_t>(header_size), "a tensor of ", t.dim(),
               " dims between blocks");
@@ -30,15 +33,22 @@ at::Tensor header_of(const at::Tensor& t) {
 
 }  // namespace
 
-StageLink::StageLink() : place_(world().pipeline()) {}
+StageLink::StageLink(const StageParameters& stage) : stage_(stage), place_(world().pipeline()) {}
+
+std::pair<size_t, size_t> StageLink::blocks(int part, size_t n) const {
+  LATHE_CHECK(stage_.all_blocks() == static_cast<int64_t>(n), "dist.pipeline: the model runs ", n,
+              " blocks, but its parameters are in ", stage_.all_blocks());
+  const ElementRange own = stage_.blocks(part);
+  return {own.begin, own.end};
+}
 
 std::function<void()> StageLink::send_activations(const at::Tensor& y) const {
   if (DryWorld* const dry = world().dry()) dry->sent = {y.sizes().vec(), y.scalar_type()};
   std::function<void()> wait;
   world().guarded([&] {
     Group& group = world().stages();
-    const auto header = group.send(header_of(y), place_.rank + 1);
-    const auto values = group.send(y, place_.rank + 1);
+    const auto header = group.send(header_of(y), after(), activations);
+    const auto values = group.send(y, after(), activations);
     wait = [header, values] {
       header();
       values();
@@ -50,30 +60,34 @@ std::function<void()> StageLink::send_activations(const at::Tensor& y) const {
 at::Tensor StageLink::receive_activations(const at::Tensor& x) {
   const MemoryScope memory(Memory::activations);
   at::Tensor header = at::empty({static_cast<int64_t>(header_size)}, at::kLong);
-  receive(header, place_.rank - 1);
+  receive(header, before(), activations);
 
   TensorForm form;
   if (const DryWorld* const dry = world().dry()) {
-    form = dry->received;
+    // The first stage, which runs before the others, takes its next part's input for what its
+    // first part has sent.
+    form = place_.rank == 0 ? dry->sent : dry->received;
   } else {
     const int64_t* const fields = header.const_data_ptr<int64_t>();
     form = {{fields + 2, fields + 2 + fields[1]}, static_cast<at::ScalarType>(fields[0])};
   }
   at::Tensor t = at::empty(form.sizes, x.options().dtype(form.dtype));
-  receive(t, place_.rank - 1);
+  receive(t, before(), activations);
   return t;
 }
 
-void StageLink::receive(at::Tensor& t, int from) {
-  const auto begin = Clock::now();
-  world().guarded([&] { world().stages().receive(t, from); });
-  waited_ += seconds_since(begin);
+std::function<void()> StageLink::send_gradient(const at::Tensor& dx) const {
+  std::function<void()> wait;
+  world().guarded([&] { wait = world().stages().send(dx, before(), gradients); });
+  return wait;
 }
 
-std::pair<size_t, size_t> blocks_of_stage(const StageLink& link, ElementRange own, size_t n) {
-  LATHE_CHECK(!link.is_last() || own.end == static_cast<int64_t>(n),
-              "dist.pipeline: the model runs ", n, " blocks, but its parameters are in ", own.end);
-  return {own.begin, own.end};
+void StageLink::receive_gradient(at::Tensor& dy) { receive(dy, after(), gradients); }
+
+void StageLink::receive(at::Tensor& t, int from, int stream) {
+  const auto begin = Clock::now();
+  world().guarded([&] { world().stages().receive(t, from, stream); });
+  waited_ += seconds_since(begin);
 }
 
 }  // namespace lathe

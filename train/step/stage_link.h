@@ -8,20 +8,27 @@
 #include <string>
 #include <utility>
 
-#include "core/element_range.h"
 #include "dist/placement.h"
+#include "dist/stage_parameters.h"
 
 namespace lathe {
 
-/// The connections of this process's stage to the stages before and after it.
+/// The connections of this process's stage to the stages before and after it. With several parts
+/// (dist.virtual_stages), the stage after the last one is the first one, which has the next part.
+/// Parts of a stage are counted from 0.
 class StageLink {
  public:
-  StageLink();
+  /// `stage` must outlive it.
+  explicit StageLink(const StageParameters& stage);
 
-  int rank() const { return place_.rank; }
-  bool is_first() const { return place_.rank == 0; }
-  bool is_last() const { return place_.rank + 1 == place_.size; }
-  /// Returns the seconds that receive() and receive_activations() have waited.
+  int parts() const { return stage_.parts(); }
+  /// Returns whether a part has the first block, or the last one.
+  bool is_first(int part) const { return place_.rank == 0 && part == 0; }
+  bool is_last(int part) const { return place_.rank + 1 == place_.size && part + 1 == parts(); }
+  /// Returns which of a model's `n` blocks a part has: [first, end). Throws Exit::internal if all
+  /// stages have another number of blocks.
+  std::pair<size_t, size_t> blocks(int part, size_t n) const;
+  /// Returns the seconds that the functions that receive have waited.
   double waited() const { return waited_; }
 
   /// Starts to send the output of this stage's blocks, which is contiguous, to the next stage.
@@ -29,16 +36,19 @@ class StageLink {
   std::function<void()> send_activations(const at::Tensor& y) const;
   /// Returns what the stage before has sent so, on the device of `x`.
   at::Tensor receive_activations(const at::Tensor& x);
-  /// Fills `t`, whose sizes and dtype are those of what the stage `from` sends.
-  void receive(at::Tensor& t, int from);
+  /// Starts to send the gradient of an input, as send_activations() does, to the stage before.
+  std::function<void()> send_gradient(const at::Tensor& dx) const;
+  /// Fills `dy`, whose sizes and dtype are those of what the next stage sends so.
+  void receive_gradient(at::Tensor& dy);
 
  private:
+  int before() const { return (place_.rank + place_.size - 1) % place_.size; }
+  int after() const { return (place_.rank + 1) % place_.size; }
+  void receive(at::Tensor& t, int from, int stream);
+
+  const StageParameters& stage_;
   RankAxis place_;
   double waited_ = 0;
 };
-
-/// Returns which of a model's `n` blocks a stage runs: [first, end). `own`: the blocks whose
-/// parameters it has. Throws Exit::internal if the last stage would leave some out.
-std::pair<size_t, size_t> blocks_of_stage(const StageLink& link, ElementRange own, size_t n);
 
 }  // namespace lathe

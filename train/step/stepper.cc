@@ -75,11 +75,15 @@ class StepGradients {
         sum_(s.local_params(), plan.in_sequence),
         own_(s.divides_state() ? s.local_params().size() : 0) {}
 
-  /// Prepares for the backward pass of the n-th micro-batch of this process.
-  void begin(int64_t n) {
+  /// Prepares for the backward pass of the n-th micro-batch of this process; of a stage of a
+  /// pipeline, through one of its parts. Part 0 is the last one.
+  void begin(int64_t n, int part = 0) {
+    const auto runs_now = [&](size_t i) { return !s_.stage || s_.stage->part_of_local(i) == part; };
     // Gradients that are shared out have no previous micro-batch on the parameters.
-    if (!each_) sum_.begin(n);
-    if (!each_ && n + 1 < plan_.count) return;
+    for (size_t i = 0; !each_ && i < s_.local_params().size(); ++i) {
+      if (runs_now(i)) sum_.begin(n, i);
+    }
+    if (!each_ && (n + 1 < plan_.count || part > 0)) return;
 
     using Result = GradientExchange::Result;
     exchange_.emplace(world(), s_.local_params(), *s_.layout,
@@ -128,8 +132,8 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
 
   zero_grad(*s.model);
   if (s.stage) {
-    const auto around_backward = [&](int64_t n, const std::function<void()>& backward) {
-      gradients.begin(n);
+    const auto around_backward = [&](int64_t n, int part, const std::function<void()>& backward) {
+      gradients.begin(n, part);
       backward();
       if (s.shards) s.shards->end_step();
       waited += gradients.end();

@@ -93,9 +93,11 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   std::vector<std::string> deep = words;
   deep[7] = "data=4,shard=1,pipeline=4";
   CHECK_THAT(f.plan(deep).out, ContainsSubstring("--dist.shard=optimizer --dist.pipeline=4"));
-  deep[7] = "data=8,pipeline=2,virtual=2";
+  deep[7] = "data=8,shard=1,pipeline=2,virtual=2";
+  CHECK_THAT(f.plan(deep).out, ContainsSubstring("--dist.pipeline=2 --dist.virtual_stages=2"));
+  deep[7] = "data=8,shard=2,pipeline=2,virtual=2";
   CHECK_THAT(f.plan(deep).out, ContainsSubstring("does not have this layout: ") &&
-                                   ContainsSubstring("virtual must be 1"));
+                                   ContainsSubstring("needs dist.shard"));
 
   const Json one = f.json(words)["fastest"][0];
   CHECK(one["price"].get<double>() == Approx(2.5 * one["gpu_hours"].get<double>()));

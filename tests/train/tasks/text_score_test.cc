@@ -201,7 +201,7 @@ TEST_CASE("lathe eval over files and questions", "[text_score]") {
   CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\"], \"label\": 0}"),
              ContainsSubstring("needs at least two"));
   CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\", \"\"], \"label\": 0}"),
-             ContainsSubstring("none of them empty"));
+             ContainsSubstring("list of non-empty strings"));
   CHECK_THAT(told("{\"endings\": [\"b\", \"c\"], \"label\": 0}"),
              ContainsSubstring("\"context\" is missing"));
   CHECK_THAT(told("x"), ContainsSubstring("bad.jsonl:2"));
