@@ -138,6 +138,10 @@ void require_defined(const char* name, std::initializer_list<const Variable*> in
 
 void clear_cast_cache() { cast_cache.clear(); }
 
+void drop_cached_casts(const Leaf& weight) {
+  std::erase_if(cast_cache, [&](const auto& entry) { return std::get<0>(entry.first) == &weight; });
+}
+
 std::set<std::string>& elementwise_ops() {
   static std::set<std::string> names;
   return names;

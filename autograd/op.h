@@ -188,6 +188,8 @@ void require_defined(const char* name, std::initializer_list<const Variable*> in
 
 /// Drops this thread's cached casts of weights; see Mode::cache_casts.
 void clear_cast_cache();
+/// Drops those of one weight.
+void drop_cached_casts(const Leaf& weight);
 
 /// Returns the names of the ops in this process, for the test that each one has a row in the op
 /// table.

@@ -4,13 +4,16 @@
 
 namespace lathe {
 
-DryWorld::DryWorld(int ranks, const GridSizes& sizes, int stage)
+DryWorld::DryWorld(int ranks, const GridSizes& sizes, int stage, int data_rank)
     : is_alone_(world().size() == 1), pipeline_(world().pipeline()) {
   World& w = world();
   LATHE_CHECK(is_alone_ || ranks == w.size(), "a dry world of ", ranks, " of ", w.size(), " ranks");
   if (is_alone_) {
+    const int groups = ranks / sizes.replica();
+    const int group = data_rank % groups, context = data_rank / groups;
     w.placement_.size = ranks;
-    w.placement_.rank = stage * (ranks / sizes.pipeline);
+    w.placement_.rank =
+        ((stage * groups + group) * sizes.context + context) * sizes.tensor;  // as in world.h
     w.set_grid(sizes);
   }
   w.pipeline_.rank = stage;

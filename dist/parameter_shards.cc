@@ -139,6 +139,7 @@ void ParameterShards::free_block(int64_t block) {
 }
 
 void ParameterShards::free(size_t i) {
+  drop_cached_casts(parameters_[i].parameter.leaf());
   free_storage(parameters_[i].parameter.data());
   free_storage(parameters_[i].parameter.leaf().precision.low);
 }

@@ -189,6 +189,16 @@ bool exchanges_every_micro_batch(const World& world, const std::string& shard) {
          world.context().size == 1 && std::has_single_bit(static_cast<unsigned>(ranks));
 }
 
+int ShardLayout::largest_owner(int stage) const {
+  std::vector<int64_t> owned(buckets_.empty() ? 1 : buckets_[0].cuts.size() - 1);
+  for (const Bucket& bucket : buckets_) {
+    for (size_t r = 0; bucket.owner == stage && r < owned.size(); ++r)
+      owned[r] += bucket.cuts[r + 1] - bucket.cuts[r];
+  }
+  const auto most = std::max_element(owned.begin(), owned.end());
+  return 100 * *most < 101 * owned[0] ? 0 : static_cast<int>(most - owned.begin());
+}
+
 at::ScalarType gathered_dtype(const Bucket& bucket, std::span<const NamedParameter> parameters) {
   const Variable& first = parameters[bucket.parameters.at(0)].parameter;
   const at::Tensor& copy = first.leaf().precision.low;
@@ -199,10 +209,11 @@ bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient) {
   return std::ranges::any_of(bucket.parameters, [&](size_t i) { return has_gradient[i] != 0; });
 }
 
-int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
-                            std::span<const NamedParameter> parameters,
-                            const std::vector<char>& has_gradient, const std::string& shard,
-                            int64_t rounds) {
+int64_t bytes_sent_in_step(const World& world, int data_rank, const ShardLayout& layout,
+                           std::span<const NamedParameter> parameters,
+                           const std::vector<char>& has_gradient, const std::string& shard,
+                           int64_t rounds) {
+  const auto rank = static_cast<size_t>(data_rank);
   const bool each = exchanges_every_micro_batch(world, shard);
   int64_t bytes = 0, last_block = -1;
   for (const Bucket& bucket : layout.buckets()) last_block = std::max(last_block, bucket.block);
@@ -212,7 +223,7 @@ int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
     const auto of_parameter = static_cast<int64_t>(
         c10::elementSize(bucket.block >= 0 ? gathered_dtype(bucket, parameters) : first.dtype()));
     const auto others = static_cast<int64_t>(bucket.cuts.size()) - 2;
-    const int64_t own = bucket.cuts[1];
+    const int64_t own = bucket.cuts[rank + 1] - bucket.cuts[rank];
 
     const bool has_gradients = has_gradient.empty() || has_any(bucket, has_gradient);
     if (has_gradients) bytes += (each ? rounds : 1) * (bucket.elements() - own) * of_gradient;

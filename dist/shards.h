@@ -71,6 +71,9 @@ class ShardLayout {
   ElementRange range(size_t parameter, int rank) const;
   /// Returns the same for all parameters.
   std::vector<ElementRange> ranges(int rank) const;
+  /// Returns the rank that owns the most elements of what a stage of a pipeline updates; 0 if that
+  /// is less than 1% more than rank 0 owns.
+  int largest_owner(int stage) const;
 
  private:
   void fill_buckets(std::span<const NamedParameter> parameters,
@@ -97,17 +100,17 @@ at::ScalarType gathered_dtype(const Bucket& bucket, std::span<const NamedParamet
 /// Returns whether a parameter of the bucket has a gradient. `has_gradient`: of each parameter.
 bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient);
 
-/// Returns the bytes of gradients and parameters that rank 0 sends in a step of `rounds`
+/// Returns the bytes of gradients and parameters that a data rank sends in a step of `rounds`
 /// micro-batches. `has_gradient`: as for has_any(), in the previous step; empty: all have one.
 /// `shard`: as dist.shard. Each rank sends every other one its share of the
 /// gradients, after each micro-batch where they are shared out, and then its own share: of the
 /// sums, or of the updated parameters where only the owner has the sums. Parameters of blocks that
 /// are shared out are sent before each forward pass and, but for the last block's, again before
 /// each backward pass.
-int64_t bytes_sent_by_first(const World& world, const ShardLayout& layout,
-                            std::span<const NamedParameter> parameters,
-                            const std::vector<char>& has_gradient, const std::string& shard,
-                            int64_t rounds);
+int64_t bytes_sent_in_step(const World& world, int data_rank, const ShardLayout& layout,
+                           std::span<const NamedParameter> parameters,
+                           const std::vector<char>& has_gradient, const std::string& shard,
+                           int64_t rounds);
 
 /// Completes tensors of a bucket's parameters, of which each rank has the elements that it owns.
 /// `own(i)` returns this rank's elements of the tensor of parameter i, 1-D and of one dtype;

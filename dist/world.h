@@ -194,17 +194,18 @@ World& world();
 std::string host_name();
 
 /// While alive, world() has `ranks` ranks and sends nothing, for a dry run (core/dry_run.h) of a
-/// pipeline's stage. A process that trains alone is the first rank of the stage. One of several,
-/// which must be `ranks`, keeps its rank and takes its position within the stage.
+/// pipeline's stage. A process that trains alone is the first tensor rank of a data rank. One of
+/// several, which must be `ranks`, keeps its rank and its positions within the stage.
 class DryWorld {
  public:
-  explicit DryWorld(int ranks, const GridSizes& sizes = {}, int stage = 0);
+  explicit DryWorld(int ranks, const GridSizes& sizes = {}, int stage = 0, int data_rank = 0);
   ~DryWorld();
   DryWorld(const DryWorld&) = delete;
   DryWorld& operator=(const DryWorld&) = delete;
 
-  /// What this stage sends to the next one, and what it receives from the stage before.
-  TensorForm sent, received;
+  /// What this stage sends to the next one, and what it receives from the stage before, in order.
+  std::vector<TensorForm> sent, received;
+  size_t received_count = 0;  ///< that this stage has received so far
 
  private:
   void swap_groups();

@@ -92,7 +92,7 @@ void add_facts(DryStep& result, const Session& s) {
 /// Computes what an evaluation does for a batch.
 void evaluate_batch(const Session& s, DummyLoader& batches) {
   const ForwardPasses passes(s);
-  const Autocast autocast(s.pass_compute());
+  const Autocast autocast(s.compute);
   const MemoryScope memory(Memory::activations);
   try {
     s.task.loss(*s.model, batches.next(), static_cast<double>(units_of_micro_batch(s.config)));
@@ -110,16 +110,16 @@ void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& ba
   run_step(s, next, 0, units_of_step(s.config), /*keep_gradients=*/true);
 }
 
-/// Runs the dry steps of a process of one stage. `between`: what the stage before sends, which
+/// Runs the dry steps of a data rank of one stage. `between`: what the stage before sends, which
 /// becomes what this one sends.
 DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage,
-                          TensorForm& between) {
+                          std::vector<TensorForm>& between, int data_rank = 0) {
   const LoadedConfig loaded = one_step(given);
   const bool evaluates = given.config.train.eval_interval > 0;
   const GridSizes sizes = replica_of(loaded.config, ranks);
   const int data_ranks = ranks / sizes.replica();
   std::optional<DryWorld> others;
-  if (ranks > 1) others.emplace(ranks, sizes, stage).received = between;
+  if (ranks > 1) others.emplace(ranks, sizes, stage, data_rank).received = between;
 
   const DryRun dry;
   Session s = Session::make(loaded, *data.task, data.sizes);
@@ -162,24 +162,28 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.ranks = ranks;
   result.replica = sizes;
   result.stage = stage;
+  if (s.divides_state()) result.largest_owner = s.layout->largest_owner(stage);
   // The last stage waits for the first micro-batch, and the first one for the last one's gradients:
   // of each, the time of one part in each of the other stages.
   result.bubble =
       s.stage ? static_cast<double>(sizes.pipeline - 1) / static_cast<double>(s.stage->parts()) : 0;
   result.update_share = update_share_of(s);
-  result.sent_bytes = bytes_sent_by_first(world(), *s.layout, s.local_params(), s.exchanged,
-                                          s.config.dist.shard, all / data_ranks) +
-                      sent_in_replica * (all / data_ranks) / own;
+  for (int rank = 0; rank < world().data().size; ++rank) {
+    result.sent_bytes = std::max(
+        result.sent_bytes, bytes_sent_in_step(world(), rank, *s.layout, s.local_params(),
+                                              s.exchanged, s.config.dist.shard, all / data_ranks));
+  }
+  result.sent_bytes += sent_in_replica * (all / data_ranks) / own;
   result.peaks = memory_stats();
   add_facts(result, s);
-  if (others) between = others->sent;
+  if (others) between = std::move(others->sent);
   return result;
 }
 
 }  // namespace
 
 DryStep dry_step_of_this_process(const LoadedConfig& given, const RunData& data) {
-  TensorForm between;
+  std::vector<TensorForm> between;
   // What this stage receives follows from the stages before it.
   for (int stage = 0; stage < world().pipeline().rank; ++stage)
     dry_step_of_stage(given, data, world().size(), stage, between);
@@ -188,13 +192,21 @@ DryStep dry_step_of_this_process(const LoadedConfig& given, const RunData& data)
 
 DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
   const GridSizes sizes = replica_of(given.config, ranks);
-  TensorForm between;
-  DryStep result = dry_step_of_stage(given, data, ranks, 0, between);
-  FlopCount whole = result.micro_batch;
-  for (int stage = 1; stage < sizes.pipeline; ++stage) {
-    DryStep other = dry_step_of_stage(given, data, ranks, stage, between);
-    whole.forward += other.micro_batch.forward;
-    whole.backward += other.micro_batch.backward;
+  std::vector<TensorForm> between;
+  FlopCount whole;
+  std::vector<DryStep> processes;
+  for (int stage = 0; stage < sizes.pipeline; ++stage) {
+    std::vector<TensorForm> received = between;
+    processes.push_back(dry_step_of_stage(given, data, ranks, stage, between));
+    whole.forward += processes.back().micro_batch.forward;
+    whole.backward += processes.back().micro_batch.backward;
+    // Optimizers that update whole tensors may give one process many more elements than another.
+    if (const int largest = processes.back().largest_owner; largest > 0)
+      processes.push_back(dry_step_of_stage(given, data, ranks, stage, received, largest));
+  }
+
+  DryStep result = processes[0];
+  for (DryStep& other : processes) {
     if (other.resident() > result.resident()) std::swap(other, result);
     if (other.micro_batch.total() > result.micro_batch.total())
       result.micro_batch = other.micro_batch;

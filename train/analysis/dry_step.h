@@ -23,13 +23,14 @@ struct DryStep {
   double formula_flops = 0;             ///< FLOPs of a micro-batch by the model's own formula
   double update_flops = 0;              ///< FLOPs of the matrix products of an optimizer update
   int64_t checkpoint_bytes = 0;
-  int ranks = 1;        ///< processes; the numbers are those of one of them
-  GridSizes replica{};  ///< how many of them hold a replica of the model together
-  int stage = 0;        ///< of the pipeline, that the numbers are those of
+  int ranks = 1;          ///< processes; the numbers are those of one of them
+  GridSizes replica{};    ///< how many of them hold a replica of the model together
+  int stage = 0;          ///< of the pipeline, that the numbers are those of
+  int largest_owner = 0;  ///< the data rank of the stage that updates the most parameters
   /// Micro-batches for whose time a stage of the pipeline waits in a step.
   double bubble = 0;
   double update_share = 1;    ///< of the trained parameters, that one process updates
-  int64_t sent_bytes = 0;     ///< that this process sends to the others in a step
+  int64_t sent_bytes = 0;     ///< that the process that sends the most sends in a step
   int64_t held_bytes = 0;     ///< size of the copy that a background save writes
   int64_t scratch_bytes = 0;  ///< disk that memory.offload takes; read and written in each step
   int64_t mapped_bytes = 0;   ///< resident of parameters that memory.offload keeps on the disk
@@ -44,9 +45,9 @@ struct DryStep {
 };
 
 /// Runs two steps of the config without their memory and their arithmetic, as one of `ranks`
-/// processes, and an evaluation before and after them if the run evaluates. Of the stages of a
-/// pipeline, the result has the memory of the one that needs the most, and the FLOPs, the updates
-/// and the bytes of those that have the most. The folder of the data may be missing for a model of
+/// processes, and an evaluation before and after them if the run evaluates. The result has the
+/// memory of the process that needs the most, and the FLOPs, the updates and the bytes of those
+/// that have the most. The folder of the data may be missing for a model of
 /// tokens whose vocab_size is given. Throws with the exit codes of the run.
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
 /// Does the same with data that is already open, for the config that RunData::open has completed.

@@ -121,9 +121,8 @@ class PlanText {
     std::string text = str(d_.ranks);
     if (replica > 1) text += str(" in groups of ", replica);
     text += str(", each with ", own_micro_batches(c_, d_), " of the ", c_.train.grad_accum,
-                " micro-batches of a step; memory is that of one");
-    if (d_.replica.pipeline > 1)
-      text += str(" of stage ", d_.stage, " of ", d_.replica.pipeline, ", which needs the most");
+                " micro-batches of a step; memory is that of the one that needs the most");
+    if (d_.replica.pipeline > 1) text += str(", in stage ", d_.stage, " of ", d_.replica.pipeline);
     line("processes", text);
   }
 

@@ -37,7 +37,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
     RunState state = read_state(newest);
     const bool same_words = state.branched_from == typed;
     const auto same_contents = [&] {
-      return !state.branched_id.empty() && is_checkpoint(typed) &&
+      return !state.branched_id.empty() && fs::exists(typed) && is_checkpoint(typed) &&
              content_id(typed) == state.branched_id;
     };
     // Earlier builds recorded the absolute path.

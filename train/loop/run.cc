@@ -196,7 +196,7 @@ bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
   const ForwardPasses passes(session_);
   const auto result =
       lathe::evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
-                      session_.config.train.eval_batches, session_.pass_compute(), session_.device,
+                      session_.config.train.eval_batches, session_.compute, session_.device,
                       [&] { return stop.agreed(); });
   if (!result) return false;
   stop.note_progress();

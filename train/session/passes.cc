@@ -83,7 +83,7 @@ at::Tensor run_watched(const Session& s, const Batch& batch, double divisor, Ste
 
 at::Tensor run_micro_batch(const Session& s, const Batch& batch, double divisor,
                            StepRandom random) {
-  return run_watched(s, batch, divisor, random, s.pass_compute(),
+  return run_watched(s, batch, divisor, random, s.compute,
                      s.scaler ? s.scaler->scale() : at::Tensor());
 }
 
@@ -97,7 +97,7 @@ Variable run_stage_forward(const Session& s, const Batch& batch, double divisor,
   const PassScope scope(s);
   const MemoryScope memory(Memory::activations);
   const TrainingStep step(random);
-  const Autocast autocast(s.pass_compute());
+  const Autocast autocast(s.compute);
   const NamedRange range([] { return std::string("forward"); });
   mode().stage = &stage;
   try {

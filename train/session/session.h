@@ -77,9 +77,6 @@ struct Session {
   size_t index_of_local(size_t i) const { return stage ? stage->index_of_local(i) : i; }
   /// Returns whether dist.shard divides the optimizer's state among data ranks.
   bool divides_state() const;
-  /// Returns what passes compute in. Casts of parameters that are freed after each block are not
-  /// kept.
-  Compute pass_compute() const { return {compute.dtype, compute.cache && !shards}; }
   /// Returns what is called around blocks, or null.
   BlockHooks* block_hooks() const {
     return shards ? static_cast<BlockHooks*>(shards.get()) : pages.get();

@@ -43,7 +43,7 @@ std::pair<size_t, size_t> StageLink::blocks(int part, size_t n) const {
 }
 
 std::function<void()> StageLink::send_activations(const at::Tensor& y) const {
-  if (DryWorld* const dry = world().dry()) dry->sent = {y.sizes().vec(), y.scalar_type()};
+  if (DryWorld* const dry = world().dry()) dry->sent.push_back({y.sizes().vec(), y.scalar_type()});
   std::function<void()> wait;
   world().guarded([&] {
     Group& group = world().stages();
@@ -63,10 +63,10 @@ at::Tensor StageLink::receive_activations(const at::Tensor& x) {
   receive(header, before(), activations);
 
   TensorForm form;
-  if (const DryWorld* const dry = world().dry()) {
+  if (DryWorld* const dry = world().dry()) {
     // The first stage, which runs before the others, takes its next part's input for what its
     // first part has sent.
-    form = place_.rank == 0 ? dry->sent : dry->received;
+    form = place_.rank == 0 ? dry->sent.back() : dry->received.at(dry->received_count++);
   } else {
     const int64_t* const fields = header.const_data_ptr<int64_t>();
     form = {{fields + 2, fields + 2 + fields[1]}, static_cast<at::ScalarType>(fields[0])};

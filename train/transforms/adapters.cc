@@ -233,6 +233,9 @@ fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) 
     return Variable::parameter(p.parameter.data(), p.path);
   });
 
+  // The reference of a task such as dpo is where the weights began.
+  if (config.train.init_from.empty()) config.train.init_from = adapters_of(config).base;
+
   // Reset what belongs to the training of the adapters.
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();
   config.optim.ema_decay = 0;  // the average is that of the adapters

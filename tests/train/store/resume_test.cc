@@ -70,6 +70,13 @@ TEST_CASE(
   const Finished another = r.train({"--checkpoint.resume=runs/tiny", "--train.out_dir=branch"});
   CHECK(another.code == 2);
   CHECK_THAT(another.err, ContainsSubstring("already holds step-00000012"));
+  // A checkpoint that does not exist is none, whatever the folder holds.
+  for (const char* gone :
+       {"runs/gone/checkpoints/step-00000010", "runs/tiny/checkpoints/step-00000009"}) {
+    const Finished missing = r.train({str("--checkpoint.resume=", gone), "--train.out_dir=branch"});
+    CHECK(missing.code == 4);
+    CHECK_THAT(missing.err, ContainsSubstring(str(gone, " is neither a run nor a checkpoint")));
+  }
 }
 
 TEST_CASE("a run stopped within its last evaluation has it once", "[resume]") {

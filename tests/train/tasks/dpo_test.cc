@@ -209,6 +209,16 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   const Json after = parse_json(dpo_in(f, {"eval", "whole"}).out, "", Exit::internal);
   CHECK(after["accuracy"].get<double>() == 1);
 
+  // adapters.base names the same reference.
+  dpo_in(f, with({"train", "base.toml", "--train.task=dpo", "--data.dir=pairs",
+                  "--adapters.base=runs/base", "--train.steps=2", "--train.batch_size=6",
+                  "--checkpoint.interval=2", "--train.out_dir=based"}));
+  dpo_in(f, {"merge", "based", "--out", "based_merged"});
+  const auto loss = [&](const char* run) {
+    return parse_json(dpo_in(f, {"eval", run}).out, "", Exit::internal)["val_loss"].get<double>();
+  };
+  CHECK(loss("based_merged") == Approx(loss("based")).epsilon(1e-3));
+
   // Merged into their base, the adapters have the same margins over it.
   dpo_in(f, {"merge", "whole", "--out", "merged"});
   const Json merged = parse_json(dpo_in(f, {"eval", "merged"}).out, "", Exit::internal);
