@@ -52,6 +52,23 @@ at::Tensor TensorCut::join(const std::vector<at::Tensor>& all) const {
   return at::cat(pieces, dim);
 }
 
+std::vector<int64_t> TensorCut::flat_cuts(at::IntArrayRef sizes) const {
+  std::vector<int64_t> cuts{0};
+  for (int64_t p = 0; p < parts; ++p)
+    cuts.push_back(cuts.back() + c10::multiply_integers(part_sizes(sizes, p)));
+  return cuts;
+}
+
+at::Tensor TensorCut::join_flat(const at::Tensor& flat, at::IntArrayRef sizes) const {
+  const std::vector<int64_t> cuts = flat_cuts(sizes);
+  std::vector<at::Tensor> all;
+  for (int64_t p = 0; p < parts; ++p) {
+    const auto at = static_cast<size_t>(p);
+    all.push_back(flat.narrow(0, cuts[at], cuts[at + 1] - cuts[at]).view(part_sizes(sizes, p)));
+  }
+  return join(all);
+}
+
 const TensorCut* cut_of(const Variable& v) {
   const Leaf* leaf = v.as_leaf();
   return leaf == nullptr ? nullptr : leaf->cut.get();

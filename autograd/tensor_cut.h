@@ -28,6 +28,11 @@ struct TensorCut {
   at::Tensor part_of(const at::Tensor& whole) const;
   /// Returns the whole tensor, joined from the tensors of all parts in the order of parts.
   at::Tensor join(const std::vector<at::Tensor>& all) const;
+  /// Returns [parts + 1]: where the elements of each part lie if parts follow each other in a flat
+  /// tensor. `sizes`: those of any part's tensor.
+  std::vector<int64_t> flat_cuts(at::IntArrayRef sizes) const;
+  /// Returns the whole tensor from such a flat tensor.
+  at::Tensor join_flat(const at::Tensor& flat, at::IntArrayRef sizes) const;
 };
 
 /// Returns how a parameter is cut; null if this process has all of it or `v` is not a parameter.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <vector>
 
 namespace lathe {
@@ -13,6 +14,11 @@ using Clock = std::chrono::steady_clock;
 /// Returns the seconds from `begin` to now.
 inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Returns a duration of so many seconds, rounded down to milliseconds.
+inline std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(1e3 * seconds));
 }
 
 /// Returns the median; of an even number of values the upper one of the two in the middle. `values`

@@ -5,7 +5,6 @@
 
 #include <ATen/ops/empty.h>
 #include <arpa/inet.h>
-#include <c10/util/Logging.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -15,13 +14,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <future>
 #include <map>
 #include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "core/device.h"
 #include "core/error.h"
@@ -29,40 +26,6 @@
 
 namespace lathe {
 namespace {
-
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(1e3 * seconds));
-}
-
-class StoreRendezvous final : public Rendezvous {
- public:
-  StoreRendezvous(c10::intrusive_ptr<c10d::Store> base, std::string prefix)
-      : base_(std::move(base)),
-        prefix_(std::move(prefix)),
-        store_(c10::make_intrusive<c10d::PrefixStore>(prefix_, base_)) {}
-
-  void set(const std::string& key, const std::string& value) override {
-    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
-  }
-  std::string get(const std::string& key) override {
-    // get() of a missing key would wait for it.
-    if (!store_->check({key})) return "";
-    const auto bytes = store_->get(key);
-    return {bytes.begin(), bytes.end()};
-  }
-  int64_t count(const std::string& key) override { return store_->add(key, 1); }
-  std::unique_ptr<Rendezvous> connect(double timeout) override {
-    auto other = base_->clone();
-    other->setTimeout(milliseconds(timeout));
-    return std::make_unique<StoreRendezvous>(std::move(other), prefix_);
-  }
-  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
-
- private:
-  c10::intrusive_ptr<c10d::Store> base_;
-  std::string prefix_;
-  c10::intrusive_ptr<c10d::Store> store_;
-};
 
 /// Returns an address of this host that other hosts may reach, or "" where it has none.
 std::string outside_address() {
@@ -394,54 +357,6 @@ class DryGroup final : public Group {
 
 }  // namespace
 
-std::string plain_message(const std::exception& e) {
-  const auto* error = dynamic_cast<const c10::Error*>(&e);
-  const std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
-  return text.substr(0, text.find('\n'));
-}
-
-std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout) {
-  // c10d would print warnings with stack traces.
-  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
-  c10::initLogging();
-
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(p.port);
-  options.isServer = p.rank == 0 && !p.agent_hosts_store;
-  options.waitWorkers = false;
-  options.timeout = milliseconds(timeout);
-  if (p.listen_fd >= 0) options.masterListenFd = p.listen_fd;
-
-  // The constructor would block forever if the port accepts connections but never answers, and for
-  // twice the timeout if the host does not exist. So it runs on a detached thread.
-  auto made = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
-  auto result = made->get_future();
-  std::thread([made, options, host = p.host] {
-    try {
-      made->set_value(c10::make_intrusive<c10d::TCPStore>(host, options));
-    } catch (...) {
-      made->set_exception(std::current_exception());
-    }
-  }).detach();
-
-  const std::string where = str(p.host, " port ", p.port);
-  if (result.wait_for(milliseconds(timeout)) != std::future_status::ready) {
-    fail(Exit::peer_lost, "rank ", p.rank, " of ", p.size, ": the store at ", where,
-         " did not answer within ", timeout,
-         " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
-  }
-  try {
-    return std::make_unique<StoreRendezvous>(result.get(), "lathe/" + p.attempt);
-  } catch (const std::exception& e) {
-    if (options.isServer) {
-      fail(Exit::usage, "rank 0 can't serve the store at ", where, ": ", plain_message(e),
-           "; choose another MASTER_PORT");
-    }
-    fail(Exit::peer_lost, "rank ", p.rank, " of ", p.size, " can't reach the store at ", where,
-         ": ", plain_message(e), "; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
-  }
-}
-
 std::unique_ptr<Group> Group::through_host(std::unique_ptr<Group> host) {
   const auto rank = static_cast<int>(host->rank_);
   return std::make_unique<HostGroup>(std::move(host), rank);
@@ -451,7 +366,7 @@ std::unique_ptr<Group> Group::by_nccl(std::unique_ptr<Group> host, Rendezvous& s
                                       const std::string& name, const RankAxis& axis,
                                       double timeout) {
   const auto keys =
-      c10::make_intrusive<c10d::PrefixStore>(name, dynamic_cast<StoreRendezvous&>(store).store());
+      c10::make_intrusive<c10d::PrefixStore>(name, store.store());
   return std::make_unique<NcclGroup>(
       std::move(host), cuda_api().make_nccl(keys, axis.rank, axis.size, timeout), axis, timeout);
 }
@@ -469,7 +384,7 @@ std::unique_ptr<Group> Group::make(Rendezvous& store, const std::string& name, c
                                  ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
                                  : c10d::ProcessGroupGloo::createDeviceForHostname(own_address(p)));
   const auto keys =
-      c10::make_intrusive<c10d::PrefixStore>(name, dynamic_cast<StoreRendezvous&>(store).store());
+      c10::make_intrusive<c10d::PrefixStore>(name, store.store());
   return std::make_unique<GlooGroup>(
       c10::make_intrusive<c10d::ProcessGroupGloo>(keys, axis.rank, axis.size, options), axis.rank,
       axis.size);

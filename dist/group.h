@@ -11,30 +11,9 @@
 #include <vector>
 
 #include "dist/placement.h"
+#include "dist/rendezvous.h"
 
 namespace lathe {
-
-/// The key-value store where processes meet, and through which they report on themselves.
-class Rendezvous {
- public:
-  virtual ~Rendezvous() = default;
-  /// Stores a value, in place of an older one.
-  virtual void set(const std::string& key, const std::string& value) = 0;
-  /// Returns the value, or "" where the key is missing.
-  virtual std::string get(const std::string& key) = 0;
-  /// Returns the key of what a rank stores of itself.
-  static std::string key(const char* what, int rank) {
-    return std::string(what) + "/" + std::to_string(rank);
-  }
-  /// Adds 1 to a counter and returns it.
-  virtual int64_t count(const std::string& key) = 0;
-  /// Opens another connection, for another thread, that gives up after `timeout` seconds.
-  virtual std::unique_ptr<Rendezvous> connect(double timeout) = 0;
-
-  /// Connects to the store, which rank 0 serves unless an agent does. Throws Exit::peer_lost where
-  /// it does not answer within `timeout` seconds, and Exit::usage where its port is taken.
-  static std::unique_ptr<Rendezvous> open(const Placement& placement, double timeout);
-};
 
 /// Collectives of the ranks of a group, which are numbered from 0 within it. Every rank calls the
 /// same functions in the same order, from one thread at a time; tensors are contiguous and of the
@@ -105,8 +84,5 @@ class Group {
  private:
   int64_t bytes_sent_ = 0;
 };
-
-/// Returns the message of an exception of c10d, without its stack trace.
-std::string plain_message(const std::exception& e);
 
 }  // namespace lathe

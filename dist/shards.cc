@@ -59,16 +59,23 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   for (const NamedParameter& p : parameters) sizes_.push_back(p.parameter.numel());
   fill_buckets(parameters, is_divisible, options);
 
+  // Tensor ranks must give a parameter to the same data rank, since its owners update it together.
+  // Their parts may differ in size, so the elements of the whole tensors count.
+  std::vector<int64_t> whole;
+  for (const NamedParameter& p : parameters) whole.push_back(whole_numel(p.parameter));
+  const bool has_parts = whole != sizes_;
+
   // Elements that each rank owns in the buckets so far, of each part by itself.
-  std::map<StagePart, std::vector<int64_t>> loads_of;
+  std::map<std::pair<StagePart, bool>, std::vector<int64_t>> loads_of;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
-    std::vector<int64_t>& loads = loads_of[part_of(options, bucket.parameters[0])];
+    std::vector<int64_t>& loads = loads_of[{part_of(options, bucket.parameters[0]),
+                                            has_parts && !bucket.is_divisible}];
     loads.resize(static_cast<size_t>(options.ranks));
     if (bucket.is_divisible)
       cut(bucket, loads);
     else
-      assign_whole(bucket, loads);
+      assign_whole(bucket, whole, loads);
 
     int64_t offset = 0;
     for (const size_t i : bucket.parameters) {
@@ -99,7 +106,8 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
     const bool has_copy = parameter.leaf().precision.low.defined();
     const StagePart part = part_of(options, left);
     const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy, part};
-    const int64_t size = sizes_[left] * static_cast<int64_t>(c10::elementSize(dtype));
+    const int64_t elements = is_divisible[left] ? sizes_[left] : whole_numel(parameter);
+    const int64_t size = elements * static_cast<int64_t>(c10::elementSize(dtype));
 
     if (open.contains(key) && bytes[key] + size > options.bucket_bytes) close(key);
     const at::ScalarType sent = dtype == at::kFloat ? options.reduce_dtype : dtype;
@@ -144,17 +152,19 @@ void ShardLayout::cut(Bucket& bucket, std::vector<int64_t>& loads) {
 }
 
 /// Gives each parameter of a bucket to the rank with the least load, and sorts them by rank.
-void ShardLayout::assign_whole(Bucket& bucket, std::vector<int64_t>& loads) {
+/// `whole`: the elements of each parameter before it was cut among tensor ranks.
+void ShardLayout::assign_whole(Bucket& bucket, std::span<const int64_t> whole,
+                               std::vector<int64_t>& loads) {
   // The largest first, so that the last ones even the loads out.
   std::vector<size_t> order = bucket.parameters;
   std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return sizes_[a] > sizes_[b]; });
+                   [&](size_t a, size_t b) { return whole[a] > whole[b]; });
   std::vector<std::vector<size_t>> owned(loads.size());
   for (const size_t i : order) {
     const auto rank =
         static_cast<size_t>(std::min_element(loads.begin(), loads.end()) - loads.begin());
     owned[rank].push_back(i);
-    loads[rank] += sizes_[i];
+    loads[rank] += whole[i];
   }
 
   bucket.parameters.clear();

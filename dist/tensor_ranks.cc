@@ -40,22 +40,9 @@ struct GatherFromTensorRanks {
   TensorCut cut;
 
   at::Tensor forward(const at::Tensor& x) {
-    const int64_t rows = x.numel() / std::max<int64_t>(x.size(-1), 1);
-    std::vector<int64_t> cuts{0};
-    for (int64_t p = 0; p < cut.parts; ++p) cuts.push_back(rows * cut.range(0, p).end);
-
-    at::Tensor flat = at::empty({cuts.back()}, x.options());
-    const auto part = static_cast<size_t>(cut.part);
-    flat.narrow(0, cuts[part], x.numel()).copy_(x.reshape({-1}));
-    if (cut.parts > 1) world().guarded([&] { world().layers().all_gather(flat, cuts); });
-
-    std::vector<at::Tensor> all;
-    std::vector<int64_t> sizes = x.sizes().vec();
-    for (int64_t p = 0; p < cut.parts; ++p) {
-      sizes.back() = cut.range(0, p).size();
-      all.push_back(flat.narrow(0, cuts[static_cast<size_t>(p)], rows * sizes.back()).view(sizes));
-    }
-    return at::cat(all, -1);
+    TensorCut columns = cut;
+    columns.dim = x.dim() - 1;
+    return join_over_tensor_ranks(x.contiguous(), columns);
   }
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
     const ElementRange own = cut.range(0, cut.part);
@@ -68,6 +55,14 @@ struct GatherFromTensorRanks {
 };
 
 }  // namespace
+
+at::Tensor join_over_tensor_ranks(const at::Tensor& part, const TensorCut& cut) {
+  const std::vector<int64_t> cuts = cut.flat_cuts(part.sizes());
+  at::Tensor flat = at::empty({cuts.back()}, part.options());
+  flat.narrow(0, cuts[static_cast<size_t>(cut.part)], part.numel()).copy_(part.view({-1}));
+  if (cut.parts > 1) world().guarded([&] { world().layers().all_gather(flat, cuts); });
+  return cut.join_flat(flat, part.sizes());
+}
 
 Variable copy_to_tensor_ranks(const Variable& x) { return apply(CopyToTensorRanks{}, x); }
 

@@ -4,11 +4,13 @@
 // of optim/methods.cc or, in your own program, a call of add_optimizer_kind.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "autograd/parameter.h"
+#include "autograd/tensor_cut.h"
 #include "core/kernels/update.h"
 #include "optim/config.h"
 
@@ -32,7 +34,13 @@ struct StateOf {
   /// Whether update() gives the same bits for parts of the parameter, cut at multiples of
   /// grad_sum_chunk, so that processes can share it out. Otherwise one process updates all of it.
   bool divisible = false;
+  /// Whether update() joins the parts of a parameter that is cut among tensor ranks where it needs
+  /// all of it (SlotUpdate::join).
+  bool joins_parts = false;
 };
+
+/// Returns a whole tensor, of which each tensor rank gives its part. A collective of them.
+using JoinParts = std::function<at::Tensor(const at::Tensor& part, const TensorCut& cut)>;
 
 /// One parameter of a step: the kernels' arguments and the parameter's shape.
 struct SlotUpdate {
@@ -40,6 +48,10 @@ struct SlotUpdate {
   at::IntArrayRef sizes;
   bool whole = false;
   size_t parameter = 0;  ///< index in the optimizer's parameters
+  /// How the parameter is cut among tensor ranks, or null. `sizes` are then those of this part, and
+  /// all tensor ranks update the same parameters in the same order.
+  const TensorCut* cut = nullptr;
+  const JoinParts* join = nullptr;  ///< set if `cut` is
 };
 
 /// Updates parameters. A method's only state is that of the slots.

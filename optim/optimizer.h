@@ -74,6 +74,7 @@ struct StepOptions {
   std::function<void(at::Tensor&)> sum_over_processes{};
   /// Replaces a tensor by its sum over the tensor ranks. Set if parameters are cut among them.
   std::function<void(at::Tensor&)> sum_over_tensor_ranks{};
+  JoinParts join_tensor_ranks{};  ///< set if parameters are cut among tensor ranks
 };
 
 /// The parameters of a model, their state, and the step that updates them.

@@ -137,7 +137,8 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
         std::any_of(state.tensors.begin(), state.tensors.end(),
                     [&](const StateTensor& t) { return data.sizes() != at::IntArrayRef(t.sizes); });
     // 8-bit kinds keep tensors of few elements in float32, by the size of the whole one.
-    if (state.whole || !state.divisible || has_other_sizes || config_.kind.ends_with("8bit"))
+    const bool needs_whole = state.whole || !state.divisible;
+    if ((needs_whole && !state.joins_parts) || has_other_sizes || config_.kind.ends_with("8bit"))
       fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs whole tensors, and ", p.path,
            " is cut among ", cut->parts, " processes (dist.tensor); take adamw, or set it to 1");
   }

@@ -90,6 +90,20 @@ double newton_schulz_flops(int64_t rows, int64_t columns, int64_t steps) {
   return static_cast<double>(steps) * (4 * n * n * m + 2 * n * n * n);
 }
 
+/// Returns the sum of the squares of a float32 or float64 tensor.
+double sum_of_squares(const at::Tensor& t) {
+  const bool wide = t.scalar_type() == at::kDouble;
+  const void* const x = t.const_data_ptr();
+  return piece_sum(t.numel(), grad_sum_chunk, [&](int64_t begin, int64_t end) {
+    double sum = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const double one = wide ? static_cast<const double*>(x)[i] : static_cast<const float*>(x)[i];
+      sum += one * one;
+    }
+    return sum;
+  });
+}
+
 /// Muon: the direction of core/kernels/muon.h, made orthogonal by Newton-Schulz iterations. It
 /// updates only hidden matrices (Role), and treats a filter as the matrix [out, all others]. AdamW
 /// updates the other parameters. muon_scale "rms" is Liu et al. 2025, "Muon is scalable for LLM
@@ -117,10 +131,11 @@ class Muon final : public Method {
       return state;
     }
 
-    const int64_t rows = t.size(0), columns = t.numel() / rows;
-    return {{{"momentum_buffer", t.sizes().vec(), state_dtype(t)}},
-            true,
-            newton_schulz_flops(rows, columns, steps_)};
+    const int64_t rows = whole_sizes(cut_of(p.parameter), t.sizes())[0];
+    return {.tensors = {{"momentum_buffer", t.sizes().vec(), state_dtype(t)}},
+            .whole = true,
+            .flops = newton_schulz_flops(rows, whole_numel(p.parameter) / rows, steps_),
+            .joins_parts = true};
   }
 
   bool runs_on_gpu() const override { return true; }
@@ -130,17 +145,21 @@ class Muon final : public Method {
     UpdateRule rule = rule_;
     rule.lr = rest.lr;
 
-    std::vector<SlotUpdate> matrices, others;
+    std::vector<SlotUpdate> cut, matrices, others;
     for (SlotUpdate& slot : slots) {
       if (!slot.whole) slot.args.lr_scale *= rest_lr_;
-      (slot.whole ? matrices : others).push_back(slot);
+      (!slot.whole ? others : slot.cut != nullptr ? cut : matrices).push_back(slot);
     }
 
     update_elements(others, rest, control, cuda);
     if (const auto device = device_of_tensors(cuda)) {
-      for (const SlotUpdate& slot : matrices) update_by_tensors(slot, rule, control, *device);
+      for (const auto* all : {&cut, &matrices}) {
+        for (const SlotUpdate& slot : *all) update_by_tensors(slot, rule, control, *device);
+      }
       return;
     }
+    // Joining parts is a collective, so these follow each other, each on all threads.
+    for (const SlotUpdate& slot : cut) update(slot, rule, control);
 
     // The largest come first, so that threads end together. With many matrices each is updated on
     // one thread; a matrix product gives the same bits on one thread as on all.
@@ -167,35 +186,49 @@ class Muon final : public Method {
     for (int64_t i = 0; i < count; ++i)
       all.push_back(workspace_of(matrices[static_cast<size_t>(i)]));
   }
+  /// Returns memory for the direction of a parameter, or of this process's part of it.
+  static at::Tensor direction_of(const SlotUpdate& slot) {
+    return at::empty(slot.sizes, dtype_of(state_type(slot.args.param_type)));
+  }
   static Workspace workspace_of(const SlotUpdate& slot) {
-    const int64_t rows = slot.sizes[0];
-    return Workspace(
-        at::empty({rows, slot.args.n / rows}, dtype_of(state_type(slot.args.param_type))));
+    return Workspace(as_matrix(direction_of(slot)));
+  }
+  static at::Tensor as_matrix(const at::Tensor& t) {
+    return t.view({t.size(0), t.numel() / t.size(0)});
+  }
+  static std::vector<int64_t> whole_sizes(const TensorCut* cut, at::IntArrayRef sizes) {
+    return cut == nullptr ? sizes.vec() : cut->whole_sizes(sizes);
   }
 
   void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
     UpdateArgs args = slot.args;
-
-    const int64_t n = args.n, rows = slot.sizes[0], columns = n / rows;
     const bool wide = args.param_type == Element::f64;
-    Workspace workspace = workspace_of(slot);
-    void* const out = workspace.x.mutable_data_ptr();
 
     // Divide by the Frobenius norm, which bounds the singular values by 1, as Newton-Schulz needs.
     // The lower bound guards against an update of zeros.
-    const double norm = std::sqrt(piece_sum(n, grad_sum_chunk, [&](int64_t begin, int64_t end) {
-      return muon_direction_cpu(args, rule, *control, begin, end, out);
-    }));
-    const double scale = 1 / std::max(norm, 1e-7);
-    each_piece(n, grad_sum_chunk, [&](int64_t, int64_t begin, int64_t end) {
+    at::Tensor x = direction_of(slot);
+    void* const part = x.mutable_data_ptr();
+    double squares = piece_sum(args.n, grad_sum_chunk, [&](int64_t begin, int64_t end) {
+      return muon_direction_cpu(args, rule, *control, begin, end, part);
+    });
+    if (slot.cut != nullptr) {
+      x = (*slot.join)(x, *slot.cut);
+      squares = sum_of_squares(x);
+    }
+    const double scale = 1 / std::max(std::sqrt(squares), 1e-7);
+    void* const all = x.mutable_data_ptr();
+    each_piece(x.numel(), grad_sum_chunk, [&](int64_t, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        wide ? static_cast<double*>(out)[i] *= scale
-             : static_cast<float*>(out)[i] *= static_cast<float>(scale);
+        wide ? static_cast<double*>(all)[i] *= scale
+             : static_cast<float*>(all)[i] *= static_cast<float>(scale);
     });
 
+    Workspace workspace(as_matrix(x));
     newton_schulz(workspace, steps_);
-    const double length = update_length(rows, columns);
-    args.grad = workspace.x.const_data_ptr();
+    const double length = update_length(workspace.x.size(0), workspace.x.size(1));
+    const at::Tensor own =
+        slot.cut != nullptr ? slot.cut->part_of(workspace.x.view(x.sizes())) : workspace.x;
+    args.grad = own.const_data_ptr();
     args.grad_type = wide ? Element::f64 : Element::f32;
 
     // Weight decay is multiplied by lr_scale as well; the division keeps its rate independent of
@@ -209,17 +242,20 @@ class Muon final : public Method {
   void update_by_tensors(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control,
                          at::Device device) const {
     const SlotTensors of(slot, rule, control, device);
-    const int64_t rows = slot.sizes[0], columns = slot.args.n / rows;
     const double momentum = rule.momentum, rest = 1 - momentum;
 
     const at::Tensor g = of.gradient(), m = of.state(0, slot.sizes);
     const at::Tensor moved = momentum * m + rest * g;
-    const at::Tensor x = rule.nesterov ? rest * g + momentum * moved : moved;
+    at::Tensor x = rule.nesterov ? rest * g + momentum * moved : moved;
     of.set(m, moved);
+    if (slot.cut != nullptr) x = (*slot.join)(x.view(slot.sizes), *slot.cut);
 
-    Workspace workspace((x / norm_of(x).clamp_min(1e-7).to(x.scalar_type())).view({rows, columns}));
+    Workspace workspace(as_matrix(x / norm_of(x).clamp_min(1e-7).to(x.scalar_type())));
     newton_schulz(workspace, steps_);
-    of.descend(workspace.x, slot.args.weight_decay, update_length(rows, columns));
+    const at::Tensor own =
+        slot.cut != nullptr ? slot.cut->part_of(workspace.x.view(x.sizes())) : workspace.x;
+    of.descend(own, slot.args.weight_decay,
+               update_length(workspace.x.size(0), workspace.x.size(1)));
   }
 
   /// Returns the factor of an orthogonal update, which depends on the matrix's shape.

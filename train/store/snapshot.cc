@@ -102,19 +102,9 @@ at::Tensor collect_flat(Group& group, bool is_first, const at::Tensor& part,
 
 /// Returns the whole tensor on tensor rank 0. `part`: of this tensor rank.
 at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
-  std::vector<int64_t> cuts{0};
-  for (int64_t p = 0; p < cut.parts; ++p)
-    cuts.push_back(cuts.back() + c10::multiply_integers(cut.part_sizes(part.sizes(), p)));
-  at::Tensor flat = collect_flat(world().layers(), cut.part == 0, part, cuts);
-  if (cut.part != 0) return flat;
-
-  std::vector<at::Tensor> parts;
-  for (int64_t p = 0; p < cut.parts; ++p) {
-    const auto at = static_cast<size_t>(p);
-    parts.push_back(
-        flat.narrow(0, cuts[at], cuts[at + 1] - cuts[at]).view(cut.part_sizes(part.sizes(), p)));
-  }
-  return cut.join(parts);
+  const at::Tensor flat =
+      collect_flat(world().layers(), cut.part == 0, part, cut.flat_cuts(part.sizes()));
+  return cut.part == 0 ? cut.join_flat(flat, part.sizes()) : flat;
 }
 
 /// Returns the complete tensor on rank 0, of a tensor that is_collected(). A collective.
