@@ -365,8 +365,7 @@ std::unique_ptr<Group> Group::through_host(std::unique_ptr<Group> host) {
 std::unique_ptr<Group> Group::by_nccl(std::unique_ptr<Group> host, Rendezvous& store,
                                       const std::string& name, const RankAxis& axis,
                                       double timeout) {
-  const auto keys =
-      c10::make_intrusive<c10d::PrefixStore>(name, store.store());
+  const auto keys = c10::make_intrusive<c10d::PrefixStore>(name, store.store());
   return std::make_unique<NcclGroup>(
       std::move(host), cuda_api().make_nccl(keys, axis.rank, axis.size, timeout), axis, timeout);
 }
@@ -383,8 +382,7 @@ std::unique_ptr<Group> Group::make(Rendezvous& store, const std::string& name, c
   options->devices.push_back(interface != nullptr && *interface != '\0'
                                  ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
                                  : c10d::ProcessGroupGloo::createDeviceForHostname(own_address(p)));
-  const auto keys =
-      c10::make_intrusive<c10d::PrefixStore>(name, store.store());
+  const auto keys = c10::make_intrusive<c10d::PrefixStore>(name, store.store());
   return std::make_unique<GlooGroup>(
       c10::make_intrusive<c10d::ProcessGroupGloo>(keys, axis.rank, axis.size, options), axis.rank,
       axis.size);

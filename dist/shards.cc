@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "autograd/node.h"
+#include "autograd/tensor_cut.h"
 #include "core/dtype.h"
 #include "core/kernels/update.h"
 #include "core/memory.h"
@@ -69,8 +70,8 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   std::map<std::pair<StagePart, bool>, std::vector<int64_t>> loads_of;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
-    std::vector<int64_t>& loads = loads_of[{part_of(options, bucket.parameters[0]),
-                                            has_parts && !bucket.is_divisible}];
+    std::vector<int64_t>& loads =
+        loads_of[{part_of(options, bucket.parameters[0]), has_parts && !bucket.is_divisible}];
     loads.resize(static_cast<size_t>(options.ranks));
     if (bucket.is_divisible)
       cut(bucket, loads);

@@ -79,8 +79,7 @@ class ShardLayout {
   void fill_buckets(std::span<const NamedParameter> parameters,
                     const std::vector<bool>& is_divisible, const Options& options);
   void cut(Bucket& bucket, std::vector<int64_t>& loads);
-  static void assign_whole(Bucket& bucket, std::span<const int64_t> whole,
-                           std::vector<int64_t>& loads);
+  void assign_whole(Bucket& bucket, std::span<const int64_t> whole, std::vector<int64_t>& loads);
 
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;

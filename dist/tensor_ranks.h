@@ -24,8 +24,8 @@ Variable reduce_from_tensor_ranks(const Variable& x);
 /// that computed `x`: along dimension 0, in one section.
 Variable gather_from_tensor_ranks(const Variable& x, const TensorCut& cut);
 
-/// Returns the whole tensor, of which `part`, which is contiguous, is this rank's part. A collective
-/// without a graph.
+/// Returns the whole tensor, of which `part`, which is contiguous, is this rank's part. A
+/// collective without a graph.
 at::Tensor join_over_tensor_ranks(const at::Tensor& part, const TensorCut& cut);
 
 /// Returns the rows `ids` of an embedding table [V, C] whose rows are cut among the tensor ranks.

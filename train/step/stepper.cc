@@ -17,6 +17,7 @@
 #include "core/tree_sum.h"
 #include "dist/collectives.h"
 #include "dist/exchange.h"
+#include "dist/tensor_ranks.h"
 #include "train/session/passes.h"
 #include "train/step/gradient_sum.h"
 #include "train/step/pipeline_step.h"
