@@ -231,8 +231,8 @@ std::string rule_text(const Rule& r) {
     return r.form.empty() ? text : text + " | " + r.form;
   }
   const auto number = [](double x) {
-    return x == std::floor(x) && std::fabs(x) < 1e15 ? std::to_string(static_cast<int64_t>(x))
-                                                     : toml_text(x);
+    return x == std::floor(x) && std::fabs(x) <= 0x1p53 ? std::to_string(static_cast<int64_t>(x))
+                                                        : toml_text(x);
   };
   if (std::isfinite(r.min)) text = (r.open_min ? "> " : ">= ") + number(r.min);
   if (std::isfinite(r.max))

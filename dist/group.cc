@@ -134,18 +134,18 @@ class GlooGroup final : public Group {
     wait(works);
   }
 
-  std::function<void()> send(const at::Tensor& t, int to, int stream) override {
+  std::function<void()> send(const at::Tensor& t, int to) override {
     check(t);
     count_send(t);
     std::vector<at::Tensor> tensors{t};
-    const auto work = group_->send(tensors, to, next_tag(sent_, to, stream));
+    const auto work = group_->send(tensors, to, next_tag(sent_[to]));
     return [work, t] { work->wait(); };
   }
 
-  void receive(at::Tensor& t, int from, int stream) override {
+  void receive(at::Tensor& t, int from) override {
     check(t);
     std::vector<at::Tensor> tensors{t};
-    group_->recv(tensors, from, next_tag(received_, from, stream))->wait();
+    group_->recv(tensors, from, next_tag(received_[from]))->wait();
   }
 
   void all_reduce_of_c10d(at::Tensor& flat) override {
@@ -164,14 +164,10 @@ class GlooGroup final : public Group {
  private:
   using Works = std::vector<Work>;
 
-  /// Tensors so far, by the other rank and the stream.
-  using Counts = std::map<std::pair<int, int>, int>;
-
   /// Returns the tag of the next tensor between two ranks. Collectives have the smaller tags.
-  static int next_tag(Counts& counts, int other, int stream) {
-    int& count = counts[{other, stream}];
-    const int tag = 0x40000000 | stream << 29 | count;
-    count = (count + 1) & 0x1fffffff;
+  static int next_tag(int& count) {
+    const int tag = 0x40000000 | count;
+    count = (count + 1) & 0x3fffffff;
     return tag;
   }
   void send_share(const at::Tensor& mine, size_t to, Works& works) {
@@ -198,7 +194,7 @@ class GlooGroup final : public Group {
   c10::intrusive_ptr<c10d::Backend> group_;
   size_t size_;
   int tag_ = 0;
-  Counts sent_, received_;
+  std::map<int, int> sent_, received_;  // tensors so far, by the other rank
 };
 
 /// Exchanges tensors of GPUs through the memory of the host, and passes those of CPUs on.
@@ -228,13 +224,13 @@ class HostGroup : public Group {
     return host_->gather(mine.cpu()).to(mine.device());
   }
 
-  std::function<void()> send(const at::Tensor& t, int to, int stream) override {
-    return host_->send(t.cpu(), to, stream);
+  std::function<void()> send(const at::Tensor& t, int to) override {
+    return host_->send(t.cpu(), to);
   }
 
-  void receive(at::Tensor& t, int from, int stream) override {
+  void receive(at::Tensor& t, int from) override {
     at::Tensor received = on_host(t);
-    host_->receive(received, from, stream);
+    host_->receive(received, from);
     copy_back(t, received);
   }
 
@@ -341,11 +337,11 @@ class DryGroup final : public Group {
     count_all_gather(flat, cuts);
   }
   void collect(at::Tensor&, std::span<const int64_t>) override {}
-  std::function<void()> send(const at::Tensor& t, int, int) override {
+  std::function<void()> send(const at::Tensor& t, int) override {
     count_send(t);
     return [t] {};
   }
-  void receive(at::Tensor&, int, int) override {}
+  void receive(at::Tensor&, int) override {}
   void all_reduce_of_c10d(at::Tensor&) override {}
   at::Tensor gather(const at::Tensor& mine) override {
     return mine.unsqueeze(0).expand(sizes_of_all(ranks_, mine)).contiguous();

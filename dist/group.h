@@ -35,10 +35,10 @@ class Group {
 
   /// Starts to send `t` to one rank, and returns a function that waits until it was received. `t`
   /// must not change before. Unlike in a collective, no other rank takes part.
-  virtual std::function<void()> send(const at::Tensor& t, int to, int stream = 0) = 0;
-  /// Fills `t` with the next tensor of a stream, 0 or 1, that rank `from` sends to this one. Sizes
-  /// and dtypes must be equal. The order of tensors of different streams does not matter.
-  virtual void receive(at::Tensor& t, int from, int stream = 0) = 0;
+  virtual std::function<void()> send(const at::Tensor& t, int to) = 0;
+  /// Fills `t` with the next tensor that rank `from` sends to this one. Sizes and dtypes must be
+  /// equal.
+  virtual void receive(at::Tensor& t, int from) = 0;
 
   /// Replaces `flat` by its sum over all ranks, in the order of c10d's own all-reduce, which
   /// depends on the number of elements. For `lathe bench collectives` alone.

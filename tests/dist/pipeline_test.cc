@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -117,6 +118,31 @@ TEST_CASE("parts of stages take turns, and shorten the waiting in proportion", "
         CHECK(time_of_schedules(stages, parts, micro_batches) ==
               2 * micro_batches * parts + 2 * (stages - 1));
       }
+    }
+  }
+}
+
+/// What a pass sends to another stage, or receives: a micro-batch, the part of all that sends, and
+/// whether it is a gradient.
+using Sent = std::tuple<int64_t, int, bool>;
+
+TEST_CASE("two stages receive in the order in which the other one sends", "[pipeline]") {
+  for (const int parts : {1, 2, 3, 8}) {
+    for (const int64_t micro_batches : {2, 4, 10}) {
+      INFO(parts << " parts, " << micro_batches << " micro-batches");
+      const int last = 2 * parts - 1;
+      std::vector<std::vector<Sent>> sent(2), received(2);
+      for (const int stage : {0, 1}) {
+        for (const auto& [n, is_backward, part] : stage_schedule(stage, 2, parts, micro_batches)) {
+          const int own = 2 * part + stage;
+          const int from = is_backward ? own + 1 : own - 1;
+          if (is_backward ? own > 0 : own < last) sent[stage].push_back({n, own, is_backward});
+          if (is_backward ? own < last : own > 0) received[stage].push_back({n, from, is_backward});
+        }
+      }
+      CHECK((sent[0] == received[1]));
+      CHECK((sent[1] == received[0]));
+      CHECK(std::ssize(sent[0]) == micro_batches * (2 * parts - 1));
     }
   }
 }

@@ -17,9 +17,6 @@ namespace {
 /// The dtype and the sizes of a tensor, which are sent before it.
 constexpr size_t header_size = 10;
 
-// Streams of the stages' group: of two stages, each is before and after the other.
-constexpr int activations = 0, gradients = 1;
-
 at::Tensor header_of(const at::Tensor& t) {
   LATHE_CHECK(t.dim() + 2 <= static_cast<int64_t>(header_size), "a tensor of ", t.dim(),
               " dims between blocks");
@@ -47,8 +44,8 @@ std::function<void()> StageLink::send_activations(const at::Tensor& y) const {
   std::function<void()> wait;
   world().guarded([&] {
     Group& group = world().stages();
-    const auto header = group.send(header_of(y), after(), activations);
-    const auto values = group.send(y, after(), activations);
+    const auto header = group.send(header_of(y), after());
+    const auto values = group.send(y, after());
     wait = [header, values] {
       header();
       values();
@@ -60,7 +57,7 @@ std::function<void()> StageLink::send_activations(const at::Tensor& y) const {
 at::Tensor StageLink::receive_activations(const at::Tensor& x) {
   const MemoryScope memory(Memory::activations);
   at::Tensor header = at::empty({static_cast<int64_t>(header_size)}, at::kLong);
-  receive(header, before(), activations);
+  receive(header, before());
 
   TensorForm form;
   if (DryWorld* const dry = world().dry()) {
@@ -72,21 +69,21 @@ at::Tensor StageLink::receive_activations(const at::Tensor& x) {
     form = {{fields + 2, fields + 2 + fields[1]}, static_cast<at::ScalarType>(fields[0])};
   }
   at::Tensor t = at::empty(form.sizes, x.options().dtype(form.dtype));
-  receive(t, before(), activations);
+  receive(t, before());
   return t;
 }
 
 std::function<void()> StageLink::send_gradient(const at::Tensor& dx) const {
   std::function<void()> wait;
-  world().guarded([&] { wait = world().stages().send(dx, before(), gradients); });
+  world().guarded([&] { wait = world().stages().send(dx, before()); });
   return wait;
 }
 
-void StageLink::receive_gradient(at::Tensor& dy) { receive(dy, after(), gradients); }
+void StageLink::receive_gradient(at::Tensor& dy) { receive(dy, after()); }
 
-void StageLink::receive(at::Tensor& t, int from, int stream) {
+void StageLink::receive(at::Tensor& t, int from) {
   const auto begin = Clock::now();
-  world().guarded([&] { world().stages().receive(t, from, stream); });
+  world().guarded([&] { world().stages().receive(t, from); });
   waited_ += seconds_since(begin);
 }
 

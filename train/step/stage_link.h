@@ -13,9 +13,10 @@
 
 namespace lathe {
 
-/// The connections of this process's stage to the stages before and after it. With several parts
-/// (dist.virtual_stages), the stage after the last one is the first one, which has the next part.
-/// Parts of a stage are counted from 0.
+/// The connections of this process's stage to the stages before and after it. Of two stages, each
+/// is both for the other: a schedule must receive in the order in which the other sends. With
+/// several parts (dist.virtual_stages), the stage after the last one is the first one, which has
+/// the next part. Parts of a stage are counted from 0.
 class StageLink {
  public:
   /// `stage` must outlive it.
@@ -44,7 +45,7 @@ class StageLink {
  private:
   int before() const { return (place_.rank + place_.size - 1) % place_.size; }
   int after() const { return (place_.rank + 1) % place_.size; }
-  void receive(at::Tensor& t, int from, int stream);
+  void receive(at::Tensor& t, int from);
 
   const StageParameters& stage_;
   RankAxis place_;
