@@ -98,8 +98,8 @@ void GradientExchange::start_with_next_backward() {
 /// order, so a full bucket waits for those before it.
 void GradientExchange::note_complete(size_t i) {
   complete_(i);
-  if (world_.data().size == 1) return;
   is_complete_[i] = 1;
+  if (world_.data().size == 1) return;
   had_gradient_[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
   --missing_[layout_.bucket_of(i)];
 

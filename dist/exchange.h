@@ -51,6 +51,9 @@ class GradientExchange {
 
   /// Sends each bucket as soon as the backward pass that begins now has made its gradients.
   void start_with_next_backward();
+  /// Completes a parameter whose gradient that backward pass does not change, so that its bucket
+  /// need not wait for finish().
+  void complete(size_t i) { note_complete(i); }
   /// Waits until the gradient of each parameter is the sum over all ranks. A parameter without a
   /// gradient on some ranks counts as zero there; without one on all of them it stays without.
   /// Throws Exit::peer_lost where a rank was lost.

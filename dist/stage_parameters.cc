@@ -164,8 +164,7 @@ void StageParameters::check_foreign() const {
     fail(Exit::usage, "dist.pipeline: stage ", stages_.rank, " uses ", parameters_[i].path,
          ", which stage ", owner_[i],
          " has: visit() must name parameters in the order of their use, and a block must use its "
-         "own "
-         "alone; set dist.pipeline = 1");
+         "own alone; set dist.pipeline = 1");
   }
 }
 

@@ -1,7 +1,7 @@
 #include "train/analysis/dry_step.h"
 
 #include <algorithm>
-#include <cmath>
+#include <optional>
 
 #include "autograd/pipeline_stage.h"
 #include "core/device.h"

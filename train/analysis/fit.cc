@@ -62,6 +62,9 @@ std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   if (ranks > 1 && c.dist.shard == "none")
     add({{{"dist.shard", "optimizer"}}, {{"dist.shard", "parameters"}}});
 
+  // Stages with several parts keep more activations, and exclude ZeRO 3.
+  if (ranks > 1 && c.dist.virtual_stages > 1) add({{{"dist.virtual_stages", "1"}}});
+
   // Low precision halves activations, but its copies and casts of the weights take memory as well.
   if (c.amp.dtype == "fp32")
     add({{{"amp.dtype", "bf16"}}});

@@ -89,8 +89,7 @@ Exit run_launch(const Arguments& arguments) {
   // Where no smaller number can share a step out, all are started again, as without --min-ranks.
   const auto ranks_after_loss = [&](int left) {
     for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {
-      const int replica = replica_of(loaded.config, n).replica();
-      if (n % replica == 0 && loaded.config.train.grad_accum % (n / replica) == 0) return n;
+      if (can_share_out(loaded.config, n)) return n;
     }
     return parsed.ranks;
   };

@@ -132,7 +132,8 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
           return Variable();
         std::tie(layers_.at(path).least, layers_.at(path).largest) =
             at::aminmax(y.data());  // faster than a norm
-        if (!histograms) return Variable();
+        // A stage of a pipeline runs what precedes the blocks once for each of its parts.
+        if (!histograms || !seen_.insert(path).second) return Variable();
         if (auto h = histogram_of("activations/" + path, y.data(), 1))
           activations_.push_back(std::move(*h));
         return Variable();

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ class LayerStatsCollector {
   std::optional<ObserveOps> observe_;
   std::unique_ptr<ForwardHook> hook_;
   std::vector<Histogram> activations_;
+  std::set<std::string> seen_;  // modules whose histogram was made
 };
 
 }  // namespace lathe

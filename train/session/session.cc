@@ -113,9 +113,15 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
   }
   const int64_t parts = stages * loaded.config.dist.virtual_stages;
   if (std::ssize(costs) < parts) {
-    refuse(parts > stages ? str("times dist.virtual_stages = ", parts, " ") : "",
-           "is more than the ", costs.size(), " blocks of this model (see run_blocks() in ",
-           "autograd/recompute.h); lower it");
+    const std::string product =
+        str("times dist.virtual_stages = ", loaded.config.dist.virtual_stages, " is ", parts, ", ");
+    refuse(parts > stages ? product : "is ", "more than the ", costs.size(),
+           " blocks of this model (see run_blocks() in autograd/recompute.h); lower ",
+           parts > stages ? "one of them" : "it");
+  }
+  if (parts > stages && loaded.frozen_model) {
+    refuse("times dist.virtual_stages = ", loaded.config.dist.virtual_stages,
+           " would run the frozen model of the task for each part; set dist.virtual_stages to 1");
   }
   if (!buffers(model).empty()) {
     refuse("does not support running statistics, as those of batch norm, yet; set it to 1");

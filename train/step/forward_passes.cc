@@ -15,9 +15,11 @@ class ForwardPasses::Stage final : public PipelineStage {
  public:
   explicit Stage(const StageParameters& stage) : link_(stage) {}
 
-  std::pair<size_t, size_t> blocks(size_t n) override { return link_.blocks(part_, n); }
-  Variable enter(Variable x) override {
+  std::pair<size_t, size_t> blocks(size_t n) override {
     if (part_ == link_.parts()) refuse_repeated_blocks();
+    return link_.blocks(part_, n);
+  }
+  Variable enter(Variable x) override {
     return link_.is_first(part_) ? x : Variable(link_.receive_activations(x.data()));
   }
   Variable leave(Variable y) override {

@@ -5,7 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <array>
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <optional>
@@ -13,10 +13,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/pipeline_stage.h"
-#include "core/error.h"
-#include "core/memory.h"
 #include "core/named_range.h"
-#include "dist/group.h"
 #include "dist/world.h"
 #include "train/session/passes.h"
 #include "train/step/stage_link.h"
@@ -67,7 +64,7 @@ class Stage final : public PipelineStage {
     if (!link_.is_last(part)) {
       dy = at::empty(pass.output.sizes(), pass.output.data().options());
       link_.receive_gradient(dy);
-      pass.sent();
+      world().guarded(pass.sent);
     }
 
     // Frozen blocks may begin a model.

@@ -21,9 +21,9 @@ struct StagePass {
 };
 
 /// Returns the passes of a stage in their order: one forward and one backward ("1F1B", Narayanan et
-/// al. 2019, "PipeDream"). Stage s of n has activations of at most n - s micro-batches. With
-/// several parts per stage, groups of n micro-batches take turns at the parts (Narayanan et al.
-/// 2021, section 2.2.2), and n must divide their number. The forward passes of a part, and its
+/// al. 2019, "PipeDream"). Stage s of S has activations of at most S - s micro-batches. With
+/// several parts per stage, groups of S micro-batches take turns at the parts (Narayanan et al.
+/// 2021, section 2.2.2), and S must divide `micro_batches`. The forward passes of a part, and its
 /// backward passes, have the order of micro-batches.
 std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t micro_batches);
 

@@ -48,7 +48,7 @@ void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
   if (c.dist.pipeline == 1) refuse("needs dist.pipeline of at least 2; set that, or set it to 1");
   if (c.dist.shard == "gradients" || c.dist.shard == "parameters") {
     refuse("does not support dist.shard = \"", c.dist.shard,
-           "\" yet; set that to \"optimizer\", or ", "set it to 1");
+           "\" yet; set dist.shard to \"optimizer\", or dist.virtual_stages to 1");
   }
   if (own % c.dist.pipeline != 0) {
     refuse("needs a number of micro-batches per process that dist.pipeline = ", c.dist.pipeline,
@@ -60,6 +60,15 @@ void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
 
 GridSizes replica_of(const RunConfig& config, int64_t processes) {
   return processes == 1 ? GridSizes() : config.dist.grid();
+}
+
+bool can_share_out(const RunConfig& c, int64_t processes) {
+  const GridSizes sizes = replica_of(c, processes);
+  if (processes % sizes.replica() != 0) return false;
+  const int64_t groups = processes / sizes.replica();
+  if (c.train.grad_accum % groups != 0) return false;
+  const bool takes_turns = sizes.pipeline > 1 && c.dist.virtual_stages > 1;
+  return !takes_turns || c.train.grad_accum / groups % sizes.pipeline == 0;
 }
 
 void check_shares(const LoadedConfig& loaded, int64_t all) {
@@ -97,7 +106,7 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
 
   std::vector<int64_t> counts;
   for (int64_t n = 1; n <= c.grad_accum && counts.size() < 8; ++n) {
-    if (c.grad_accum % n == 0) counts.push_back(n * replica);
+    if (can_share_out(loaded.config, n * replica)) counts.push_back(n * replica);
   }
 
   // Other ways to cut the same global batch: the nearest with more micro-batches.

@@ -24,6 +24,8 @@ void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
 /// Returns how many processes hold a replica of the model together: dist.pipeline and dist.tensor,
 /// or 1 and 1 for a single process.
 GridSizes replica_of(const RunConfig& config, int64_t processes);
+/// Returns whether so many processes can share out the micro-batches of a step.
+bool can_share_out(const RunConfig& config, int64_t processes);
 
 /// Returns a checksum of the program's code, which differs between builds.
 std::string library_checksum();

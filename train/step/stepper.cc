@@ -76,8 +76,8 @@ class StepGradients {
         sum_(s.local_params(), plan.in_sequence),
         own_(s.divides_state() ? s.local_params().size() : 0) {}
 
-  /// Prepares for the backward pass of the n-th micro-batch of this process; of a stage of a
-  /// pipeline, through one of its parts. Part 0 is the last one.
+  /// Prepares for the backward pass of the n-th micro-batch of this process. A stage of a pipeline
+  /// has one for each of its parts, of which part 0 is the last.
   void begin(int64_t n, int part = 0) {
     const auto runs_now = [&](size_t i) { return !s_.stage || s_.stage->part_of_local(i) == part; };
     // Gradients that are shared out have no previous micro-batch on the parameters.
@@ -92,6 +92,9 @@ class StepGradients {
                         if (!each_) sum_.finish(i);
                       });
     exchange_->start_with_next_backward();
+    for (size_t i = 0; s_.stage && i < s_.local_params().size(); ++i) {
+      if (!runs_now(i)) exchange_->complete(i);
+    }
   }
 
   /// Ends the backward pass that begin() prepared for. Returns the seconds of waiting for others.
