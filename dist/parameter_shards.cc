@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "autograd/node.h"
+#include "autograd/op.h"
 #include "core/dry_run.h"
 #include "core/dtype.h"
 #include "core/error.h"

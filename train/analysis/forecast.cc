@@ -230,8 +230,8 @@ ScaledConfig scale_down(const LoadedConfig& given) {
 StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepTimes& measured,
                         const DryStep& small) {
   const double flops = dry.micro_batch.total() / small.micro_batch.total();
-  const double micro_batches =
-      static_cast<double>(config.train.grad_accum / dry.data_ranks()) + dry.bubble;
+  const int64_t own = config.train.grad_accum / dry.data_ranks();
+  const double micro_batches = static_cast<double>(own) + dry.bubble;
   const double work = flops * micro_batches;
   double update = small.update_flops > 0
                       ? dry.update_flops / small.update_flops

@@ -147,7 +147,8 @@ class Stage final : public PipelineStage {
 
 std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t micro_batches) {
   const int64_t all = micro_batches * parts, behind = stages - stage - 1;
-  const int64_t ahead = std::min(parts == 1 ? behind : 2 * behind + (parts - 1) * stages, all);
+  const int64_t other_parts = parts - 1;
+  const int64_t ahead = std::min(parts == 1 ? behind : 2 * behind + other_parts * stages, all);
   // Of a single part, a group is one micro-batch.
   const int64_t group = parts == 1 ? 1 : stages, in_group = group * parts;
   const auto pass = [&](int64_t i, bool is_backward) {

@@ -1,4 +1,5 @@
 // Direct preference optimization: its loss against LibTorch's, and whole runs.
+#include "autograd/engine.h"
 #include "core/io/json.h"
 #include "nn/layers/linear.h"
 #include "tests/support/process.h"
