@@ -88,15 +88,14 @@ void GradientExchange::start_with_next_backward() {
   if (world_.data().size == 1) return;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     hooks_.push_back(parameters_[i].parameter.register_post_accumulate_grad_hook(
-        [this, i](Leaf&) { note_complete(i); }));
+        [this, i](Leaf&) { complete(i); }));
   }
   // A dry run is one thread's.
   if (!is_dry_run()) thread_ = std::thread([this] { work(); });
 }
 
-/// Completes a parameter's gradient and sends the buckets that are full. Ranks send buckets in one
-/// order, so a full bucket waits for those before it.
-void GradientExchange::note_complete(size_t i) {
+/// Ranks send buckets in one order, so a full bucket waits for those before it.
+void GradientExchange::complete(size_t i) {
   complete_(i);
   is_complete_[i] = 1;
   if (world_.data().size == 1) return;
@@ -133,7 +132,7 @@ void GradientExchange::finish() {
   for (HookHandle& hook : hooks_) hook.remove();
   hooks_.clear();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (is_complete_[i] == 0) note_complete(i);
+    if (is_complete_[i] == 0) complete(i);
   }
   if (world_.data().size == 1) return;
   // The other ranks of a dry run have the gradients of this one.

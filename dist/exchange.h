@@ -51,9 +51,9 @@ class GradientExchange {
 
   /// Sends each bucket as soon as the backward pass that begins now has made its gradients.
   void start_with_next_backward();
-  /// Completes a parameter whose gradient that backward pass does not change, so that its bucket
-  /// need not wait for finish().
-  void complete(size_t i) { note_complete(i); }
+  /// Completes a parameter's gradient and sends the buckets that are full. The backward pass calls
+  /// it for what it changes; call it for others, whose buckets then need not wait for finish().
+  void complete(size_t i);
   /// Waits until the gradient of each parameter is the sum over all ranks. A parameter without a
   /// gradient on some ranks counts as zero there; without one on all of them it stays without.
   /// Throws Exit::peer_lost where a rank was lost.
@@ -64,7 +64,6 @@ class GradientExchange {
   std::vector<at::Tensor> take_own() { return std::move(own_); }
 
  private:
-  void note_complete(size_t i);
   void work();
   void send_in_dry_run();
   void settle_absent(const std::vector<char>& anywhere);

@@ -90,20 +90,6 @@ double newton_schulz_flops(int64_t rows, int64_t columns, int64_t steps) {
   return static_cast<double>(steps) * (4 * n * n * m + 2 * n * n * n);
 }
 
-/// Returns the sum of the squares of a float32 or float64 tensor.
-double sum_of_squares(const at::Tensor& t) {
-  const bool wide = t.scalar_type() == at::kDouble;
-  const void* const x = t.const_data_ptr();
-  return piece_sum(t.numel(), grad_sum_chunk, [&](int64_t begin, int64_t end) {
-    double sum = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      const double one = wide ? static_cast<const double*>(x)[i] : static_cast<const float*>(x)[i];
-      sum += one * one;
-    }
-    return sum;
-  });
-}
-
 /// Muon: the direction of core/kernels/muon.h, made orthogonal by Newton-Schulz iterations. It
 /// updates only hidden matrices (Role), and treats a filter as the matrix [out, all others]. AdamW
 /// updates the other parameters. muon_scale "rms" is Liu et al. 2025, "Muon is scalable for LLM
@@ -196,6 +182,10 @@ class Muon final : public Method {
   static at::Tensor as_matrix(const at::Tensor& t) {
     return t.view({t.size(0), t.numel() / t.size(0)});
   }
+  /// Returns this process's part of a parameter's direction.
+  static at::Tensor own_part(const SlotUpdate& slot, const at::Tensor& whole) {
+    return slot.cut != nullptr ? slot.cut->part_of(whole) : whole;
+  }
   static std::vector<int64_t> whole_sizes(const TensorCut* cut, at::IntArrayRef sizes) {
     return cut == nullptr ? sizes.vec() : cut->whole_sizes(sizes);
   }
@@ -213,7 +203,9 @@ class Muon final : public Method {
     });
     if (slot.cut != nullptr) {
       x = (*slot.join)(x, *slot.cut);
-      squares = sum_of_squares(x);
+      squares = piece_sum(x.numel(), grad_sum_chunk, [&](int64_t begin, int64_t end) {
+        return grad_sum_cpu(x.const_data_ptr(), wide ? Element::f64 : Element::f32, begin, end);
+      });
     }
     const double scale = 1 / std::max(std::sqrt(squares), 1e-7);
     void* const all = x.mutable_data_ptr();
@@ -226,8 +218,7 @@ class Muon final : public Method {
     Workspace workspace(as_matrix(x));
     newton_schulz(workspace, steps_);
     const double length = update_length(workspace.x.size(0), workspace.x.size(1));
-    const at::Tensor own =
-        slot.cut != nullptr ? slot.cut->part_of(workspace.x.view(x.sizes())) : workspace.x;
+    const at::Tensor own = own_part(slot, workspace.x.view(x.sizes()));
     args.grad = own.const_data_ptr();
     args.grad_type = wide ? Element::f64 : Element::f32;
 
@@ -252,8 +243,7 @@ class Muon final : public Method {
 
     Workspace workspace(as_matrix(x / norm_of(x).clamp_min(1e-7).to(x.scalar_type())));
     newton_schulz(workspace, steps_);
-    const at::Tensor own =
-        slot.cut != nullptr ? slot.cut->part_of(workspace.x.view(x.sizes())) : workspace.x;
+    const at::Tensor own = own_part(slot, workspace.x.view(x.sizes()));
     of.descend(own, slot.args.weight_decay,
                update_length(workspace.x.size(0), workspace.x.size(1)));
   }

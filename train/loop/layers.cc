@@ -12,6 +12,7 @@
 #include <set>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "nn/module_call.h"
 
@@ -130,10 +131,10 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
       *session.model, "*", [this, histograms](const std::string& path, const Variable& y) {
         if (!is_looked_at() || !y.data().is_floating_point() || y.data().numel() == 0)
           return Variable();
-        std::tie(layers_.at(path).least, layers_.at(path).largest) =
-            at::aminmax(y.data());  // faster than a norm
+        Seen& seen = layers_.at(path);
+        std::tie(seen.least, seen.largest) = at::aminmax(y.data());  // faster than a norm
         // A stage of a pipeline runs what precedes the blocks once for each of its parts.
-        if (!histograms || !seen_.insert(path).second) return Variable();
+        if (!histograms || std::exchange(seen.has_histogram, true)) return Variable();
         if (auto h = histogram_of("activations/" + path, y.data(), 1))
           activations_.push_back(std::move(*h));
         return Variable();

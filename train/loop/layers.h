@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +37,7 @@ class LayerStatsCollector {
   struct Seen {
     std::vector<size_t> params;       // indices into the session's
     at::Tensor least, largest, dead;  // scalars: range of its result, dead share of its activation
+    bool has_histogram = false;       // of its result
   };
 
   const Session& session_;
@@ -47,7 +47,6 @@ class LayerStatsCollector {
   std::optional<ObserveOps> observe_;
   std::unique_ptr<ForwardHook> hook_;
   std::vector<Histogram> activations_;
-  std::set<std::string> seen_;  // modules whose histogram was made
 };
 
 }  // namespace lathe

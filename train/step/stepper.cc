@@ -212,9 +212,7 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
     options.sum_over_tensor_ranks = [](at::Tensor& t) {
       t.copy_(sum_over_ranks(world().gather_over_tensor(t.unsqueeze(0))));
     };
-    options.join_tensor_ranks = [](const at::Tensor& part, const TensorCut& cut) {
-      return join_over_tensor_ranks(part, cut);
-    };
+    options.join_tensor_ranks = join_over_tensor_ranks;
   }
   std::vector<at::Tensor> own_parameters;
   if (s.shards) {
