@@ -145,6 +145,9 @@ struct Leaf final : Node {
   at::Tensor grad;
   Precision precision;
   std::shared_ptr<const TensorCut> cut;  ///< null: this process has the whole parameter
+  /// Whether checkpoints contain it. False for the frozen weights under adapters, which stay in the
+  /// checkpoint that they came from.
+  bool is_saved = true;
   /// What this process keeps of a parameter that is shared out: its consecutive elements, 1-D, and
   /// the index behind the last of them. The parameter's own tensor then has memory only while it is
   /// used. Undefined elements: the parameter is not shared out.

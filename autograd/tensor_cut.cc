@@ -79,9 +79,11 @@ bool is_cut(const Variable& v, int64_t dim) {
   return cut != nullptr && cut->dim == dim;
 }
 
-int64_t whole_numel(const Variable& v) {
+std::vector<int64_t> whole_sizes(const Variable& v) {
   const TensorCut* cut = cut_of(v);
-  return cut == nullptr ? v.numel() : c10::multiply_integers(cut->whole_sizes(v.sizes()));
+  return cut == nullptr ? v.sizes().vec() : cut->whole_sizes(v.sizes());
 }
+
+int64_t whole_numel(const Variable& v) { return c10::multiply_integers(whole_sizes(v)); }
 
 }  // namespace lathe

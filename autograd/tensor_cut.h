@@ -39,6 +39,8 @@ struct TensorCut {
 const TensorCut* cut_of(const Variable& v);
 /// Returns whether a parameter is cut along `dim`.
 bool is_cut(const Variable& v, int64_t dim);
+/// Returns the sizes of a parameter before it was cut.
+std::vector<int64_t> whole_sizes(const Variable& v);
 /// Returns the number of elements of a parameter before it was cut.
 int64_t whole_numel(const Variable& v);
 

@@ -2,19 +2,15 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <vector>
+
 #include "autograd/node.h"
 #include "core/quantized.h"
+#include "dist/collectives.h"
 #include "dist/tensor_ranks.h"
 #include "nn/module_call.h"
 
 namespace lathe {
-namespace {
-
-/// Returns the Euclidean norm of each row, and not less than float32 can divide by.
-at::Tensor row_norms(const at::Tensor& w) { return w.norm(2, 1).clamp_min(1e-30); }
-
-}  // namespace
-
 Linear::Linear(int64_t in, int64_t out, bool with_bias, const Role& role_)
     : weight(new_parameter({out, in})),
       bias(with_bias ? new_parameter({out}) : Variable()),
@@ -24,50 +20,58 @@ Variable Linear::input(const Variable& x) const {
   return is_cut(weight, 0) ? copy_to_tensor_ranks(x) : x;
 }
 
-Variable Linear::operator()(const Variable& x_, const Variable& residual) const {
+Variable Linear::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'I', weight.size(1)}, {'O', weight.size(0)}});
-  call.input(x_, "... I"), call.input("residual", residual, "... O");
-  if (is_cut(weight, 1)) return call.result(sum_over_ranks(x_, residual), "... O");
-
-  const Variable x = input(x_);
-  if (has_adapter() && lora_m.defined()) {
-    const at::Tensor norms_O = row_norms(adapted_weight());
-    const Variable z = linear(x, weight) + linear(linear(x, lora_a), lora_b) * lora_scale;
-    Variable y = z * (lora_m / Variable(norms_O));
-    if (bias.defined()) y = y + bias;
-    return call.result(residual.defined() ? residual + y : cast(y, z.dtype()), "... O");
+  call.input(x, "... I"), call.input("residual", residual, "... O");
+  const bool scales_rows = has_adapter() && lora_m.defined();
+  if (!is_cut(weight, 1) && !scales_rows) {
+    const Variable y = linear(input(x), weight, bias, residual);
+    return call.result(has_adapter() ? y + adapted(x) : y, "... O");
   }
-  const Variable y = linear(x, weight, bias, residual);
-  return call.result(has_adapter() ? y + linear(linear(x, lora_a), lora_b) * lora_scale : y,
-                     "... O");
+
+  // Each tensor rank has the complete bias and residual. They are added after the sum over ranks.
+  Variable z = linear(input(x), weight);
+  if (is_cut(weight, 1)) z = reduce_from_tensor_ranks(z);
+  if (has_adapter()) z = z + adapted(x);
+  Variable y = scales_rows ? z * (lora_m / Variable(row_norms(adapted_weight()))) : z;
+  if (bias.defined()) y = y + bias;
+  return call.result(residual.defined() ? residual + y : cast(y, z.dtype()), "... O");
 }
 
-/// Returns y where ranks have parts of the inputs. The bias and the residual are whole on each.
-Variable Linear::sum_over_ranks(const Variable& x, const Variable& residual) const {
-  const Variable z = reduce_from_tensor_ranks(linear(x, weight));
-  const Variable y = bias.defined() ? z + bias : z;
-  return residual.defined() ? residual + y : cast(y, z.dtype());
+Variable Linear::adapted(const Variable& x) const {
+  Variable h = linear(x, lora_a);
+  if (is_cut(lora_a, 1)) h = reduce_from_tensor_ranks(h);
+  if (is_cut(lora_b, 0)) h = copy_to_tensor_ranks(h);
+  return linear(h, lora_b) * lora_scale;
+}
+
+at::Tensor Linear::plain_weight() const {
+  const Precision* kept = precision_of(weight);
+  return kept != nullptr && kept->quantized ? kept->quantized->dequantize(at::kFloat)
+                                            : weight.data().to(at::kFloat);
 }
 
 at::Tensor Linear::adapted_weight() const {
-  const Precision* kept = precision_of(weight);
-  const at::Tensor w = kept != nullptr && kept->quantized ? kept->quantized->dequantize(at::kFloat)
-                                                          : weight.data().to(at::kFloat);
-  return w.addmm(lora_b.data().to(at::kFloat), lora_a.data().to(at::kFloat), 1, lora_scale);
+  return plain_weight().addmm(lora_b.data().to(at::kFloat), lora_a.data().to(at::kFloat), 1,
+                              lora_scale);
+}
+
+at::Tensor Linear::row_norms(const at::Tensor& w) const {
+  at::Tensor norms = w.norm(2, 1);
+  if (is_cut(weight, 1)) norms = all_reduce(norms.square(), Axis::tensor).sqrt();
+  return norms.clamp_min(1e-30);
 }
 
 void Linear::add_adapter(int64_t rank, double alpha, at::TensorOptions options) {
-  lora_a = Variable::parameter(at::zeros({rank, weight.size(1)}, options), "");
-  lora_b = Variable::parameter(at::zeros({weight.size(0), rank}, options), "");
+  const std::vector<int64_t> whole = whole_sizes(weight);
+  lora_a = Variable::parameter(at::zeros({rank, whole[1]}, options), "");
+  lora_b = Variable::parameter(at::zeros({whole[0], rank}, options), "");
   lora_scale = alpha / static_cast<double>(rank);
 }
 
 void Linear::add_magnitudes() {
-  // B is 0 at first, but need not be here.
-  const at::Tensor b = lora_b.data().clone();
-  lora_b.data().zero_();
-  lora_m = Variable::parameter(row_norms(adapted_weight()), "");
-  lora_b.data().copy_(b);
+  lora_m = Variable::parameter(row_norms(plain_weight()), "");
+  if (is_cut(weight, 0)) lora_m.leaf().cut = weight.leaf().cut;
 }
 
 void Linear::merge_adapter() {

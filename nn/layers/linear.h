@@ -17,7 +17,8 @@ namespace lathe {
 ///
 /// Where tensor ranks have parts of the weight (dist/tensor_ranks.h), `out` or `in` is this rank's
 /// part: a weight that is cut along its outputs takes a whole x and returns a part of y, one that
-/// is cut along its inputs takes a part of x and returns the whole y. It can't have an adapter.
+/// is cut along its inputs takes a part of x and returns the whole y. Of an adapter, B is cut with
+/// the outputs and A with the inputs.
 struct Linear {
   Variable weight, bias;  ///< [out, in]; [out] or undefined
   Role role = Role::weight;
@@ -37,7 +38,7 @@ struct Linear {
   /// Returns whether calls add an adapter: there is one, and Mode::adapters does not disable it.
   bool has_adapter() const { return lora_a.defined() && mode().adapters; }
   /// Adds an adapter whose matrices have the device and dtype of `options`, and are zero until they
-  /// are initialized.
+  /// are initialized. They have the sizes of the complete layer, also where the weight is a part.
   void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});
   /// Adds magnitudes to the adapter, which must exist: the norms of the rows of W. They are trained
   /// like the adapter.
@@ -53,9 +54,15 @@ struct Linear {
   }
 
  private:
-  Variable sum_over_ranks(const Variable& x, const Variable& residual) const;
-  /// Returns the weight, with the adapter if it has one, in float32. [out, in]
+  /// Returns what the adapter adds to the product with the weight.
+  Variable adapted(const Variable& x) const;
+  /// Returns the weight in float32. [out, in]
+  at::Tensor plain_weight() const;
+  /// Returns the weight with the adapter in float32. [out, in]
   at::Tensor adapted_weight() const;
+  /// Returns the Euclidean norm of each row of a tensor of the weight's sizes, and not less than
+  /// float32 can divide by. [out]
+  at::Tensor row_norms(const at::Tensor& w) const;
 };
 
 }  // namespace lathe

@@ -142,7 +142,6 @@ void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {
       refuse("does not divide the ", rule.units, " ", rule.unit, "; change one of them");
   }
 
-  if (adapters_of(c).rank > 0) refuse("does not support adapters yet; set it to 1");
   if (c.memory.offloads("parameters")) {
     refuse("does not support parameters on disk yet; set it to 1, or remove \"parameters\" from ",
            "memory.offload");

@@ -15,14 +15,6 @@
 namespace lathe {
 namespace {
 
-/// Returns a saved tensor, or this process's part of it where `cut` is not null. `sizes`: of what
-/// is returned.
-at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const TensorCut* cut,
-                      const fs::path& path) {
-  return cut == nullptr ? entry_tensor(entry, sizes, path)
-                        : cut->part_of(entry_tensor(entry, cut->whole_sizes(sizes), path));
-}
-
 void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to,
                const fs::path& path, const TensorCut* cut = nullptr) {
   const TensorEntry& entry = file.at(name);
@@ -77,6 +69,12 @@ at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const f
   }
   return at::from_blob(const_cast<std::byte*>(entry.bytes.data()), entry.shape,
                        at::TensorOptions().dtype(*dtype));
+}
+
+at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const TensorCut* cut,
+                      const fs::path& path) {
+  return cut == nullptr ? entry_tensor(entry, sizes, path)
+                        : cut->part_of(entry_tensor(entry, cut->whole_sizes(sizes), path));
 }
 
 void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,

@@ -38,6 +38,10 @@ std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
 /// Returns an entry of the file at `path` as a tensor that shares its memory. Throws
 /// Exit::checkpoint unless it has that shape.
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);
+/// Returns a saved tensor, or this process's part of it where `cut` is not null. `sizes`: of what
+/// is returned.
+at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const TensorCut* cut,
+                      const fs::path& path);
 
 /// The parameters and buffers of a checkpoint, which are read one at a time.
 class SavedParameters {

@@ -210,8 +210,7 @@ std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
   auto all = parameters(model);
   std::erase_if(all, [](const NamedParameter& p) {
     const Leaf* leaf = p.parameter.as_leaf();
-    return leaf == nullptr ||
-           leaf->precision.quantized != nullptr;  // they stay in the checkpoint they came from
+    return leaf == nullptr || !leaf->is_saved;
   });
   for (const NamedBuffer& b : buffers(model))
     all.push_back({b.path, Variable(b.tensor), Role{.name = "buffer"}});

@@ -11,6 +11,7 @@
 #include "core/mode.h"
 #include "nn/layers.h"
 #include "train/transforms/frozen.h"
+#include "train/transforms/tensor_parallel.h"
 
 namespace lathe {
 
@@ -179,8 +180,13 @@ void resolve_adapter_base(LoadedConfig& loaded) {
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                                  const ModelSizes& sizes, at::Device device) {
   const AdaptersConfig& c = adapters_of(config);
+  // Each tensor rank reads its own part of the base.
+  const auto cut = [&](Model& shapes) {
+    cut_for_tensor_ranks(shapes, {config, device, at::kFloat});
+  };
   return load_frozen(base, config, sizes,
-                     {c.dtype, c.double_quant, matmul_dtype(compute_dtype(config.amp))}, device);
+                     {c.dtype, c.double_quant, matmul_dtype(compute_dtype(config.amp))}, device,
+                     cut);
 }
 
 std::string base_hash(const fs::path& base) {

@@ -18,17 +18,24 @@ Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Kee
         keep.dtype == "int8" ? QuantizedTensor::Format::int8 : QuantizedTensor::Format::nf4;
     shape.leaf().precision.quantized =
         std::make_shared<const QuantizedTensor>(t, format, keep.double_quant, device);
+    shape.leaf().is_saved = false;
     return shape;
   }
   const at::ScalarType matrices = quantize ? keep.rest : dtype_from_config(keep.dtype);
   const at::Tensor kept = t.to(device, shape.dim() >= 2 ? matrices : at::kFloat,
                                /*non_blocking=*/false, /*copy=*/true);
   release_pages(kept);
-  return Variable(kept);
+  if (cut_of(shape) == nullptr) return Variable(kept);
+
+  const Variable part = Variable::parameter(kept, found.path).requires_grad_(false);
+  part.leaf().cut = shape.leaf().cut;
+  part.leaf().is_saved = false;
+  return part;
 }
 
 std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config,
-                                   const ModelSizes& sizes, const Keep& keep, at::Device device) {
+                                   const ModelSizes& sizes, const Keep& keep, at::Device device,
+                                   const std::function<void(Model&)>& change_shapes) {
   const MemoryScope memory(Memory::parameters);
   const fs::path path = checkpoint / "model.safetensors";
   const SafetensorsFile file(path);
@@ -39,13 +46,15 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
   {
     const MetaInit guard;
     model = find_model_kind(config.model.kind)->make(config.model.own, sizes);
+    if (change_shapes) change_shapes(*model);
   }
 
   replace_parameters(*model, [&](const NamedParameter& found) {
     const TensorEntry& entry = file.at(found.path);
     ++used;
-    const Variable loaded =
-        keep_frozen(found, entry_tensor(entry, found.parameter.sizes(), path), keep, device);
+    const at::Tensor values =
+        own_tensor(entry, found.parameter.sizes(), cut_of(found.parameter), path);
+    const Variable loaded = keep_frozen(found, values, keep, device);
     // The values were copied or quantized, so the mapped pages can go.
     file.release(entry);
     return loaded;

@@ -1,6 +1,7 @@
 // Weights that are not trained: they are read from a checkpoint, and kept in a dtype or quantized.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -19,13 +20,15 @@ struct Keep {
 };
 
 /// Returns `t`, the values of the parameter `found`, in frozen form: a constant on the device, or
-/// the parameter's shape with its values quantized.
+/// a parameter that is neither trained nor saved if it is quantized or a part (cut_of()).
 Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep,
                      at::Device device);
 
 /// Returns a model of the config's kind with a checkpoint's parameters, frozen. They are read and
-/// converted one at a time, so that they are never all in float32.
+/// converted one at a time, so that they are never all in float32. `change_shapes` is called, if it
+/// is given, before the parameters get values. It may cut them (autograd/tensor_cut.h).
 std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config,
-                                   const ModelSizes& sizes, const Keep& keep, at::Device device);
+                                   const ModelSizes& sizes, const Keep& keep, at::Device device,
+                                   const std::function<void(Model&)>& change_shapes = {});
 
 }  // namespace lathe

@@ -18,12 +18,19 @@
 namespace lathe {
 namespace {
 
-/// Returns the rule that cuts a parameter, or null. A bias has no dim 1, so the bias of a layer
-/// that is cut along its inputs (dim 1) stays complete.
+/// Returns whether a parameter of a layer that is cut along `dim` is cut too. A bias and magnitudes
+/// have no dim 1. The dimensions of an adapter's matrices are A [rank, in] and B [out, rank].
+bool has_dim(const NamedParameter& p, int64_t dim) {
+  if (p.role.name == Role::lora_a.name) return dim == 1;
+  if (p.role.name == Role::lora_b.name) return dim == 0;
+  return dim < p.parameter.dim();
+}
+
+/// Returns the rule that cuts a parameter, or null.
 const LayerCut* find_rule(const std::vector<LayerCut>& rules, const NamedParameter& p) {
   const std::string layer = p.path.substr(0, p.path.rfind('.'));
   const auto rule = std::find_if(rules.begin(), rules.end(), [&](const LayerCut& r) {
-    return matches(r.layers, layer) && r.dim < p.parameter.dim();
+    return matches(r.layers, layer) && has_dim(p, r.dim);
   });
   return rule == rules.end() ? nullptr : &*rule;
 }
@@ -46,7 +53,7 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
 
   // Its values come later where the whole one has none yet.
   const at::Tensor values =
-      has_memory(whole)
+      has_memory(whole) || whole.is_meta()
           ? made->part_of(whole)
           : tensor_without_memory(made->part_sizes(whole.sizes(), made->part), whole.options());
   const Variable part =
@@ -78,7 +85,7 @@ void cut_for_tensor_ranks(Model& model, const TransformContext& context) {
     const LayerCut* const rule = find_rule(rules, p);
     if (rule == nullptr) return p.parameter;
     used.insert(rule);
-    return cut(p, *rule);
+    return cut_of(p.parameter) != nullptr ? p.parameter : cut(p, *rule);
   });
   for (const LayerCut& rule : rules)
     LATHE_CHECK(used.contains(&rule), "layer_cuts() of model.kind = \"", context.config.model.kind,

@@ -1,0 +1,122 @@
+// Adapters on layers that several processes compute together, beside those of one process.
+#include <string>
+#include <vector>
+
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+using Words = std::vector<std::string>;
+
+const Kind gpt{"gpt", "text", "n_layer = 2\nn_head = 4\nn_embd = 64\nblock_size = 12\n"};
+const Kind llama{"llama", "text",
+                 "n_layer = 2\nn_head = 4\nn_kv_head = 2\nn_embd = 64\nblock_size = 12\n"
+                 "qkv_bias = true\n"};
+
+const Words base_keys{"--train.steps=10", "--train.batch_size=2", "--train.grad_accum=2",
+                      "--train.log_interval=1", "--train.eval_interval=0"};
+
+/// Trains a base as runs/base, and writes a config of adapters on it as kind.toml. Their optimizer
+/// is linear in the gradients: Adam would amplify the rounding of gradients that are close to zero,
+/// of which adapters have many at first, since their B starts at zero.
+void make_base(const TempFolder& f, const Kind& kind) {
+  make_data(f);
+  write_config(f, kind);
+  REQUIRE(train_on(f, 1, "kind.toml", "base", with_keys(base_keys, {"--optim.lr=0.01"})).code == 0);
+  write_file(f / "kind.toml",
+             "[adapters]\nbase = \"runs/base\"\nrank = 3\n[data]\ndir = \"text\"\n"
+             "[optim]\nkind = \"momentum\"\nlr = 0.05\n[schedule]\nwarmup_steps = 0\n");
+}
+
+/// Trains adapters for 20 steps on 1 or more processes, and returns the run folder.
+fs::path adapt(const TempFolder& f, int ranks, const std::string& name, const Words& keys) {
+  const Finished done = train_on(f, ranks, "kind.toml", name,
+                                 with_keys(with_keys(base_keys, {"--train.steps=20"}), keys));
+  INFO(done.out << done.err);
+  REQUIRE(done.code == 0);
+  return f / ("runs/" + name);
+}
+
+TEST_CASE("adapters of cut layers follow those of one process", "[cut_adapters]") {
+  struct Cell {
+    Kind kind;
+    Words keys;
+    double tolerance;
+  };
+  // The tolerances are those of runs without adapters (tensor_ranks_test.cc). Parts of an nf4 base
+  // have the blocks of the whole: 64 channels and 2 ranks leave 32, which only the rows keep whole.
+  const std::vector<Cell> cells{
+      {gpt, {"--optim.grad_clip=0.5"}, 1e-6},
+      {llama, {"--adapters.dora=true", "--optim.weight_decay=0.1"}, 1e-6},
+      {gpt,
+       {"--adapters.dora=true", "--adapters.layers=*.attn.*,*.mlp.down",
+        "--memory.recompute=blocks"},
+       1e-6},
+      {llama,
+       {"--adapters.dtype=nf4", "--amp.dtype=bf16", "--adapters.layers=*.attn.q,*.mlp.up"},
+       2e-2},
+  };
+
+  for (const Cell& cell : cells) {
+    INFO(cell.kind.name << " " << cell.keys[0]);
+    const TempFolder f;
+    make_base(f, cell.kind);
+    const Words cut = with_keys(cell.keys, {"--dist.tensor=2"});
+    const fs::path alone = adapt(f, 1, "1", cell.keys), two = adapt(f, 2, "2", cut);
+    CHECK(numbers_of(alone, "loss").size() == 20);
+    CHECK(difference_between(alone, two, "loss") < cell.tolerance);
+    CHECK(difference_between(alone, two, "grad_norm") < 10 * cell.tolerance);
+
+    const std::string last = "step-00000020";
+    CHECK((results_of(two, last) != results_of(alone, last)));  // sums have another order
+    const fs::path four = adapt(f, 4, "4", with_keys(cut, {"--dist.shard=gradients"}));
+    CHECK((results_of(four, last) == results_of(two, last)));
+  }
+}
+
+TEST_CASE("adapters of cut layers resume on any grid and are read by one process",
+          "[cut_adapters]") {
+  const TempFolder f;
+  make_base(f, llama);
+  const Words cut{"--dist.tensor=2", "--adapters.dora=true"};
+  const fs::path whole = adapt(f, 2, "whole", cut);
+  const Words pause = with_keys(with_keys(base_keys, {"--train.steps=20", "--train.pause_at=7"}),
+                                with_keys(cut, {"--dist.pipeline=2"}));
+  REQUIRE(train_on(f, 4, "kind.toml", "moved", pause).code == 75);
+  check_same_tensors(whole, adapt(f, 2, "moved", cut), "step-00000020");
+
+  // Merging joins base and adapters: the merged model has the loss of the two.
+  const auto loss_of = [&](const std::string& run_) {
+    const Finished done = lathe_in(f, {"eval", run_});
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    return Json::parse(done.out).at("val_loss").get<double>();
+  };
+  REQUIRE(lathe_in(f, {"merge", "runs/whole", "--out", "runs/merged"}).code == 0);
+  CHECK(loss_of("runs/merged") == Approx(loss_of("runs/whole")).epsilon(1e-5));
+  CHECK(loss_of("runs/whole") != loss_of("runs/base"));
+}
+
+TEST_CASE("a tensor rank keeps and sends what plan forecasts of its adapters", "[cut_adapters]") {
+  const TempFolder f;
+  make_base(f, {"gpt", "text", "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
+  std::vector<double> memory;
+  for (const char* tensor : {"1", "2"}) {
+    INFO(tensor);
+    const Words keys{std::string("--dist.tensor=") + tensor};
+    const Json figures = rank_figures(adapt(f, 2, tensor, keys));
+    const Json forecast = plan_of(f, 2, "kind.toml", with_keys(base_keys, keys));
+    CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
+    memory.push_back(figures.at("memory_bytes"));
+    CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
+          Approx(memory.back()).epsilon(0.05));
+  }
+  // Half of the 4 bytes that each of 4 x 12 x 128^2 elements of the frozen base has.
+  CHECK(memory[0] - memory[1] > 0.9 * 2 * 4 * 12 * 128 * 128);
+}
+
+}  // namespace
