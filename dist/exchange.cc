@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/mode.h"
+#include "core/storage.h"
 #include "dist/collectives.h"
 #include "dist/group.h"
 
@@ -24,8 +25,8 @@ extern "C" void omp_set_num_threads(int threads);
 namespace lathe {
 namespace {
 
-// Buckets that may wait to be sent before backward waits for them.
-constexpr size_t most_waiting = 2;
+// Full buckets, with the one that is being sent, before backward waits for them.
+constexpr size_t most_waiting = 1;
 
 /// Returns the stream of the backward pass of a GPU, on the training thread.
 c10::Stream training_stream(at::Device gpu) {
@@ -49,6 +50,12 @@ at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
   std::vector<at::Tensor> sums;
   for (const at::Tensor& part : of_ranks.chunk(parts)) sums.push_back(sum_over_ranks(part));
   return sum_over_ranks(at::stack(sums));
+}
+
+/// Frees the memory of a tensor that was exchanged and is not used again: c10d holds it for a
+/// moment after an exchange, and the next bucket's memory would be added to it.
+void free_exchanged(const at::Tensor& t) {
+  if (t.is_cpu() && !is_dry_run()) free_storage(t);
 }
 
 }  // namespace
@@ -136,7 +143,10 @@ void GradientExchange::finish() {
   }
   if (world_.data().size == 1) return;
   // The other ranks of a dry run have the gradients of this one.
-  if (is_dry_run()) return settle_absent(had_gradient_);
+  if (is_dry_run()) {
+    in_flight_.clear();
+    return settle_absent(had_gradient_);
+  }
 
   {
     const std::lock_guard lock(mutex_);
@@ -218,6 +228,7 @@ void GradientExchange::work() {
 
 void GradientExchange::exchange(const Bucket& bucket) {
   const MemoryScope memory(Memory::gradients);
+  in_flight_.clear();
   at::Tensor flat =
       at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
 
@@ -250,22 +261,26 @@ void GradientExchange::exchange(const Bucket& bucket) {
   at::Tensor sent = flat.to(bucket.sent);
   at::Tensor received = at::empty({world_.data().size * share}, sent.options());
   group.all_to_all(received, sent, bucket.cuts);
-  received = received.to(bucket.dtype);
+  if (is_dry_run()) in_flight_ = {flat, sent, received};
+  const at::Tensor of_ranks = received.to(bucket.dtype);
 
   const at::Tensor mine =
-      sum_of_parts(received.view({world_.data().size, share}), world_.context().size);
+      sum_of_parts(of_ranks.view({world_.data().size, share}), world_.context().size);
 
   if (result_ == Result::all) {
     sent.narrow(0, begin, share).copy_(mine);
+    free_exchanged(received);
     group.all_gather(sent, bucket.cuts);
-    if (bucket.sent != bucket.dtype) flat.copy_(sent);
-    return;
+    if (bucket.sent == bucket.dtype) return;
+    flat.copy_(sent);
+    return free_exchanged(sent);
   }
 
   // A copy, since the sum shares its memory with what all ranks sent. It is rounded as if it had
   // been sent, so that dist.shard = "optimizer" has the bits of "none".
   const at::Tensor kept =
       bucket.sent == bucket.dtype ? mine.clone() : mine.to(bucket.sent).to(bucket.dtype);
+  for (const at::Tensor& t : {flat, sent, received}) free_exchanged(t);
   if (kept.is_cuda()) kept.record_stream(training_stream(device_));
   offset = 0;
   for (const size_t i : bucket.parameters) {

@@ -78,6 +78,9 @@ class GradientExchange {
   at::Device device_;           // of the gradients
   std::function<void(size_t)> complete_;
   std::vector<at::Tensor> own_;
+  // In a dry run, the memory of the bucket that was sent last. It is held until the next one is
+  // full, since memory is forecast for an exchange that is slower than the backward pass.
+  std::vector<at::Tensor> in_flight_;
   std::vector<size_t> missing_;  // of each bucket: parameters whose gradient is not complete
   std::vector<char> is_complete_, had_gradient_;
   std::vector<HookHandle> hooks_;
