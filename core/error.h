@@ -27,7 +27,8 @@ enum class Exit : int {
 
 class Error : public std::runtime_error {
  public:
-  Error(Exit code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  /// NUL bytes of `what`, at which what() would end, become "\x00".
+  Error(Exit code, const std::string& what);
   Exit code() const { return code_; }
 
  private:

@@ -1,6 +1,10 @@
 // How ranks report on themselves through the store, and find out which of them was lost.
 #include <chrono>
+#include <exception>
+#include <future>
+#include <memory>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -118,7 +122,8 @@ void World::fail_for_lost_rank(const std::string& why) {
     }
   }).detach();
 
-  const std::string remedy = "; run the same command again to resume from its newest checkpoint";
+  const std::string remedy =
+      "; once the cause is removed, the same command resumes from the newest checkpoint";
   std::string lost;
   try {
     if (answer.wait_for(4 * pulse_interval) != std::future_status::ready)

@@ -17,6 +17,7 @@
 #include "train/analysis/open.h"
 #include "train/commands/braille.h"
 #include "train/commands/commands.h"
+#include "train/commands/plan_chart.h"
 #include "train/config/check_config.h"
 #include "train/step/stepper.h"
 
@@ -184,8 +185,6 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
   return best;
 }
 
-std::string gigabytes(int64_t bytes) { return format("%.2f GB", static_cast<double>(bytes) / 1e9); }
-
 /// Measures the memory of steps that really run: on a GPU the peak of tensors, on the CPU that of
 /// the process.
 class MeasuredSteps {
@@ -224,8 +223,8 @@ class MeasuredSteps {
 /// Prints what find_batch() found. `global`: the config's global batch.
 void print_batch(int64_t batch, int64_t limit, int64_t predicted, int64_t measured, double noise,
                  int64_t global) {
-  std::cout << "the largest micro-batch within " << gigabytes(limit) << " is " << batch << ": "
-            << gigabytes(predicted) << " predicted, " << gigabytes(measured)
+  std::cout << "the largest micro-batch within " << human_bytes(limit) << " is " << batch << ": "
+            << human_bytes(predicted) << " predicted, " << human_bytes(measured)
             << " in a step that was run\n";
   std::cout << "gradient noise scale at the initial weights: "
             << (std::isfinite(noise) ? "about " + short_number(noise, 2)
@@ -257,7 +256,8 @@ Exit find_batch(const Arguments& a) {
   const std::string remedy = "; `lathe plan CONFIG --fit` prints what else to change";
   int64_t largest = largest_batch(memory, accepted, least, bytes);
   if (largest == 0) {
-    fail(Exit::memory, "not even a micro-batch of ", least, " fits in ", gigabytes(bytes), remedy);
+    fail(Exit::memory, "not even a micro-batch of ", least, " fits in ", human_bytes(bytes),
+         remedy);
   }
 
   // In a scope of its own: the session's memory must be free before the largest micro-batch runs.
@@ -280,8 +280,8 @@ Exit find_batch(const Arguments& a) {
     measured = steps.bytes_of(largest);
   }
   if (measured > bytes) {
-    fail(Exit::memory, "a step with a micro-batch of ", largest, " took ", gigabytes(measured),
-         ", and the limit is ", gigabytes(bytes), remedy);
+    fail(Exit::memory, "a step with a micro-batch of ", largest, " took ", human_bytes(measured),
+         ", and the limit is ", human_bytes(bytes), remedy);
   }
 
   print_batch(largest, bytes, memory(largest), measured, noise, global);

@@ -275,9 +275,13 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
   // Without a record of this command, folders in `out` are not its own, and they are never
   // replaced.
   for (const MixturePart& part : parts) {
-    if (!recorded && is_made(part))
-      fail(Exit::usage, (out / part.name).string(), " already holds data; remove ", out.string(),
-           " or give another --out");
+    if (!recorded && is_made(part)) {
+      fail(Exit::usage, (out / part.name).string(), " already holds data",
+           fs::exists(out / mixture_record)
+               ? " of another command, which can go on where it ended if you repeat it"
+               : "",
+           "; remove ", out.string(), " or give another --out");
+    }
   }
 
   const std::function<bool()> stop = [] { return stop_signal() != 0; };

@@ -45,14 +45,15 @@ void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
     fail(Exit::usage, origin_of(loaded, "dist.virtual_stages"),
          ": dist.virtual_stages = ", c.dist.virtual_stages, " ", why...);
   };
-  if (c.dist.pipeline == 1) refuse("needs dist.pipeline of at least 2; set that, or set it to 1");
+  if (c.dist.pipeline == 1)
+    refuse("needs dist.pipeline of at least 2; set that, or dist.virtual_stages to 1");
   if (c.dist.shard == "gradients" || c.dist.shard == "parameters") {
     refuse("does not support dist.shard = \"", c.dist.shard,
            "\" yet; set dist.shard to \"optimizer\", or dist.virtual_stages to 1");
   }
   if (own % c.dist.pipeline != 0) {
     refuse("needs a number of micro-batches per process that dist.pipeline = ", c.dist.pipeline,
-           " divides, not ", own, "; change train.grad_accum, or set it to 1");
+           " divides, not ", own, "; change train.grad_accum, or set dist.virtual_stages to 1");
   }
 }
 

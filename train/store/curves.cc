@@ -180,11 +180,13 @@ RunSummary summarize(const fs::path& run) {
   const auto lines = last_lines(path, uint64_t{4} << 20);
   bool has_step = false;
   for (auto line = lines.rbegin(); line != lines.rend() && !(has_step && s.val_loss); ++line) {
-    const Json j = parse_json(*line, path.string(), Exit::io);
+    const std::string where =
+        str(path.string(), ", line ", line - lines.rbegin() + 1, " from the end");
+    const Json j = parse_json(*line, where, Exit::io);
     const auto number = [&](const char* key) {
       return j.contains(key) ? number_of(j[key]) : std::nullopt;
     };
-    s.step = std::max(s.step, json_whole(j, "step", 0, int64_t{1} << 53, path.string(), Exit::io));
+    s.step = std::max(s.step, json_whole(j, "step", 0, int64_t{1} << 53, where, Exit::io));
     if (!s.val_loss) s.val_loss = number("val_loss");
     if (has_step || !j.contains("loss")) continue;
     has_step = true;

@@ -170,7 +170,7 @@ TEST_CASE(
   CHECK(!made.empty());
   write_file(f / "bb.jsonl", "{\"text\": \"lathe\"}\n");
   CHECK_THAT(prepare("two", {"--source", "aa=aa:2", "--source", "bb=bb.jsonl:1"}).err,
-             ContainsSubstring("aa already holds data"));  // another command
+             ContainsSubstring("aa already holds data of another command"));
   const Finished done = prepare("two", sources);
   INFO(done.err);
   CHECK(done.code == 0);

@@ -197,6 +197,7 @@ TEST_CASE("what a table must not hold is refused with its line and column", "[pr
   refused("1,,x", "a.csv:4: column 2 (b) is empty");
   refused("1,2,", "a.csv:4: column 3 (kind) is empty");
   refused("1,two,x", "a.csv:4: column 2 (b) is \"two\", which is not a number");
+  refused(std::string("1,\0,x", 5), "a.csv:4: column 2 (b) is \"\\x00\", which is not a number");
   refused("1,nan,x", "a.csv:4: column 2 (b) is \"nan\", which is not finite");
   refused("inf,2,x", "a.csv:4: column 1 (a) is \"inf\", which is not finite");
   refused("1e999,2,x", "a.csv:4: column 1 (a) is \"1e999\", which is not finite");

@@ -136,8 +136,8 @@ TEST_CASE("runs that can't be read are named, and the others listed", "[runs_and
   CHECK(json[0]["run"] == "runs/a");
   CHECK(json[0]["step"] == 3);
   CHECK(json[1]["run"] == "runs/deep/b");
-  for (const char* bad :
-       {"runs/damaged/metrics.jsonl", "runs/no_config/config.toml", "runs/closed"})
+  for (const char* bad : {"runs/damaged/metrics.jsonl, line 1 from the end",
+                          "runs/no_config/config.toml", "runs/closed"})
     CHECK_THAT(listed->err,
                ContainsSubstring(std::string("not listed: ")) && ContainsSubstring(bad));
   CHECK(std::count(listed->err.begin(), listed->err.end(), '\n') == 3);
