@@ -277,9 +277,8 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
   for (const MixturePart& part : parts) {
     if (!recorded && is_made(part)) {
       fail(Exit::usage, (out / part.name).string(), " already holds data",
-           fs::exists(out / mixture_record)
-               ? " of another command, which can go on where it ended if you repeat it"
-               : "",
+           fs::exists(out / mixture_record) ? " of another command; repeat that one to continue it"
+                                            : "",
            "; remove ", out.string(), " or give another --out");
     }
   }
