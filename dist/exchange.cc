@@ -25,7 +25,7 @@ extern "C" void omp_set_num_threads(int threads);
 namespace lathe {
 namespace {
 
-// Full buckets, with the one that is being sent, before backward waits for them.
+// Backward waits while more full buckets than this are not sent, including the one being sent.
 constexpr size_t most_waiting = 1;
 
 /// Returns the stream of the backward pass of a GPU, on the training thread.

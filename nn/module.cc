@@ -109,8 +109,13 @@ void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype) {
     if (kept != nullptr && kept->quantized) return p.parameter;
     at::Tensor moved = copy(p.parameter.data());
     if (kept == nullptr) return Variable(std::move(moved));
-    return Variable::parameter(std::move(moved), p.path)
-        .requires_grad_(p.parameter.requires_grad());
+
+    const Variable made =
+        Variable::parameter(std::move(moved), p.path).requires_grad_(p.parameter.requires_grad());
+    const Leaf& from = p.parameter.leaf();
+    made.leaf().cut = from.cut;
+    made.leaf().is_saved = from.is_saved;
+    return made;
   });
   replace_buffers(model, [&](const NamedBuffer& b) { return copy(b.tensor); });
 }

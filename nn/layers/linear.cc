@@ -29,7 +29,8 @@ Variable Linear::operator()(const Variable& x, const Variable& residual) const {
     return call.result(has_adapter() ? y + adapted(x) : y, "... O");
   }
 
-  // Each tensor rank has the complete bias and residual. They are added after the sum over ranks.
+  // Magnitudes scale the product without the bias. If the inputs are cut, each rank has the
+  // complete bias and residual, which are added after the sum.
   Variable z = linear(input(x), weight);
   if (is_cut(weight, 1)) z = reduce_from_tensor_ranks(z);
   if (has_adapter()) z = z + adapted(x);

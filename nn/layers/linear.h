@@ -41,7 +41,8 @@ struct Linear {
   /// are initialized. They have the sizes of the complete layer, also where the weight is a part.
   void add_adapter(int64_t rank, double alpha, at::TensorOptions options = {});
   /// Adds magnitudes to the adapter, which must exist: the norms of the rows of W. They are trained
-  /// like the adapter.
+  /// like the adapter. If the outputs are cut, they are this rank's part. If the inputs are cut,
+  /// this and every later call of the layer is a collective of the tensor ranks.
   void add_magnitudes();
   /// Adds the adapter, which must exist, to the float32 weight, and drops it.
   void merge_adapter();

@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 
 #include <cmath>
@@ -14,6 +16,14 @@
 namespace lathe {
 namespace {
 
+/// Returns the sums of numbers over the tensor ranks that have parts of a parameter, with the same
+/// bits on each. `own`: those of this rank, 1-D.
+at::Tensor sum_of_parts(const SlotUpdate& slot, const at::Tensor& own) {
+  const int64_t parts = slot.cut->parts;
+  const TensorCut all{.sections = {parts * own.numel()}, .part = slot.cut->part, .parts = parts};
+  return (*slot.join)(own, all).view({parts, own.numel()}).sum(0);
+}
+
 /// LAMB, see core/kernels/lamb.h. The trust ratio is 1 if either norm is 0.
 class Lamb final : public Method {
  public:
@@ -21,7 +31,9 @@ class Lamb final : public Method {
     rule_.kind = rule_kind<LambApply>;
   }
   StateOf state(const NamedParameter& p) const override {
-    return state_of_rule(rule_, p.parameter.data());
+    StateOf state = state_of_rule(rule_, p.parameter.data());
+    state.joins_parts = true;
+    return state;
   }
   UpdateRule rule() const override { return rule_; }
 
@@ -44,6 +56,10 @@ class Lamb final : public Method {
       });
       LambSums sums;
       for (const LambSums& s : parts) sums.param += s.param, sums.direction += s.direction;
+      if (slot.cut != nullptr) {
+        const at::Tensor all = sum_of_parts(slot, at::tensor({sums.param, sums.direction}));
+        sums = {all.const_data_ptr<double>()[0], all.const_data_ptr<double>()[1]};
+      }
       if (sums.param > 0 && sums.direction > 0)
         a.lr_scale *= std::sqrt(sums.param / sums.direction);
     }
@@ -67,7 +83,9 @@ class Lamb final : public Method {
     const at::Tensor u = mean / number(&StepControl::correction1) /
                              (square.sqrt() / number(&StepControl::correction2) + rule.eps) +
                          slot.args.weight_decay * p;
-    const at::Tensor of_p = norm_of(p), of_u = norm_of(u);
+    at::Tensor norms = at::stack({norm_of(p), norm_of(u)});
+    if (slot.cut != nullptr) norms = sum_of_parts(slot, norms.square()).sqrt();
+    const at::Tensor of_p = norms[0], of_u = norms[1];
     const at::Tensor ratio =
         at::where(of_p.gt(0).logical_and(of_u.gt(0)), of_p / of_u, at::ones_like(of_p));
     of.descend(u * ratio.to(dtype), /*weight_decay=*/0);

@@ -2,9 +2,12 @@
 #include <string>
 #include <vector>
 
+#include "autograd/tensor_cut.h"
+#include "core/quantized.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
+#include "tests/support/torch_oracle.h"
 
 namespace {
 
@@ -47,8 +50,7 @@ TEST_CASE("adapters of cut layers follow those of one process", "[cut_adapters]"
     Words keys;
     double tolerance;
   };
-  // The tolerances are those of runs without adapters (tensor_ranks_test.cc). Parts of an nf4 base
-  // have the blocks of the whole: 64 channels and 2 ranks leave 32, which only the rows keep whole.
+  // The tolerances are those of runs without adapters (tensor_ranks_test.cc).
   const std::vector<Cell> cells{
       {gpt, {"--optim.grad_clip=0.5"}, 1e-6},
       {llama, {"--adapters.dora=true", "--optim.weight_decay=0.1"}, 1e-6},
@@ -59,6 +61,7 @@ TEST_CASE("adapters of cut layers follow those of one process", "[cut_adapters]"
       {llama,
        {"--adapters.dtype=nf4", "--amp.dtype=bf16", "--adapters.layers=*.attn.q,*.mlp.up"},
        2e-2},
+      {gpt, {"--adapters.dtype=int8", "--amp.dtype=bf16", "--adapters.dora=true"}, 2e-2},
   };
 
   for (const Cell& cell : cells) {
@@ -75,6 +78,22 @@ TEST_CASE("adapters of cut layers follow those of one process", "[cut_adapters]"
     CHECK((results_of(two, last) != results_of(alone, last)));  // sums have another order
     const fs::path four = adapt(f, 4, "4", with_keys(cut, {"--dist.shard=gradients"}));
     CHECK((results_of(four, last) == results_of(two, last)));
+  }
+}
+
+TEST_CASE("a part of whole blocks is quantized as it is in the complete tensor", "[cut_adapters]") {
+  const at::Tensor whole = torch::randn({6, 256}, at::kFloat);
+  for (const auto format : {QuantizedTensor::Format::int8, QuantizedTensor::Format::nf4}) {
+    const auto values = [&](const at::Tensor& t) {
+      return QuantizedTensor(t, format, /*double_quant=*/false, at::kCPU).dequantize(at::kFloat);
+    };
+    for (const int64_t dim : {0, 1}) {
+      const TensorCut cut{.dim = dim, .sections = {whole.size(dim)}, .part = 1, .parts = 2};
+      CHECK(values(cut.part_of(whole)).equal(cut.part_of(values(whole))));
+    }
+    // The control: parts of 256 / 3 columns have other blocks.
+    const TensorCut uneven{.dim = 1, .sections = {256}, .part = 1, .parts = 3};
+    CHECK(!values(uneven.part_of(whole)).equal(uneven.part_of(values(whole))));
   }
 }
 

@@ -185,6 +185,12 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
   return best;
 }
 
+/// Returns bytes with two decimals from a gigabyte on, so that an amount and its limit differ.
+std::string amount(int64_t bytes) {
+  const auto n = static_cast<double>(bytes);
+  return n < 1e9 ? human_bytes(n) : format("%.2f GB", n / 1e9);
+}
+
 /// Measures the memory of steps that really run: on a GPU the peak of tensors, on the CPU that of
 /// the process.
 class MeasuredSteps {
@@ -223,8 +229,8 @@ class MeasuredSteps {
 /// Prints what find_batch() found. `global`: the config's global batch.
 void print_batch(int64_t batch, int64_t limit, int64_t predicted, int64_t measured, double noise,
                  int64_t global) {
-  std::cout << "the largest micro-batch within " << human_bytes(limit) << " is " << batch << ": "
-            << human_bytes(predicted) << " predicted, " << human_bytes(measured)
+  std::cout << "the largest micro-batch within " << amount(limit) << " is " << batch << ": "
+            << amount(predicted) << " predicted, " << amount(measured)
             << " in a step that was run\n";
   std::cout << "gradient noise scale at the initial weights: "
             << (std::isfinite(noise) ? "about " + short_number(noise, 2)
@@ -256,8 +262,7 @@ Exit find_batch(const Arguments& a) {
   const std::string remedy = "; `lathe plan CONFIG --fit` prints what else to change";
   int64_t largest = largest_batch(memory, accepted, least, bytes);
   if (largest == 0) {
-    fail(Exit::memory, "not even a micro-batch of ", least, " fits in ", human_bytes(bytes),
-         remedy);
+    fail(Exit::memory, "not even a micro-batch of ", least, " fits in ", amount(bytes), remedy);
   }
 
   // In a scope of its own: the session's memory must be free before the largest micro-batch runs.
@@ -280,8 +285,8 @@ Exit find_batch(const Arguments& a) {
     measured = steps.bytes_of(largest);
   }
   if (measured > bytes) {
-    fail(Exit::memory, "a step with a micro-batch of ", largest, " took ", human_bytes(measured),
-         ", and the limit is ", human_bytes(bytes), remedy);
+    fail(Exit::memory, "a step with a micro-batch of ", largest, " took ", amount(measured),
+         ", and the limit is ", amount(bytes), remedy);
   }
 
   print_batch(largest, bytes, memory(largest), measured, noise, global);

@@ -239,19 +239,25 @@ std::string input_checksum(const std::string& path, ProgressReporter& meter) {
 /// that was started.
 constexpr const char* mixture_record = ".unfinished-mixture";
 
-/// Returns the checksums in the record of the same command; nullopt where there is none.
-std::optional<Json> read_mixture_record(const fs::path& out, const std::string& command) try {
+struct MixtureRecord {
+  std::optional<Json> inputs;  ///< the checksums, if the record is of this command
+  bool is_of_another = false;  ///< the record is of another command
+};
+
+/// Reads the record in `out`, if there is one that is not damaged.
+MixtureRecord read_mixture_record(const fs::path& out, const std::string& command) try {
   const std::string where = (out / mixture_record).string();
   const auto record = read_manifest_json(out, mixture_record);
-  if (!record || json_get<std::string>(*record, "command", where, Exit::data) != command)
-    return std::nullopt;
+  if (!record) return {};
+  if (json_get<std::string>(*record, "command", where, Exit::data) != command)
+    return {.inputs = std::nullopt, .is_of_another = true};
   check_manifest_checksum(*record, where);
   auto inputs = json_get<Json>(*record, "inputs", where, Exit::data);
   if (!inputs.is_object()) fail(Exit::data, where, ": no object of inputs");
-  return inputs;
+  return {.inputs = std::move(inputs)};
 } catch (const Error& e) {
   log_warn(e.what());
-  return std::nullopt;
+  return {};
 }
 
 void prepare_source(const Arguments& all, const std::string& path, const fs::path& out) {
@@ -267,7 +273,7 @@ void prepare_source(const Arguments& all, const std::string& path, const fs::pat
 void prepare_sources(const Arguments& arguments, const fs::path& out,
                      const std::vector<MixturePart>& parts, const std::vector<std::string>& paths) {
   const std::string command = identity(arguments);
-  const std::optional<Json> recorded = read_mixture_record(out, command);
+  const auto [recorded, is_of_another] = read_mixture_record(out, command);
   const auto is_made = [&](const MixturePart& part) {
     return fs::exists(out / part.name / "manifest.json");
   };
@@ -277,9 +283,8 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
   for (const MixturePart& part : parts) {
     if (!recorded && is_made(part)) {
       fail(Exit::usage, (out / part.name).string(), " already holds data",
-           fs::exists(out / mixture_record) ? " of another command; repeat that one to continue it"
-                                            : "",
-           "; remove ", out.string(), " or give another --out");
+           is_of_another ? " of another command; repeat that command to continue it, " : "; ",
+           "remove ", out.string(), is_of_another ? ", or" : " or", " give another --out");
     }
   }
 

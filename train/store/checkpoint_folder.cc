@@ -191,10 +191,11 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
 
   // From here on it is a run. Its newest checkpoint also records which one was the best.
   const auto newest = newest_checkpoint(path);
-  if (!newest) {
-    fail(Exit::checkpoint, path.string(), " holds no checkpoint",
-         path.filename() == "checkpoints" ? "; name the run, or one of the folders in it" : "");
+  if (!newest && path.filename() == "checkpoints") {
+    fail(Exit::checkpoint, path.string(),
+         " is the folder of a run's checkpoints; name the run, or one checkpoint in this folder");
   }
+  if (!newest) fail(Exit::checkpoint, path.string(), " holds no checkpoint");
   if (which == "newest") return *newest;
 
   if (which != "best") {

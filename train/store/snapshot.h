@@ -23,8 +23,8 @@
 namespace lathe {
 
 /// Returns the tensors that model.safetensors holds: the model's parameters, including frozen ones,
-/// and its buffers as constants. Omits parameters that were loaded as constants or quantized, such
-/// as those of the model under adapters.
+/// and its buffers as constants. Omits constants and what is not to be saved (Leaf::is_saved), such
+/// as the model under adapters.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
 /// The entries of a checkpoint's two files.

@@ -57,7 +57,8 @@ fs::path find_base(const RunConfig& config);
 void resolve_adapter_base(LoadedConfig& loaded);
 /// Checks the data against the base of a config with adapters, as check_tokenizer does.
 void check_base_tokenizer(const LoadedConfig& loaded, const Data& data);
-/// Returns the frozen base of a config with adapters, in the dtype or format of adapters.dtype.
+/// Returns the frozen base of a config with adapters, in the dtype or format of adapters.dtype, or
+/// this tensor rank's part of it.
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                                  const ModelSizes& sizes, at::Device device);
 /// Returns the checksum of a base's model.safetensors, which identifies it; "" without a base.

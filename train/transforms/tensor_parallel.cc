@@ -20,19 +20,19 @@ namespace {
 
 /// Returns whether a parameter of a layer that is cut along `dim` is cut too. A bias and magnitudes
 /// have no dim 1. The dimensions of an adapter's matrices are A [rank, in] and B [out, rank].
-bool has_dim(const NamedParameter& p, int64_t dim) {
+bool is_cut_too(const NamedParameter& p, int64_t dim) {
   if (p.role.name == Role::lora_a.name) return dim == 1;
   if (p.role.name == Role::lora_b.name) return dim == 0;
   return dim < p.parameter.dim();
 }
 
-/// Returns the rule that cuts a parameter, or null.
+/// Returns the rule that cuts a parameter, or null. The first rule for a layer is the one for all
+/// of its parameters.
 const LayerCut* find_rule(const std::vector<LayerCut>& rules, const NamedParameter& p) {
   const std::string layer = p.path.substr(0, p.path.rfind('.'));
-  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const LayerCut& r) {
-    return matches(r.layers, layer) && has_dim(p, r.dim);
-  });
-  return rule == rules.end() ? nullptr : &*rule;
+  const auto rule = std::find_if(rules.begin(), rules.end(),
+                                 [&](const LayerCut& r) { return matches(r.layers, layer); });
+  return rule == rules.end() || !is_cut_too(p, rule->dim) ? nullptr : &*rule;
 }
 
 Variable cut(const NamedParameter& p, const LayerCut& rule) {
@@ -51,7 +51,7 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
   made->part = ranks.rank;
   made->parts = ranks.size;
 
-  // Its values come later where the whole one has none yet.
+  // Its values come later where the whole one has none yet; a shape stays a shape.
   const at::Tensor values =
       has_memory(whole) || whole.is_meta()
           ? made->part_of(whole)
