@@ -131,8 +131,9 @@ TEST_CASE("a tensor rank keeps and sends what plan forecasts of its adapters", "
     const Json forecast = plan_of(f, 2, "kind.toml", with_keys(base_keys, keys));
     CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
     memory.push_back(figures.at("memory_bytes"));
+    // A gradient or two of 0.1 MB more or less wait to be sent.
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
-          Approx(memory.back()).epsilon(0.05));
+          Approx(memory.back()).margin(0.3e6));
   }
   // Half of the 4 bytes that each of 4 x 12 x 128^2 elements of the frozen base has.
   CHECK(memory[0] - memory[1] > 0.9 * 2 * 4 * 12 * 128 * 128);
