@@ -117,7 +117,7 @@ class Muon final : public Method {
       return state;
     }
 
-    const int64_t rows = whole_sizes(cut_of(p.parameter), t.sizes())[0];
+    const int64_t rows = whole_sizes(p.parameter)[0];
     return {.tensors = {{"momentum_buffer", t.sizes().vec(), state_dtype(t)}},
             .whole = true,
             .flops = newton_schulz_flops(rows, whole_numel(p.parameter) / rows, steps_),
@@ -185,9 +185,6 @@ class Muon final : public Method {
   /// Returns this process's part of a parameter's direction.
   static at::Tensor own_part(const SlotUpdate& slot, const at::Tensor& whole) {
     return slot.cut != nullptr ? slot.cut->part_of(whole) : whole;
-  }
-  static std::vector<int64_t> whole_sizes(const TensorCut* cut, at::IntArrayRef sizes) {
-    return cut == nullptr ? sizes.vec() : cut->whole_sizes(sizes);
   }
 
   void update(const SlotUpdate& slot, const UpdateRule& rule, StepControl* control) const {
