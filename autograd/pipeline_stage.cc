@@ -4,10 +4,10 @@
 
 namespace lathe {
 
-void refuse_stages() {
-  fail(Exit::usage,
-       "dist.pipeline needs blocks that take and return one tensor, and those of this model have "
-       "other arguments; set it to 1");
+void refuse_several_inputs(const char* key) {
+  fail(Exit::usage, key,
+       " needs blocks that take and return one tensor, and those of this model have other "
+       "arguments; leave it out");
 }
 
 void refuse_repeated_blocks() {
@@ -16,10 +16,9 @@ void refuse_repeated_blocks() {
        "runs them several times; set it to 1");
 }
 
-void refuse_hidden_blocks() {
-  fail(Exit::usage,
-       "dist.pipeline needs a model that runs its blocks by run_blocks() (autograd/recompute.h); "
-       "set it to 1");
+void refuse_hidden_blocks(const char* key) {
+  fail(Exit::usage, key,
+       " needs a model that runs its blocks by run_blocks() (autograd/recompute.h); leave it out");
 }
 
 }  // namespace lathe

@@ -35,11 +35,11 @@ class PipelineStage {
   virtual void end_pass() {}
 };
 
-/// Throws Exit::usage: the blocks take something else than one Variable.
-[[noreturn]] void refuse_stages();
+/// Throws Exit::usage: the blocks take something else than one Variable, which `key` needs.
+[[noreturn]] void refuse_several_inputs(const char* key);
 /// Throws Exit::usage: the model runs its blocks several times in a forward pass.
 [[noreturn]] void refuse_repeated_blocks();
-/// Throws Exit::usage: the model has not run its blocks by run_blocks().
-[[noreturn]] void refuse_hidden_blocks();
+/// Throws Exit::usage: the model has not run its blocks by run_blocks(), which `key` needs.
+[[noreturn]] void refuse_hidden_blocks(const char* key);
 
 }  // namespace lathe

@@ -25,6 +25,7 @@
 #include "autograd/node.h"
 #include "autograd/pipeline_stage.h"
 #include "autograd/saved_packer.h"
+#include "autograd/sequence_split.h"
 #include "autograd/variable.h"
 #include "core/mode.h"
 
@@ -271,28 +272,47 @@ X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
   return x;
 }
 
-}  // namespace detail
-
-/// Runs the n repeated blocks of a model on x in turn, under the thread's policy; as a stage of a
-/// pipeline (dist.pipeline), some of them. f(i, x) runs block i and returns the argument of the
-/// next block. f is copied and must meet the conditions for the fn of recompute().
+/// Runs the n blocks, or those of this thread's stage of a pipeline.
 template <class X, class F>
-X run_blocks(size_t n, X x, const F& f) {
+X run_blocks_of_stage(size_t n, X x, const F& f) {
   if (mode().stage == nullptr || !(mode().grad || mode().stage->serves_passes_without_graph()))
-    return detail::run_some_blocks(0, n, n, std::move(x), f);
+    return run_some_blocks(0, n, n, std::move(x), f);
 
   if constexpr (std::is_same_v<X, Variable>) {
     PipelineStage* const stage = mode().stage;
     do {
       mode().stage = nullptr;
       const auto [first, last] = stage->blocks(n);
-      x = detail::run_some_blocks(first, last, n, stage->enter(std::move(x)), f);
+      x = run_some_blocks(first, last, n, stage->enter(std::move(x)), f);
       mode().stage = stage;
       x = stage->leave(std::move(x));
     } while (stage->has_more_blocks());
     return x;
   } else {
-    refuse_stages();
+    refuse_several_inputs("dist.pipeline");
+  }
+}
+
+}  // namespace detail
+
+/// Runs the n repeated blocks of a model on x in turn, under the thread's policy; as a stage of a
+/// pipeline (dist.pipeline), some of them; with dist.sequence_parallel, at some of the positions.
+/// f(i, x) runs block i and returns the argument of the next block. f is copied and must meet the
+/// conditions for the fn of recompute().
+template <class X, class F>
+X run_blocks(size_t n, X x, const F& f) {
+  const SequenceSplit* const split = mode().grad ? mode().sequence_split : nullptr;
+  if (split == nullptr) return detail::run_blocks_of_stage(n, std::move(x), f);
+
+  if constexpr (std::is_same_v<X, Variable>) {
+    // The backward pass, which may run the block again, has a split of its own.
+    const auto on_part = [f](size_t i, X y) {
+      const SplitBlock scope(*mode().sequence_split);
+      return f(i, std::move(y));
+    };
+    return split->leave(detail::run_blocks_of_stage(n, split->enter(x), on_part));
+  } else {
+    refuse_several_inputs("dist.sequence_parallel");
   }
 }
 

@@ -31,6 +31,8 @@ class KeyValueCache;
 class PipelineStage;
 class SavedPacker;
 struct PositionPart;
+struct SequencePart;
+class SequenceSplit;
 struct RunningStatistic;
 
 /// The source of a training step's random numbers: see core/rng.h.
@@ -120,6 +122,11 @@ struct Mode {
   /// The positions of each row of tokens that forwards take, or null: all. See
   /// dist/context_ranks.h.
   const PositionPart* position_part = nullptr;
+  /// Divides the positions of a pass with a graph among processes while it runs blocks, or null.
+  /// See dist/sequence_ranks.h.
+  const SequenceSplit* sequence_split = nullptr;
+  /// Within such a block: which of the positions this process has.
+  const SequencePart* sequence_part = nullptr;
   /// Document starts of the rows of tokens, or null: see nn/layers/documents.h.
   const at::Tensor* document_starts = nullptr;
 };

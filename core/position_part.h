@@ -1,8 +1,11 @@
-// Which positions of each row of tokens one of several processes computes (context parallelism).
+// Which positions of each row of tokens one of several processes computes (context parallelism and
+// sequence parallelism).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <vector>
 
 namespace lathe {
 
@@ -16,5 +19,34 @@ struct PositionPart {
   /// Returns the numbers of this part's chunks, in the order in which the process has them.
   std::array<int64_t, 2> chunks() const { return {part, 2 * parts - 1 - part}; }
 };
+
+/// A part of the positions that a process has of each row: one of `parts` equal ranges
+/// (dist/sequence_ranks.h).
+struct SequencePart {
+  int64_t part = 0, parts = 1;
+};
+
+/// Successive positions of a row.
+struct PositionRange {
+  int64_t begin = 0, length = 0;
+};
+
+/// Returns the positions that a process computes, which are `count`, in the order in which it has
+/// them. `of_row`: its part of the rows; `of_part`: its part of that.
+inline std::vector<PositionRange> ranges_of(const PositionPart& of_row, const SequencePart& of_part,
+                                            int64_t count) {
+  const int64_t first = of_part.part * count;
+  if (of_row.parts == 1) return {{first, count}};
+
+  const int64_t chunk = of_part.parts * count / 2;  // the length of a chunk
+  std::vector<PositionRange> ranges;
+  for (int64_t half = 0; half < 2; ++half) {
+    const int64_t begin = std::max(first, half * chunk);
+    const int64_t end = std::min(first + count, (half + 1) * chunk);
+    const int64_t number = of_row.chunks()[static_cast<size_t>(half)];
+    if (begin < end) ranges.push_back({(number - half) * chunk + begin, end - begin});
+  }
+  return ranges;
+}
 
 }  // namespace lathe

@@ -35,6 +35,14 @@ struct DistConfig {
       "processes; one process alone ignores it.",
       between(1, 1024))
   LATHE_FIELD(
+      bool, sequence_parallel, false,
+      "Whether the processes of dist.tensor also divide the positions of the residual stream in "
+      "the "
+      "model's blocks, with its norms and dropout (sequence parallelism). Takes less memory and "
+      "sends as many bytes; dist.tensor must then divide the length of rows (data.window or "
+      "model.block_size), and evaluations do not divide them.",
+      anything())
+  LATHE_FIELD(
       int64_t, context, 1,
       "Number of processes that compute each micro-batch together, each with a part of the "
       "positions of every row of tokens (context parallelism). Twice this number must divide the "

@@ -28,25 +28,27 @@ void drop(const at::Tensor& in, const at::Tensor& y, const DropoutMask& mask) {
 struct Dropout {
   static constexpr OpInfo info{.name = "dropout", .elementwise = true};
   DropoutMask mask;
-  PositionPart part{};  // of dim 1
+  PositionPart part{};   // of dim 1
+  SequencePart share{};  // of that
 
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor in = x.contiguous();
     at::Tensor y = at::empty_like(in);
-    if (part.parts == 1) {
+    if (part.parts == 1 && share.parts == 1) {
       drop(in, y, mask);
       return y;
     }
 
-    // The elements of a chunk of positions are contiguous in the global batch too.
-    const int64_t length = in.size(1) / 2, chunk = in[0].numel() / 2;
+    // The elements of successive positions are contiguous in the global batch too.
+    const int64_t count = in.size(1), all = count * share.parts * part.parts;
+    const int64_t width = in[0].numel() / count;
     for (int64_t row = 0; row < in.size(0); ++row) {
-      for (int64_t half = 0; half < 2; ++half) {
+      int64_t at = 0;
+      for (const PositionRange& range : ranges_of(part, share, count)) {
         DropoutMask here = mask;
-        here.first += static_cast<uint64_t>(
-            (row * 2 * part.parts + part.chunks()[static_cast<size_t>(half)]) * chunk);
-        drop(in[row].narrow(0, half * length, length), y[row].narrow(0, half * length, length),
-             here);
+        here.first += static_cast<uint64_t>((row * all + range.begin) * width);
+        drop(in[row].narrow(0, at, range.length), y[row].narrow(0, at, range.length), here);
+        at += range.length;
       }
     }
     return y;
@@ -55,9 +57,9 @@ struct Dropout {
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) {
-      return {Dropout{mask, part}.forward(dy)};
+      return {Dropout{mask, part, share}.forward(dy)};
     } else {
-      return {apply(Dropout{mask, part}, dy)};
+      return {apply(Dropout{mask, part, share}, dy)};
     }
   }
 };
@@ -75,7 +77,9 @@ Variable dropout(const Variable& x, double p, uint64_t stream) {
               "): needs dim 0, the batch, with at least one element");
   const PositionPart part =
       mode().position_part != nullptr ? *mode().position_part : PositionPart();
-  const int64_t row = x.numel() / x.size(0) * part.parts;
+  const SequencePart share =
+      mode().sequence_part != nullptr ? *mode().sequence_part : SequencePart();
+  const int64_t row = x.numel() / x.size(0) * part.parts * share.parts;
   const uint64_t use = (*mode().uses)[stream]++;
   return apply(
       Dropout{{.key = make_key(random->seed, stream + use * 0x9e3779b97f4a7c15u),
@@ -83,7 +87,8 @@ Variable dropout(const Variable& x, double p, uint64_t stream) {
                .first = static_cast<uint64_t>(random->first_sample * row),
                .threshold = static_cast<uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL)),
                .scale = static_cast<float>(1 / (1 - p))},
-              part},
+              part,
+              share},
       x);
 }
 

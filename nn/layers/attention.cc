@@ -11,11 +11,12 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/tensor_cut.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/mode.h"
 #include "dist/context_ranks.h"
-#include "dist/tensor_ranks.h"
+#include "dist/sequence_ranks.h"
 #include "nn/layers/cache.h"
 #include "nn/module_call.h"
 
@@ -27,6 +28,7 @@ namespace {
 /// projection.
 int64_t heads_here(int64_t heads, const Variable& weight) {
   const TensorCut* cut = cut_of(weight);
+  if (cut == nullptr) require_whole_rows("attention");
   return cut == nullptr ? heads : heads / cut->parts;
 }
 
@@ -146,17 +148,20 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   const int64_t width = q.weight.size(0) / own;
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
   call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
-  if (rope_table.defined())
+  // In a divided block, x has some of the positions, and the table has all of them.
+  if (rope_table.defined() && mode().sequence_part == nullptr)
     call.input("rope_table", rope_table, rope_table.dim() == 3 ? "B T D" : "T D");
   const bool adapted = q.has_adapter() || k.has_adapter() || v.has_adapter();
-  const auto [q_, k_, v_BTG] = adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)}
-                                       : linear_qkv(q.input(x_BTC), {q.weight, k.weight, v.weight},
-                                                    {q.bias, k.bias, v.bias});
+  const auto fused = [this](const Variable& in) {
+    return linear_qkv(in, {q.weight, k.weight, v.weight}, {q.bias, k.bias, v.bias});
+  };
+  const auto [q_, k_, v_BTG] =
+      adapted ? std::array{q(x_BTC), k(x_BTC), v(x_BTC)} : q.with_input(x_BTC, fused);
   const auto normed = [&](const Variable& y, std::optional<RMSNorm> norm) {
     if (!norm) return y;
     // Each tensor rank normalizes some of the heads with the same weight, so its gradient must be
     // summed over the ranks.
-    if (own < heads) norm->weight = copy_to_tensor_ranks(norm->weight);
+    if (own < heads) norm->weight = parameter_of_cut_outputs(norm->weight);
     if (norm->weight.size(0) == y.size(2)) return (*norm)(y);
     return reshape((*norm)(reshape(y, {y.size(0), y.size(1), y.size(2) / width, width})),
                    y.sizes());
@@ -198,6 +203,7 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
   call.input("query", query, "B T C"), call.input("key", key, "B S K"),
       call.input("value", value, "B S V");
   call.input("padding", mask.padding, "B S");
+  require_whole_rows("attention");
   if (mask.hidden.defined())
     call.input("hidden", mask.hidden, mask.hidden.dim() == 2 ? "T S" : "B T S");
 

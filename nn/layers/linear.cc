@@ -7,7 +7,7 @@
 #include "autograd/node.h"
 #include "core/quantized.h"
 #include "dist/collectives.h"
-#include "dist/tensor_ranks.h"
+#include "dist/sequence_ranks.h"
 #include "nn/module_call.h"
 
 namespace lathe {
@@ -16,23 +16,20 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const Role& role_)
       bias(with_bias ? new_parameter({out}) : Variable()),
       role(role_) {}
 
-Variable Linear::input(const Variable& x) const {
-  return is_cut(weight, 0) ? copy_to_tensor_ranks(x) : x;
-}
-
 Variable Linear::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'I', weight.size(1)}, {'O', weight.size(0)}});
   call.input(x, "... I"), call.input("residual", residual, "... O");
   const bool scales_rows = has_adapter() && lora_m.defined();
   if (!is_cut(weight, 1) && !scales_rows) {
-    const Variable y = linear(input(x), weight, bias, residual);
+    const Variable y = with_input(
+        x, [this, residual](const Variable& in) { return linear(in, weight, bias, residual); });
     return call.result(has_adapter() ? y + adapted(x) : y, "... O");
   }
 
   // Magnitudes scale the product without the bias. If the inputs are cut, each rank has the
   // complete bias and residual, which are added after the sum.
-  Variable z = linear(input(x), weight);
-  if (is_cut(weight, 1)) z = reduce_from_tensor_ranks(z);
+  Variable z = with_input(x, [this](const Variable& in) { return linear(in, weight); });
+  if (is_cut(weight, 1)) z = output_of_cut_inputs(z);
   if (has_adapter()) z = z + adapted(x);
   Variable y = scales_rows ? z * (lora_m / Variable(row_norms(adapted_weight()))) : z;
   if (bias.defined()) y = y + bias;
@@ -41,8 +38,8 @@ Variable Linear::operator()(const Variable& x, const Variable& residual) const {
 
 Variable Linear::adapted(const Variable& x) const {
   Variable h = linear(x, lora_a);
-  if (is_cut(lora_a, 1)) h = reduce_from_tensor_ranks(h);
-  if (is_cut(lora_b, 0)) h = copy_to_tensor_ranks(h);
+  if (is_cut(lora_a, 1)) h = output_of_cut_inputs(h);
+  if (is_cut(lora_b, 0)) h = input_of_cut_outputs(h);
   return linear(h, lora_b) * lora_scale;
 }
 

@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "autograd/ops.h"
+#include "autograd/tensor_cut.h"
 #include "core/mode.h"
+#include "dist/sequence_ranks.h"
 #include "nn/module.h"
 
 namespace lathe {
@@ -31,10 +33,13 @@ struct Linear {
   Linear(int64_t in, int64_t out, bool with_bias, const Role& role = Role::weight);
   /// Computes y. `residual` [..., out] is added if it is given, and the result has its dtype.
   Variable operator()(const Variable& x, const Variable& residual = {}) const;
-  /// Returns the tensor that a fused op must multiply by the weight if it replaces a call of this
-  /// layer. This is `x`. If tensor ranks have parts of the outputs, the backward pass sums the
-  /// gradient of `x` over these ranks.
-  Variable input(const Variable& x) const;
+  /// Returns f(x), where a fused op of `f` multiplies its argument by the weight in place of a call
+  /// of this layer. If tensor ranks have parts of the outputs, the backward pass sums the gradient
+  /// of `x` over these ranks; see with_input_of_cut_outputs() in dist/sequence_ranks.h.
+  template <class F>
+  auto with_input(const Variable& x, const F& f) const {
+    return is_cut(weight, 0) ? with_input_of_cut_outputs(x, f) : f(x);
+  }
   /// Returns whether calls add an adapter: there is one, and Mode::adapters does not disable it.
   bool has_adapter() const { return lora_a.defined() && mode().adapters; }
   /// Adds an adapter whose matrices have the device and dtype of `options`, and are zero until they

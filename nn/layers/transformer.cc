@@ -12,7 +12,8 @@ FeedForward::FeedForward(int64_t channels, bool bias)
 Variable FeedForward::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'C', up.weight.size(1)}});
   call.input(x, "... C"), call.input("residual", residual, "... C");
-  const Variable h = up.has_adapter() ? gelu(up(x)) : linear_gelu(up.input(x), up.weight, up.bias);
+  const auto fused = [this](const Variable& in) { return linear_gelu(in, up.weight, up.bias); };
+  const Variable h = up.has_adapter() ? gelu(up(x)) : up.with_input(x, fused);
   return call.result(down(h, residual), "... C");
 }
 
@@ -41,9 +42,13 @@ Variable GatedFeedForward::operator()(const Variable& x, const Variable& residua
   const bool adapted = gate.has_adapter() || up.has_adapter();
   Variable h;
   if (activation == "gelu") {
-    h = (gate.has_adapter() ? gelu(gate(x)) : linear_gelu(gate.input(x), gate.weight)) * up(x);
+    const auto fused = [this](const Variable& in) { return linear_gelu(in, gate.weight); };
+    h = (gate.has_adapter() ? gelu(gate(x)) : gate.with_input(x, fused)) * up(x);
   } else {
-    h = adapted ? silu(gate(x)) * up(x) : linear_swiglu(gate.input(x), gate.weight, up.weight);
+    const auto fused = [this](const Variable& in) {
+      return linear_swiglu(in, gate.weight, up.weight);
+    };
+    h = adapted ? silu(gate(x)) * up(x) : gate.with_input(x, fused);
   }
   return call.result(down(h, residual), "... C");
 }

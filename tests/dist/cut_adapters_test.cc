@@ -78,6 +78,11 @@ TEST_CASE("adapters of cut layers follow those of one process", "[cut_adapters]"
     CHECK((results_of(two, last) != results_of(alone, last)));  // sums have another order
     const fs::path four = adapt(f, 4, "4", with_keys(cut, {"--dist.shard=gradients"}));
     CHECK((results_of(four, last) == results_of(two, last)));
+
+    const fs::path divided =
+        adapt(f, 2, "divided", with_keys(cut, {"--dist.sequence_parallel=true"}));
+    CHECK(difference_between(alone, divided, "loss") < cell.tolerance);
+    CHECK(difference_between(alone, divided, "grad_norm") < 10 * cell.tolerance);
   }
 }
 

@@ -4,12 +4,14 @@
 #include "autograd/deferred.h"
 #include "autograd/engine.h"
 #include "autograd/packing.h"
+#include "autograd/pipeline_stage.h"
 #include "autograd/recompute.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/named_range.h"
 #include "dist/context_ranks.h"
+#include "dist/sequence_ranks.h"
 #include "nn/anomaly.h"
 
 namespace lathe {
@@ -36,6 +38,7 @@ class PassScope {
  public:
   explicit PassScope(const Session& s)
       : session_(s), recompute_(*recompute_policy(s.config.memory.recompute), &blocks_) {
+    if (s.config.dist.sequence_parallel) sequence_.emplace();
     mode().block_hooks = s.block_hooks();
     if (const auto dtype = packing_of(s.config.memory.saved)) packing_.emplace(*dtype);
     if (s.activations) offload_.emplace(*s.activations);
@@ -60,6 +63,8 @@ class PassScope {
            "\" has nothing to act on: model.kind = \"", session_.config.model.kind,
            "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
     }
+    if (mode().sequence_split != nullptr && !sequence_->ran_blocks())
+      refuse_hidden_blocks("dist.sequence_parallel");
     return loss;
   }
 
@@ -68,6 +73,7 @@ class PassScope {
   int64_t blocks_ = 0;  // that memory.recompute concerned
   RecomputeBlocks recompute_;
   DividePositions positions_;
+  std::optional<DivideSequence> sequence_;
   std::optional<PackSaved> packing_;
   std::optional<OffloadActivations> offload_;
   std::optional<DetectAnomaly> anomalies_;

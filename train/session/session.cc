@@ -70,6 +70,29 @@ void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
        "\" goes beyond the model's ", blocks, " blocks, which are counted from 0");
 }
 
+/// Throws Exit::usage if the tensor ranks can't divide the positions of this run's rows.
+void check_sequence(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  const int ranks = world().tensor().size, contexts = world().context().size;
+  if (!c.dist.sequence_parallel || ranks == 1) return;
+  const auto refuse = [&](const auto&... why) {
+    fail(Exit::usage, origin_of(loaded, "dist.sequence_parallel"),
+         ": dist.sequence_parallel = true ", why...);
+  };
+
+  if (!find_model_kind(c.model.kind)->divides_positions) {
+    refuse("needs a model kind whose positions can be divided, such as gpt or llama, not \"",
+           c.model.kind, "\"; leave it out");
+  }
+  const int64_t length = batch_sizes(c).block_size / contexts;
+  if (length % ranks != 0) {
+    refuse("divides the ", length, " positions of a row", contexts > 1 ? " that a process has" : "",
+           " equally among the ", ranks,
+           " processes of dist.tensor, which is not possible; change "
+           "data.window or model.block_size, or leave it out");
+  }
+}
+
 /// Throws Exit::usage if the context ranks can't divide the positions of this run's rows.
 void check_positions(const LoadedConfig& loaded, const Task& task) {
   const RunConfig& c = loaded.config;
@@ -268,6 +291,7 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
   const at::ScalarType matrices = config.amp.master ? at::kFloat : matmul_dtype(compute);
   check_offloaded_base(loaded);
   check_positions(loaded, task);
+  check_sequence(loaded);
 
   auto mapped = config.memory.offloads("parameters")
                     ? std::make_unique<MappedMemory>(scratch_folder(config))

@@ -35,7 +35,7 @@ class ForwardPasses::Stage final : public PipelineStage {
   bool serves_passes_without_graph() const override { return true; }
   void begin_pass() override { part_ = 0; }
   void end_pass() override {
-    if (part_ == 0) refuse_hidden_blocks();
+    if (part_ == 0) refuse_hidden_blocks("dist.pipeline");
   }
 
   /// Waits until what was sent last has arrived.

@@ -45,7 +45,7 @@ class Stage final : public PipelineStage {
     part_ = part;
     now_.emplace();
     const Variable loss = run_stage_forward(s_, batches_[n], step_.divisor, random(n), *this);
-    if (!now_->output.defined()) refuse_hidden_blocks();
+    if (!now_->output.defined()) refuse_hidden_blocks("dist.pipeline");
     if (link_.is_last(part)) now_->output = loss;
     in_flight_[static_cast<size_t>(part)].push_back(*std::exchange(now_, std::nullopt));
 

@@ -128,6 +128,11 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {
   const RunConfig& c = loaded.config;
   const int64_t ranks = replica_of(c, processes).tensor;
+  if (c.dist.sequence_parallel && c.dist.tensor == 1) {
+    fail(Exit::usage, origin_of(loaded, "dist.sequence_parallel"),
+         ": dist.sequence_parallel = true needs dist.tensor of at least 2; set that, or leave "
+         "dist.sequence_parallel out");
+  }
   if (ranks == 1) return;
   const auto refuse = [&](const auto&... why) {
     fail(Exit::usage, origin_of(loaded, "dist.tensor"), ": dist.tensor = ", ranks, " ", why...);

@@ -17,6 +17,7 @@
 #include "core/tree_sum.h"
 #include "dist/collectives.h"
 #include "dist/exchange.h"
+#include "dist/sequence_ranks.h"
 #include "dist/tensor_ranks.h"
 #include "train/session/passes.h"
 #include "train/step/gradient_sum.h"
@@ -113,6 +114,11 @@ class StepGradients {
   std::vector<at::Tensor> take_own() {
     std::vector<at::Tensor> sums;
     for (TreeSum<at::Tensor>& own : own_) sums.push_back(own.finish(add_gradients));
+    if (s_.config.dist.sequence_parallel && world().tensor().size > 1) {
+      sum_block_gradients(s_.local_params(), [&](size_t i) {
+        return own_.empty() ? s_.local_params()[i].parameter.grad() : sums[i];
+      });
+    }
     return s_.stage ? s_.stage->sum_gradients(std::move(sums)) : sums;
   }
 

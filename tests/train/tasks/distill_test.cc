@@ -1,4 +1,5 @@
 // Distillation: its loss against LibTorch's, and whole runs.
+#include "autograd/engine.h"
 #include "core/io/json.h"
 #include "tests/support/process.h"
 #include "tests/support/torch_oracle.h"

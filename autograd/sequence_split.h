@@ -1,0 +1,28 @@
+// What run_blocks() (autograd/recompute.h) asks if the blocks of a model compute some of the
+// positions of each row (dist/sequence_ranks.h).
+#pragma once
+
+#include "autograd/variable.h"
+#include "core/mode.h"
+#include "core/position_part.h"
+
+namespace lathe {
+
+/// Divides the positions of rows among processes while a forward pass runs its blocks.
+class SequenceSplit {
+ public:
+  virtual ~SequenceSplit() = default;
+  /// Returns the positions of this process in the input of the first block.
+  virtual Variable enter(const Variable& x) const = 0;
+  /// Returns the output of the last block at all positions.
+  virtual Variable leave(const Variable& y) const = 0;
+  /// Returns which of the positions this process has.
+  virtual const SequencePart& part() const = 0;
+};
+
+/// While alive, the thread runs a block whose rows are divided.
+struct SplitBlock : ModeGuard {
+  explicit SplitBlock(const SequenceSplit& split) { mode().sequence_part = &split.part(); }
+};
+
+}  // namespace lathe
