@@ -34,11 +34,12 @@ class ChainFormula {
  public:
   /// Adds an input and returns its number.
   int add_input(at::ScalarType dtype, bool needs);
-  /// Adds the result of an op, of the dtype that ATen gives it, and returns its number.
+  /// Adds an op on value a and, unless b is -1, on value b. Returns the number of its result, which
+  /// has the dtype that ATen gives it. `number` is the scalar operand of an op that has one.
   int add(ChainOp op, int a, int b = -1, double number = 0);
-  /// Adds b or c, of the same dtype: b where the mask holds.
+  /// Adds a select: b where the mask is true, and c elsewhere. b and c must have the same dtype.
   int add_select(int mask, int b, int c);
-  /// Adds a in another dtype; a itself if it has that dtype.
+  /// Adds a cast of a to `dtype` and returns its number; returns a if a has that dtype already.
   int add_cast(int a, at::ScalarType dtype);
 
   /// Adds the op of a value with other operands, which have the same dtypes.
@@ -50,8 +51,9 @@ class ChainFormula {
   /// have the shape of the result, and any dtype.
   std::vector<ChainUse> add_backward(int result, int dy);
 
-  /// Turns the result of an op into an input, whose value is then given instead of computed.
-  /// Changes nothing and returns false if no wanted value depends on it.
+  /// Turns the result of an op into a new input of the formula, so that the caller supplies the
+  /// value and it is not computed. Changes nothing and returns false if no wanted value depends on
+  /// it.
   bool give(int value, const std::vector<int>& wanted);
 
   /// Returns for each input whether the wanted values depend on it.
@@ -60,8 +62,8 @@ class ChainFormula {
   const std::vector<ChainValue>& values() const { return values_; }
   const ChainValue& operator[](int value) const { return values_[static_cast<size_t>(value)]; }
 
-  /// Computes values that are no inputs, each once, on CPUs. `layouts` and `tensors` are those of
-  /// the inputs; `sizes` is the shape of the results, which are contiguous.
+  /// Computes the wanted values, which must be distinct and not be inputs, on CPUs. `layouts` and
+  /// `tensors` are those of the inputs; `sizes` is the shape of the results, which are contiguous.
   std::vector<at::Tensor> run(const std::vector<int>& wanted,
                               const std::vector<Chain::Input>& layouts,
                               std::span<const at::Tensor> tensors, at::IntArrayRef sizes) const;

@@ -25,8 +25,8 @@ struct ChainInput {
 Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> inputs, int result,
                      at::IntArrayRef sizes, PerElement cost);
 
-/// Applies the op of one value, which is not a comparison, to its operands. `mask`: the operand of
-/// a select or a fill that is a mask.
+/// Runs the op of `value`, which must not be a comparison, on `operands`, and returns the result.
+/// `mask` is the mask of a select or a fill; other ops ignore it.
 Variable run_value(const ChainValue& value, std::span<const Variable> operands,
                    const at::Tensor& mask);
 

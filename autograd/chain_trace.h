@@ -17,24 +17,25 @@
 
 namespace lathe {
 
-/// The reason that a function runs op by op. It is not a std::exception, so that the function does
-/// not catch it by mistake.
+/// Thrown to end a recording that can't become a chain; the ops then run one by one. It is not a
+/// std::exception, so that the recorded function does not catch it by mistake.
 struct LeftChain {};
 
 namespace detail {
 
 /// Throws LeftChain.
 [[noreturn]] void leave_chain();
-/// Records a comparison of fused() and returns its mask; undefined if neither operand was made
-/// there.
+/// Records a comparison and returns a placeholder for its mask. Returns an undefined tensor if
+/// neither operand is a value of the chain that is being recorded.
 at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
 
 }  // namespace detail
 
-/// The ops that a function runs on given inputs, as a formula. While it records (Mode::chain), ops
-/// return tensors without memory that stand for the values. What the chain can't have throws
-/// LeftChain: ops that are not elementwise, results of another shape than the inputs' common one,
-/// dtypes other than float32 and bfloat16, inputs that are not contiguous, changes in place.
+/// Records the ops that a function runs on given inputs as a formula. While it records
+/// (Mode::chain), ops return placeholder tensors without memory. Throws LeftChain for what a chain
+/// can't contain: ops that are not elementwise, results whose shape is not the inputs' common one,
+/// values that are neither float32 nor bfloat16 nor a bool mask, inputs that are not contiguous CPU
+/// tensors, and changes in place.
 class ChainTrace {
  public:
   /// Prepares to record a function of these inputs. Throws LeftChain.
@@ -42,14 +43,14 @@ class ChainTrace {
   virtual ~ChainTrace() = default;
   ChainTrace(ChainTrace&&) = default;
 
-  /// Returns what the function is to be called with: values of the chain for inputs of the common
-  /// shape, the others as they are.
+  /// Returns the arguments to call the function with: placeholders for the floating-point inputs
+  /// that have the common shape, and the other inputs unchanged.
   const std::vector<Variable>& arguments() const { return arguments_; }
   /// Records an op; see detail::record_in_chain.
   Variable record(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
   /// Records a comparison; see detail::compare_in_chain.
   at::Tensor compare(ChainOp op, const detail::Operand& a, const detail::Operand& b);
-  /// Returns whether it stands for a value of this chain.
+  /// Returns whether v is a placeholder for a value of this chain.
   bool has(const Variable& v) const { return value_of(v.data()).has_value(); }
   /// Returns the number of the value that the function returned. Throws LeftChain if the
   /// chain can't compute that value, or if a value or an input was changed in place.
@@ -71,8 +72,8 @@ class ChainTrace {
   virtual at::Tensor stand_in(int value);
   /// Returns the Variable of a value that was just added.
   virtual Variable made(int value);
-  /// Returns whether a Variable of this value has the edge that it was made with. Without it, the
-  /// function has cut the Variable off from the graph.
+  /// Returns whether v, a placeholder for `value`, still has the edge that it was created with. If
+  /// not, the function has detached it from the graph.
   virtual bool is_connected(const Variable& v, int value) const;
 
   bool grad_;  // of the mode

@@ -84,8 +84,9 @@ Variable cat(const std::vector<Variable>& xs, int64_t dim);
 std::vector<Variable> split(const Variable& x, at::IntArrayRef lengths, int64_t dim = 0);
 /// Returns the slices of x along a dim, without that dim.
 std::vector<Variable> unbind(const Variable& x, int64_t dim = 0);
-/// Returns y[i][j] = x[index[i][j]][j] for dim 0. `index` is int64 and has the shape of x except
-/// along `dim`.
+/// Returns y[i][j] = x[index[i][j]][j] for dim 0. `index` is int64 and has as many dims as x. Each
+/// of its sizes is at most that of x, except along `dim`, where it may be any size. The result has
+/// the shape of `index`.
 Variable gather(const Variable& x, int64_t dim, const at::Tensor& index);
 /// The adjoint of gather: returns zeros of `size` along dim, with x added at index.
 Variable gather_backward(const Variable& x, int64_t dim, const at::Tensor& index, int64_t size);

@@ -16,8 +16,8 @@
 
 namespace lathe {
 
-/// While alive, and if there are several context ranks, the thread's forwards take the positions of
-/// this process in each row.
+/// While alive, the forward passes of this thread compute only this process's positions of each
+/// row. Does nothing with one context rank.
 class DividePositions : ModeGuard {
  public:
   DividePositions();
@@ -35,13 +35,15 @@ at::Tensor own_positions(const at::Tensor& rows);
 /// gradient of `x` is the sum over the ranks of the gradients for its positions.
 Variable gather_from_context_ranks(const Variable& x);
 /// Returns the sum of `rows` over the context ranks, at the positions of this process: [B, T, C] ->
-/// [B, T / ranks, C]. The gradient of `rows` is that of all ranks' results.
+/// [B, T / ranks, C]. The gradient of `rows` is gathered from all ranks: [B, T, C] in the order of
+/// positions.
 Variable sum_own_positions(const Variable& rows);
 
 /// Computes the causal attention of this process's queries to the keys and values of all context
 /// ranks: query [B, T / ranks, H D] and key_value [B, T / ranks, 2 K D], keys before values, -> [B,
-/// T / ranks, H D]. `starts` [B, T / ranks] counts positions of whole rows; see attention() in
-/// autograd/ops.h.
+/// T / ranks, H D], with H = `heads` and K = `kv_heads`. `starts` [B, T / ranks] counts positions
+/// of whole rows; see attention() in autograd/ops.h. Call it only while positions are divided
+/// (Mode::position_part is not null).
 Variable attention_of_context_ranks(const Variable& query, const Variable& key_value, int64_t heads,
                                     int64_t kv_heads, const at::Tensor& starts = {},
                                     const ScoreOptions& scores = {});

@@ -111,8 +111,9 @@ struct DetectAnomaly::Watch {
                           // sum of finite gradients
       fail(Exit::diverged, "anomaly: the gradient that reached the result of ", r.node.name(),
            place,
-           " is not finite, as the sum of finite ones or as what backward began with: ", arrived,
-           forward);
+           " is not finite; either finite gradients overflowed in their sum, or backward began "
+           "with it: ",
+           arrived, forward);
     for (size_t i = 0; i < r.grads.size(); ++i) {
       if (count(r.grads[i]).finite()) continue;
       fail(Exit::diverged, "anomaly: the backward of ", r.node.name(), place,

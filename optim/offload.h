@@ -93,7 +93,7 @@ class StateOffload {
   /// Reads the part of a slot's tensor that this process keeps. Calls `put` with the bytes of each
   /// piece in order. The next piece reuses the memory.
   void read(size_t slot, size_t tensor, const std::function<void(std::span<const std::byte>)>& put);
-  /// Writes the part of a slot's tensor that this process keeps.
+  /// Writes the part of a slot's tensor that this process keeps. `from` is the contiguous part.
   void write(size_t slot, size_t tensor, const void* from);
 
   /// Waits until all changes are written to the file, and drops the units in memory. Throws an

@@ -20,7 +20,7 @@ at::Tensor by_channel(const at::Tensor& x) {
   return x.reshape({x.size(0), x.size(1)}).t().contiguous().unsqueeze(0);
 }
 
-/// Returns what by_channel() has changed in the shape that it had.
+/// Undoes by_channel(): returns x in the shape `sizes` that the tensor had before.
 at::Tensor by_sample(const at::Tensor& x, at::IntArrayRef sizes) {
   return x.sizes() == sizes ? x : x.squeeze(0).t().reshape(sizes);
 }

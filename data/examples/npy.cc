@@ -64,7 +64,7 @@ class HeaderParser {
     }
     take('}');
     blanks();
-    if (at_ != text_.size()) malformed("something behind its end");
+    if (at_ != text_.size()) malformed("text after its end");
     if (!descr || !fortran || !shape) malformed("descr, fortran_order or shape is missing");
   }
 
@@ -174,8 +174,8 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   uint32_t length = 0;
   if (text.size() >= begin) std::memcpy(&length, text.data() + begin - width, width);
   if (text.size() < begin || length > text.size() - begin || length > max_header) {
-    fail(Exit::data, name, " is cut short or no .npy file: its header claims ", length,
-         " bytes of ", text.size(), ", and at most ", max_header, " are read");
+    fail(Exit::data, name, " is cut short or is not a .npy file: its header claims ", length,
+         " bytes; the file has ", text.size(), ", and a header may have at most ", max_header);
   }
 
   HeaderParser header(text.substr(begin, length), name);

@@ -19,9 +19,11 @@ struct BPETraining {
   std::vector<std::string> special{"<|endoftext|>"};  ///< they get the first ids
   std::string pattern = gpt2_pattern;
   int threads = 1;  ///< threads that count words; the result does not depend on them
-  /// Called now and then; true ends the training with Exit::stopped.
+  /// Called regularly, also by several threads at the same time. The training throws Exit::stopped
+  /// once it returns true.
   std::function<bool()> stop = nullptr;
-  std::function<void(double)> show = nullptr;  ///< called with the finished share
+  /// Called during merging with the number of tokens so far as a fraction of `vocab_size`.
+  std::function<void(double)> show = nullptr;
 };
 
 /// Trains on the lines of documents (text or JSON Lines, compressed or not). Throws Exit::data for

@@ -29,7 +29,8 @@ void each_conversation(const Part& part, const DocumentSource& source,
 /// Two answers to one prompt, of which one was preferred. Rafailov et al. 2023.
 struct Preference {
   Conversation chosen, rejected;  ///< both are chats, or neither is
-  /// Messages that both begin with. The others, of which each has one at least, are the answers.
+  /// Number of messages that both begin with. The remaining messages, at least one in each, are the
+  /// answers.
   size_t prompt = 1;
 };
 

@@ -274,25 +274,33 @@ DataManifest empty_manifest(const DocumentOptions& o) {
   return manifest;
 }
 
+/// Returns how many documents were read, kept and dropped for which reason: "20 read, 5
+/// duplicates".
+std::string counted_documents(const DataManifest& manifest) {
+  std::string counted;
+  for (const auto& [name, count] : manifest.documents.items()) {
+    if (count.get<uint64_t>() > 0 && name != "bytes")
+      counted += str(counted.empty() ? "" : ", ", count.get<uint64_t>(), " ", name);
+  }
+  return counted;
+}
+
 /// Throws Exit::data if there is too little to train on.
-void check_enough(int64_t train, int64_t val) {
+void check_enough(const DataManifest& manifest, int64_t train, int64_t val) {
   if (train >= 2) return;
   if (val > 1)
     fail(Exit::data, "all documents fall to validation; take --val-by tail, or a smaller --val");
-  fail(Exit::data, "the input has ", train + val, " tokens, too few to train on");
+  const std::string counted = counted_documents(manifest);
+  fail(Exit::data, "the data has ", train + val, " tokens, too few to train on",
+       counted.empty() ? "" : "; documents: " + counted);
 }
 
 /// Logs the numbers of tokens and documents.
 void log_result(const DocumentOptions& o, const DataManifest& manifest, int64_t train,
                 int64_t val) {
-  std::string counted;
-  for (const auto& [name, count] : manifest.documents.items()) {
-    if (count.get<uint64_t>() > 0 && name != "bytes")
-      counted += str(", ", count.get<uint64_t>(), " ", name);
-  }
   log_info(o.out.string(), ": ", train, " training and ", val, " validation tokens, vocabulary of ",
            manifest.vocab_size, " (", manifest.tokenizer.kind(),
-           "); documents: ", counted.substr(2));
+           "); documents: ", counted_documents(manifest));
   if (o.val_share > 0 && val == 0) {
     log_warn("no token is for validation, because there are too few documents for a share of ",
              o.val_share, "; raise --val");
@@ -356,7 +364,7 @@ void prepare_documents(const DocumentOptions& o) {
     DocumentPreparation{o, out, journal, meter, *train, *val, manifest}.process(whole, before);
   }
 
-  check_enough(train->tokens(), val->tokens());
+  check_enough(manifest, train->tokens(), val->tokens());
   manifest.train = train->finish();
   manifest.val = val->finish();
   std::vector<MadeFile> files;

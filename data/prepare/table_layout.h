@@ -21,9 +21,10 @@ struct TableLayout {
 };
 
 /// Returns the layout of a table. The first line is a header where an option names one of its
-/// columns, where it has a text above a number, where no text of it occurs again below, or where it
-/// counts 0, 1, 2, ... as pandas names columns. Throws Exit::usage for options that do not fit, and
-/// Exit::data for a header line with a name that is missing or occurs twice.
+/// columns, where it has a text above a number, where it has texts and none of them occurs again in
+/// its column, or where it counts 0, 1, 2, ... up to 4 or more, as pandas names columns. Throws
+/// Exit::usage for options that do not fit, and Exit::data for a header line with a name that is
+/// missing or occurs twice.
 TableLayout find_layout(const std::string& file, std::string_view text,
                         const TableOptions& options);
 

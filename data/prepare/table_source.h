@@ -11,7 +11,9 @@
 
 namespace lathe {
 
-/// Opens tables with the same columns. The first file determines the format.
+/// Opens tables with the same columns. The first file determines the format, unless `like`, a
+/// scanned table source, is given: then the files must have its columns and are read in the same
+/// way. Throws Exit::data if `like` is not a table source.
 std::unique_ptr<ExampleSource> open_tables(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 

@@ -32,19 +32,19 @@ void read_template(const Json& config, const std::string& where, TokenizerSettin
   }
 }
 
-/// Special tokens that are kept as they came.
+/// Keys of special tokens that are copied unchanged.
 constexpr const char* other_names[]{
     "unk_token",           "sep_token", "cls_token", "mask_token", "additional_special_tokens",
     "extra_special_tokens"};
 
-/// Copies what `from` has of them.
+/// Copies the keys of other_names that `from` has.
 void copy_others(const Json& from, Json& to) {
   for (const char* key : other_names) {
     if (from.contains(key) && !from[key].is_null()) to[key] = from[key];
   }
 }
 
-/// Reads the names of special tokens, where the object has that of the end of texts.
+/// Reads the names of special tokens if the object has eos_token.
 void read_names(const Json& config, const std::string& where, TokenizerSettings& s) {
   if (!config.contains("eos_token")) return;
   s.has_special_tokens = true;
@@ -77,7 +77,8 @@ void check_end_ids(const Json& config, const std::string& where) {
     fail(Exit::data, where, ": eos_token_id is not a number or a list of numbers");
 }
 
-/// Sets end_ids from what they follow from. What an older version kept is not checked.
+/// Sets end_ids to those of config.json and generation_config.json. Ignores values that are not
+/// integers, because settings that an older version saved were not checked.
 void set_end_ids(TokenizerSettings& s, const std::string& where) {
   s.end_ids = s.config_end_ids;
   if (s.generation_config.empty()) return;
@@ -144,7 +145,7 @@ TokenizerSettings read_settings(const fs::path& folder) {
     if (!s.has_special_tokens) read_names(json, where, s);
   }
 
-  // transformers prefers the file.
+  // As in transformers, chat_template.jinja takes precedence.
   if (fs::exists(file)) {
     s.chat_template = read_text(file), s.templates.clear();
     s.from_template_file = true;

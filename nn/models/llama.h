@@ -191,7 +191,7 @@ struct Llama {
   /// Returns the cap of the logits, or 0.
   double logit_softcap() const { return config.logit_softcap; }
   /// Returns the training FLOPs of a token by the formula of GPT::flops_per_unit: 6 N + 12 L (H D)
-  /// T, where a block with a window has its width in place of T.
+  /// T. For a block with a window, min(sliding_window, T) replaces T.
   double flops_per_unit() const;
   /// Returns the first fault between its keys, if any.
   static std::optional<ConfigFault> check(const LlamaConfig& config);

@@ -39,7 +39,7 @@
 //   static constexpr bool divides_positions = true
 //       only its attention mixes positions, in CausalSelfAttention or GroupedQueryAttention, and it
 //       takes positions from token_positions() (nn/layers/documents.h), so that dist.context may be
-//       above 1
+//       above 1, and dist.sequence_parallel true where layer_cuts() cuts the attention
 #pragma once
 
 #include <concepts>

@@ -9,10 +9,11 @@ namespace {
 Exit run_merge(const Arguments& arguments) {
   const fs::path out = arguments.get("out", "");
   if (out.empty()) fail(Exit::usage, "lathe merge needs --out FOLDER");
+  const bool average = arguments.choice("weights", "model", {"model", "ema"}) == "ema";
 
   install_stop_handlers("the merge");
   const auto stop = [] { return stop_signal() != 0; };
-  log_info("merged into ", merge(run_argument(arguments), out, stop).string());
+  log_info("merged into ", merge(run_argument(arguments), out, average, stop).string());
   return Exit::done;
 }
 
@@ -24,7 +25,7 @@ Command merge_command() {
           "Merge a run's low-rank adapters into their base model, and write a new run.",
           {"merge runs/adapters --out runs/merged",
            "merge runs/adapters/checkpoints/step-00000500 --out runs/merged-500"},
-          {{"out", "Write the merged run to this folder."}},
+          {{"out", "Write the merged run to this folder."}, weights_flag},
           false,
           1,
           1,

@@ -235,8 +235,8 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
 }
 
-/// Returns what GPUs would take by their data sheets. Each has a copy of the model and its share of
-/// the batch.
+/// Returns the step time and the memory that GPUs would need by their data sheets. Each has a copy
+/// of the model and its share of the batch.
 std::string text_for(const RunConfig& c, const Forecast& f, const std::string& gpus) {
   constexpr double reached = 0.4;        // of the published rate, as well-tuned training reaches
   constexpr double context_bytes = 1e9;  // taken by CUDA and its libraries
@@ -296,7 +296,7 @@ Overrides chart_keys(const std::string& text) {
       fail(Exit::usage,
            "command line: --chart takes keys of the config with their values, such as "
            "memory.recompute=blocks, and ",
-           printable_line(word), " is neither");
+           printable_line(word), " does not have this form");
     }
     keys.emplace_back(word.substr(0, equals), word.substr(equals + 1));
   }
@@ -309,7 +309,7 @@ Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
   const LoadedConfig other = load_with(loaded.path, key_arguments(a), chart_keys(text));
   check_shares(other, ranks);
   check_tensor_ranks(other, ranks);
-  // Forecasts leave memory in this process.
+  // Measure this first: forecasts leave memory allocated in this process.
   const int64_t program = process_overhead_bytes();
   const auto forecast_of = [&](LoadedConfig of) {
     apply_memory_budget(of, ranks, program);

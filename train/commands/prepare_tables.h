@@ -7,12 +7,13 @@
 
 namespace lathe {
 
-/// Throws Exit::usage for flags that are for another sort of input.
+/// Throws Exit::usage if a flag of `names` was given. `what` is the kind of input that these flags
+/// are for, such as "text".
 void refuse_flags(const Arguments& arguments, const std::vector<const char*>& names,
                   const char* what);
-/// Returns the flags of tables and arrays alone.
+/// Returns the names of the flags that only tables, arrays and images have.
 std::vector<const char*> example_flags();
-/// Returns a command's own flags with those of tables and arrays.
+/// Returns a command's own flags, followed by those of tables, arrays and images.
 Flags with_table_flags(Flags flags);
 /// Prepares tables and arrays. Refuses `text_flags`, which are those of text.
 Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_flags);

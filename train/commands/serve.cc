@@ -16,8 +16,8 @@ namespace {
 
 constexpr double grace_for_texts_s = 10, grace_for_answers_s = 5;
 
-/// Returns the key of requests. Throws Exit::usage where others than this machine could do without
-/// one.
+/// Returns the API key that requests must send; "" if they need none. Throws Exit::usage if other
+/// machines could reach the server without a key.
 std::string key_for(const std::string& host) {
   const char* const set = std::getenv("LATHE_API_KEY");
   const std::string key = set == nullptr ? "" : set;
@@ -50,7 +50,7 @@ Exit run_serve(const Arguments& arguments) {
   http.max_body = static_cast<size_t>(whole("max-body", 1, 1, 1024)) << 20;
   const int64_t batch = whole("batch", 8, 1, 1024), queue = whole("queue", 64, 1, 10000),
                 max_tokens = whole("max-tokens", 0, 0, 1e9);
-  const double max_time = arguments.number("max-time", 600, at_least(0.001), false);
+  const double max_time = arguments.number("max-time", 600, between(0.001, 1e8), false);
   http.most_seconds = max_time + 90;
   // Each request has a thread: those that wait, those in the batch, and some that are refused.
   http.connections = static_cast<size_t>(queue + batch + 64);

@@ -49,13 +49,9 @@ std::pair<const Family*, Json> family_for(const RunConfig& config) {
 void check_exportable(const ExportOptions& o, const RunConfig& config) {
   if (adapters_of(config).rank > 0)
     fail(Exit::usage, o.run.string(),
-         " holds adapters; merge them into their model first (`lathe merge`)");
-  if (o.average && config.optim.ema_decay == 0) {
-    fail(Exit::usage,
-         "command line: --weights ema: the run keeps no average of its weights (its "
-         "optim.ema_decay is 0); "
-         "leave --weights out");
-  }
+         " holds adapters; merge them into their model first (`lathe merge",
+         o.average ? " --weights ema" : "", "`)");
+  if (o.average) check_averages(config);
 }
 
 ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {

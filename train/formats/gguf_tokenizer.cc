@@ -19,8 +19,8 @@ enum : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused 
 struct Splits {
   const char* name;
   std::vector<std::string> patterns;
-  bool whole_pieces = false;  ///< as in llama.cpp, which knows it by the name
-  bool nfc = false;           ///< as in the tokenizers of that name, whose files do not mention it
+  bool whole_pieces = false;  ///< ignore_merges, which llama.cpp infers from the name
+  bool nfc = false;           ///< the tokenizers of that name normalize to NFC; no key states it
 };
 
 /// Returns all of them. The first with a tokenizer's patterns is written.
@@ -54,8 +54,8 @@ std::vector<float> scores_of(const BPEDefinition& d, size_t tokens) {
       places.erase(found);
   }
 
-  // A token's score is that of the first merge that makes it. Without numbers for its other merges,
-  // a file that is imported is exported with the same scores.
+  // Number only the first merge that makes each token, so that exporting an imported file
+  // reproduces its scores.
   float made = 0;
   for (const auto& [a, b] : d.merges) {
     const auto found =
@@ -87,7 +87,7 @@ class TokenizerKeys {
     }
     fail(Exit::data, where_, ": tokenizer.", key, " is missing or of the wrong type");
   }
-  /// Returns the token of an id that a key has; -1 where there is no such key.
+  /// Returns the token id that a key holds, or -1 if the key is absent.
   int32_t id(const std::string& key, size_t tokens) const {
     if (find(key) == nullptr) return -1;
     const auto value = get<int64_t>(key);
@@ -155,7 +155,7 @@ Json normalizer_of(bool space_before) {
 }
 
 /// Adds the way in which text is split, in the form of tokenizer.json. Returns whether texts begin
-/// with a token where no key decides that.
+/// with the BOS token if the file has no key add_bos_token.
 bool add_splits(const TokenizerKeys& keys, Json& json) {
   const auto name = keys.get<std::string>("ggml.pre", "default");
   const auto splits = std::ranges::find(all_splits(), name, &Splits::name);
@@ -163,7 +163,7 @@ bool add_splits(const TokenizerKeys& keys, Json& json) {
     std::string names;
     for (const Splits& known : all_splits()) names += (names.empty() ? "" : ", ") + str(known.name);
     fail(Exit::data, keys.where(), ": tokenizer.ggml.pre = ", name,
-         ", and this build splits text as ", names);
+         " is not supported by this build; it supports ", names);
   }
 
   Json steps = Json::array();
@@ -177,11 +177,11 @@ bool add_splits(const TokenizerKeys& keys, Json& json) {
   json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
   json["normalizer"] = splits->nfc ? Json{{"type", "NFC"}} : Json(nullptr);
   json["model"]["ignore_merges"] = splits->whole_pieces;
-  return splits->whole_pieces;  // llama.cpp adds Llama 3's
+  return splits->whole_pieces;  // of these tokenizers, llama.cpp adds BOS for Llama 3's only
 }
 
-/// Adds the token that texts begin with, in the form of tokenizer.json; `begins`: they begin with
-/// one where no key decides that.
+/// Adds the token that texts begin with, in the form of tokenizer.json. `begins`: whether texts
+/// begin with the BOS token if the file has no key add_bos_token.
 void add_begin(const TokenizerKeys& keys, const std::vector<std::string>& tokens, bool begins,
                Json& json) {
   const int32_t first = keys.id("ggml.bos_token_id", tokens.size());

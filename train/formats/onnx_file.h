@@ -24,7 +24,7 @@ namespace lathe {
 /// The types of elements, with the numbers of TensorProto.DataType.
 enum class OnnxType : uint8_t { f32 = 1, i64 = 7, text = 8, f64 = 11 };
 
-/// A dimension of an input or output: its size, or the name of one that is free.
+/// A dimension of an input or output: its size, or the name of a dynamic dimension.
 using OnnxDim = std::variant<int64_t, std::string>;
 
 /// An attribute of a node, with the types that AttributeProto has for it.
@@ -43,17 +43,18 @@ class OnnxGraph {
   /// `bytes` are not copied, and must stay valid until write().
   std::string add_constant(const std::string& name, OnnxType type,
                            const std::vector<int64_t>& shape, std::span<const std::byte> bytes);
-  /// Adds a constant vector [n]; an empty `shape` with one number makes a scalar.
+  /// Adds a constant int64 tensor and returns its name, which is made unique. Copies the values.
+  /// The default shape is [n]; an empty shape makes a scalar of one number.
   std::string add_integers(const std::string& name, const std::vector<int64_t>& values,
                            const std::vector<int64_t>& shape);
   std::string add_integers(const std::string& name, const std::vector<int64_t>& values) {
     return add_integers(name, values, {static_cast<int64_t>(values.size())});
   }
-  /// Adds constant numbers of type f32 or f64.
+  /// Adds a constant tensor of `type`, f32 or f64, in the same way.
   std::string add_numbers(const std::string& name, OnnxType type, const std::vector<double>& values,
                           const std::vector<int64_t>& shape);
-  /// Adds a node with one output and returns the output's name: `output`, or one that is made of
-  /// the operator. An operator of ai.onnx.ml is written with that domain, as in
+  /// Adds a node with one output and returns the output's name: `output` or, if that is empty, the
+  /// operator's name, made unique. An operator of ai.onnx.ml is written with that domain, as in
   /// "ai.onnx.ml.OneHotEncoder". An empty input is an optional one that is left out.
   std::string add_node(const std::string& op, const std::vector<std::string>& inputs,
                        const std::vector<OnnxAttribute>& attributes = {},

@@ -242,7 +242,7 @@ void export_peft(const ExportOptions& o) {
   if (o.average || !o.chat_template.empty())
     fail(Exit::usage,
          "command line: --weights and --chat-template do not apply to --format peft; leave them "
-         "out");
+         "out, or merge the adapters (`lathe merge`) and export the merged run");
 
   const Family& family = *family_for(config).first;
   const SafetensorsFile model(checkpoint / "model.safetensors");

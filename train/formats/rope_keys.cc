@@ -8,8 +8,8 @@
 namespace lathe {
 namespace {
 
-/// Returns YaRN's factor of cosines and sines, or 0 for the formula of its paper. DeepSeek's mscale
-/// and mscale_all_dim count if both are there, as in transformers.
+/// Returns the factor by which YaRN scales cosines and sines, or 0 to use the formula of its paper.
+/// As in transformers, DeepSeek's mscale and mscale_all_dim are used only if both are present.
 double yarn_attention_factor(ConfigKeys& rope, double factor) {
   const double given = rope.real("attention_factor", 0), mscale = rope.real("mscale", 0),
                all = rope.real("mscale_all_dim", 0);
@@ -49,7 +49,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
     model["rope_truncate"] = rope.flag("truncate", true);
   } else if (type != "default") {
     rope.refuse(rope.has("rope_type") ? "rope_type" : "type",
-                "this build computes default, linear, llama3 and yarn alone");
+                "this build supports only default, linear, llama3 and yarn");
   }
 
   rope.only("partial_rotary_factor", {1.0});
@@ -111,7 +111,7 @@ std::string read_window_layers(const LlamaVariant& variant, ConfigKeys& c, size_
   const std::vector<std::string> types = c.texts("layer_types");
   for (const std::string& type : types) {
     if (type != "full_attention" && type != "sliding_attention")
-      c.refuse("layer_types", "this build computes full_attention and sliding_attention alone");
+      c.refuse("layer_types", "this build supports only full_attention and sliding_attention");
   }
   if (!types.empty() && types.size() != layers)
     c.refuse("layer_types", str("there must be one for each of ", layers, " layers"));
@@ -210,11 +210,12 @@ void read_layers(const LlamaVariant& variant, ConfigKeys& c, ModelKeys& model) {
   } else if (has_window && window < context) {
     c.refuse(
         "sliding_window",
-        str("a model of type ", variant.model_type, " attends to the whole context of ", context,
-            " tokens here; give --block-size ", window, " to take no more than the window"));
+        str("this build runs models of type ", variant.model_type,
+            " without it, which is equivalent only for contexts of up to that many tokens, not ",
+            context, "; give --block-size ", window));
   }
 
-  // 0 stands for the base of the other layers.
+  // Leave the key out where it changes nothing: its default, 0, stands for rope_theta.
   const auto base = [&](const char* key) { return std::get<double>(model.at(key)); };
   const bool is_same = !model.contains("rope_scaling") && model.contains("rope_local_theta") &&
                        base("rope_local_theta") == base("rope_theta");
@@ -239,7 +240,7 @@ void write_layers(const LlamaVariant& variant, const AnyConfig& own, Json& confi
     types.push_back(digit == '1' ? "sliding_attention" : "full_attention");
   config["layer_types"] = types;
   if (variant.slides) {
-    // There is always a window, which no layer need have.
+    // This family always has the key, even if no layer uses the window.
     config["sliding_window"] = window > 0 ? window : size("block_size");
   } else {
     config["use_sliding_window"] = window > 0;

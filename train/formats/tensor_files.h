@@ -23,9 +23,10 @@ class TensorFiles {
   /// Releases the memory of an entry that is no longer needed; the next access reads the file
   /// again.
   void release(const TensorEntry& entry) const;
-  /// Returns the checksum of all tensors and of their names and shapes.
+  /// Returns a checksum of the names, dtypes, shapes and bytes of all tensors. Reads all files.
   std::string content_id() const;
-  /// Returns the file that has a tensor, for messages.
+  /// Returns the path of the file that has the tensor `name`, for messages. `name` must be one of
+  /// names().
   const fs::path& file_of(const std::string& name) const;
 
  private:

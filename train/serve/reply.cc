@@ -57,7 +57,13 @@ std::string ShownText::complete(const std::string& bytes, bool is_end) {
     }
   }
   held_.erase(0, ready.size());
+  characters_ += count_characters(shown);
   return shown;
+}
+
+size_t ShownText::next_character(std::string_view bytes) const {
+  const bool continues = !bytes.empty() && (bytes[0] & 0xC0) == 0x80;
+  return characters_ + (continues ? 0 : held_.size());
 }
 
 Reply::Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const Tokenizer& tokenizer,
@@ -76,8 +82,7 @@ Reply::Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const T
   // The first token of a prompt has no probability, unless one was put before it.
   for (size_t i = 0; i < choices_.size(); ++i) {
     const ReadPrompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
-    if (!prompt.has_begin)
-      choices_[i].tokens.push_back({token_bytes(prompt.ids[0]), std::nullopt, {}});
+    if (!prompt.has_begin) append(choices_[i], {token_bytes(prompt.ids[0]), std::nullopt, {}});
   }
 }
 
@@ -103,9 +108,15 @@ ReplyPart::Token Reply::scored(const TokenScore& score) const {
   return token;
 }
 
+void Reply::append(Choice& choice, ReplyPart::Token token) {
+  token.offset = choice.whole.next_character(token.bytes);
+  choice.whole.add(token.bytes);
+  choice.tokens.push_back(std::move(token));
+}
+
 void Reply::on_prompt(size_t text, size_t, const TokenScore& score) {
   const std::lock_guard lock(mutex_);
-  choices_[text].tokens.push_back(scored(score));
+  append(choices_[text], scored(score));
 }
 
 bool Reply::on_token(size_t text, const TokenScore& score) {
@@ -117,7 +128,7 @@ bool Reply::on_token(size_t text, const TokenScore& score) {
   if (score.id == chat_end_ || tokenizer_.ends_text(score.id)) return false;
 
   const std::string bytes = token_bytes(score.id);
-  if (request_.top) choice.tokens.push_back(scored(score));
+  if (request_.top) append(choice, scored(score));
   choice.bytes += bytes.size();
   std::string shown = choice.shown.add(bytes);
   if (!shown.empty()) publish(text, std::move(shown), "");
@@ -263,10 +274,8 @@ Json Reply::head(bool is_chunk) const {
 Json Reply::choice_json(Choice& choice, const ReplyPart& part, bool is_chunk) {
   Json logprobs;
   if (request_.top && !(is_chunk && part.tokens.empty())) {
-    logprobs = request_.is_chat ? chat_logprobs(part.tokens)
-                                : completion_logprobs(part.tokens, choice.characters);
+    logprobs = request_.is_chat ? chat_logprobs(part.tokens) : completion_logprobs(part.tokens);
   }
-  choice.characters += count_characters(part.text);
   choice.is_written = true;
 
   Json json{{"index", part.choice}};
@@ -300,13 +309,12 @@ Json Reply::chat_logprobs(const std::vector<ReplyPart::Token>& tokens) const {
   return {{"content", std::move(list)}, {"refusal", nullptr}};
 }
 
-Json Reply::completion_logprobs(const std::vector<ReplyPart::Token>& tokens, size_t offset) const {
+Json Reply::completion_logprobs(const std::vector<ReplyPart::Token>& tokens) const {
   Json names = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
   for (const ReplyPart::Token& token : tokens) {
     names.push_back(token_name(token.bytes));
     values.push_back(token.log_probability ? Json(*token.log_probability) : Json());
-    offsets.push_back(offset);
-    offset += count_characters(token.bytes);
+    offsets.push_back(token.offset);
 
     Json top;
     if (token.log_probability && *request_.top > 0) {

@@ -30,6 +30,9 @@ class ShownText {
   explicit ShownText(std::vector<std::string> stops) : stop_(std::move(stops)) {}
   /// Appends a token's bytes. Returns the text that can be shown now, complete characters only.
   std::string add(std::string_view bytes) { return complete(stop_.feed(bytes), false); }
+  /// Returns the index of the character at which a token begins that follows. Bytes that are no
+  /// part of a character count as one each, as add() replaces them.
+  size_t next_character(std::string_view bytes) const;
   /// Returns what was held back, at the end of the text.
   std::string rest() { return complete(stop_.rest(), true); }
   /// Returns whether a stop was found.
@@ -41,8 +44,8 @@ class ShownText {
   std::string complete(const std::string& bytes, bool is_end);
 
   StopMatcher stop_;
-  std::string held_;  // the beginning of a character
-  size_t bytes_ = 0;
+  std::string held_;                   // the beginning of a character
+  size_t bytes_ = 0, characters_ = 0;  // that are shown
 };
 
 /// Tokens of a choice that become visible together.
@@ -52,6 +55,7 @@ struct ReplyPart {
     std::string bytes;
     std::optional<double> log_probability;  ///< none: the first token of a prompt
     std::vector<std::pair<std::string, double>> top;
+    size_t offset = 0;  ///< the character of the choice's text at which the token begins
   };
   size_t choice = 0;
   std::string text;
@@ -98,15 +102,18 @@ class Reply : public TextReceiver {
  private:
   struct Choice {
     ShownText shown;
+    ShownText whole{
+        std::vector<std::string>()};  // with the prompt's tokens, and whatever follows a stop
     std::vector<ReplyPart::Token> tokens{};  // that are not in a part yet
     size_t bytes = 0;                        // of all tokens
     size_t first = 0;                        // where the first of `tokens` begins
-    size_t characters = 0;                   // of the parts that were written
     bool has_begun = false;                  // a part was made
     bool is_written = false;                 // a part was written
   };
 
   ReplyPart::Token scored(const TokenScore& score) const;
+  /// Appends a token with its score, which has no offset yet, to a choice.
+  static void append(Choice& choice, ReplyPart::Token token);
   /// Adds a part of a choice, which begins with the prompt where that is echoed.
   void publish(size_t choice, std::string text, const std::string& finish);
   std::string token_bytes(int64_t id) const { return tokenizer_.piece(id); }
@@ -114,7 +121,7 @@ class Reply : public TextReceiver {
   Json head(bool is_chunk) const;
   Json choice_json(Choice& choice, const ReplyPart& part, bool is_chunk);
   Json chat_logprobs(const std::vector<ReplyPart::Token>& tokens) const;
-  Json completion_logprobs(const std::vector<ReplyPart::Token>& tokens, size_t offset) const;
+  Json completion_logprobs(const std::vector<ReplyPart::Token>& tokens) const;
   Json usage() const;
 
   const GenerationRequest request_;

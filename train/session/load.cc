@@ -67,12 +67,7 @@ LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& devic
 
   const bool frozen = adapters || kept != "fp32";
 
-  if (average && config.optim.ema_decay == 0) {
-    fail(Exit::usage,
-         "command line: --weights ema: the run keeps no average of its weights (its "
-         "optim.ema_decay is 0); "
-         "leave --weights out");
-  }
+  if (average) check_averages(config);
   if (average && frozen && !adapters)
     fail(Exit::usage, "command line: --weights ema is in float32; leave --load-dtype out");
 

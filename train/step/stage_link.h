@@ -12,10 +12,10 @@
 
 namespace lathe {
 
-/// The connections of this process's stage to the stages before and after it. Of two stages, each
-/// is both for the other: a schedule must receive in the order in which the other sends. With
-/// several parts (dist.virtual_stages), the stage after the last one is the first one, which has
-/// the next part. Parts of a stage are counted from 0.
+/// The connections of this process's stage to the stages before and after it. With several parts
+/// (dist.virtual_stages), the stage after the last one is the first one, which has the next part.
+/// With two stages, each one is both before and after the other. A schedule must therefore receive
+/// in the order in which the other stage sends. Parts of a stage are counted from 0.
 class StageLink {
  public:
   /// `stage` must outlive it.
@@ -25,20 +25,23 @@ class StageLink {
   /// Returns whether a part has the first block, or the last one.
   bool is_first(int part) const { return place_.rank == 0 && part == 0; }
   bool is_last(int part) const { return place_.rank + 1 == place_.size && part + 1 == parts(); }
-  /// Returns which of a model's `n` blocks a part has: [first, end). Throws Exit::internal if all
-  /// stages have another number of blocks.
+  /// Returns which of a model's `n` blocks a part has: [first, end). Throws Exit::internal if the
+  /// stages together do not have exactly `n` blocks.
   std::pair<size_t, size_t> blocks(int part, size_t n) const;
-  /// Returns the seconds that the functions that receive have waited.
+  /// Returns the total time in seconds that calls of the receive functions have taken so far.
   double waited() const { return waited_; }
 
   /// Starts to send the output of this stage's blocks, which is contiguous, to the next stage.
   /// Returns a function that waits until it was received; it must be called.
   std::function<void()> send_activations(const at::Tensor& y) const;
-  /// Returns what the stage before has sent so, on the device of `x`.
+  /// Waits for the activations that the previous stage sends with send_activations(), and returns
+  /// them on the device of `x`.
   at::Tensor receive_activations(const at::Tensor& x);
-  /// Starts to send the gradient of an input, as send_activations() does, to the stage before.
+  /// Starts to send the gradient of received activations to the previous stage. Returns a function
+  /// that waits until it was received, as send_activations() does; it must be called.
   std::function<void()> send_gradient(const at::Tensor& dx) const;
-  /// Fills `dy`, whose sizes and dtype are those of what the next stage sends so.
+  /// Waits for the gradient that the next stage sends with send_gradient(), and writes it to `dy`,
+  /// which must have the sizes and the dtype of that gradient.
   void receive_gradient(at::Tensor& dy);
 
  private:

@@ -184,6 +184,13 @@ void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
   });
 }
 
+void check_averages(const RunConfig& config) {
+  if (config.optim.ema_decay > 0) return;
+  fail(Exit::usage,
+       "command line: --weights ema: the run keeps no average of its weights (its optim.ema_decay "
+       "is 0); leave --weights out");
+}
+
 void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained) {
   const fs::path path = checkpoint / "optimizer.safetensors";
   const SafetensorsFile file(path);

@@ -67,6 +67,8 @@ void load_parameters(const fs::path& checkpoint, const std::vector<NamedParamete
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);
 /// Loads the state of the optimizer. Parameters are not changed.
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
+/// Throws Exit::usage, for the option --weights ema, if a run keeps no moving averages.
+void check_averages(const RunConfig& config);
 /// Copies the moving averages that optim.ema_decay keeps into the parameters that they are of.
 void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained);
 

@@ -200,9 +200,11 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
   }
   const Scores scores = sum_of_scores(mine, n);
   if (scores.targets == 0)
-    fail(Exit::data,
-         "the validation batches have no target; take more of them (train.eval_batches), or other "
-         "data");
+    fail(
+        Exit::data,
+        "the validation batches have no target; raise data.window (or model.block_size) if it cuts "
+        "off the answers of conversations, else take more batches (train.eval_batches), or other "
+        "data");
   return EvalResult{task.metrics(scores), scores.targets,
                     detailed ? task.details(scores, data.facts()) : Json::object()};
 }

@@ -106,8 +106,8 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
 
     if (ids.size() == of_ending.size())
       fail(Exit::data,
-           "a question has no context, and the tokenizer no token that a text begins with; give it "
-           "a word");
+           "a question has no context, and the tokenizer has no token that begins a text; add a "
+           "context of at least one word");
 
     if (std::ssize(of_ending) > s.context) {
       fail(Exit::data, "the ending \"", printable_line(c.endings[static_cast<size_t>(i)]),

@@ -212,12 +212,13 @@ void check_base_tokenizer(const LoadedConfig& loaded, const Data& data) {
     check_tokenizer(loaded.config.data.dir, data.facts(), read_state(loaded.base));
 }
 
-fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) {
+fs::path merge(const fs::path& run, const fs::path& out, bool average, const StopAsked& stop) {
   const fs::path checkpoint = find_checkpoint(run);
   RunState state = read_state(checkpoint);
   RunConfig config = saved_config(state, checkpoint);
   if (adapters_of(config).rank == 0)
     fail(Exit::usage, run.string(), " has no adapters to merge: its adapters.rank is 0");
+  if (average) check_averages(config);
 
   NewFolder merged(out, stop);
   install_allocator();
@@ -228,6 +229,7 @@ fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop) 
   const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
   add_adapters(*model, {config, at::kCPU, at::kFloat});
   load_parameters(checkpoint, saved_tensors(*model));
+  if (average) load_averages(checkpoint, trained_parameters(*model));
 
   for (Linear* layer : adapted_layers(*model, adapters_of(config).layers)) {
     merged.check_stop();

@@ -43,19 +43,21 @@ struct AdaptersConfig {
 /// Returns [adapters] of a config.
 const AdaptersConfig& adapters_of(const RunConfig& config);
 
-/// Adds adapters with initial values to the linear layers of the model's blocks, or to those that
-/// adapters.layers names, if the config has a rank. This is the transform. Throws Exit::usage where
-/// a pattern matches no layer.
+/// Implements the transform "adapters": if adapters.rank is above 0, adds adapters with initial
+/// values to the linear layers that adapters.layers selects. Throws Exit::usage where a pattern
+/// matches no layer.
 void add_adapters(Model& model, const TransformContext& context);
 /// Checks the keys of [adapters].
 std::optional<ConfigFault> check_adapters(const RunConfig& config);
 
 /// Returns the checkpoint that adapters.base names. Throws Exit::checkpoint where there is none.
 fs::path find_base(const RunConfig& config);
-/// Finds adapters.base of a config with adapters and takes [model] from it. Throws Exit::usage
-/// where a key has another value.
+/// Finds adapters.base of a config with adapters, stores it in `loaded`, and takes [model] from it.
+/// Throws Exit::usage where the config gives a key of [model] another value than the base has, or
+/// where the base has adapters itself.
 void resolve_adapter_base(LoadedConfig& loaded);
-/// Checks the data against the base of a config with adapters, as check_tokenizer does.
+/// Throws Exit::data if the tokenizer of the data differs from that of the base. Does nothing
+/// without a base.
 void check_base_tokenizer(const LoadedConfig& loaded, const Data& data);
 /// Returns the frozen base of a config with adapters, in the dtype or format of adapters.dtype, or
 /// this tensor rank's part of it.
@@ -63,14 +65,16 @@ std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                                  const ModelSizes& sizes, at::Device device);
 /// Returns the checksum of a base's model.safetensors, which identifies it; "" without a base.
 std::string base_hash(const fs::path& base);
-/// Throws Exit::checkpoint where the base is not the one that adapters were trained on.
+/// Throws Exit::checkpoint unless base_hash() of the base is `hash`, that of the base that the
+/// adapters were trained on.
 void check_base(const fs::path& base, const RunConfig& config, const std::string& hash);
 
-/// Merges the adapters of a run into its model and writes it as a separate run in `out`: for eval,
-/// generate, and as a base. It has no optimizer state. Returns the checkpoint. `out` is created
-/// completely or not at all. Throws Exit::usage where it contains anything, and Exit::busy where
-/// another process writes it. `stop` is called after each layer; true ends the merge with
-/// Exit::stopped.
-fs::path merge(const fs::path& run, const fs::path& out, const StopAsked& stop = nullptr);
+/// Merges the adapters of a run, or if `average` their moving averages, into its base and writes
+/// the result, without optimizer state, as a separate run in `out`: for eval, generate, and as a
+/// base. Returns the new checkpoint. `out` is created completely or not at all. Throws Exit::usage
+/// where it contains anything or the run has no averages, and Exit::busy where another process
+/// writes it. `stop` is called after each layer; true ends the merge with Exit::stopped.
+fs::path merge(const fs::path& run, const fs::path& out, bool average,
+               const StopAsked& stop = nullptr);
 
 }  // namespace lathe

@@ -196,6 +196,8 @@ TEST_CASE("lines that are not documents are refused with their line numbers",
   CHECK_THAT(refusal(line_of("ab\x01") + "{\"text\": \"\xFF\"}\n"),
              ContainsSubstring("a.jsonl:2 is not valid JSON"));
   CHECK_THAT(refusal("\n\n"), ContainsSubstring("too few to train on"));
+  CHECK_THAT(refusal(line_of("")),
+             ContainsSubstring("too few to train on") && ContainsSubstring("1 empty"));
 }
 
 TEST_CASE("documents are dropped, repaired and split by their content, and all of it is counted",

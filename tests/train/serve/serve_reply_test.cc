@@ -65,6 +65,7 @@ struct Joined {
   std::string text;
   std::vector<std::string> tokens;
   std::string finish;
+  std::vector<size_t> offsets{};  // of a completion's tokens
   bool operator==(const Joined&) const = default;
 };
 
@@ -74,6 +75,23 @@ void add_tokens(Joined& joined, const Json& logprobs, bool is_chat) {
   if (logprobs.is_null()) return;
   for (const Json& token : logprobs[is_chat ? "content" : "tokens"])
     joined.tokens.push_back(is_chat ? token["token"].get<std::string>() : token.get<std::string>());
+  for (const Json& offset : is_chat ? Json::array() : logprobs["text_offset"])
+    joined.offsets.push_back(offset.get<size_t>());
+}
+
+/// Checks that each token of one character is at its offset in the text.
+void check_offsets(const Joined& joined) {
+  std::vector<std::string> characters;
+  for (const char byte : joined.text) {
+    if ((byte & 0xC0) != 0x80) characters.emplace_back();
+    characters.back() += byte;
+  }
+  REQUIRE(joined.offsets.size() == joined.tokens.size());
+  for (size_t i = 0; i < joined.tokens.size(); ++i) {
+    if (joined.tokens[i].starts_with("bytes:")) continue;
+    REQUIRE(joined.offsets[i] < characters.size());
+    CHECK(characters[joined.offsets[i]] == joined.tokens[i]);
+  }
 }
 
 /// What the events of a stream make together; each must be UTF-8 by itself.
@@ -131,6 +149,7 @@ TEST_CASE("a stream and a complete reply have the same text, tokens and end", "[
                                               {'a', 'b', 'c', 'd', 'e'},
                                               {'a', 0xC3, 0xA9, 'b', 0xC3},
                                               {0xFF, 'a', 0xE2, 0x82, 'b'},
+                                              {0xA3, 'a', 0xE2, 'b', 'c'},
                                               {'a', emoji[0], emoji[1], emoji[2], emoji[3], 'c'},
                                               {'a', 'b', document_end_id},
                                               {'a', 'b', chatml_end},
@@ -141,7 +160,9 @@ TEST_CASE("a stream and a complete reply have the same text, tokens and end", "[
           R"(, "echo": true, "logprobs": 0)", R"(, "echo": true)"}) {
       const GenerationRequest request = completion_of(options);
       INFO(options << " of " << ids.size() << " tokens");
-      CHECK(joined_stream(request, ids) == joined_whole(request, ids));
+      const Joined whole = joined_whole(request, ids);
+      CHECK(joined_stream(request, ids) == whole);
+      if (request.top) check_offsets(whole);
     }
     for (const std::string options :
          {"", R"(, "logprobs": true, "top_logprobs": 2, "stop": "xyz")"})
@@ -149,16 +170,17 @@ TEST_CASE("a stream and a complete reply have the same text, tokens and end", "[
   }
 
   // Against what they must be.
-  CHECK(joined_whole(completion_of(R"(, "stop": "xyz", "logprobs": 1)"), all[7]) ==
-        Joined{"a", {"a"}, "stop"});
-  CHECK(joined_whole(completion_of(R"(, "logprobs": 1)"), all[5]) ==
-        Joined{"ab", {"a", "b"}, "stop"});
+  CHECK(joined_whole(completion_of(R"(, "stop": "xyz", "logprobs": 1)"), all[8]) ==
+        Joined{"a", {"a"}, "stop", {0}});
+  CHECK(joined_whole(completion_of(R"(, "logprobs": 1)"), all[6]) ==
+        Joined{"ab", {"a", "b"}, "stop", {0, 1}});
   CHECK(joined_whole(completion_of(R"(, "logprobs": 1, "echo": true)"), all[2]) ==
         Joined{"pa\xC3\xA9"
                "b\xEF\xBF\xBD",
                {"p", "a", "bytes:\\xc3", "bytes:\\xa9", "b", "bytes:\\xc3"},
-               "length"});
-  CHECK(joined_whole(chat_of(""), all[6]) == Joined{"ab", {}, "stop"});
+               "length",
+               {0, 1, 2, 2, 3, 4}});
+  CHECK(joined_whole(chat_of(""), all[7]) == Joined{"ab", {}, "stop"});
 }
 
 TEST_CASE("log probabilities of a completion have the form of OpenAI's", "[serve_reply]") {
@@ -178,7 +200,7 @@ TEST_CASE("log probabilities of a completion have the form of OpenAI's", "[serve
         "a");
   CHECK(logprobs["tokens"] == Json::array({"p", "bytes:\\xc3", "bytes:\\xa9", "a"}));
   CHECK(logprobs["token_logprobs"] == Json::array({nullptr, -0.5, -0.5, -0.5}));
-  CHECK(logprobs["text_offset"] == Json::array({0, 1, 2, 2}));
+  CHECK(logprobs["text_offset"] == Json::array({0, 1, 1, 2}));
   CHECK(logprobs["top_logprobs"][0].is_null());
   CHECK(logprobs["top_logprobs"][3] == Json({{"a", -0.5}, {"b", -1.5}}));
   CHECK(json["usage"]["prompt_tokens"] == 3);

@@ -108,6 +108,21 @@ TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and m
   CHECK(merged["val_loss"].get<double>() ==
         Approx(adapted["val_loss"].get<double>()).epsilon(1e-5));
   CHECK(adapted["val_loss"].get<double>() < base["val_loss"].get<double>());
+
+  // The moving average of adapters is merged in the same way.
+  const Finished without = lathe_in(f, {"merge", "wholefp32", "--out", "x", "--weights", "ema"});
+  CHECK(without.code == 2);
+  CHECK_THAT(without.err, ContainsSubstring("optim.ema_decay"));
+  CHECK(!fs::exists(f / "x"));
+  ran(tune("averaged", {"--optim.ema_decay=0.8"}));
+  ran({"merge", "averaged", "--out", "merged_average", "--weights", "ema"});
+  const auto loss = [&](const std::vector<std::string>& words) {
+    const Json result = parse_json(ran(words).out, "", Exit::internal);
+    return result["val_loss"].get<double>();
+  };
+  const double average = loss({"eval", "averaged", "--weights", "ema"});
+  CHECK(loss({"eval", "merged_average"}) == Approx(average).epsilon(1e-6));
+  CHECK(std::fabs(loss({"eval", "averaged"}) - average) > 1e-4 * average);
 }
 
 TEST_CASE("adapters go to PEFT's form and back; what is not theirs is refused", "[adapters]") {
