@@ -233,9 +233,9 @@ class BlockScope {
 };
 
 template <class X, class F>
-X run_block(const F& f, size_t i, X x) {
+X run_block(const F& f, size_t i, const X& x) {
   const BlockScope scope(i);
-  return f(i, std::move(x));
+  return f(i, x);
 }
 
 /// Runs the blocks [first, last) of a model's `n` blocks.
@@ -243,10 +243,10 @@ template <class X, class F>
 X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
   const RecomputePolicy policy = mode().recompute;
   const bool keeps_all = policy.kind == RecomputePolicy::none || !mode().grad;
-  const auto run = [f, keeps_all, policy](size_t i, X y, Selection* selection) {
-    if (keeps_all || i < policy.first || i > policy.last) return run_block(f, i, std::move(y));
+  const auto run = [f, keeps_all, policy](size_t i, const X& y, Selection* selection) -> X {
+    if (keeps_all || i < policy.first || i > policy.last) return run_block(f, i, y);
     if (mode().blocks_run != nullptr) ++*mode().blocks_run;
-    const auto block = [f, i](X z) { return run_block(f, i, std::move(z)); };
+    const auto block = [f, i](const X& z) { return run_block(f, i, z); };
     return selection != nullptr ? recompute_selectively(*selection, block, y) : recompute(block, y);
   };
 
@@ -256,15 +256,14 @@ X run_some_blocks(size_t first, size_t last, size_t n, X x, const F& f) {
   if (keeps_all || group == 1) {
     Selection selection;
     const bool is_selective = policy.kind == RecomputePolicy::selective;
-    for (size_t i = first; i < last; ++i)
-      x = run(i, std::move(x), is_selective ? &selection : nullptr);
+    for (size_t i = first; i < last; ++i) x = run(i, x, is_selective ? &selection : nullptr);
     return x;
   }
   for (size_t begin = first; begin < last; begin += group) {
     const size_t end = std::min(begin + group, last);
     x = recompute(
         [run, begin, end](X y) {
-          for (size_t i = begin; i < end; ++i) y = run(i, std::move(y), nullptr);
+          for (size_t i = begin; i < end; ++i) y = run(i, y, nullptr);
           return y;
         },
         x);
@@ -306,9 +305,9 @@ X run_blocks(size_t n, X x, const F& f) {
 
   if constexpr (std::is_same_v<X, Variable>) {
     // The backward pass, which may run the block again, has a split of its own.
-    const auto on_part = [f](size_t i, X y) {
+    const auto on_part = [f](size_t i, const Variable& y) {
       const SplitBlock scope(*mode().sequence_split);
-      return f(i, std::move(y));
+      return f(i, y);
     };
     return split->leave(detail::run_blocks_of_stage(n, split->enter(x), on_part));
   } else {

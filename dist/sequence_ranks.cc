@@ -8,6 +8,7 @@
 #include "autograd/op.h"
 #include "autograd/ops.h"
 #include "autograd/tensor_cut.h"
+#include "core/dtype.h"
 #include "core/error.h"
 #include "dist/collectives.h"
 #include "dist/tensor_ranks.h"
