@@ -37,10 +37,11 @@ struct DistConfig {
   LATHE_FIELD(
       bool, sequence_parallel, false,
       "Whether the processes of dist.tensor also divide the positions of the residual stream in "
-      "the "
-      "model's blocks, with its norms and dropout (sequence parallelism). Takes less memory and "
-      "sends as many bytes; dist.tensor must then divide the length of rows (data.window or "
-      "model.block_size), and evaluations do not divide them.",
+      "the model's blocks, with its norms and dropout (sequence parallelism). Takes less memory "
+      "and "
+      "sends about a quarter more bytes. dist.tensor must then divide the length of rows "
+      "(data.window or model.block_size), or with dist.context the part of a process. Evaluations "
+      "do not divide rows; one process alone ignores it.",
       anything())
   LATHE_FIELD(
       int64_t, context, 1,

@@ -10,6 +10,7 @@
 #include "autograd/tensor_cut.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/memory.h"
 #include "dist/collectives.h"
 #include "dist/tensor_ranks.h"
 #include "dist/world.h"
@@ -22,11 +23,6 @@ at::Tensor own_range(const at::Tensor& whole) {
   const int64_t count = whole.size(1) / ranks;
   return whole.narrow(1, rank * count, count);
 }
-
-Variable gather_sequence(const Variable& x);
-Variable scatter_sequence(const Variable& terms);
-Variable split_sequence(const Variable& whole);
-Variable join_sequence(const Variable& x);
 
 // For layers, whose gradients differ among the ranks: the gradient of x is a sum.
 struct GatherSequence {
@@ -64,12 +60,12 @@ struct JoinSequence {
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const { return {split_sequence(dy)}; }
 };
 
+}  // namespace
+
 Variable gather_sequence(const Variable& x) { return apply(GatherSequence{}, x); }
 Variable scatter_sequence(const Variable& terms) { return apply(ScatterSequence{}, terms); }
 Variable split_sequence(const Variable& whole) { return apply(SplitSequence{}, whole); }
 Variable join_sequence(const Variable& x) { return apply(JoinSequence{}, x); }
-
-}  // namespace
 
 DivideSequence::DivideSequence() : part_{world().tensor().rank, world().tensor().size} {
   if (part_.parts > 1) mode().sequence_split = this;
@@ -97,15 +93,14 @@ Variable parameter_of_cut_outputs(const Variable& parameter) {
   return mode().sequence_part != nullptr ? parameter : copy_to_tensor_ranks(parameter);
 }
 
-void require_whole_rows(const char* layer) {
+void require_whole_rows(const char* layer, const char* remedy) {
   if (mode().sequence_part == nullptr) return;
-  fail(Exit::usage, "dist.sequence_parallel: ", layer,
-       " needs all positions of a row, so layer_cuts() of the model must cut its weights; set the "
-       "key to false");
+  fail(Exit::usage, "dist.sequence_parallel: ", layer, " needs all positions of a row; ", remedy);
 }
 
 void sum_block_gradients(std::span<const NamedParameter> parameters,
                          const std::function<at::Tensor(size_t i)>& gradient) {
+  const MemoryScope memory(Memory::gradients);
   std::vector<at::Tensor> gradients, flat;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (parameters[i].block < 0 || cut_of(parameters[i].parameter) != nullptr) continue;

@@ -4,7 +4,7 @@
 // are cut compute all positions: a matrix that is cut along its outputs gathers its input, and the
 // output of a matrix that is cut along its inputs is summed and scattered. Together these send as
 // many bytes as the sums of tensor parallelism alone. The backward pass gathers inputs again, which
-// adds a quarter.
+// adds a quarter if the layers with the same input are one fused op.
 //
 // A parameter of a block that is not cut has a gradient of these positions, so it must be added
 // over the tensor ranks: sum_block_gradients().
@@ -40,16 +40,31 @@ class DivideSequence : ModeGuard, public SequenceSplit {
   mutable bool ran_blocks_ = false;
 };
 
+/// Returns x [B, T / ranks, C] of all tensor ranks, in their order: [B, T, C]. The gradient of `x`
+/// is the sum of the ranks' gradients for its positions.
+Variable gather_sequence(const Variable& x);
+/// Returns the sum of `terms` [B, T, C] over the tensor ranks, at the positions of this process:
+/// [B, T / ranks, C]. The gradient of `terms` is gathered from all ranks.
+Variable scatter_sequence(const Variable& terms);
+/// Returns the positions of this process in rows [B, T, C] that all tensor ranks have. The gradient
+/// of `whole` is gathered from all ranks.
+Variable split_sequence(const Variable& whole);
+/// Does what gather_sequence() does, for a result whose gradient is the same on all tensor ranks:
+/// that of `x` is this process's part of it.
+Variable join_sequence(const Variable& x);
+
 /// Returns the input of a matrix that is cut along its outputs, of which `x` is the input of the
 /// layer: copy_to_tensor_ranks(x), or in a divided block x of all positions, [B, T / ranks, C] ->
 /// [B, T, C].
 Variable input_of_cut_outputs(const Variable& x);
 /// Returns f(input_of_cut_outputs(x)), where `f` computes a matrix product. In a divided block,
-/// what is kept of the input are this process's positions, and the backward pass gathers it again.
-/// `f` is copied and must meet the conditions for the fn of recompute() (autograd/recompute.h).
+/// what is kept of the input are this process's positions, and the backward pass gathers it again;
+/// a SavedPacker keeps it gathered. `f` is copied and must meet the conditions for the fn of
+/// recompute() (autograd/recompute.h).
 template <class F>
 auto with_input_of_cut_outputs(const Variable& x, const F& f) {
-  if (mode().sequence_part == nullptr) return f(input_of_cut_outputs(x));
+  if (mode().sequence_part == nullptr || mode().packer != nullptr)
+    return f(input_of_cut_outputs(x));
   Selection results{.share = std::numeric_limits<double>::infinity()};
   const auto gathered = [f](const Variable& part) {
     const SplitBlock scope(*mode().sequence_split);
@@ -65,11 +80,12 @@ Variable output_of_cut_inputs(const Variable& y);
 /// layer: its gradient becomes the sum over the tensor ranks, in a divided block by
 /// sum_block_gradients().
 Variable parameter_of_cut_outputs(const Variable& parameter);
-/// Throws Exit::usage in a divided block: `layer` mixes positions, and its weights are not cut.
-void require_whole_rows(const char* layer);
+/// Throws Exit::usage in a divided block, with a remedy: `layer` needs whole rows.
+void require_whole_rows(const char* layer, const char* remedy);
 
 /// Adds the gradients of parameters of blocks that are not cut over the tensor ranks. `gradient(i)`
-/// is that of parameter i, which is undefined where it has none. A collective.
+/// is that of parameter i, or of the elements that this data rank owns; undefined where it has
+/// none. A collective of the tensor ranks, whose gradients must have the same sizes.
 void sum_block_gradients(std::span<const NamedParameter> parameters,
                          const std::function<at::Tensor(size_t i)>& gradient);
 

@@ -66,12 +66,19 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   for (const NamedParameter& p : parameters) whole.push_back(whole_numel(p.parameter));
   const bool has_parts = whole != sizes_;
 
-  // Elements that each rank owns in the buckets so far, of each part by itself.
+  const auto is_whole = [&](const Bucket& bucket) {
+    return cut_of(parameters[bucket.parameters[0]].parameter) == nullptr;
+  };
+
+  // Elements that each rank owns in the buckets so far, of each part by itself. Those of parameters
+  // that have the same sizes on all tensor ranks are counted apart, so that their ranges, too, are
+  // the same there: sum_block_gradients() adds them (dist/sequence_ranks.h).
   std::map<std::pair<StagePart, bool>, std::vector<int64_t>> loads_of;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     Bucket& bucket = buckets_[b];
     std::vector<int64_t>& loads =
-        loads_of[{part_of(options, bucket.parameters[0]), has_parts && !bucket.is_divisible}];
+        loads_of[{part_of(options, bucket.parameters[0]),
+                  has_parts && (!bucket.is_divisible || is_whole(bucket))}];
     loads.resize(static_cast<size_t>(options.ranks));
     if (bucket.is_divisible)
       cut(bucket, loads);
@@ -88,10 +95,11 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
 }
 
 /// Fills buckets in the reverse order of the parameters. All parameters of a bucket have one dtype,
-/// their gradients too; they are divisible or not, and have working copies or not.
+/// their gradients too; they are divisible or not, have working copies or not, and are cut among
+/// tensor ranks or not.
 void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
                                const std::vector<bool>& is_divisible, const Options& options) {
-  using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool, StagePart>;
+  using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool, bool, StagePart>;
   std::map<Key, Bucket> open;
   std::map<Key, int64_t> bytes;
   const auto close = [&](const Key& key) {
@@ -106,7 +114,8 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
     const int64_t block = options.blocks_apart ? parameters[left].block : -1;
     const bool has_copy = parameter.leaf().precision.low.defined();
     const StagePart part = part_of(options, left);
-    const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy, part};
+    const bool is_cut = cut_of(parameter) != nullptr;
+    const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy, is_cut, part};
     const int64_t elements = is_divisible[left] ? sizes_[left] : whole_numel(parameter);
     const int64_t size = elements * static_cast<int64_t>(c10::elementSize(dtype));
 

@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "dist/collectives.h"
 #include "dist/group.h"
+#include "dist/sequence_ranks.h"
 #include "dist/world.h"
 
 namespace lathe {
@@ -64,9 +65,15 @@ at::Tensor join_over_tensor_ranks(const at::Tensor& part, const TensorCut& cut) 
   return cut.join_flat(flat, part.sizes());
 }
 
-Variable copy_to_tensor_ranks(const Variable& x) { return apply(CopyToTensorRanks{}, x); }
+Variable copy_to_tensor_ranks(const Variable& x) {
+  require_whole_rows("copy_to_tensor_ranks()", "use the functions of dist/sequence_ranks.h");
+  return apply(CopyToTensorRanks{}, x);
+}
 
-Variable reduce_from_tensor_ranks(const Variable& x) { return apply(ReduceFromTensorRanks{}, x); }
+Variable reduce_from_tensor_ranks(const Variable& x) {
+  require_whole_rows("reduce_from_tensor_ranks()", "use the functions of dist/sequence_ranks.h");
+  return apply(ReduceFromTensorRanks{}, x);
+}
 
 Variable gather_from_tensor_ranks(const Variable& x, const TensorCut& cut) {
   return apply(GatherFromTensorRanks{cut}, x);

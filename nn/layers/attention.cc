@@ -28,7 +28,8 @@ namespace {
 /// projection.
 int64_t heads_here(int64_t heads, const Variable& weight) {
   const TensorCut* cut = cut_of(weight);
-  if (cut == nullptr) require_whole_rows("attention");
+  if (cut == nullptr)
+    require_whole_rows("attention", "cut its weights (layer_cuts()), or set the key to false");
   return cut == nullptr ? heads : heads / cut->parts;
 }
 
@@ -203,7 +204,7 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
   call.input("query", query, "B T C"), call.input("key", key, "B S K"),
       call.input("value", value, "B S V");
   call.input("padding", mask.padding, "B S");
-  require_whole_rows("attention");
+  require_whole_rows("MultiHeadAttention", "set the key to false");
   if (mask.hidden.defined())
     call.input("hidden", mask.hidden, mask.hidden.dim() == 2 ? "T S" : "B T S");
 

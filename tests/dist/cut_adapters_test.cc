@@ -79,6 +79,7 @@ TEST_CASE("adapters of cut layers follow those of one process", "[cut_adapters]"
     const fs::path four = adapt(f, 4, "4", with_keys(cut, {"--dist.shard=gradients"}));
     CHECK((results_of(four, last) == results_of(two, last)));
 
+    // In bfloat16 a wrong gradient could hide behind rounding.
     if (cell.tolerance > 1e-5) continue;
     const fs::path divided =
         adapt(f, 2, "divided", with_keys(cut, {"--dist.sequence_parallel=true"}));

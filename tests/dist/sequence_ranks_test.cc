@@ -11,6 +11,8 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "autograd/recompute.h"
+#include "autograd/tensor_cut.h"
+#include "dist/shards.h"
 #include "dist/world.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
@@ -114,7 +116,7 @@ TEST_CASE("a rank checks the ops of sequence parallelism", "[.rank_of_sequence_r
   CHECK_THROWS_WITH(run_blocks(1, odd, whole),
                     ContainsSubstring("dist.sequence_parallel") && ContainsSubstring("[1,5,2]"));
   const auto attend = [](size_t, const Variable& in) {
-    require_whole_rows("attention");
+    require_whole_rows("attention", "set the key to false");
     return in;
   };
   CHECK_THROWS_WITH(run_blocks(1, Variable(torch::ones({1, 4, 2})), attend),
@@ -147,6 +149,37 @@ TEST_CASE("ranges of positions are those of a row's chunks, in their order", "[s
         CHECK(got == expected);
       }
     }
+  }
+}
+
+TEST_CASE("tensor ranks with parts of other sizes own the same ranges of what is not cut",
+          "[sequence_ranks]") {
+  // Rows of a vocabulary that two ranks can't divide equally, between parameters that are not cut.
+  constexpr int64_t rows = 257, width = 96, count = 40;
+  std::vector<ElementRange> ranges[2];
+  for (int64_t part = 0; part < 2; ++part) {
+    std::vector<NamedParameter> all(count);
+    for (int64_t i = 0; i < count; ++i) {
+      Variable& p = all[static_cast<size_t>(i)].parameter;
+      p = Variable::parameter(torch::zeros({97 * (i + 1)}), "norm");
+      if (i % 4 != 0) continue;
+      auto cut = std::make_shared<TensorCut>();
+      cut->sections = {rows}, cut->part = part, cut->parts = 2;
+      p = Variable::parameter(cut->part_of(torch::zeros({rows, width})), "cut");
+      p.leaf().cut = cut;
+    }
+    for (const int64_t bytes : {20'000, 100'000, 10'000'000}) {
+      const ShardLayout layout(all, std::vector<bool>(all.size(), true),
+                               {.bucket_bytes = bytes, .ranks = 3});
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (cut_of(all[i].parameter) == nullptr) ranges[part].push_back(layout.range(i, 1));
+      }
+    }
+  }
+  REQUIRE(ranges[0].size() == 90);
+  for (size_t i = 0; i < ranges[0].size(); ++i) {
+    CHECK(ranges[0][i].begin == ranges[1][i].begin);
+    CHECK(ranges[0][i].end == ranges[1][i].end);
   }
 }
 

@@ -62,6 +62,9 @@ std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   if (ranks > 1 && c.dist.shard == "none")
     add({{{"dist.shard", "optimizer"}}, {{"dist.shard", "parameters"}}});
 
+  if (ranks > 1 && c.dist.tensor > 1 && !c.dist.sequence_parallel)
+    add({{{"dist.sequence_parallel", "true"}}});
+
   // Stages with several parts keep more activations, and exclude ZeRO 3.
   if (ranks > 1 && c.dist.virtual_stages > 1) add({{{"dist.virtual_stages", "1"}}});
 

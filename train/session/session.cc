@@ -302,7 +302,8 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
 
   // Gradients in the matmul dtype are the default only where no other micro-batch and no other part
   // of the positions is added to them: each addition would round.
-  const bool is_alone = config.train.grad_accum == 1 && world().context().size == 1;
+  const bool is_divided = config.dist.sequence_parallel && world().tensor().size > 1;
+  const bool is_alone = config.train.grad_accum == 1 && world().context().size == 1 && !is_divided;
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && is_alone);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   from_disk.reset();
