@@ -98,20 +98,22 @@ struct AllReduce {
 struct AllGather {
   static constexpr OpInfo info{.name = "all_gather", .each = {0, 1}};
   int64_t dim;
-  at::Tensor forward(const at::Tensor& x) { return all_gather(x, dim); }
+  Axis axis;
+  at::Tensor forward(const at::Tensor& x) { return all_gather(x, dim, axis); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {reduce_scatter(dy, dim)};
+    return {reduce_scatter(dy, dim, axis)};
   }
 };
 
 struct ReduceScatter {
   static constexpr OpInfo info{.name = "reduce_scatter", .each = {1, 0}};
   int64_t dim;
-  at::Tensor forward(const at::Tensor& x) { return reduce_scatter(x, dim); }
+  Axis axis;
+  at::Tensor forward(const at::Tensor& x) { return reduce_scatter(x, dim, axis); }
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {all_gather(dy, dim)};
+    return {all_gather(dy, dim, axis)};
   }
 };
 
@@ -166,8 +168,12 @@ at::Tensor all_reduce(const at::Tensor& x, Axis axis) {
 }
 
 Variable all_reduce(const Variable& x) { return apply(AllReduce{}, x); }
-Variable all_gather(const Variable& x, int64_t dim) { return apply(AllGather{dim}, x); }
-Variable reduce_scatter(const Variable& x, int64_t dim) { return apply(ReduceScatter{dim}, x); }
+Variable all_gather(const Variable& x, int64_t dim, Axis axis) {
+  return apply(AllGather{dim, axis}, x);
+}
+Variable reduce_scatter(const Variable& x, int64_t dim, Axis axis) {
+  return apply(ReduceScatter{dim, axis}, x);
+}
 Variable all_to_all(const Variable& x, int64_t dim) { return apply(AllToAll{dim}, x); }
 
 }  // namespace lathe

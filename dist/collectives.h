@@ -14,21 +14,21 @@
 
 namespace lathe {
 
+/// The ranks that take part in a collective: those of an axis (dist/world.h).
+enum class Axis : uint8_t { data, context, tensor };
+
 /// Returns the sum of `x` over all ranks, with the same bits on each. Low-precision inputs are
 /// added in float32 and rounded once.
 Variable all_reduce(const Variable& x);
 /// Returns `x` of all ranks, concatenated along `dim` in the order of ranks.
-Variable all_gather(const Variable& x, int64_t dim = 0);
+Variable all_gather(const Variable& x, int64_t dim = 0, Axis axis = Axis::data);
 /// Sums `x` over all ranks, cuts the sum into equal parts along `dim`, and returns this rank's
 /// part. Throws if the number of ranks does not divide the size of `dim`.
-Variable reduce_scatter(const Variable& x, int64_t dim = 0);
+Variable reduce_scatter(const Variable& x, int64_t dim = 0, Axis axis = Axis::data);
 /// Cuts `x` into equal parts along `dim`, sends part r to rank r, and returns the parts received,
 /// concatenated along `dim` in the order of ranks. Throws if the number of ranks does not divide
 /// the size of `dim`.
 Variable all_to_all(const Variable& x, int64_t dim = 0);
-
-/// The ranks that take part in a collective: those of an axis (dist/world.h).
-enum class Axis : uint8_t { data, context, tensor };
 
 /// Does what all_reduce() of a Variable does, without a graph.
 at::Tensor all_reduce(const at::Tensor& x, Axis axis = Axis::data);

@@ -24,25 +24,6 @@ at::Tensor own_range(const at::Tensor& whole) {
   return whole.narrow(1, rank * count, count);
 }
 
-// For layers, whose gradients differ among the ranks: the gradient of x is a sum.
-struct GatherSequence {
-  static constexpr OpInfo info{.name = "gather_sequence", .each = {0, 1}};
-  at::Tensor forward(const at::Tensor& x) { return all_gather(x, 1, Axis::tensor); }
-  Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
-    return {reduce_scatter(dy, 1, Axis::tensor)};
-  }
-  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const { return {scatter_sequence(dy)}; }
-};
-
-struct ScatterSequence {
-  static constexpr OpInfo info{.name = "scatter_sequence", .each = {1, 0}};
-  at::Tensor forward(const at::Tensor& terms) { return reduce_scatter(terms, 1, Axis::tensor); }
-  Grads<1> backward(const at::Tensor& dy, Needs<1>) const {
-    return {all_gather(dy, 1, Axis::tensor)};
-  }
-  Grads<1, Variable> backward(const Variable& dy, Needs<1>) const { return {gather_sequence(dy)}; }
-};
-
 // Between the blocks and the rest of the model, where all ranks have the same tensors.
 struct SplitSequence {
   static constexpr OpInfo info{.name = "split_sequence", .each = {0, 0}};
@@ -62,10 +43,12 @@ struct JoinSequence {
 
 }  // namespace
 
-Variable gather_sequence(const Variable& x) { return apply(GatherSequence{}, x); }
-Variable scatter_sequence(const Variable& terms) { return apply(ScatterSequence{}, terms); }
 Variable split_sequence(const Variable& whole) { return apply(SplitSequence{}, whole); }
 Variable join_sequence(const Variable& x) { return apply(JoinSequence{}, x); }
+
+bool divides_sequence(const DistConfig& config) {
+  return config.sequence_parallel && world().tensor().size > 1;
+}
 
 DivideSequence::DivideSequence() : part_{world().tensor().rank, world().tensor().size} {
   if (part_.parts > 1) mode().sequence_split = this;
@@ -82,11 +65,12 @@ Variable DivideSequence::enter(const Variable& x) const {
 Variable DivideSequence::leave(const Variable& y) const { return join_sequence(y); }
 
 Variable input_of_cut_outputs(const Variable& x) {
-  return mode().sequence_part != nullptr ? gather_sequence(x) : copy_to_tensor_ranks(x);
+  return mode().sequence_part != nullptr ? all_gather(x, 1, Axis::tensor) : copy_to_tensor_ranks(x);
 }
 
 Variable output_of_cut_inputs(const Variable& y) {
-  return mode().sequence_part != nullptr ? scatter_sequence(y) : reduce_from_tensor_ranks(y);
+  return mode().sequence_part != nullptr ? reduce_scatter(y, 1, Axis::tensor)
+                                         : reduce_from_tensor_ranks(y);
 }
 
 Variable parameter_of_cut_outputs(const Variable& parameter) {

@@ -21,8 +21,12 @@
 #include "autograd/sequence_split.h"
 #include "autograd/variable.h"
 #include "core/mode.h"
+#include "dist/config.h"
 
 namespace lathe {
+
+/// Returns whether the tensor ranks of this run divide the residual stream.
+bool divides_sequence(const DistConfig& config);
 
 /// While alive, the blocks of passes with a graph have 1 / ranks of the positions that this process
 /// has of each row, in [B, T, C]. The number of tensor ranks must divide T.
@@ -40,17 +44,12 @@ class DivideSequence : ModeGuard, public SequenceSplit {
   mutable bool ran_blocks_ = false;
 };
 
-/// Returns x [B, T / ranks, C] of all tensor ranks, in their order: [B, T, C]. The gradient of `x`
-/// is the sum of the ranks' gradients for its positions.
-Variable gather_sequence(const Variable& x);
-/// Returns the sum of `terms` [B, T, C] over the tensor ranks, at the positions of this process:
-/// [B, T / ranks, C]. The gradient of `terms` is gathered from all ranks.
-Variable scatter_sequence(const Variable& terms);
 /// Returns the positions of this process in rows [B, T, C] that all tensor ranks have. The gradient
 /// of `whole` is gathered from all ranks.
 Variable split_sequence(const Variable& whole);
-/// Does what gather_sequence() does, for a result whose gradient is the same on all tensor ranks:
-/// that of `x` is this process's part of it.
+/// Returns x [B, T / ranks, C] of all tensor ranks, in their order: [B, T, C]. Unlike that of
+/// all_gather(), the result's gradient must be the same on all of them; that of `x` is this
+/// process's part of it.
 Variable join_sequence(const Variable& x);
 
 /// Returns the input of a matrix that is cut along its outputs, of which `x` is the input of the

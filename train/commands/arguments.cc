@@ -49,6 +49,13 @@ std::string Arguments::choice(const std::string& name, const std::string& otherw
   return value;
 }
 
+bool takes_average(const Arguments& arguments) {
+  const std::string weights = arguments.get("weights", "model");
+  if (weights != "model" && weights != "ema")
+    fail(Exit::usage, "command line: --weights must be model or ema, not ", weights);
+  return weights == "ema";
+}
+
 bool Arguments::is_true(const std::string& name) const {
   const std::string value = get(name, "false");
   if (value != "true" && value != "false")
@@ -155,14 +162,11 @@ LoadedModel load_model_argument(const Arguments& arguments) {
   if (twice && dtype != "nf4")
     fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
 
-  const std::string weights = arguments.get("weights", "model");
-  if (weights != "model" && weights != "ema")
-    fail(Exit::usage, "command line: --weights must be model or ema, not ", weights);
-
+  const bool average = takes_average(arguments);
   const int threads =
       static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
   LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice,
-                                    arguments.get("checkpoint", "newest"), weights == "ema");
+                                    arguments.get("checkpoint", "newest"), average);
 
   // Standard output is for the result.
   std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", weights loaded as "

@@ -121,6 +121,8 @@ inline const Flag weights_flag{
     "Use the weights (model) or their moving average (ema), which optim.ema_decay keeps. Default: "
     "model.",
     {"model", "ema"}};
+/// Returns whether weights_flag asks for the moving averages.
+bool takes_average(const Arguments& arguments);
 inline const Flag device_flag{"device",
                               "Compute on cpu or cuda. Default: auto, a GPU if there is one.",
                               {"auto", "cpu", "cuda"}};

@@ -107,7 +107,7 @@ Exit run_export(const Arguments& arguments) {
   const std::string format = arguments.choice("format", "hf", {"hf", "gguf", "peft", "onnx"});
   o.checkpoint = arguments.get("checkpoint", o.checkpoint);
   o.chat_template = arguments.get("chat-template", "");
-  o.average = arguments.choice("weights", "model", {"model", "ema"}) == "ema";
+  o.average = takes_average(arguments);
   std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
   const std::vector<std::string> quantized = gguf_dtypes();
   const std::string dtype = arguments.get("dtype", "");

@@ -38,7 +38,7 @@ class PassScope {
  public:
   explicit PassScope(const Session& s)
       : session_(s), recompute_(*recompute_policy(s.config.memory.recompute), &blocks_) {
-    if (s.config.dist.sequence_parallel) sequence_.emplace();
+    if (divides_sequence(s.config.dist)) sequence_.emplace();
     mode().block_hooks = s.block_hooks();
     if (const auto dtype = packing_of(s.config.memory.saved)) packing_.emplace(*dtype);
     if (s.activations) offload_.emplace(*s.activations);
@@ -63,8 +63,7 @@ class PassScope {
            "\" has nothing to act on: model.kind = \"", session_.config.model.kind,
            "\" ran no blocks by run_blocks() (autograd/recompute.h); set it to \"none\"");
     }
-    if (mode().sequence_split != nullptr && !sequence_->ran_blocks())
-      refuse_hidden_blocks("dist.sequence_parallel");
+    if (sequence_ && !sequence_->ran_blocks()) refuse_hidden_blocks("dist.sequence_parallel");
     return loss;
   }
 

@@ -11,6 +11,7 @@
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/storage.h"
+#include "dist/sequence_ranks.h"
 #include "train/config/transform.h"
 #include "train/transforms/adapters.h"
 
@@ -74,7 +75,7 @@ void check_recomputed_blocks(const LoadedConfig& loaded, const Model& model) {
 void check_sequence(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const int ranks = world().tensor().size, contexts = world().context().size;
-  if (!c.dist.sequence_parallel || ranks == 1) return;
+  if (!divides_sequence(c.dist)) return;
   const auto refuse = [&](const auto&... why) {
     fail(Exit::usage, origin_of(loaded, "dist.sequence_parallel"),
          ": dist.sequence_parallel = true ", why...);
@@ -302,8 +303,8 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
 
   // Gradients in the matmul dtype are the default only where no other micro-batch and no other part
   // of the positions is added to them: each addition would round.
-  const bool is_divided = config.dist.sequence_parallel && world().tensor().size > 1;
-  const bool is_alone = config.train.grad_accum == 1 && world().context().size == 1 && !is_divided;
+  const bool is_alone =
+      config.train.grad_accum == 1 && world().context().size == 1 && !divides_sequence(config.dist);
   const bool low_grad = config.amp.grad == "low" || (config.amp.grad == "auto" && is_alone);
   make_working_copies(params, compute, config.amp.working_copies, low_grad);
   from_disk.reset();

@@ -114,7 +114,7 @@ class StepGradients {
   std::vector<at::Tensor> take_own() {
     std::vector<at::Tensor> sums;
     for (TreeSum<at::Tensor>& own : own_) sums.push_back(own.finish(add_gradients));
-    if (s_.config.dist.sequence_parallel && world().tensor().size > 1) {
+    if (divides_sequence(s_.config.dist)) {
       sum_block_gradients(s_.local_params(), [&](size_t i) {
         return own_.empty() ? s_.local_params()[i].parameter.grad() : sums[i];
       });

@@ -247,8 +247,6 @@ void add_collectives(std::vector<OpCase>& t) {
   add("copy_to_tensor_ranks", [](X x) { return copy_to_tensor_ranks(x); });
   add("reduce_from_tensor_ranks", [](X x) { return reduce_from_tensor_ranks(x); });
   add("gather_from_context_ranks", [](X x) { return gather_from_context_ranks(x); });
-  add("gather_sequence", [](X x) { return gather_sequence(x); });
-  add("scatter_sequence", [](X x) { return scatter_sequence(x); });
   add("split_sequence", [](X x) { return split_sequence(x); });
   add("join_sequence", [](X x) { return join_sequence(x); });
   add("sum_own_positions", [](X x) { return sum_own_positions(x); });
