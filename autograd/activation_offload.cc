@@ -108,7 +108,7 @@ void transfer(ActivationStore& store, const std::weak_ptr<StoredActivation>& wea
 /// A tensor whose memory may be in the file.
 class TensorOnDisk final : public PackedTensor {
  public:
-  TensorOnDisk(ActivationOffload& offload, std::shared_ptr<StoredActivation> stored,
+  TensorOnDisk(DiskOffloader& offload, std::shared_ptr<StoredActivation> stored,
                const at::Tensor& t)
       : offload_(offload),
         stored_(std::move(stored)),
@@ -126,14 +126,14 @@ class TensorOnDisk final : public PackedTensor {
   }
 
  private:
-  ActivationOffload& offload_;
+  DiskOffloader& offload_;
   std::shared_ptr<StoredActivation> stored_;
   std::vector<int64_t> sizes_, strides_;
   int64_t offset_;
   caffe2::TypeMeta dtype_;
 };
 
-ActivationOffload::ActivationOffload(const fs::path& folder, size_t window, size_t least)
+DiskOffloader::DiskOffloader(const fs::path& folder, size_t window, size_t least)
     : window_(window), least_(least), store_(std::make_shared<ActivationStore>()) {
   if (is_dry_run()) return;
   store_->file = std::make_unique<ScratchFile>(folder, 0);
@@ -141,9 +141,9 @@ ActivationOffload::ActivationOffload(const fs::path& folder, size_t window, size
   writer_ = std::make_unique<WorkThread>();
 }
 
-ActivationOffload::~ActivationOffload() = default;
+DiskOffloader::~DiskOffloader() = default;
 
-std::shared_ptr<const PackedTensor> ActivationOffload::pack(const at::Tensor& t) {
+std::shared_ptr<const PackedTensor> DiskOffloader::pack(const at::Tensor& t) {
   if (!t.defined() || !t.is_cpu() || t.storage().nbytes() < least_ ||
       category_of(t.storage().data_ptr()) != Memory::activations)
     return nullptr;
@@ -153,7 +153,7 @@ std::shared_ptr<const PackedTensor> ActivationOffload::pack(const at::Tensor& t)
 }
 
 /// Returns the memory of t if it is stored with its present values, and else null.
-std::shared_ptr<StoredActivation> ActivationOffload::find(const at::Tensor& t) const {
+std::shared_ptr<StoredActivation> DiskOffloader::find(const at::Tensor& t) const {
   std::shared_ptr<StoredActivation> stored;  // destroyed without the lock, which it takes itself
   const std::lock_guard lock(store_->mutex);
   const auto known = store_->by_storage.find(t.storage().unsafeGetStorageImpl());
@@ -164,7 +164,7 @@ std::shared_ptr<StoredActivation> ActivationOffload::find(const at::Tensor& t) c
 }
 
 /// Begins to write the memory of t, which stays in the window for now.
-std::shared_ptr<StoredActivation> ActivationOffload::store(const at::Tensor& t) {
+std::shared_ptr<StoredActivation> DiskOffloader::store(const at::Tensor& t) {
   const auto stored = std::make_shared<StoredActivation>(store_, next_number_++, t);
   {
     const std::lock_guard lock(store_->mutex);
@@ -184,7 +184,7 @@ std::shared_ptr<StoredActivation> ActivationOffload::store(const at::Tensor& t) 
 }
 
 /// Makes the file at least so long, in steps of at least 64 MiB.
-void ActivationOffload::reserve(uint64_t bytes) {
+void DiskOffloader::reserve(uint64_t bytes) {
   if (bytes > store_->size) {
     const uint64_t step = std::max(uint64_t{64} << 20, store_->size / 8);
     const uint64_t size = std::max(bytes, store_->size + step);
@@ -194,7 +194,7 @@ void ActivationOffload::reserve(uint64_t bytes) {
   store_->end = bytes;
 }
 
-void ActivationOffload::write(const std::shared_ptr<StoredActivation>& stored) {
+void DiskOffloader::write(const std::shared_ptr<StoredActivation>& stored) {
   if (!store_->file) {
     stored->is_written = true;
     return;
@@ -208,8 +208,8 @@ void ActivationOffload::write(const std::shared_ptr<StoredActivation>& stored) {
 }
 
 /// Waits for the threads, and throws what went wrong there.
-void ActivationOffload::wait_until(std::unique_lock<std::mutex>& lock,
-                                   const std::function<bool()>& is_true) {
+void DiskOffloader::wait_until(std::unique_lock<std::mutex>& lock,
+                               const std::function<bool()>& is_true) {
   ActivationStore& s = *store_;
   if (s.error == nullptr && !is_true()) {
     const Clock::time_point begin = Clock::now();
@@ -220,7 +220,7 @@ void ActivationOffload::wait_until(std::unique_lock<std::mutex>& lock,
 }
 
 /// Frees the memory of the oldest activations of the window, as soon as they are written.
-void ActivationOffload::shrink_window() {
+void DiskOffloader::shrink_window() {
   std::shared_ptr<StoredActivation> oldest;  // destroyed without the lock, which it takes itself
   while (!in_window_.empty()) {
     oldest = in_window_.front().lock();
@@ -242,7 +242,7 @@ void ActivationOffload::shrink_window() {
 }
 
 /// Returns a tensor with the memory of an activation, and has those before it read.
-at::Tensor ActivationOffload::restore(const std::shared_ptr<StoredActivation>& stored) {
+at::Tensor DiskOffloader::restore(const std::shared_ptr<StoredActivation>& stored) {
   {
     const std::lock_guard lock(store_->mutex);
     const bool has_changed = stored->has_changed ||
@@ -259,7 +259,7 @@ at::Tensor ActivationOffload::restore(const std::shared_ptr<StoredActivation>& s
 }
 
 /// Begins to read an activation that is in the file alone.
-void ActivationOffload::read(const std::shared_ptr<StoredActivation>& stored) {
+void DiskOffloader::read(const std::shared_ptr<StoredActivation>& stored) {
   const MemoryScope scope(Memory::activations);
   const at::Tensor memory = at::empty({static_cast<int64_t>(stored->bytes)}, at::kByte);
   const std::lock_guard lock(store_->mutex);
@@ -275,7 +275,7 @@ void ActivationOffload::read(const std::shared_ptr<StoredActivation>& stored) {
 }
 
 /// Has the activations read that were kept before one, up to as many bytes as the window.
-void ActivationOffload::read_ahead(uint64_t number) {
+void DiskOffloader::read_ahead(uint64_t number) {
   std::vector<std::shared_ptr<StoredActivation>> next;
   {
     std::vector<std::shared_ptr<StoredActivation>> held;  // destroyed without the lock
@@ -292,18 +292,17 @@ void ActivationOffload::read_ahead(uint64_t number) {
   for (const std::shared_ptr<StoredActivation>& stored : next) read(stored);
 }
 
-int64_t ActivationOffload::file_bytes() const {
+int64_t DiskOffloader::file_bytes() const {
   const std::lock_guard lock(store_->mutex);
   return static_cast<int64_t>(store_->size);
 }
 
-TransferTimes ActivationOffload::times() const {
+TransferTimes DiskOffloader::times() const {
   const std::lock_guard lock(store_->mutex);
   return store_->times;
 }
 
-OffloadActivations::OffloadActivations(OffloadedActivations& offload)
-    : scope_(Memory::activations) {
+OffloadActivations::OffloadActivations(ActivationOffloader& offload) : scope_(Memory::activations) {
   install_allocator();
   mode().packer = &offload;
 }

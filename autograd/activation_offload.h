@@ -28,7 +28,7 @@ struct StoredActivation;
 }  // namespace detail
 
 /// Keeps activations out of the memory that a model trains in.
-class OffloadedActivations : public SavedPacker {
+class ActivationOffloader : public SavedPacker {
  public:
   /// Returns the bytes of the scratch file.
   virtual int64_t file_bytes() const = 0;
@@ -39,14 +39,14 @@ class OffloadedActivations : public SavedPacker {
 /// Keeps the activations of one thread's graphs in a scratch file, for CPU tensors only. It must
 /// outlive these graphs. Its functions throw FileError with Exit::io if a transfer fails or an
 /// earlier one has failed.
-class ActivationOffload final : public OffloadedActivations {
+class DiskOffloader final : public ActivationOffloader {
  public:
   /// Creates the file in `folder` (see ScratchFile); it grows on demand. A dry run creates no file.
   /// At most `window` bytes of activations stay in memory, or three times the largest activation if
   /// that is more. Activations whose storage has fewer than `least` bytes are not offloaded.
-  explicit ActivationOffload(const fs::path& folder, size_t window = size_t{128} << 20,
-                             size_t least = size_t{64} << 10);
-  ~ActivationOffload() override;
+  explicit DiskOffloader(const fs::path& folder, size_t window = size_t{128} << 20,
+                         size_t least = size_t{64} << 10);
+  ~DiskOffloader() override;
 
   /// Keeps t in the file if it is counted as an activation; see Memory.
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
@@ -81,7 +81,7 @@ class ActivationOffload final : public OffloadedActivations {
 class OffloadActivations : public ModeGuard {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.
-  explicit OffloadActivations(OffloadedActivations& offload);
+  explicit OffloadActivations(ActivationOffloader& offload);
 
  private:
   MemoryScope scope_;

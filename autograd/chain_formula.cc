@@ -86,8 +86,8 @@ int ChainFormula::push(const ChainValue& value) {
   return static_cast<int>(values_.size()) - 1;
 }
 
-int ChainFormula::add_input(at::ScalarType dtype, bool needs) {
-  return push({.dtype = dtype, .needs = needs, .input = inputs_++});
+int ChainFormula::add_input(at::ScalarType dtype, bool needs_grad) {
+  return push({.dtype = dtype, .needs_grad = needs_grad, .input = inputs_++});
 }
 
 int ChainFormula::add(ChainOp op, int a, int b, double number) {
@@ -96,10 +96,10 @@ int ChainFormula::add(ChainOp op, int a, int b, double number) {
   ChainValue made{.op = op, .from = {a, b, -1}, .dtype = of_mask ? self[b].dtype : self[a].dtype};
   if (!of_mask && b >= 0 && self[b].dtype != made.dtype) made.dtype = at::kFloat;
   made.number = number_for(op, number, made.dtype);
-  made.needs = self[a].needs || (b >= 0 && self[b].needs);
+  made.needs_grad = self[a].needs_grad || (b >= 0 && self[b].needs_grad);
   if (is_comparison(op)) {
     made.dtype = at::kBool;
-    made.needs = false;
+    made.needs_grad = false;
   }
   return push(made);
 }
@@ -108,13 +108,15 @@ int ChainFormula::add_select(int mask, int b, int c) {
   return push({.op = ChainOp::select,
                .from = {mask, b, c},
                .dtype = (*this)[b].dtype,
-               .needs = (*this)[b].needs || (*this)[c].needs});
+               .needs_grad = (*this)[b].needs_grad || (*this)[c].needs_grad});
 }
 
 int ChainFormula::add_cast(int a, at::ScalarType dtype) {
   if ((*this)[a].dtype == dtype) return a;
-  return push(
-      {.op = ChainOp::copy, .from = {a, -1, -1}, .dtype = dtype, .needs = (*this)[a].needs});
+  return push({.op = ChainOp::copy,
+               .from = {a, -1, -1},
+               .dtype = dtype,
+               .needs_grad = (*this)[a].needs_grad});
 }
 
 int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& from) {
@@ -123,11 +125,11 @@ int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& fr
   return push(made);
 }
 
-/// Returns the gradients of the operands of a value y, given its gradient dy, by the formulas of
+/// Returns the gradients of the operands of a value y, made its gradient dy, by the formulas of
 /// ops/elementwise.cc and ops/math.cc.
 std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {
   const auto [a, b, c] = v.from;
-  const auto needs = [&](int value) { return value >= 0 && (*this)[value].needs; };
+  const auto needs = [&](int value) { return value >= 0 && (*this)[value].needs_grad; };
   switch (v.op) {
     case ChainOp::copy: return {add_cast(dy, (*this)[a].dtype), -1, -1};
     case ChainOp::add: return {dy, dy, -1};
@@ -182,11 +184,11 @@ std::vector<ChainUse> ChainFormula::add_backward(int result, int dy) {
     const ChainValue value = (*this)[y];
     const int g = gradient[static_cast<size_t>(y)];
     // Skip inputs, values that need no gradient, and values that the result does not depend on.
-    if (value.op == ChainOp::input || !value.needs || g < 0) continue;
+    if (value.op == ChainOp::input || !value.needs_grad || g < 0) continue;
     const std::array<int, 3> found = gradients_of(value, y, g);
     for (int k = 0; k < 3; ++k) {
       const int operand = value.from[static_cast<size_t>(k)], gives = found[static_cast<size_t>(k)];
-      if (operand < 0 || !(*this)[operand].needs) continue;
+      if (operand < 0 || !(*this)[operand].needs_grad) continue;
       if ((*this)[operand].op == ChainOp::input) {
         uses.push_back(
             {.input = (*this)[operand].input, .value = y, .operand = k, .gradient = gives});
@@ -223,10 +225,10 @@ std::vector<bool> ChainFormula::used_by(const std::vector<int>& wanted) const {
   return used;
 }
 
-bool ChainFormula::give(int value, const std::vector<int>& wanted) {
+bool ChainFormula::make_input(int value, const std::vector<int>& wanted) {
   if (!used_by(wanted)[static_cast<size_t>(value)]) return false;
-  ChainValue& given = values_[static_cast<size_t>(value)];
-  given = {.dtype = given.dtype, .needs = given.needs, .input = inputs_++};
+  ChainValue& made = values_[static_cast<size_t>(value)];
+  made = {.dtype = made.dtype, .needs_grad = made.needs_grad, .input = inputs_++};
   return true;
 }
 

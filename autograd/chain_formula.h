@@ -18,7 +18,7 @@ struct ChainValue {
   std::array<int, 3> from{-1, -1, -1};
   double number = 0;
   at::ScalarType dtype = at::kFloat;  ///< float32, bfloat16 or, of a mask, bool
-  bool needs = false;                 ///< a gradient flows to it
+  bool needs_grad = false;            ///< a gradient flows to it
   int input = -1;                     ///< of an input: its index
 };
 
@@ -33,7 +33,7 @@ struct ChainUse {
 class ChainFormula {
  public:
   /// Adds an input and returns its number.
-  int add_input(at::ScalarType dtype, bool needs);
+  int add_input(at::ScalarType dtype, bool needs_grad);
   /// Adds an op on value a and, unless b is -1, on value b. Returns the number of its result, which
   /// has the dtype that ATen gives it. `number` is the scalar operand of an op that has one.
   int add(ChainOp op, int a, int b = -1, double number = 0);
@@ -54,7 +54,7 @@ class ChainFormula {
   /// Turns the result of an op into a new input of the formula, so that the caller supplies the
   /// value and it is not computed. Changes nothing and returns false if no wanted value depends on
   /// it.
-  bool give(int value, const std::vector<int>& wanted);
+  bool make_input(int value, const std::vector<int>& wanted);
 
   /// Returns for each input whether the wanted values depend on it.
   std::vector<bool> inputs_of(const std::vector<int>& wanted) const;

@@ -250,7 +250,7 @@ Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> fr
   for (const ChainUse& use : r->uses) wanted.push_back(use.gradient);
   r->reads_twice = r->backward.inputs_of(wanted);
   for (int value = result; value >= 0; --value) {
-    if (calls_aten(r->formula[value].op) && r->backward.give(value, wanted))
+    if (calls_aten(r->formula[value].op) && r->backward.make_input(value, wanted))
       r->kept.push_back(value);
   }
   r->reads = r->backward.inputs_of(wanted);

@@ -172,7 +172,7 @@ at::Tensor ChainTrace::stand_in(int value) {
 }
 
 Variable ChainTrace::made(int value) {
-  return Variable(stand_in(value), Edge(formula_[value].needs ? differentiable_ : constant_));
+  return Variable(stand_in(value), Edge(formula_[value].needs_grad ? differentiable_ : constant_));
 }
 
 bool ChainTrace::is_connected(const Variable& v, int) const {

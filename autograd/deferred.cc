@@ -108,7 +108,7 @@ class DeferredTrace final : public ChainTrace {
   }
   Variable made(int value) override {
     at::Tensor t = stand_in(value);
-    if (!formula_[value].needs) return Variable(std::move(t));
+    if (!formula_[value].needs_grad) return Variable(std::move(t));
     const auto node = std::make_shared<DeferredNode>(t);
     nodes_[value] = node;
     return Variable(std::move(t), Edge(node));
@@ -175,7 +175,7 @@ bool DeferredTrace::keeps_order() const {
       if (from < 0) continue;
       const auto f = static_cast<size_t>(from);
       const bool is_outside = values[f].op == ChainOp::input || is_stored_[f];
-      if (!is_outside || !values[f].needs) continue;
+      if (!is_outside || !values[f].needs_grad) continue;
       if (part_[v] > last[f]) return false;
       last[f] = part_[v];
     }
@@ -195,7 +195,7 @@ void DeferredTrace::run_part(int result) {
     int& at = place[static_cast<size_t>(value)];
     if (at != none) return at;
     const ChainValue& v = formula_[value];
-    at = formula.add_input(v.dtype, v.needs);
+    at = formula.add_input(v.dtype, v.needs_grad);
     ChainInput in;
     if (v.op == ChainOp::input) {
       in = this->inputs()[static_cast<size_t>(v.input)];
@@ -222,7 +222,7 @@ void DeferredTrace::run_part(int result) {
     }
     place[i] = formula.add_like(values[i], from);
     cost.forward += costs_[i].forward;
-    if (values[i].needs) cost.backward += costs_[i].backward;
+    if (values[i].needs_grad) cost.backward += costs_[i].backward;
     ++ops;
   }
 

@@ -325,19 +325,14 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     list.push_back(std::move(made));
   }
 
-  // Bring the dims into the order of the result. A dim that no operand has kept is expanded.
+  // Bring the dims into the order of the result.
   Labeled& last = list[0];
   sum_out(last, b.out);
 
-  Dims order, sizes;
-  for (const int l : b.out) {
-    if (has(last.labels, l))
-      order.push_back(std::find(last.labels.begin(), last.labels.end(), l) - last.labels.begin());
-    sizes.push_back(b.sizes.at(l));
-  }
-
-  const Variable y = std::is_sorted(order.begin(), order.end()) ? last.x : permute(last.x, order);
-  return y.sizes() == at::IntArrayRef(sizes) ? y : expand(reshape(y, sizes), sizes);
+  Dims order;
+  for (const int l : b.out)
+    order.push_back(std::find(last.labels.begin(), last.labels.end(), l) - last.labels.begin());
+  return std::is_sorted(order.begin(), order.end()) ? last.x : permute(last.x, order);
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t e
                         int64_t size);
 Variable unsqueeze(const Variable& x, int64_t dim);
 /// Returns the slice at one position of a dim, without that dim.
-Variable select(const Variable& x, int64_t dim, int64_t place);
+Variable select(const Variable& x, int64_t dim, int64_t index);
 /// Indexes the first dims of x by int64 tensors, which are broadcast together, or bool masks over
 /// as many dims as they have. An undefined tensor keeps its dim. This is NumPy's indexing by
 /// arrays, and at::index. A position may be taken many times.

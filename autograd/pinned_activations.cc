@@ -114,8 +114,7 @@ detail::PinnedActivation::~PinnedActivation() {
 /// A tensor whose memory may be on the host.
 class PinnedTensor final : public PackedTensor {
  public:
-  PinnedTensor(PinnedActivations& all, std::shared_ptr<PinnedActivation> stored,
-               const at::Tensor& t)
+  PinnedTensor(PinnedOffloader& all, std::shared_ptr<PinnedActivation> stored, const at::Tensor& t)
       : all_(all),
         stored_(std::move(stored)),
         options_(t.options()),
@@ -129,19 +128,19 @@ class PinnedTensor final : public PackedTensor {
   }
 
  private:
-  PinnedActivations& all_;
+  PinnedOffloader& all_;
   std::shared_ptr<PinnedActivation> stored_;
   at::TensorOptions options_;
   std::vector<int64_t> sizes_, strides_;
   int64_t offset_;
 };
 
-PinnedActivations::PinnedActivations(size_t window, size_t least)
+PinnedOffloader::PinnedOffloader(size_t window, size_t least)
     : window_(window), least_(least), store_(std::make_shared<PinnedStore>()) {}
 
-PinnedActivations::~PinnedActivations() = default;
+PinnedOffloader::~PinnedOffloader() = default;
 
-std::shared_ptr<const PackedTensor> PinnedActivations::pack(const at::Tensor& t) {
+std::shared_ptr<const PackedTensor> PinnedOffloader::pack(const at::Tensor& t) {
   if (!t.defined() || !t.is_cuda() || t.storage().nbytes() < least_) return nullptr;
 
   std::shared_ptr<PinnedActivation> stored;
@@ -152,7 +151,7 @@ std::shared_ptr<const PackedTensor> PinnedActivations::pack(const at::Tensor& t)
 }
 
 /// Begins to copy the memory of t, which stays in the window for now.
-std::shared_ptr<PinnedActivation> PinnedActivations::store(const at::Tensor& t) {
+std::shared_ptr<PinnedActivation> PinnedOffloader::store(const at::Tensor& t) {
   const auto stored = std::make_shared<PinnedActivation>(store_, t);
   store_->alive.emplace(stored->number, stored);
   store_->by_storage.insert_or_assign(stored->key, stored->number);
@@ -168,10 +167,10 @@ std::shared_ptr<PinnedActivation> PinnedActivations::store(const at::Tensor& t) 
 }
 
 /// Returns the bytes that may stay on the GPU.
-size_t PinnedActivations::window_bytes() const { return std::max(window_, 3 * store_->largest); }
+size_t PinnedOffloader::window_bytes() const { return std::max(window_, 3 * store_->largest); }
 
 /// Frees the memory of the oldest activations of the window.
-void PinnedActivations::shrink_window() {
+void PinnedOffloader::shrink_window() {
   while (!in_window_.empty()) {
     const auto oldest = in_window_.front().lock();
     if (oldest && store_->window_bytes <= window_bytes()) return;
@@ -186,7 +185,7 @@ void PinnedActivations::shrink_window() {
 }
 
 /// Returns a tensor with the memory of an activation, and has those before it read.
-at::Tensor PinnedActivations::restore(PinnedActivation& stored) {
+at::Tensor PinnedOffloader::restore(PinnedActivation& stored) {
   LATHE_CHECK(
       !stored.has_changed && (!stored.is_in_window || stored.memory._version() == stored.version),
       "a tensor saved for backward, which is offloaded to the host, was changed in place "
@@ -198,14 +197,14 @@ at::Tensor PinnedActivations::restore(PinnedActivation& stored) {
 }
 
 /// Begins to copy an activation back that is on the host alone.
-void PinnedActivations::read(PinnedActivation& stored) {
+void PinnedOffloader::read(PinnedActivation& stored) {
   stored.memory = at::empty({static_cast<int64_t>(stored.bytes)},
                             at::TensorOptions(at::kByte).device(stored.device));
   begin_copy(stored, stored.memory, stored.on_host);
 }
 
 /// Has the activations copied back that were kept before one, up to as many bytes as the window.
-void PinnedActivations::read_ahead(uint64_t number) {
+void PinnedOffloader::read_ahead(uint64_t number) {
   size_t bytes = 0;
   for (auto at = store_->alive.find(number); at != store_->alive.begin();) {
     const auto before = (--at)->second.lock();
@@ -216,6 +215,6 @@ void PinnedActivations::read_ahead(uint64_t number) {
   }
 }
 
-TransferTimes PinnedActivations::times() const { return {.bytes = store_->copied}; }
+TransferTimes PinnedOffloader::times() const { return {.bytes = store_->copied}; }
 
 }  // namespace lathe

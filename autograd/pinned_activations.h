@@ -24,12 +24,12 @@ struct PinnedActivation;
 
 /// The activations of one thread's graphs in the host's memory. It must outlive these graphs. Not
 /// thread-safe; for tensors of one GPU.
-class PinnedActivations final : public OffloadedActivations {
+class PinnedOffloader final : public ActivationOffloader {
  public:
   /// `window`: bytes that stay on the GPU, or three times the largest activation where that is
   /// more. `least`: bytes of memory below which an activation is not copied.
-  explicit PinnedActivations(size_t window = size_t{128} << 20, size_t least = size_t{64} << 10);
-  ~PinnedActivations() override;
+  explicit PinnedOffloader(size_t window = size_t{128} << 20, size_t least = size_t{64} << 10);
+  ~PinnedOffloader() override;
 
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
   bool is_exact() const override { return true; }

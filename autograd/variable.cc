@@ -115,8 +115,8 @@ Variable Variable::index(const std::vector<Index>& indices) const {
   int64_t dim = 0;
   for (const Index& index : indices) {
     // select() removes the dim from x, so `dim` now is the next one.
-    if (const auto* place = std::get_if<int64_t>(&index)) {
-      x = select(x, dim, *place);
+    if (const auto* position = std::get_if<int64_t>(&index)) {
+      x = select(x, dim, *position);
     } else if (const auto* range = std::get_if<Slice>(&index)) {
       LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has not the dims of ",
                   indices.size(), " indices");

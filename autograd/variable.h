@@ -139,7 +139,7 @@ class Variable {
 
   /// Indexes dim 0. Positions and ranges return views; masks and tensors return copies. Gradients
   /// flow back to the elements that were taken.
-  Variable operator[](int64_t place) const { return index({place}); }
+  Variable operator[](int64_t position) const { return index({position}); }
   Variable operator[](const Slice& range) const { return index({range}); }
   Variable operator[](const at::Tensor& mask_or_places) const { return index({mask_or_places}); }
   /// Indexes the first dims, one index for each. Several tensors are broadcast with each other and

@@ -88,8 +88,8 @@ struct DetectAnomaly::Watch {
     if (!finite && given_finite && !masks) {
       std::string results;
       for (const at::Tensor& y : r.outputs) results += (results.empty() ? "" : "; ") + facts(y);
-      fail(Exit::diverged, "anomaly: ", r.name, where(), " made values that are not finite (",
-           results, ") of finite ones: ", inputs_text(r.inputs));
+      fail(Exit::diverged, "anomaly: ", r.name, where(), " produced values that are not finite (",
+           results, ") from finite ones: ", inputs_text(r.inputs));
     }
     // In a recomputation keep the first entry: it has the path in the complete model.
     if (r.node != nullptr && !(mode().is_recomputing && made.contains(r.node)))
@@ -107,18 +107,20 @@ struct DetectAnomaly::Watch {
       arrived_finite = arrived_finite && count(t).finite();
       arrived += (arrived.empty() ? "" : "; ") + facts(t);
     }
-    if (!arrived_finite)  // no earlier backward made it: it comes from the loss scale, or from a
-                          // sum of finite gradients
+    // No earlier backward function produced this value, since each one is checked. It comes from
+    // the loss scale, or from a sum of finite gradients.
+    if (!arrived_finite) {
       fail(Exit::diverged, "anomaly: the gradient that reached the result of ", r.node.name(),
            place,
            " is not finite; either finite gradients overflowed in their sum, or backward began "
            "with it: ",
            arrived, forward);
+    }
     for (size_t i = 0; i < r.grads.size(); ++i) {
       if (count(r.grads[i]).finite()) continue;
       fail(Exit::diverged, "anomaly: the backward of ", r.node.name(), place,
-           " made a gradient that is not finite, of its input ", i, " (", facts(r.grads[i]),
-           "), out of finite gradients: ", arrived, forward);
+           " produced a gradient that is not finite for its input ", i, " (", facts(r.grads[i]),
+           ") from finite gradients: ", arrived, forward);
     }
   }
 

@@ -32,7 +32,7 @@ struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
   int64_t longest_document = 0;
-  Saved starts{}, document_begins{};  // [B, T]; DocumentPlaces on a GPU; or undefined
+  Saved starts{}, document_begins{};  // [B, T]; DocumentBounds on a GPU; or undefined
   Saved qkv = Saved::input(0), out = Saved::activation(), lse{}, seed{},
         offset{};  // in the composed form lse holds the probabilities
 
@@ -239,9 +239,9 @@ Variable attention(const Variable& qkv, int64_t heads, const at::Tensor& starts)
   require_defined("attention", {&qkv});
   const at::Tensor checked =
       qkv.dim() == 3 ? checked_starts(starts, qkv.size(0), qkv.size(1)) : at::Tensor();
-  const DocumentPlaces documents = checked.defined() && heads > 0
-                                       ? places_on_gpu(checked, qkv, qkv.size(2) / 3 / heads)
-                                       : DocumentPlaces{};
+  const DocumentBounds documents = checked.defined() && heads > 0
+                                       ? gpu_document_bounds(checked, qkv, qkv.size(2) / 3 / heads)
+                                       : DocumentBounds{};
   return apply(Attention{.heads = heads,
                          .longest_document = documents.longest,
                          .starts = checked,

@@ -183,17 +183,17 @@ std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor
   return {{dq.view(q.sizes()), of_groups(dk, k), of_groups(dv, v)}};
 }
 
-/// The thread's previous result of document_places.
+/// The thread's previous result of document_bounds.
 struct LastPlaces {
   c10::weak_intrusive_ptr<c10::TensorImpl> starts;
   int64_t version = 0;
-  DocumentPlaces places;
+  DocumentBounds places;
 };
 thread_local std::optional<LastPlaces> last_places;
 
 }  // namespace
 
-DocumentPlaces document_places(const at::Tensor& starts) {
+DocumentBounds document_bounds(const at::Tensor& starts) {
   const c10::weak_intrusive_ptr<c10::TensorImpl> same(starts.getIntrusivePtr());
   if (last_places && !last_places->starts.expired() && last_places->starts == same &&
       last_places->version == starts._version())
@@ -204,7 +204,7 @@ DocumentPlaces document_places(const at::Tensor& starts) {
   const at::Tensor continues = starts.slice(1, 1) == starts.slice(1, 0, -1);
   const at::Tensor is_valid =
       is_begin.select(1, 0).all().logical_and(is_begin.slice(1, 1).logical_or(continues).all());
-  DocumentPlaces places;
+  DocumentBounds places;
   if (is_valid.item<bool>()) {
     const at::Tensor begins = at::cat(
         {is_begin.view({-1}).nonzero().view({-1}), at::full({1}, positions, starts.options())});

@@ -17,7 +17,7 @@
 namespace lathe {
 
 /// The documents of a batch as the kernels read them.
-struct DocumentPlaces {
+struct DocumentBounds {
   at::Tensor begins;    ///< where each begins in the B T positions, and B T at the end: int32
   int64_t longest = 0;  ///< positions of the longest document
 };
@@ -25,13 +25,13 @@ struct DocumentPlaces {
 /// row, starts[t] must be t or starts[t - 1]; otherwise `begins` of the result is undefined. Waits
 /// for the GPU, unless the previous call on this thread had the same tensor, unchanged since then.
 /// The blocks of a model therefore wait only once.
-DocumentPlaces document_places(const at::Tensor& starts);
+DocumentBounds document_bounds(const at::Tensor& starts);
 
 /// Which scores the kernels compute.
 struct GpuAttention {
   double scale = 1;            ///< multiplies q k^T
   int64_t window = 0;          ///< number of keys that a query sees, itself included; 0: no limit
-  DocumentPlaces documents{};  ///< undefined: each row of the batch is one document
+  DocumentBounds documents{};  ///< undefined: each row of the batch is one document
 };
 /// What forward leaves for backward.
 struct GpuAttended {

@@ -46,10 +46,10 @@ at::ScalarType autocast_dtype(const Variable& x) {
   return autocast && x.dtype() != at::kDouble ? mode().compute : x.dtype();
 }
 
-DocumentPlaces places_on_gpu(const at::Tensor& starts, const Variable& x, int64_t width) {
+DocumentBounds gpu_document_bounds(const at::Tensor& starts, const Variable& x, int64_t width) {
   const bool is_used = starts.defined() && starts.is_cuda() && starts.numel() > 0 &&
                        gpu_attention_ready(autocast_dtype(x), width);
-  return is_used ? document_places(starts) : DocumentPlaces{};
+  return is_used ? document_bounds(starts) : DocumentBounds{};
 }
 
 }  // namespace lathe

@@ -30,6 +30,6 @@ at::ScalarType autocast_dtype(const Variable& x);
 /// Returns the document boundaries that `starts` describes, for the GPU kernels. The result is
 /// undefined if `starts` is not on a GPU or no kernel takes heads of `width` elements in the dtype
 /// of x.
-DocumentPlaces places_on_gpu(const at::Tensor& starts, const Variable& x, int64_t width);
+DocumentBounds gpu_document_bounds(const at::Tensor& starts, const Variable& x, int64_t width);
 
 }  // namespace lathe

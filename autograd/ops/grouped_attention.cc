@@ -68,7 +68,7 @@ struct GroupedAttention {
   int64_t heads, kv_heads;
   ScoreOptions scores{};  // `starts` already accounts for the window
   int64_t longest_document = 0;
-  Saved document_begins{};       // DocumentPlaces, on a GPU, whose kernels apply the window
+  Saved document_begins{};       // DocumentBounds, on a GPU, whose kernels apply the window
   Saved starts{}, rope_table{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{},
@@ -253,8 +253,9 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v, int6
 
   if (q.data().is_cuda() && q.numel() > 0 && alike && scores.softcap == 0 &&
       gpu_attention_ready(dtype, q.size(2) / heads)) {
-    const DocumentPlaces documents =
-        k.size(1) == q.size(1) ? places_on_gpu(own_starts, q, q.size(2) / heads) : DocumentPlaces{};
+    const DocumentBounds documents = k.size(1) == q.size(1)
+                                         ? gpu_document_bounds(own_starts, q, q.size(2) / heads)
+                                         : DocumentBounds{};
     if (!own_starts.defined() || documents.begins.defined())
       return apply(GroupedAttention{.heads = heads,
                                     .kv_heads = kv_heads,

@@ -32,20 +32,20 @@ at::Tensor index_backward(const at::Tensor& x, const Tensors& indices, at::IntAr
 
 struct Select {
   static constexpr OpInfo info{.name = "select", .each = {0, 0}};
-  int64_t dim, place;
+  int64_t dim, index;
   int64_t size = 0;
   at::Tensor forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
     size = x.size(dim);
-    LATHE_CHECK(place >= -size && place < size, "place ", place, " is outside dim ", dim,
+    LATHE_CHECK(index >= -size && index < size, "index ", index, " is outside dim ", dim,
                 " of size ", size);
-    if (place < 0) place += size;
-    return x.select(dim, place);
+    if (index < 0) index += size;
+    return x.select(dim, index);
   }
   // dx = dy at the position, zeros elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    return {slice_backward(unsqueeze(dy, dim), dim, place, place + 1, 1, size)};
+    return {slice_backward(unsqueeze(dy, dim), dim, index, index + 1, 1, size)};
   }
 };
 
@@ -83,8 +83,8 @@ struct IndexBackward {
 
 }  // namespace
 
-Variable select(const Variable& x, int64_t dim, int64_t place) {
-  return apply(Select{.dim = dim, .place = place}, x);
+Variable select(const Variable& x, int64_t dim, int64_t index) {
+  return apply(Select{.dim = dim, .index = index}, x);
 }
 Variable index(const Variable& x, const Tensors& indices) {
   return apply(IndexOp{.indices = saved_of(indices)}, x);

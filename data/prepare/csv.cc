@@ -102,7 +102,7 @@ std::string_view CsvReader::field(size_t column) {
 
   at_ = std::min(text_.find_first_not_of(blanks_, from), text_.size());
   if (at_ < text_.size() && text_[at_] != separator_ && text_[at_] != '\n')
-    fail(Exit::data, where(column), " has something behind its closing quote");
+    fail(Exit::data, where(column), " has text after its closing quote");
   return value;
 }
 

@@ -185,7 +185,7 @@ void LayoutFinder::check_names() const {
 TableLayout LayoutFinder::result() const {
   TableLayout layout{
       .format = {.separator = separator_, .has_header = is_header(), .missing = missing_},
-      .is_open = std::vector<bool>(columns_),
+      .is_undecided = std::vector<bool>(columns_),
       .is_forced = std::vector<bool>(columns_),
       .target = target_};
   if (layout.format.has_header) check_names();
@@ -200,7 +200,7 @@ TableLayout LayoutFinder::result() const {
                                      .role = roles_[c],
                                      .is_text = is_input && (is_forced || is_text_cell(cell))});
     layout.is_forced[c] = is_forced;
-    layout.is_open[c] = is_input && !is_forced && cell.empty() && missing_ != "error";
+    layout.is_undecided[c] = is_input && !is_forced && cell.empty() && missing_ != "error";
   }
   return layout;
 }

@@ -15,7 +15,7 @@ namespace lathe {
 struct TableLayout {
   TableFormat format;
   /// Whether each column's first cell is empty, so that further rows decide whether it is text.
-  std::vector<bool> is_open;
+  std::vector<bool> is_undecided;
   std::vector<bool> is_forced;  ///< options make categories of its numbers
   size_t target = 0;
 };

@@ -159,7 +159,7 @@ void TableSource::each_row(ProgressReporter& meter,
 /// an empty cell. Numbers alone need no scan.
 void TableSource::scan(ProgressReporter& meter) {
   auto& columns = layout_.format.columns;
-  const auto is_scanned = [&](size_t c) { return columns[c].is_text || layout_.is_open[c]; };
+  const auto is_scanned = [&](size_t c) { return columns[c].is_text || layout_.is_undecided[c]; };
   std::vector<size_t> scanned;
   for (size_t c = 0; c < columns.size(); ++c) {
     if (is_scanned(c)) scanned.push_back(c);
@@ -173,7 +173,7 @@ void TableSource::scan(ProgressReporter& meter) {
   });
 
   for (const size_t c : scanned) {
-    if (layout_.is_open[c])
+    if (layout_.is_undecided[c])
       fail(Exit::data, names_file_, ": ", column_name(columns[c], c),
            " is empty in every line; leave it out with --drop ", c + 1);
     refuse_comma_numbers(c, values[c]);
@@ -195,11 +195,11 @@ void TableSource::refuse_comma_numbers(size_t c, const std::set<std::string>& va
 
 void TableSource::scan_cell(std::string_view cell, size_t c, std::set<std::string>& values) {
   TableColumn& column = layout_.format.columns[c];
-  if (layout_.is_open[c] && !cell.empty()) {
-    layout_.is_open[c] = false;
+  if (layout_.is_undecided[c] && !cell.empty()) {
+    layout_.is_undecided[c] = false;
     column.is_text = !csv_number(cell);
   }
-  if (!column.is_text && !layout_.is_open[c]) return;
+  if (!column.is_text && !layout_.is_undecided[c]) return;
 
   if (csv_number(cell) && !layout_.is_forced[c])
     fail(Exit::data, position(c), " is a number, ", quoted(cell),

@@ -7,7 +7,7 @@
 namespace lathe {
 namespace {
 
-constexpr uint64_t most_settings = uint64_t{16} << 20;
+constexpr uint64_t max_settings_bytes = uint64_t{16} << 20;
 
 /// Returns the text of a special token, which may be in an object; "" where there is none.
 std::string token_name(const Json& config, const char* key, const std::string& where) {
@@ -89,7 +89,7 @@ void set_end_ids(TokenizerSettings& s, const std::string& where) {
 }
 
 std::string read_text(const fs::path& file) {
-  std::string text = read_file(file, Exit::data, most_settings);
+  std::string text = read_file(file, Exit::data, max_settings_bytes);
   if (!is_utf8(text)) fail(Exit::data, file.string(), " is not UTF-8");
   return text;
 }

@@ -25,7 +25,7 @@ using lathe::test::TempFolder;
 int64_t activation_bytes() { return memory_stats().used[static_cast<size_t>(Memory::activations)]; }
 
 /// What must not change: results, gradients, and the gradients' own gradients.
-std::vector<at::Tensor> derivatives(const test::OpCase& row, OffloadedActivations* offload,
+std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffloader* offload,
                                     size_t* packed, at::Device device = at::kCPU) {
   const TrainingStep step(test::step_random);
   std::vector<Variable> parameters, in;
@@ -61,7 +61,7 @@ TEST_CASE("every op has the same derivatives to the bit with its tensors on the 
           "[activation_offload]") {
   install_allocator();
   const TempFolder f;
-  ActivationOffload offload(f.path(), /*window=*/0, /*least=*/1);
+  DiskOffloader offload(f.path(), /*window=*/0, /*least=*/1);
   size_t packed = 0, unpacked = 0;
   for (const test::OpCase& row : test::op_table()) {
     INFO(row.op << " (" << row.label << ")");
@@ -81,7 +81,7 @@ TEST_CASE("every op has the same derivatives to the bit with its tensors on the 
 TEST_CASE("every op of a GPU has the same derivatives with its tensors on the host",
           "[activation_offload][gpu]") {
   if (test::skip_without_gpu()) return;
-  PinnedActivations offload(/*window=*/0, /*least=*/1);
+  PinnedOffloader offload(/*window=*/0, /*least=*/1);
   size_t packed = 0, unpacked = 0;
   for (const test::OpCase& row : test::op_table()) {
     INFO(row.op << " (" << row.label << ")");
@@ -116,7 +116,7 @@ TEST_CASE("memory holds a window of the activations, forward and backward",
 
   for (const int64_t window : {0, 8}) {
     INFO(window);
-    ActivationOffload offload(f.path(), static_cast<size_t>(window * each));
+    DiskOffloader offload(f.path(), static_cast<size_t>(window * each));
     const OffloadActivations guard(offload);
     const int64_t before = activation_bytes();
     const Variable y = sum(long_chain(x, n));
@@ -147,13 +147,13 @@ TEST_CASE("tensors that share memory are written once, and come back with their 
     const Variable q = slice(v, 1, 0, 64), k = slice(v, 1, 64, 128), t = transpose(v, 0, 1);
     return sum(sin(q) * cos(k)) + sum(sin(t)) + sum(v * v);
   };
-  const auto gradient = [&](ActivationOffload* offload) {
+  const auto gradient = [&](DiskOffloader* offload) {
     std::optional<OffloadActivations> guard;
     if (offload != nullptr) guard.emplace(*offload);
     const Variable y = heads(x * 1.0);
     return grad(y, {x})[0].data();
   };
-  ActivationOffload offload(f.path(), 0, 1);
+  DiskOffloader offload(f.path(), 0, 1);
   CHECK(at::equal(gradient(&offload), gradient(nullptr)));
 
   // A scale of one element for each of the rows, and a result that is transposed.
@@ -190,7 +190,7 @@ TEST_CASE("recomputed parts keep their inputs on the disk", "[activation_offload
   }();
   CHECK(kept >= blocks * each);
 
-  ActivationOffload offload(f.path(), 0);
+  DiskOffloader offload(f.path(), 0);
   const OffloadActivations guard(offload);
   const int64_t before = activation_bytes();
   const Variable y = model(x);
@@ -207,7 +207,7 @@ TEST_CASE("graphs may be kept, differentiated twice, freed and left alone",
   install_allocator();
   const TempFolder f;
   const Variable x = Variable::parameter(torch::randn({256, 256}));
-  ActivationOffload offload(f.path(), 0);
+  DiskOffloader offload(f.path(), 0);
   const OffloadActivations guard(offload);
   const Variable kept = sum(long_chain(x, 10));
   for (int i = 0; i < 5; ++i) sum(long_chain(x, 10));  // never differentiated
@@ -229,7 +229,7 @@ TEST_CASE("a tensor that is changed in place after an op has kept it is an error
   install_allocator();
   const TempFolder f;
   const Variable x = Variable::parameter(torch::randn({256, 256}));
-  ActivationOffload offload(f.path(), 0);
+  DiskOffloader offload(f.path(), 0);
   const OffloadActivations guard(offload);
   const Variable h = x * 1.0;
   const Variable y = sum(sin(h));
@@ -247,7 +247,7 @@ TEST_CASE("an error of the disk ends the pass with its sentence", "[activation_o
   for (const char* call : {"fallocate", "pwrite", "pread"}) {
     for (const int n : {0, 3}) {
       INFO(call << " " << n);
-      ActivationOffload offload(f.path(), 0);
+      DiskOffloader offload(f.path(), 0);
       const OffloadActivations guard(offload);
       const auto step = [&] { grad(sum(long_chain(x, 12)), {x}); };
       CHECK(error_of(step).empty());  // the control
@@ -283,7 +283,7 @@ TEST_CASE("a dry run has the same peak of activations, and writes nothing",
   const auto peak_of_step = [&] {
     const MemoryScope scope(Memory::activations);
     const Variable x = Variable::parameter(torch::ones({256, 256}));
-    ActivationOffload offload(f.path(), 1 << 20);
+    DiskOffloader offload(f.path(), 1 << 20);
     const OffloadActivations guard(offload);
     reset_memory_peaks();
     const int64_t before = activation_bytes();

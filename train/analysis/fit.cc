@@ -290,7 +290,7 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
   return std::nullopt;
 }
 
-std::pair<Card, int64_t> parse_gpus(const std::string& text) {
+std::pair<GpuSpec, int64_t> parse_gpus(const std::string& text) {
   // A count is at most six digits, which std::stoll always holds.
   const size_t x = text.find('x');
   const bool counted = x != std::string::npos && x > 0 && x < 7 &&

@@ -40,13 +40,13 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
                                   const Forecast& now, int64_t bytes);
 
 /// A GPU as its maker's data sheet describes it.
-struct Card {
+struct GpuSpec {
   std::string name;
   double bf16_flops, tf32_flops;  ///< dense, per second
   double memory_bytes, bytes_per_second;
 };
 /// Parses "H100" or "8xH100" into a GPU and a count. Throws Exit::usage, with the known names, for
 /// any other text.
-std::pair<Card, int64_t> parse_gpus(const std::string& text);
+std::pair<GpuSpec, int64_t> parse_gpus(const std::string& text);
 
 }  // namespace lathe

@@ -339,20 +339,22 @@ Exit run_plan(const Arguments& a) {
   if (!ranks)
     fail(Exit::usage, "command line: --ranks must be a number of processes from 1 to 4096");
   if (*ranks > 1 && !gpus.empty())
-    fail(Exit::usage, "command line: --ranks does not go with --for; use --card");
+    fail(Exit::usage,
+         "command line: --ranks cannot be combined with --for; use --card for several GPUs");
   check_shares(loaded, *ranks);
   check_tensor_ranks(loaded, *ranks);
   if (json && (!fit.empty() || !gpus.empty()))
-    fail(Exit::usage, "command line: --json goes with neither --fit nor --for");
+    fail(Exit::usage, "command line: --json cannot be combined with --fit or --for");
 
   if (a.flags.contains("chart")) {
     if (json || !fit.empty() || !gpus.empty() || asks_for_cluster(a))
-      fail(Exit::usage, "command line: --chart excludes --json, --fit, --for and --card");
+      fail(Exit::usage,
+           "command line: --chart cannot be combined with --json, --fit, --for or --card");
     return print_chart(a, loaded, static_cast<int>(*ranks));
   }
   if (asks_for_cluster(a)) {
     if (!fit.empty() || !gpus.empty() || a.flags.contains("ranks"))
-      fail(Exit::usage, "command line: --card excludes --fit, --for and --ranks");
+      fail(Exit::usage, "command line: --card cannot be combined with --fit, --for or --ranks");
     return plan_cluster(a, std::move(loaded));
   }
 
@@ -391,7 +393,7 @@ Command plan_command() {
        {"chart",
         "Draw the memory of a step by category, beside that with these keys, such as "
         "memory.recompute=blocks,optim.kind=adamw8bit."},
-       {"ranks", "Forecast for one process of a run on this many. Default: 1."},
+       {"ranks", "Forecast for one process of a run on this many processes. Default: 1."},
        {"for",
         "Estimate the time on GPUs that this machine does not have, such as 8xH100, from their "
         "published specifications."}},

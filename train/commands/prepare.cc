@@ -143,7 +143,7 @@ Exit prepare_plain(const Arguments& arguments, const std::string& tokenizer, boo
 Exit prepare_binary(const Arguments& arguments) {
   const std::string what = "files of text; --binary takes files as they are";
   refuse_flags(arguments, document_flags, what.c_str());
-  refuse_flags(arguments, example_flags(), "tables and arrays");
+  refuse_flags(arguments, table_flag_names(), "tables and arrays");
   if (arguments.get("tokenizer", "") != "byte")
     fail(Exit::usage,
          "command line: --binary belongs to --tokenizer byte; give that, or leave --binary out");
@@ -167,7 +167,7 @@ Exit prepare_words(const Arguments& arguments) {
   }
   if (arguments.get("format", "") == "images") return prepare_images(arguments, text_flags());
   if (is_example_file(arguments.positionals[0])) return prepare_tables(arguments, text_flags());
-  refuse_flags(arguments, example_flags(), "tables and arrays");
+  refuse_flags(arguments, table_flag_names(), "tables and arrays");
   const std::string tokenizer = arguments.get("tokenizer", "byte");
   const bool is_bpe = tokenizer != "byte" && tokenizer != "char";
   if (is_bpe && !fs::exists(tokenizer))
@@ -329,7 +329,7 @@ Exit prepare_mixture(const Arguments& arguments) {
       format == "preferences" || format == "images")
     fail(Exit::usage, "command line: --format ", format,
          " is not for mixtures; prepare all files in one folder");
-  refuse_flags(arguments, example_flags(), "tables and arrays");
+  refuse_flags(arguments, table_flag_names(), "tables and arrays");
   // Sources of a mixture must share their ids.
   if (arguments.get("tokenizer", "byte") == "char")
     fail(Exit::usage,

@@ -95,7 +95,7 @@ void refuse_flags(const Arguments& arguments, const std::vector<const char*>& na
   }
 }
 
-std::vector<const char*> example_flags() {
+std::vector<const char*> table_flag_names() {
   return {"target", "task", "val-file", "shape",   "layout",
           "id",     "drop", "category", "missing", "size"};
 }
@@ -157,7 +157,7 @@ Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_fl
 Exit prepare_images(const Arguments& arguments, std::vector<const char*> text_flags) {
   std::erase_if(text_flags, [](const char* name) { return std::string_view(name) == "format"; });
   refuse_flags(arguments, text_flags, "text");
-  std::vector<const char*> table_flags = example_flags();
+  std::vector<const char*> table_flags = table_flag_names();
   std::erase_if(table_flags,
                 [](std::string_view name) { return name == "val-file" || name == "size"; });
   refuse_flags(arguments, table_flags, "tables and arrays");

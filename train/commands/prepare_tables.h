@@ -12,7 +12,7 @@ namespace lathe {
 void refuse_flags(const Arguments& arguments, const std::vector<const char*>& names,
                   const char* what);
 /// Returns the names of the flags that only tables, arrays and images have.
-std::vector<const char*> example_flags();
+std::vector<const char*> table_flag_names();
 /// Returns a command's own flags, followed by those of tables, arrays and images.
 Flags with_table_flags(Flags flags);
 /// Prepares tables and arrays. Refuses `text_flags`, which are those of text.

@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-void log_header(const Session& session, const Data& data, const MfuBaseline& baseline,
+void log_header(const Session& session, const Data& data, const MfuMeter& meter,
                 const std::string& run, const std::string& from, const std::string& source) {
   const RunConfig& c = session.config;
   const std::string unit = session.task.unit();
@@ -32,7 +32,7 @@ void log_header(const Session& session, const Data& data, const MfuBaseline& bas
                ? ""
                : str(", ", quantity(c.train.threads, "thread"), ", ", cpu_isa()));
   log_info("precision ", precision_text(session));
-  if (const auto& peak = baseline.known(); peak && peak->is_provisional()) {
+  if (const auto& peak = meter.known(); peak && peak->is_provisional()) {
     log_info("mfu       against a matmul ceiling of ", format("%.0f", peak->rate / 1e9),
              " GFLOP/s that was measured fewer than three times and may be too low; `lathe bench "
              "peak` measures it");

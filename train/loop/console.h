@@ -16,7 +16,7 @@ namespace lathe {
 
 /// Logs the model, data, device, precision and folder of a run. `from` is the checkpoint that it
 /// resumes from, or ""; `source` is the source of its initial weights, or "".
-void log_header(const Session& session, const Data& data, const MfuBaseline& baseline,
+void log_header(const Session& session, const Data& data, const MfuMeter& meter,
                 const std::string& run, const std::string& from, const std::string& source);
 
 /// Logs what reading and writing the session's scratch files took, where it has any.

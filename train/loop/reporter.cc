@@ -34,8 +34,8 @@ StepReporter::StepReporter(const Session& session, const Data& data, const fs::p
       metrics_(metrics),
       units_per_step_(static_cast<double>(units_of_step(session.config))),
       flops_per_unit_(flops_per_unit(session)),
-      mfu_baseline_(session.device_name, static_cast<int>(session.config.train.threads),
-                    session.compute.dtype),
+      mfu_meter_(session.device_name, static_cast<int>(session.config.train.threads),
+                 session.compute.dtype),
       line_(session.config.train.steps, state.step, units_per_step_, session.task.unit()),
       last_report_step_(state.step) {}
 
@@ -70,7 +70,7 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
       .units = state_.tokens,
       .units_per_sec = units_per_step_ / seconds,
       .step_ms = 1e3 * seconds,
-      .mfu = mfu_baseline_.share(flops_per_unit_ * units_per_step_ / (seconds * world().size())),
+      .mfu = mfu_meter_.mfu(flops_per_unit_ * units_per_step_ / (seconds * world().size())),
       .data_wait_ms = 1e3 * result.data_wait_s,
       .memory_bytes = memory_peak(session_),
       .loss_scale = stats.loss_scale,

@@ -33,7 +33,7 @@ class StepReporter {
   void restart_step_timer();
 
   /// Returns the matmul rate that MFU is a share of.
-  MfuBaseline& mfu_baseline() { return mfu_baseline_; }
+  MfuMeter& mfu_meter() { return mfu_meter_; }
 
  private:
   StepStats read_stats(const StepResult& result) const;
@@ -49,7 +49,7 @@ class StepReporter {
   RunState& state_;
   MetricsSinks& metrics_;
   double units_per_step_, flops_per_unit_;
-  MfuBaseline mfu_baseline_;
+  MfuMeter mfu_meter_;
   StepLine line_;
   decltype(MemoryStats::peak) last_reported_peaks_{};  // those in metrics.jsonl
   int64_t last_report_step_;

@@ -71,7 +71,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
   session_.before_update = [&checkpoints] { checkpoints.before_update(); };
   StopController stop(c.train.max_time);
-  log_start(needs, reporter.mfu_baseline());
+  log_start(needs, reporter.mfu_meter());
   note_progress(state_.step, restored_.saved_step);
 
   // An evaluation that was interrupted runs first, so metrics.jsonl has the same lines.
@@ -124,7 +124,7 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
     reporter.restart_step_timer();
   }
 
-  reporter.mfu_baseline().remember(seconds_since(begin));
+  reporter.mfu_meter().measure_for_next_run(seconds_since(begin));
   log_offload(session_);
   return finish(checkpoints);
 }
@@ -172,8 +172,8 @@ MetricsSinks Run::open_run_folder() {
   return metrics;
 }
 
-void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& baseline) const {
-  log_header(session_, *data_, baseline, run_.string(), restored_.checkpoint.string(),
+void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& meter) const {
+  log_header(session_, *data_, meter, run_.string(), restored_.checkpoint.string(),
              source_.string());
   if (world().size() > 1) {
     const int64_t all = session_.config.train.grad_accum;

@@ -38,7 +38,7 @@ class Run {
  private:
   bool has_stalled() const { return lathe::has_stalled(state_, session_.config.train.early_stop); }
   bool is_trained() const { return state_.step >= session_.config.train.steps || has_stalled(); }
-  void log_start(const std::optional<ResourceNeeds>& needs, const MfuBaseline& baseline) const;
+  void log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& meter) const;
   MetricsSinks open_run_folder();
   /// A step, and the statistics of layers that were due after it.
   struct StepOutcome {

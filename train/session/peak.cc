@@ -113,20 +113,20 @@ MatmulCeiling measure_peak(int threads, at::ScalarType compute) {
       make_folders(path.parent_path());
       write_file_durably(path, json_text(peaks, 1) + "\n");
     } catch (const FileError& e) {
-      log_warn("the matmul ceiling is not remembered: ", e.cause(),
-               "; LATHE_CACHE may name another folder for it");
+      log_warn("the matmul ceiling was not saved: ", e.cause(),
+               "; set LATHE_CACHE to another folder");
     }
   }
   return ceiling;
 }
 
-MfuBaseline::MfuBaseline(std::string device, int threads, at::ScalarType dtype)
+MfuMeter::MfuMeter(std::string device, int threads, at::ScalarType dtype)
     : device_(std::move(device)),
       threads_(threads),
       dtype_(dtype),
       known_(known_peak(device_, threads, dtype)) {}
 
-std::optional<double> MfuBaseline::share(double rate) {
+std::optional<double> MfuMeter::mfu(double rate) {
   if (!known_) return std::nullopt;
   if (rate > known_->rate && !measured_again_) {
     measured_again_ = true;
@@ -141,7 +141,7 @@ std::optional<double> MfuBaseline::share(double rate) {
   return rate / known_->rate;
 }
 
-void MfuBaseline::remember(double run_seconds) const {
+void MfuMeter::measure_for_next_run(double run_seconds) const {
   if ((!known_ || known_->is_provisional()) && device_ != "cuda" && run_seconds > 60)
     measure_peak(threads_, dtype_);
 }

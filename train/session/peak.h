@@ -27,20 +27,20 @@ std::optional<MatmulCeiling> known_peak(const std::string& device, int threads,
 /// warning where the rate can't be written. CPU only.
 MatmulCeiling measure_peak(int threads, at::ScalarType dtype);
 
-/// The ceiling of one run. It is measured again if the run exceeds it, and a failure to store it is
-/// a warning.
-class MfuBaseline {
+/// Computes the MFU of a run. The ceiling is measured again if the run exceeds it, and a failure to
+/// store it is a warning.
+class MfuMeter {
  public:
-  MfuBaseline(std::string device, int threads, at::ScalarType dtype);
+  MfuMeter(std::string device, int threads, at::ScalarType dtype);
   const std::optional<MatmulCeiling>& known() const { return known_; }
   /// Returns the MFU of a step at `rate` FLOP/s; nullopt where no ceiling is known. The first rate
   /// above the ceiling shows that it was measured on a busy machine. It is then measured again,
   /// which takes a second and is logged.
-  std::optional<double> share(double rate);
+  std::optional<double> mfu(double rate);
   /// Measures the ceiling for the next run, if it is unknown or provisional. Call it at the end of
   /// a run of `run_seconds`. Does nothing after a run of up to a minute, which it would delay
   /// noticeably.
-  void remember(double run_seconds) const;
+  void measure_for_next_run(double run_seconds) const;
 
  private:
   std::string device_;

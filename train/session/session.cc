@@ -346,9 +346,9 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
   if (config.memory.offloads("activations")) {
     const auto window = static_cast<size_t>(1e6 * config.memory.offload_window_mb);
     if (s.device.is_cuda())
-      s.activations = std::make_unique<PinnedActivations>(window);
+      s.activations = std::make_unique<PinnedOffloader>(window);
     else
-      s.activations = std::make_unique<ActivationOffload>(scratch_folder(config), window);
+      s.activations = std::make_unique<DiskOffloader>(scratch_folder(config), window);
   }
   return s;
 }

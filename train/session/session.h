@@ -60,9 +60,9 @@ struct Session {
   bool low_grad = false;             ///< gradients of matmul weights have the matmul dtype
   ExchangeHistory exchanged{};       ///< of local_params()
   // Where memory.offload asks for them, else null.
-  std::unique_ptr<MappedMemory> mapped{};               ///< what parameters are in
-  std::unique_ptr<ParameterPages> pages{};              ///< which of them are resident
-  std::unique_ptr<OffloadedActivations> activations{};  ///< what activations are in
+  std::unique_ptr<MappedMemory> mapped{};              ///< what parameters are in
+  std::unique_ptr<ParameterPages> pages{};             ///< which of them are resident
+  std::unique_ptr<ActivationOffloader> activations{};  ///< what activations are in
   /// With several processes, a line of each parameter and buffer that this one has: its path and
   /// the checksum of the values that it began with.
   std::string checksums{};

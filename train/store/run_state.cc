@@ -11,11 +11,11 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t most = std::numeric_limits<int64_t>::max();
+constexpr int64_t max_features = std::numeric_limits<int64_t>::max();
 
 /// The allowed range of an integer field.
 struct Bounds {
-  int64_t min = 0, max = most;
+  int64_t min = 0, max = max_features;
 };
 
 /// Visits the fields of state.json in their order, with a StateWriter or a StateReader. Bounds may
@@ -25,7 +25,7 @@ template <class Visitor, class State>
 void visit_fields(Visitor& v, State& s) {
   v.field("step", s.step, {.max = 1'000'000'000'000'000});
   v.field("updates", s.updates, {.max = s.step});
-  v.field("tokens", s.tokens, {.max = most / 2});
+  v.field("tokens", s.tokens, {.max = max_features / 2});
   v.field("threads", s.threads, {.min = 1, .max = 4096});
   v.field("isa", s.isa);
   v.field("device", s.device_model);
@@ -238,15 +238,15 @@ RunState read_state(const fs::path& checkpoint) {
   return state;
 }
 
-std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& facts) {
-  constexpr size_t most = 65536;
-  const bool is_small = facts.encoding && facts.encoding->inputs.mean.size() <= most &&
-                        facts.encoding->targets.mean.size() <= most;
-  return is_small ? facts.encoding : std::nullopt;
+std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& info) {
+  constexpr size_t max_features = 65536;
+  const bool is_small = info.encoding && info.encoding->inputs.mean.size() <= max_features &&
+                        info.encoding->targets.mean.size() <= max_features;
+  return is_small ? info.encoding : std::nullopt;
 }
 
-void check_tokenizer(const fs::path& data, const DatasetInfo& facts, const RunState& state) {
-  if (facts.tokenizer && state.tokenizer && *facts.tokenizer != *state.tokenizer) {
+void check_tokenizer(const fs::path& data, const DatasetInfo& info, const RunState& state) {
+  if (info.tokenizer && state.tokenizer && *info.tokenizer != *state.tokenizer) {
     fail(Exit::data, data.string(),
          " was made with another tokenizer or vocabulary than the run's data; its loss would mean "
          "nothing");

@@ -82,9 +82,9 @@ Json state_json(const RunState& state);
 RunState read_state(const fs::path& checkpoint);
 /// Returns how a checkpoint's model encodes new examples; nullopt for tokens, and for more
 /// statistics than each checkpoint should have.
-std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& facts);
+std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& info);
 /// Throws Exit::data where a data folder has another tokenizer or vocabulary than the run.
-void check_tokenizer(const fs::path& data, const DatasetInfo& facts, const RunState& state);
+void check_tokenizer(const fs::path& data, const DatasetInfo& info, const RunState& state);
 /// Returns the config in a checkpoint's state. Throws Exit::checkpoint where it is not valid, or
 /// where the tokenizer has more tokens than the model.
 RunConfig saved_config(const RunState& state, const fs::path& checkpoint);

@@ -125,21 +125,21 @@ TEST_CASE("a GPU's attention on packed projections keeps documents apart", "[gpu
 
 TEST_CASE("document places are those of the starts, and none of other starts", "[gpu_attention]") {
   const at::Tensor starts = starts_of_documents(80);
-  const DocumentPlaces places = document_places(starts);
+  const DocumentBounds places = document_bounds(starts);
   CHECK(at::equal(places.begins, torch::tensor({0, 5, 6, 70, 80, 159, 160}, at::kInt)));
   CHECK(places.longest == 79);
-  CHECK(document_places(starts).begins.is_same(places.begins));  // remembered
+  CHECK(document_bounds(starts).begins.is_same(places.begins));  // remembered
 
   // A change in place is noticed.
   starts[1].slice(0, 40, 79).fill_(40);
-  CHECK(document_places(starts).longest == 64);
+  CHECK(document_bounds(starts).longest == 64);
 
   // A window's starts are not those of documents.
   const at::Tensor window = (torch::arange(80) - 7).clamp_min(0).expand({2, 80}).contiguous();
-  CHECK(!document_places(window).begins.defined());
+  CHECK(!document_bounds(window).begins.defined());
   const at::Tensor late = at::zeros({1, 4}, at::kLong);
   late.fill_(-1);
-  CHECK(!document_places(late).begins.defined());
+  CHECK(!document_bounds(late).begins.defined());
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ TEST_CASE("fields, quotes, line ends and marks of CSV", "[prepare_examples]") {
   CHECK_THAT(problem("1,2\n3,\"4\n5\n"),
              ContainsSubstring("t.csv:2: column 2 begins a quote that never ends"));
   CHECK_THAT(problem("1,2\n\"3\"4,5\n"),
-             ContainsSubstring("t.csv:2: column 1 has something behind its closing quote"));
+             ContainsSubstring("t.csv:2: column 1 has text after its closing quote"));
   CHECK_THAT(problem("\xFF\xFE"
                      "1"),
              ContainsSubstring("UTF-16"));

@@ -104,7 +104,7 @@ TEST_CASE("activations in the host's memory come back to a GPU's backward pass",
   if (skip_without_gpu()) return;
   torch::manual_seed(7);
   const at::Tensor x = torch::randn({512, 256}).cuda(), weight = torch::randn({256, 256}).cuda();
-  const auto gradient = [&](PinnedActivations* offload, bool recomputes) {
+  const auto gradient = [&](PinnedOffloader* offload, bool recomputes) {
     const Variable w = Variable::parameter(weight * 0.05);
     std::optional<OffloadActivations> guard;
     if (offload != nullptr) guard.emplace(*offload);
@@ -121,7 +121,7 @@ TEST_CASE("activations in the host's memory come back to a GPU's backward pass",
     const at::Tensor wanted = gradient(nullptr, recomputes);
     // With all but three activations on the host, with some of them, and with none.
     for (const size_t window : {size_t{0}, size_t{4} << 20, size_t{1} << 30}) {
-      PinnedActivations offload(window, /*least=*/1);
+      PinnedOffloader offload(window, /*least=*/1);
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(offload.times().bytes > 0);
@@ -131,7 +131,7 @@ TEST_CASE("activations in the host's memory come back to a GPU's backward pass",
       CHECK(offload.remembered() == 1);
     }
   }
-  PinnedActivations offload(0, 1);
+  PinnedOffloader offload(0, 1);
   const Variable v = Variable::parameter(x.clone());
   std::optional<OffloadActivations> guard(std::in_place, offload);
   const Variable y = v * 2.0, loss = sum(y * y);

@@ -57,7 +57,7 @@ TEST_CASE("a ceiling that can't be written is reported all the same", "[matmul_p
     CHECK_THAT(r.out,
                ContainsSubstring(args[0] == "bench" ? "flops" : "A step is limited most by"));
     CHECK_THAT(r.err,
-               ContainsSubstring("the matmul ceiling is not remembered: cannot create the folder"));
+               ContainsSubstring("the matmul ceiling was not saved: cannot create the folder"));
   }
 }
 

@@ -106,7 +106,7 @@ TEST_CASE(
   const Finished told = diverge("--train.detect_anomaly=true");
   CHECK(told.code == 5);
   CHECK_THAT(told.err, ContainsSubstring("anomaly: "));
-  CHECK_THAT(told.err, ContainsSubstring("made values that are not finite"));
+  CHECK_THAT(told.err, ContainsSubstring("produced values that are not finite"));
   fs::remove_all(f / "bad");
   CHECK(diverge("--train.detect_anomaly=false").err.find("anomaly") == std::string::npos);
 }
