@@ -37,30 +37,30 @@ void make_working_copies(const std::vector<NamedParameter>& parameters, at::Scal
   const at::ScalarType dtype = matmul_dtype(compute);
   const MemoryScope scope(Memory::parameters);
   for (const auto& p : parameters) {
-    const bool wide = p.parameter.dtype() == at::kFloat;
+    const bool is_float32 = p.parameter.dtype() == at::kFloat;
     // A float32 parameter that no matmul reads needs no copy, and its gradients stay in float32.
-    if (!is_multiplied(p.role) && wide) continue;
+    if (!is_multiplied(p.role) && is_float32) continue;
 
-    Precision& kept = p.parameter.leaf().precision;
-    if (copies && is_multiplied(p.role) && !kept.fp8 && wide) {
+    Precision& precision = p.parameter.leaf().precision;
+    if (copies && is_multiplied(p.role) && !precision.fp8 && is_float32) {
       const at::Tensor& t = p.parameter.data();
       if (has_memory(t))
-        kept.copy_low(t, dtype);
+        precision.copy_low(t, dtype);
       else
-        kept.low = tensor_without_memory(t.sizes(), t.options().dtype(dtype));
+        precision.low = tensor_without_memory(t.sizes(), t.options().dtype(dtype));
     }
-    kept.grad_dtype = low_grad ? dtype : at::kFloat;
+    precision.grad_dtype = low_grad ? dtype : at::kFloat;
     release_pages(p.parameter.data());
-    release_pages(kept.low);
+    release_pages(precision.low);
   }
 }
 
 void refresh_working_copies(std::span<const NamedParameter> parameters) {
   for (const auto& p : parameters) {
-    Precision& kept = p.parameter.leaf().precision;
-    kept.refresh_low(p.parameter.data());
+    Precision& precision = p.parameter.leaf().precision;
+    precision.refresh_low(p.parameter.data());
     release_pages(p.parameter.data());
-    release_pages(kept.low);
+    release_pages(precision.low);
   }
 }
 

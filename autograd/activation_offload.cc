@@ -18,26 +18,26 @@ namespace lathe {
 using detail::ActivationStore;
 using detail::StoredActivation;
 
-/// What the training thread and the threads of the transfer share. All of it is guarded by `mutex`,
-/// but for the file's transfers.
+/// The state that the training thread and the transfer threads share. `mutex` guards all of it,
+/// except reads and writes of the file's contents.
 struct detail::ActivationStore {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::unique_ptr<ScratchFile> file;  // null in a dry run
-  uint64_t size = 0, end = 0;         // bytes of the file, and of those that are in use
+  uint64_t size = 0, end = 0;         // of the file, and of its part that is in use; in bytes
   struct Alive {
     std::weak_ptr<StoredActivation> activation;
-    uint64_t end;  // of its part of the file
+    uint64_t end;  // offset in the file at which its part ends
   };
   std::map<uint64_t, Alive> alive;  // by number
   std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
-  size_t largest = 0;       // bytes of an activation
+  size_t largest = 0;       // bytes of the largest activation so far
   size_t window_bytes = 0;  // of activations that were kept and have not left the window
   std::exception_ptr error;
   TransferTimes times;
 };
 
-/// The memory of an activation, as long as a node keeps a tensor of it.
+/// The memory of an activation. It lives as long as a node keeps a tensor in that memory.
 struct detail::StoredActivation {
   StoredActivation(std::shared_ptr<ActivationStore> store, uint64_t number, const at::Tensor& t)
       : store(std::move(store)),
@@ -59,8 +59,9 @@ struct detail::StoredActivation {
   const c10::StorageImpl* const key;
   uint64_t offset = 0;
 
-  // Guarded by the store's mutex.
-  at::Tensor memory;  // any tensor with the bytes; undefined where they are in the file alone
+  // Guarded by the store's mutex. `memory` is also read without the mutex, since only the training
+  // thread sets it, and never while a transfer uses it.
+  at::Tensor memory;  // any tensor with the bytes; undefined while they are only in the file
   bool is_in_window = false;  // `memory` is the original then
   bool is_written = false, is_reading = false;
   bool has_changed = false;  // in place, before it left the window
@@ -72,15 +73,16 @@ detail::StoredActivation::~StoredActivation() {
       found != store->by_storage.end() && found->second == number)
     store->by_storage.erase(found);
   if (is_in_window) store->window_bytes -= bytes;
-  // Graphs are freed from their end, so a gap before an activation that is alive need not be found.
+  // Graphs are freed from their end, so space in the file before an activation that is alive is not
+  // reused.
   store->alive.erase(number);
   store->end = store->alive.empty() ? 0 : store->alive.rbegin()->second.end;
 }
 
 namespace {
 
-/// Moves an activation to or from the file by `move`, on a thread, unless nothing needs it any
-/// more.
+/// Calls `move`, which reads or writes an activation, on a transfer thread. Does nothing if no node
+/// keeps the activation any more.
 template <class F>
 void transfer(ActivationStore& store, const std::weak_ptr<StoredActivation>& weak, F&& move) {
   const std::shared_ptr<StoredActivation> s = weak.lock();
@@ -152,7 +154,7 @@ std::shared_ptr<const PackedTensor> DiskOffloader::pack(const at::Tensor& t) {
   return std::make_shared<TensorOnDisk>(*this, std::move(stored), t);
 }
 
-/// Returns the memory of t if it is stored with its present values, and else null.
+/// Returns the stored activation with the memory and the current values of t, or null.
 std::shared_ptr<StoredActivation> DiskOffloader::find(const at::Tensor& t) const {
   std::shared_ptr<StoredActivation> stored;  // destroyed without the lock, which it takes itself
   const std::lock_guard lock(store_->mutex);
@@ -183,7 +185,8 @@ std::shared_ptr<StoredActivation> DiskOffloader::store(const at::Tensor& t) {
   return stored;
 }
 
-/// Makes the file at least so long, in steps of at least 64 MiB.
+/// Marks the first `bytes` bytes of the file as in use. Extends the file if it is shorter, by at
+/// least 64 MiB.
 void DiskOffloader::reserve(uint64_t bytes) {
   if (bytes > store_->size) {
     const uint64_t step = std::max(uint64_t{64} << 20, store_->size / 8);
@@ -207,7 +210,7 @@ void DiskOffloader::write(const std::shared_ptr<StoredActivation>& stored) {
   });
 }
 
-/// Waits for the threads, and throws what went wrong there.
+/// Waits until `is_true` returns true. Throws the first error of the transfer threads.
 void DiskOffloader::wait_until(std::unique_lock<std::mutex>& lock,
                                const std::function<bool()>& is_true) {
   ActivationStore& s = *store_;
@@ -219,7 +222,8 @@ void DiskOffloader::wait_until(std::unique_lock<std::mutex>& lock,
   if (s.error != nullptr) std::rethrow_exception(s.error);
 }
 
-/// Frees the memory of the oldest activations of the window, as soon as they are written.
+/// Frees the memory of the oldest activations until the window has its size again. Waits until they
+/// are written.
 void DiskOffloader::shrink_window() {
   std::shared_ptr<StoredActivation> oldest;  // destroyed without the lock, which it takes itself
   while (!in_window_.empty()) {
@@ -231,7 +235,7 @@ void DiskOffloader::shrink_window() {
     std::unique_lock lock(store_->mutex);
     if (store_->window_bytes <= std::max(window_, 3 * store_->largest)) return;
     wait_until(lock, [&] { return oldest->is_written; });
-    // Compared here, since an op raises the version only after it has changed the data.
+    // Compare after the write: an op changes the data first and then increments the version.
     oldest->has_changed = oldest->memory._version() != oldest->version;
     store_->window_bytes -= oldest->bytes;
     oldest->is_in_window = false;
@@ -241,7 +245,7 @@ void DiskOffloader::shrink_window() {
   }
 }
 
-/// Returns a tensor with the memory of an activation, and has those before it read.
+/// Returns a tensor with the memory of an activation, and starts to read earlier activations.
 at::Tensor DiskOffloader::restore(const std::shared_ptr<StoredActivation>& stored) {
   {
     const std::lock_guard lock(store_->mutex);
@@ -274,7 +278,8 @@ void DiskOffloader::read(const std::shared_ptr<StoredActivation>& stored) {
   });
 }
 
-/// Has the activations read that were kept before one, up to as many bytes as the window.
+/// Begins to read the activations that were stored before activation `number`, up to the size of
+/// the window.
 void DiskOffloader::read_ahead(uint64_t number) {
   std::vector<std::shared_ptr<StoredActivation>> next;
   {

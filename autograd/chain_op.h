@@ -16,12 +16,12 @@ namespace lathe {
 struct ChainInput {
   Variable variable;
   Chain::Input layout;
-  int value = 0;        ///< its number in the formula
-  int64_t version = 0;  ///< of its tensor when it was added
+  int value = 0;        ///< the input's number in the formula
+  int64_t version = 0;  ///< the tensor's version when the input was added
 };
 
 /// Applies the op "fused" and returns the formula's value `result`, of shape `sizes`. `inputs` are
-/// the formula's, in its order. `cost`: of all its ops.
+/// the inputs of the formula, in its order. `cost` is the sum of the costs of its ops.
 Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> inputs, int result,
                      at::IntArrayRef sizes, PerElement cost);
 

@@ -24,7 +24,8 @@ Variable arange(double end, at::TensorOptions options = {});
 /// Returns n >= 1 evenly spaced values from start to end, including both.
 Variable linspace(double start, double end, int64_t n, at::TensorOptions options = {});
 /// Returns normally distributed random numbers with mean 0 and standard deviation 1, drawn in
-/// float32. The same seed gives the same numbers on every machine.
+/// float32. The same seed gives the same numbers; on another instruction set, the last bit of a
+/// number may differ.
 Variable randn(at::IntArrayRef sizes, uint64_t seed, at::TensorOptions options = {});
 /// Returns a tensor [..., classes] that is 1 at the index of each id and 0 elsewhere. `ids` is
 /// int64 [...], with values in [0, classes). Call it as lathe::one_hot in files that also include

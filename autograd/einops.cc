@@ -17,7 +17,8 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool einops_registered = composed({"rearrange", "reduce", "repeat"});
+[[maybe_unused]] const bool einops_registered =
+    register_composed({"rearrange", "reduce", "repeat"});
 
 enum class Kind : uint8_t { rearrange, reduce, repeat };
 const char* name_of(Kind kind) {

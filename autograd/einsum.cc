@@ -18,7 +18,7 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool einsum_registered = composed({"einsum"});
+[[maybe_unused]] const bool einsum_registered = register_composed({"einsum"});
 
 // Stands for "..." in an equation that is not fitted to shapes yet.
 constexpr int open_ellipsis = std::numeric_limits<int>::min();

@@ -18,13 +18,14 @@ using Function = std::function<Variable(const std::vector<Variable>&)>;
 /// torch.autograd.functional.vjp.
 std::pair<Variable, std::vector<Variable>> vjp(const Function& f, const std::vector<Variable>& xs,
                                                const Variable& v = {});
-/// Returns f(xs), and J v in the shape of the result, with a v for each x. It takes two backward
-/// passes: v^T J is linear in v, and its derivative in v is J. See torch.autograd.functional.jvp.
+/// Returns f(xs), and J v in the shape of the result. `vs` has a vector for each x, in the shape of
+/// that x. It takes two backward passes: u^T J is linear in u, and the derivative of u^T J v with
+/// respect to u is J v. See torch.autograd.functional.jvp.
 std::pair<Variable, Variable> jvp(const Function& f, const std::vector<Variable>& xs,
                                   const std::vector<Variable>& vs);
-/// Returns f(xs), of one element, and H v for each x, where H is the Hessian in all xs. Pearlmutter
-/// 1994, "Fast exact multiplication by the Hessian". See torch.autograd.functional.vhp, which gives
-/// the same because H is symmetric.
+/// Returns f(xs), which must have one element, and for each x its part of H v, where H is the
+/// Hessian with respect to all xs. See Pearlmutter 1994, "Fast exact multiplication by the
+/// Hessian", and torch.autograd.functional.vhp, which gives the same because H is symmetric.
 std::pair<Variable, std::vector<Variable>> hvp(const Function& f, const std::vector<Variable>& xs,
                                                const std::vector<Variable>& vs);
 

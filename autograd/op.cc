@@ -93,18 +93,13 @@ const at::Tensor& Saved::operator=(const at::Tensor& t) {
   tensor_ = t;
   if (!t.defined()) return tensor_;
   version_ = t._version();
-  detail::saved_something() = true;
+  detail::saved_something = true;
   return tensor_;
 }
 
 Node*& running_node() {
   static thread_local Node* node = nullptr;
   return node;
-}
-
-bool& detail::saved_something() {
-  static thread_local bool saved = false;
-  return saved;
 }
 
 const at::Tensor& Saved::data() const {
@@ -237,7 +232,7 @@ void detail::check_defined(const OpInfo& info, std::span<const Variable* const> 
   }
 }
 
-bool detail::recorded(std::span<const Variable> inputs) {
+bool detail::needs_node(std::span<const Variable> inputs) {
   return mode().grad && std::any_of(inputs.begin(), inputs.end(),
                                     [](const Variable& v) { return v.requires_grad(); });
 }

@@ -1,5 +1,5 @@
 // The machinery behind apply(): what it requires of an op, the node that it records, and the checks
-// around forward and backward. Read op.h first; an author of ops needs nothing of this file.
+// around forward and backward. Read op.h first; you do not need this file to write an op.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace lathe {
 namespace detail {
 
 /// A flag that is true if a Saved of this thread took a tensor since it was last set to false.
-bool& saved_something();
+inline constinit thread_local bool saved_something = false;
 
 template <class Op>
 struct Registered {
@@ -41,7 +41,8 @@ KeptOp kept_op(const char* name);
 /// During a recomputation, returns whether this op, which has no input that needs a gradient now,
 /// was recorded when it ran first: its parameters may have been frozen since.
 bool was_recorded(const char* name, std::span<const Variable> inputs);
-/// During a recomputation, adds the inputs that needed a gradient when the op ran first.
+/// During a recomputation, also marks in `needs` the inputs that needed a gradient when the op ran
+/// first.
 void add_needs(const char* name, std::span<bool> needs);
 /// During a recomputation, returns the node that was created when this op ran first, or null if
 /// that is gone.
@@ -69,23 +70,26 @@ void recompute_node(Node& node);
 [[noreturn]] void saved_is_freed(const char* name);
 /// Throws unless every input that the op needs is defined.
 void check_defined(const OpInfo& info, std::span<const Variable* const> inputs);
-/// Returns whether an op of these inputs gets a node.
-bool recorded(std::span<const Variable> inputs);
+/// Returns whether an op with these inputs is recorded, so that it gets a node.
+bool needs_node(std::span<const Variable> inputs);
 /// Connects a new node to the nodes of its inputs.
 void link(Node& node, std::span<const Variable> inputs);
 
-/// Records an op of fused() and returns its result; undefined if none of its inputs was made there,
-/// so that it runs. Throws to leave the chain if a chain can't have the op.
+/// Records an op of a function that fused() runs, and returns its result. Returns an undefined
+/// Variable if none of the inputs was recorded in the chain; the op then runs as usual. Throws to
+/// leave the chain if a chain can't have the op.
 Variable record_in_chain(const ChainForm& form, const OpInfo& info,
                          std::span<const Variable> inputs);
-/// Leaves the chain that fused() records if one of these inputs of another op was made there.
+/// Leaves the chain that fused() records if one of `inputs` was recorded in it. Called for an op
+/// that a chain can't have.
 void leave_chain_with(std::span<const Variable> inputs);
 
 /// Records an elementwise op that runs later, and returns its result; undefined if the op must run
 /// now. Only while mode().deferred is set.
 Variable defer(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
 
-/// Makes the node that stands for it in the graph running_node() for its lifetime.
+/// While alive, running_node() returns the node that stands for `node` in the graph
+/// (Node::in_graph).
 class Running {
  public:
   explicit Running(Node* node) : outer_(std::exchange(running_node(), node->in_graph)) {}
@@ -190,8 +194,8 @@ struct OpNode final : Node {
   void visit_saved(const SavedVisit& visit) override {
     if (op_) op_.emplace(visited_copy(visit));
   }
-  /// Hands over the op that a recomputation kept without the tensors of its inputs, with those of
-  /// `inputs`.
+  /// Moves out the op, which a recomputation kept without the tensors of its inputs, and restores
+  /// those tensors from `inputs`.
   Op take_kept(std::span<const Variable> inputs) {
     Op op = visited_copy([&](Saved& saved) { saved.take_input(inputs); });
     op_.reset();
@@ -264,9 +268,10 @@ struct OpNode final : Node {
   bool saves_;
 };
 
-/// Returns the node of a replayed op as that of the op `Made` is the node of.
+/// Returns a node that a recomputation found for an op, as that op's type of node. Throws if it is
+/// the node of another op.
 template <class Made>
-Made& made_by(Node& node) {
+Made& node_as(Node& node) {
   auto* made = dynamic_cast<Made*>(&node);
   if (made == nullptr) replay_mismatch(Made::op_name, node);
   return *made;
@@ -292,7 +297,7 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   constexpr bool many_outputs = !std::is_same_v<Result, at::Tensor>;
 
   const bool record =
-      recorded(inputs) || (mode().replaying != nullptr && was_recorded(Op::info.name, inputs));
+      needs_node(inputs) || (mode().replaying != nullptr && was_recorded(Op::info.name, inputs));
   const NamedRange range([] { return Op::info.name; });
   using Made = OpNode<Op, N, many_outputs>;
   Result y;
@@ -303,9 +308,9 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
 
   // Every Saved that forward assigns sets this flag. The node of an op that saved nothing stays
   // usable after release(), so that several graphs can share it.
-  saved_something() = false;
+  saved_something = false;
   if (kept.node) [[unlikely]] {
-    op = made_by<Made>(*kept.node).take_kept(inputs);
+    op = node_as<Made>(*kept.node).take_kept(inputs);
     if constexpr (many_outputs) {
       y = std::move(kept.outputs);
     } else {
@@ -321,7 +326,7 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
       rethrow(Op::info.name, data);
     }
   }
-  const bool saves = saved_something();
+  const bool saves = saved_something;
 
   const auto outputs = [&]() -> std::span<const at::Tensor> {
     if constexpr (many_outputs)
@@ -344,12 +349,12 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
       node = replayed_node(Op::info.name, inputs);
     if (node) {
       if (!node->fits(outputs)) replay_mismatch(Op::info.name, *node);
-      made_by<Made>(*node).restore_saved(std::move(op));
+      node_as<Made>(*node).restore_saved(std::move(op));
     } else {
       node = std::make_shared<Made>(std::move(op), outputs, saves);
       link(*node, inputs);
       node->backward_flops = flops.backward;
-      // flops() counts the gradients of all inputs; needed() leaves out those that nobody asks for.
+      // flops() counts the gradients of all inputs; needed() counts only those that are needed.
       if constexpr (requires { Op::needed(flops.backward, NeedsOf<N>{}); }) {
         NeedsOf<N> needs{};
         for (size_t i = 0; i < inputs.size(); ++i) needs[i] = inputs[i].requires_grad();

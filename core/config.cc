@@ -192,7 +192,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
   return best;
 }
 
-std::string name_here(const std::string& name) {
+std::string lathe_name_of(const std::string& name) {
   // Hugging Face's, litgpt's and PyTorch's names.
   static const std::map<std::string, std::string> names{
       {"epochs", "steps"},
@@ -250,7 +250,7 @@ void Schema::set(void* config, const std::string& key, const ConfigValue& value,
     // The same name in another section is a better suggestion than a similar spelling.
     const size_t point = key.find('.');
     if (point != std::string::npos) {
-      const std::string last_part = "." + name_here(key.substr(point + 1));
+      const std::string last_part = "." + lathe_name_of(key.substr(point + 1));
       for (const auto& k : keys) {
         if (k.ends_with(last_part)) near = k;
       }

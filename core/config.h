@@ -31,11 +31,12 @@ struct Rule {
   double max = std::numeric_limits<double>::infinity();
   bool open_min = false, open_max = false;  ///< the bound itself is excluded
   std::vector<std::string> choices{};       ///< strings only; empty: any
-  /// Strings that are allowed beside the choices: how they are written, and which they are.
+  /// Strings that are allowed besides the choices: `form` shows how they are written, and
+  /// `has_form` accepts them.
   std::string form{};
   bool (*has_form)(const std::string&) = nullptr;
-  bool is_fixed = false;
-  bool is_list = false;  ///< the text is a list, with commas
+  bool is_fixed = false;  ///< it can't change when a run is resumed
+  bool is_list = false;   ///< the text is a comma-separated list
   /// The values of `kind` in the same section that read the key; empty: all. The key's doc begins
   /// with them.
   std::vector<std::string> kinds{};
@@ -46,7 +47,7 @@ struct Rule {
     r.is_fixed = true;
     return r;
   }
-  /// Returns the same rule, for a text that is a list, with commas.
+  /// Returns the same rule, for a text that is a comma-separated list.
   Rule list() const {
     Rule r = *this;
     r.is_list = true;
@@ -147,7 +148,7 @@ std::string rule_text(const Rule& rule);
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 /// Returns Lathe's name, without the section, of a key that other frameworks call `name`: "lr" for
 /// "learning_rate". Returns `name` if it is not such a name.
-std::string name_here(const std::string& name);
+std::string lathe_name_of(const std::string& name);
 
 /// Collects fields while a config is default-constructed on this thread.
 class SchemaRecorder {
@@ -156,7 +157,8 @@ class SchemaRecorder {
   ~SchemaRecorder();
   SchemaRecorder(const SchemaRecorder&) = delete;
   SchemaRecorder& operator=(const SchemaRecorder&) = delete;
-  /// While alive, configs made within another are not recorded as part of it.
+  /// Pauses this thread's recorder while alive, so that a config that is constructed inside another
+  /// one adds nothing to the schema of the outer one.
   class Pause {
    public:
     Pause();
@@ -246,7 +248,7 @@ class AnyConfig {
     check_type(typeid(Config));
     return *static_cast<const Config*>(value_.get());
   }
-  /// Returns the value of a key, or null if there is none of that name and type.
+  /// Returns a pointer to the value of a key, or null if there is none of that name and type.
   template <class T>
   T* find(const std::string& key) const {
     const Field* field = value_ ? schema_->find(key) : nullptr;

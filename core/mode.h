@@ -71,8 +71,8 @@ struct RecomputePolicy {
   Kind kind = none;
   size_t first = 0, last = SIZE_MAX;
 
-  RecomputePolicy(Kind kind = none) : kind(kind) {}
-  RecomputePolicy(size_t first, size_t last) : kind(blocks), first(first), last(last) {}
+  constexpr RecomputePolicy(Kind kind = none) : kind(kind) {}
+  constexpr RecomputePolicy(size_t first, size_t last) : kind(blocks), first(first), last(last) {}
 };
 
 /// How layers make their parameters: with zeros, without memory (core/storage.h), to be given to
@@ -131,11 +131,12 @@ struct Mode {
   const at::Tensor* document_starts = nullptr;
 };
 
-/// Returns the calling thread's mode.
-inline Mode& mode() {
-  static thread_local Mode instance;
-  return instance;
+namespace detail {
+inline constinit thread_local Mode mode_of_thread;
 }
+
+/// Returns the calling thread's mode.
+inline Mode& mode() { return detail::mode_of_thread; }
 
 /// Restores the thread's mode when destroyed. Set fields of mode() after making one.
 class ModeGuard {

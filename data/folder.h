@@ -27,8 +27,8 @@ void check_manifest_checksum(const Json& json, const std::string& where);
 /// value.
 std::string manifest_file(const Json& json, const char* key, const std::string& where);
 
-/// Returns the checksum of all bytes where they are no more than `pieces` MiB, else that of
-/// `pieces` evenly spaced MiB.
+/// Returns the checksum of all bytes if there are at most `pieces` MiB of them, otherwise that of
+/// `pieces` evenly spaced pieces of 1 MiB. `pieces` must be at least 2.
 std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces);
 /// Reads every byte and compares it with the manifest's checksum. Throws Exit::data with the file
 /// where it differs or where `xxh3` is empty, and Exit::stopped once `stop`, which is called every

@@ -90,19 +90,19 @@ Batch Loader::next() {
     lock.unlock();
     freed_.notify_all();
   }
-  std::vector<at::Tensor> there;
+  std::vector<at::Tensor> on_device;
   waited_ = seconds_since(begin);
   for (const auto& buffer : slot.buffers) {
     // A graph that saved the previous batch in this buffer must fail in backward.
     bump_version(buffer);
-    there.push_back(buffer.to(device_, /*non_blocking=*/true));
+    on_device.push_back(buffer.to(device_, /*non_blocking=*/true));
   }
   if (device_.is_cuda()) {
     const c10::impl::VirtualGuardImpl cuda(device_.type());
     if (!slot.copied) slot.copied.emplace(device_.type());
     slot.copied->record(cuda.getStream(device_));
   }
-  return batches_->batch_of(there);
+  return batches_->batch_of(on_device);
 }
 
 std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint64_t seed,

@@ -13,7 +13,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the chunks of all ranks as they are gathered: those of rank 0, those of rank 1, ...
+/// Returns the numbers of all chunks in the order in which all_gather() joins them: those of rank
+/// 0, those of rank 1, ...
 std::vector<int64_t> chunks_by_rank(int64_t ranks) {
   std::vector<int64_t> chunks;
   for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -22,8 +23,8 @@ std::vector<int64_t> chunks_by_rank(int64_t ranks) {
   return chunks;
 }
 
-/// Returns chunks of dim 1 of `rows`, which has `count` equal ones, joined in the order of their
-/// `numbers`.
+/// Divides dim 1 of `rows` into `count` equal chunks, and returns the chunks with these numbers,
+/// joined in this order.
 at::Tensor chunks_of(const at::Tensor& rows, int64_t count, std::span<const int64_t> numbers) {
   const int64_t length = rows.size(1) / count;
   std::vector<at::Tensor> chunks;
@@ -31,14 +32,16 @@ at::Tensor chunks_of(const at::Tensor& rows, int64_t count, std::span<const int6
   return at::cat(chunks, 1);
 }
 
+/// Returns the positions of all context ranks, in the order of the row.
 at::Tensor gather_positions(const at::Tensor& x) {
   const std::vector<int64_t> chunks = chunks_by_rank(world().context().size);
-  std::vector<int64_t> places(chunks.size());
+  std::vector<int64_t> gathered_order(chunks.size());
   for (size_t i = 0; i < chunks.size(); ++i)
-    places[static_cast<size_t>(chunks[i])] = static_cast<int64_t>(i);
-  return chunks_of(all_gather(x, 1, Axis::context), std::ssize(places), places);
+    gathered_order[static_cast<size_t>(chunks[i])] = static_cast<int64_t>(i);
+  return chunks_of(all_gather(x, 1, Axis::context), std::ssize(gathered_order), gathered_order);
 }
 
+/// Returns the sum of complete rows over the context ranks, at the positions of this process.
 at::Tensor sum_positions(const at::Tensor& whole) {
   const std::vector<int64_t> chunks = chunks_by_rank(world().context().size);
   const at::Tensor by_rank = chunks_of(whole, std::ssize(chunks), chunks);

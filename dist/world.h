@@ -165,8 +165,8 @@ class World {
   void meet();
   void send_pulses(Rendezvous& store);
   std::string find_lost_rank();
-  void leave_answer(const std::string& lost);
-  void linger() const;
+  void store_answer(const std::string& lost);
+  void wait_for_readers() const;
   [[noreturn]] void fail_for_lost_rank(const std::string& why);
   std::string pulse() const;
 
@@ -183,7 +183,7 @@ class World {
   std::atomic<const char*> phase_{"starting"};
   std::atomic<int64_t> pulses_{0};
   std::mutex failure_mutex_;
-  std::string failure_of_first_;  // why rank 0 ends, "" while it does not; guarded by the mutex
+  std::string rank0_failure_;  // why rank 0 ends, "" while it does not; guarded by the mutex
 };
 
 /// Returns the processes of this run. The object is never destroyed, because a group with a pending

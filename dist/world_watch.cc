@@ -1,4 +1,5 @@
-// How ranks report on themselves through the store, and find out which of them was lost.
+// Each rank reports on itself through the store. From these reports, the others find out which rank
+// was lost.
 #include <chrono>
 #include <exception>
 #include <future>
@@ -38,8 +39,8 @@ std::string World::pulse() const {
   return str(pulses_.load(), " ", host, " ", step_.load(), " ", phase_.load());
 }
 
-/// Reports every half second what this process is doing, until the store is gone. Remembers why
-/// rank 0 ends with an error, since the store ends with it.
+/// Reports every half second what this process is doing, until the store is gone. Also keeps the
+/// reason why rank 0 ends with an error, since the store may end with rank 0.
 void World::send_pulses(Rendezvous& store) {
   try {
     while (true) {
@@ -47,12 +48,13 @@ void World::send_pulses(Rendezvous& store) {
       store.set(Rendezvous::key("pulse", rank()), pulse());
       if (const std::string why = store.get(Rendezvous::key("failed", 0)); !why.empty()) {
         const std::lock_guard lock(failure_mutex_);
-        failure_of_first_ = why;
+        rank0_failure_ = why;
       }
       std::this_thread::sleep_for(pulse_interval);
     }
   } catch (const std::exception&) {
-    // Without a store, nobody can read it: the next exchange fails and is reported.
+    // Without a store, no rank can read a pulse. The next exchange fails, and its error is
+    // reported.
   }
 }
 
@@ -71,7 +73,8 @@ void World::guarded(const std::function<void()>& f) {
   }
 }
 
-/// Returns a sentence about the rank that was lost, or "" where every rank answers.
+/// Returns a sentence about the rank that was lost; "" if all ranks answer and are in the same
+/// phase of the same step.
 std::string World::find_lost_rank() {
   const auto sentence = [&](int r, const Pulse& last, const std::string& what) {
     return str("rank ", r, " of ", size(), " on ", printable_line(last.host), " ", what,
@@ -84,22 +87,23 @@ std::string World::find_lost_rank() {
   };
 
   // A rank that ends with an error reports it; one that was killed or stopped sends no more pulses.
-  // A rank that found the lost one earlier has left by now, so its answer comes first.
+  // A rank that found the lost one earlier may have ended since, and would seem to be lost too. Its
+  // answer therefore comes first.
   const std::vector<Pulse> before = read();
   std::this_thread::sleep_for(2 * pulse_interval + pulse_interval / 2);
   const std::vector<Pulse> now = read();
   if (const std::string found = monitor_->get("lost"); !found.empty()) return printable_line(found);
   for (int r = 0; r < size(); ++r) {
-    const std::string said = r == rank() ? "" : monitor_->get(Rendezvous::key("failed", r));
-    if (!said.empty())
-      return sentence(r, now[r], "ended with an error (" + printable_line(said) + ")");
+    const std::string failure = r == rank() ? "" : monitor_->get(Rendezvous::key("failed", r));
+    if (!failure.empty())
+      return sentence(r, now[r], "ended with an error (" + printable_line(failure) + ")");
   }
   for (int r = 0; r < size(); ++r) {
     if (r != rank() && before[r].count == now[r].count)
       return sentence(r, now[r], "no longer answers");
   }
 
-  // All send pulses, so one of them is stuck in something else than this exchange.
+  // All ranks send pulses, so one of them must be stuck outside of this exchange.
   const std::string own = std::to_string(step_.load());
   for (int r = 0; r < size(); ++r) {
     if (r != rank() && (now[r].step != own || now[r].phase != phase_.load()))
@@ -109,8 +113,8 @@ std::string World::find_lost_rank() {
 }
 
 void World::fail_for_lost_rank(const std::string& why) {
-  // A store behind a broken link does not answer, and its client has no timeout: so a
-  // thread asks it, which is left behind where it hangs.
+  // A request to a store behind a broken link may block for longer than its timeout. A detached
+  // thread therefore makes the request, and is abandoned if it blocks.
   auto asked = std::make_shared<std::promise<std::string>>();
   auto answer = asked->get_future();
   std::thread([this, asked] {
@@ -131,35 +135,35 @@ void World::fail_for_lost_rank(const std::string& why) {
     lost = answer.get();
   } catch (const std::exception&) {
     const std::lock_guard lock(failure_mutex_);
-    if (!failure_of_first_.empty()) {
+    if (!rank0_failure_.empty()) {
       fail(Exit::peer_lost, "rank 0 of ", size(), " ended with an error (",
-           printable_line(failure_of_first_), ")", remedy);
+           printable_line(rank0_failure_), ")", remedy);
     }
     fail(Exit::peer_lost, "rank 0 of ", size(), " on ", placement_.host,
          " has ended or can't be reached, and with it the store at port ", placement_.port,
          "; see what its process printed", remedy);
   }
   if (!lost.empty()) {
-    leave_answer(lost);
+    store_answer(lost);
     fail(Exit::peer_lost, lost, remedy);
   }
   fail(Exit::peer_lost, "rank ", rank(), " of ", size(), ": an exchange failed (", why,
        "), though every rank answers", remedy);
 }
 
-/// Waits until the other ranks have read what this one stored, if the store ends with it.
-void World::linger() const {
+/// If the store ends with this process, waits long enough for the other ranks to read it.
+void World::wait_for_readers() const {
   if (rank() == 0 && !placement_.agent_hosts_store) std::this_thread::sleep_for(2 * pulse_interval);
 }
 
 /// Stores what was found for the ranks that look later.
-void World::leave_answer(const std::string& lost) {
+void World::store_answer(const std::string& lost) {
   try {
     monitor_->set("lost", lost);
   } catch (const std::exception&) {
-    return;  // the store is gone, and with it those who would read
+    return;  // the store is gone, so no rank can read the answer
   }
-  linger();
+  wait_for_readers();
 }
 
 void World::report_failure(const std::string& why) {
@@ -170,7 +174,7 @@ void World::report_failure(const std::string& why) {
     // The others notice by themselves, after dist.timeout at the latest.
     return;
   }
-  linger();
+  wait_for_readers();
 }
 
 bool World::first_rank_reports(const std::string& why) {

@@ -69,7 +69,7 @@ int64_t ModuleCall::size(char dim) const {
 void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result,
                        bool is_required) {
   if (!x.defined()) {
-    if (is_required) misfit(name, x, spec, false, "it must hold a tensor");
+    if (is_required) fail_mismatch(name, x, spec, false, "it must hold a tensor");
     return;
   }
 
@@ -78,7 +78,8 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
   int64_t letters = 0;
   for (const char c : spec) letters += c != ' ' && c != '.' ? 1 : 0;
   if (spec.starts_with('.') ? letters > x.dim() : letters != x.dim())
-    misfit(name, x, spec, is_result, str("it has ", x.dim(), x.dim() == 1 ? " dim" : " dims"));
+    fail_mismatch(name, x, spec, is_result,
+                  str("it has ", x.dim(), x.dim() == 1 ? " dim" : " dims"));
 
   int64_t dim = x.dim();
   const int tensor = static_cast<int>(seen_.size());
@@ -92,7 +93,7 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
         std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
     if (found == dims_.end()) {
       // The first tensor that has a letter binds it, and is remembered for the message about a
-      // later misfit.
+      // later fail_mismatch.
       dims_.push_back({c, size, tensor});
     } else if (found->size != size) {
       std::string why = str(c, " is ", size, " here and ", found->size);
@@ -104,15 +105,15 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
       } else {
         why += " in the module";
       }
-      misfit(name, x, spec, is_result, why);
+      fail_mismatch(name, x, spec, is_result, why);
     }
   }
 
   seen_.push_back({name, x});
 }
 
-void ModuleCall::misfit(const char* name, const at::Tensor& x, std::string_view spec,
-                        bool is_result, const std::string& why) const {
+void ModuleCall::fail_mismatch(const char* name, const at::Tensor& x, std::string_view spec,
+                               bool is_result, const std::string& why) const {
   bool any_before = false;
   const std::string letters = letters_of(spec, any_before);
   std::string wanted = any_before ? "..." : "";

@@ -3,7 +3,8 @@
 //
 //   Variable MyLayer::operator()(const Variable& x, const Variable& memory) const {
 //     ModuleCall call(*this, {{'C', weight.size(1)}});
-//     call.input(x, "B T C"), call.input("memory", memory, "B S C");
+//     call.input(x, "B T C");
+//     call.input("memory", memory, "B S C");
 //     ...
 //     return call.result(y, "B T C");
 //   }
@@ -46,8 +47,8 @@ struct RegisteredModule {
 };
 }  // namespace detail
 
-/// One call of a module; an object on the stack of the call. The calls in progress of a thread form
-/// a chain from the outermost.
+/// One call of a module. A module creates it as a local variable of its operator(). The calls that
+/// are in progress on a thread form a chain, from the innermost to the outermost.
 class ModuleCall {
  public:
   template <class M>
@@ -125,8 +126,8 @@ class ModuleCall {
   }
   void check(const char* name, const at::Tensor& x, std::string_view spec, bool is_result,
              bool is_required = false);
-  [[noreturn]] void misfit(const char* name, const at::Tensor& x, std::string_view spec,
-                           bool is_result, const std::string& why) const;
+  [[noreturn]] void fail_mismatch(const char* name, const at::Tensor& x, std::string_view spec,
+                                  bool is_result, const std::string& why) const;
   Variable run_hooks(Variable y) const;
 
   const void* module_;

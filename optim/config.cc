@@ -48,7 +48,7 @@ std::vector<GroupOptions> group_options(const OptimConfig& config) {
 
     if (group.pattern.empty())
       fail(Exit::usage, where,
-           "match is missing; give the paths that it is for, such as match = \"*.bias\"");
+           "match is missing; add a pattern of paths, such as match = \"*.bias\"");
 
     groups.push_back(std::move(group));
   }

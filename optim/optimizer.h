@@ -50,7 +50,7 @@ struct Slot {
 /// Slots that share settings.
 struct ParameterGroup {
   double weight_decay = 0;
-  double lr_factor = 1;  ///< times the step's learning rate
+  double lr_factor = 1;  ///< factor on the step's learning rate
   std::vector<Slot> slots{};
 };
 
@@ -69,7 +69,7 @@ struct StepOptions {
   /// elements that this process owns, which are updated in place of the parameter; undefined for a
   /// parameter that is complete.
   std::span<const at::Tensor> own_parameters{};
-  /// Replaces a tensor by its sum over the processes that share updates out. Set with
+  /// Replaces a tensor by its sum over the processes that the updates are sharded among. Set with
   /// own_gradients.
   std::function<void(at::Tensor&)> sum_over_processes{};
   /// Replaces a tensor by its sum over the tensor ranks. Set if parameters are cut among them.
@@ -97,8 +97,7 @@ class Optimizer {
   /// `shares`: for each parameter, the elements whose state this process keeps and which it
   /// updates. Empty: all elements of all parameters. A parameter of divisible_parameters() may be
   /// cut at multiples of grad_sum_chunk; any other one is owned completely or not at all. Throws
-  /// Exit::usage if a parameter is cut among tensor ranks and its update needs all of
-  /// it.
+  /// Exit::usage if a parameter is cut among tensor ranks and its update needs all of it.
   ///
   /// `offload`: if not empty, the state is in a scratch file in this folder (optim/offload.h), and
   /// updates have the same bits. On CPUs only. Throws FileError with Exit::io if the disk lacks the
@@ -115,12 +114,12 @@ class Optimizer {
   void step(double lr, const StepOptions& options = {});
 
   // The stages of a step whose gradients don't exist at the same time (memory.update_in_backward),
-  // in one process: begin_stages(); sum_gradient() of each parameter, if gradients are
-  // clipped by their norm; decide(); update_parameter() of each one; end_stages(). The result has
-  // the bits of step(), except that a gradient which is not finite leaves only its own parameter
-  // untouched, unless all gradients were summed before decide(), and that on a GPU the norm may
-  // differ in the last bit if a parameter has no gradient. `i` is an index in the
-  // constructor's parameters, whose gradient must be complete.
+  // in one process. Call begin_stages(); sum_gradient() for each parameter, if gradients are
+  // clipped by their norm; decide(); update_parameter() for each one; end_stages(). The result has
+  // the bits of step(), with two exceptions. A gradient that is not finite leaves only its own
+  // parameter untouched, unless all gradients were summed before decide(). On a GPU, the norm may
+  // differ in the last bit if a parameter has no gradient. `i` is the index of a parameter in the
+  // constructor's list; its gradient must be complete.
 
   /// Forgets the sums of the last step.
   void begin_stages();
@@ -163,8 +162,8 @@ class Optimizer {
   void write_state(const at::Tensor& state, const StatePart& part, const at::Tensor& values);
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
-  /// Makes the averages of optim.ema_decay those of the parameters' values now. The constructor has
-  /// done so if they had any.
+  /// Sets the moving averages (optim.ema_decay) to the current values of the parameters. The
+  /// constructor does this for parameters whose values exist by then.
   void start_averages();
   /// Resumes after n updates, for example after loading. Clears the record of a failed step.
   void set_updates(int64_t n);
@@ -186,7 +185,7 @@ class Optimizer {
 
   OptimConfig config_;
   std::unique_ptr<Method> method_;
-  bool is_sharded_;    // processes share the parameters out
+  bool is_sharded_;    // updates are sharded among processes
   bool is_offloaded_;  // the state is in a scratch file
   std::optional<uint64_t> rounding_seed_;
   std::vector<ParameterGroup> groups_;

@@ -12,9 +12,9 @@
 namespace lathe {
 namespace {
 
-/// Returns x [B, C, ...] contiguous and, if it has one value per channel and sample, as [1, C, B].
-/// On CPUs, ATen cuts the sums of [B, C] into as many parts as there are threads, so that their
-/// bits depend on that number.
+/// Returns x [B, C, ...] as a contiguous tensor. On a CPU, an x with one value per channel and
+/// sample becomes [1, C, B]: ATen divides the sums of [B, C] into as many parts as there are
+/// threads, so that their bits would depend on that number.
 at::Tensor by_channel(const at::Tensor& x) {
   if (!x.is_cpu() || x.numel() != x.size(0) * x.size(1)) return x.contiguous();
   return x.reshape({x.size(0), x.size(1)}).t().contiguous().unsqueeze(0);
@@ -97,12 +97,12 @@ struct BatchNormOp {
   }
   Grads<3, Variable> backward(const GradList<Variable>& dy, Needs<3> needs) const {
     const auto plain = [this](const std::vector<Variable>& in) {
-      std::vector<int64_t> dims, by_channel(static_cast<size_t>(in[0].dim()), 1);
+      std::vector<int64_t> dims, channel_sizes(static_cast<size_t>(in[0].dim()), 1);
       for (int64_t d = 0; d < in[0].dim(); ++d) {
         if (d != 1) dims.push_back(d);
       }
-      by_channel[1] = in[0].size(1);
-      const auto spread = [&](const Variable& v) { return reshape(wide_of(v), by_channel); };
+      channel_sizes[1] = in[0].size(1);
+      const auto spread = [&](const Variable& v) { return reshape(wide_of(v), channel_sizes); };
       Variable y = wide_of(in[0]), power;
       if (given) {
         y = y - spread(Variable(mean.data()));

@@ -8,8 +8,8 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool conv_forms_registered =
-    composed({"conv1d", "conv_transpose2d", "max_pool1d", "avg_pool1d", "adaptive_avg_pool1d"});
+[[maybe_unused]] const bool conv_forms_registered = register_composed(
+    {"conv1d", "conv_transpose2d", "max_pool1d", "avg_pool1d", "adaptive_avg_pool1d"});
 
 Variable as_image(const Variable& x, const char* what) {
   LATHE_CHECK(x.dim() == 3, what, "(", describe(x.data()), "): x must be [B, C, L]");
@@ -39,11 +39,11 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
               "): x must be [B, C, H, W] and weight [C, O / groups, kh, kw]");
   LATHE_CHECK(
       at_least(o.stride, 1) && at_least(o.dilation, 1) && at_least(o.padding, 0) && o.groups >= 1,
-      "conv_transpose2d: stride, dilation and groups must be 1 at least, padding 0");
+      "conv_transpose2d: stride, dilation and groups must be at least 1, and padding at least 0");
 
   const int64_t out = weight.size(1) * o.groups;
   LATHE_CHECK(x.size(1) == weight.size(0), "conv_transpose2d: x has ", x.size(1),
-              " channels, the weight is for ", weight.size(0));
+              " channels, but the weight is for ", weight.size(0));
   LATHE_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == out),
               "conv_transpose2d: bias must have shape [", out, "]");
 
@@ -64,9 +64,10 @@ Variable conv_transpose2d(const Variable& x, const Variable& weight, const Varia
 
   // With an output_padding of a stride or more, conv2d would map the result to a larger image than
   // x. Pad x to that size.
-  const int64_t more_h = o.output_padding.h / o.stride.h, more_w = o.output_padding.w / o.stride.w;
+  const int64_t extra_rows = o.output_padding.h / o.stride.h,
+                extra_columns = o.output_padding.w / o.stride.w;
   const Variable y = conv2d_input_grad(
-      more_h + more_w > 0 ? pad(x, {0, more_w, 0, more_h}) : x, weight, sizes,
+      extra_rows + extra_columns > 0 ? pad(x, {0, extra_columns, 0, extra_rows}) : x, weight, sizes,
       {.stride = o.stride, .padding = o.padding, .dilation = o.dilation, .groups = o.groups});
 
   return bias.defined() ? add(y, reshape(cast(bias, y.dtype()), {out, 1, 1})) : y;

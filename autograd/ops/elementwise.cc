@@ -1,6 +1,7 @@
 // Elementwise ops. Broadcasting needs no code here: the engine sums a gradient to its input's
 // shape.
 #include <cmath>
+#include <functional>
 #include <numbers>
 
 #include <ATen/ops/empty_like.h>
@@ -15,6 +16,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/small.h"
 #include "core/device.h"
 
 namespace lathe {
@@ -23,7 +25,9 @@ namespace {
 struct Add {
   static constexpr OpInfo info{.name = "add", .each = {1, 0}};
   ChainForm chain() const { return {ChainOp::add}; }
-  at::Tensor forward(const at::Tensor& a, const at::Tensor& b) { return a.add(b); }
+  at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
+    return elementwise(std::plus<>(), a, b);
+  }
   // da = dy, db = dy
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2>) const {
@@ -34,7 +38,9 @@ struct Add {
 struct Sub {
   static constexpr OpInfo info{.name = "sub"};
   ChainForm chain() const { return {ChainOp::sub}; }
-  at::Tensor forward(const at::Tensor& a, const at::Tensor& b) { return a.sub(b); }
+  at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
+    return elementwise(std::minus<>(), a, b);
+  }
   // da = dy, db = -dy
   template <class T>
   Grads<2, T> backward(const T& dy, Needs<2> needs) const {
@@ -50,7 +56,7 @@ struct Mul {
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     if (needs[1]) a = a_;
     if (needs[0]) b = b_;
-    return a_.mul(b_);
+    return elementwise(std::multiplies<>(), a_, b_);
   }
   // da = dy * b, db = dy * a
   template <class T>
@@ -66,7 +72,7 @@ struct Div {
   ChainForm chain() const { return {ChainOp::div}; }
   at::Tensor forward(const at::Tensor& a_, const at::Tensor& b_) {
     if (needs[1]) a = a_;
-    return a_.div(b = b_);
+    return elementwise(std::divides<>(), a_, b = b_);
   }
   // da = dy / b, db = -dy * a / b^2
   template <class T>
@@ -80,7 +86,7 @@ struct AddScalar {
   static constexpr OpInfo info{.name = "add_scalar", .each = {1, 0}};
   double c;
   ChainForm chain() const { return {ChainOp::add, c}; }
-  at::Tensor forward(const at::Tensor& x) { return x.add(c); }
+  at::Tensor forward(const at::Tensor& x) { return elementwise(std::plus<>(), x, c); }
   // dx = dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
@@ -92,7 +98,7 @@ struct MulScalar {
   static constexpr OpInfo info{.name = "mul_scalar"};
   double c;
   ChainForm chain() const { return {ChainOp::mul, c}; }
-  at::Tensor forward(const at::Tensor& x) { return x.mul(c); }
+  at::Tensor forward(const at::Tensor& x) { return elementwise(std::multiplies<>(), x, c); }
   // dx = c * dy
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {

@@ -15,7 +15,7 @@
 namespace lathe {
 namespace {
 
-[[maybe_unused]] const bool instance_norm_registered = composed({"instance_norm"});
+[[maybe_unused]] const bool instance_norm_registered = register_composed({"instance_norm"});
 
 /// Makes a weight contiguous, because ATen's kernels read a weight with other strides incorrectly.
 /// Returns nullopt if it is undefined.

@@ -18,8 +18,8 @@ namespace lathe {
 namespace {
 
 [[maybe_unused]] const bool losses_registered =
-    composed({"l1_loss", "mse_loss", "binary_cross_entropy_with_logits", "nll_loss", "kl_div",
-              "cosine_similarity", "pairwise_distance", "triplet_margin_loss"});
+    register_composed({"l1_loss", "mse_loss", "binary_cross_entropy_with_logits", "nll_loss",
+                       "kl_div", "cosine_similarity", "pairwise_distance", "triplet_margin_loss"});
 
 /// While alive, memory.saved leaves what ops keep as it is. The gradients of a loss are part of all
 /// others, and its tensors are small.

@@ -15,7 +15,7 @@ namespace lathe {
 namespace {
 
 [[maybe_unused]] const bool scaled_attention_registered =
-    composed({"scaled_dot_product_attention"});
+    register_composed({"scaled_dot_product_attention"});
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 

@@ -20,7 +20,7 @@ namespace lathe {
 namespace {
 
 [[maybe_unused]] const bool views_registered =
-    composed({"squeeze", "chunk", "stack", "outer", "bmm"});
+    register_composed({"squeeze", "chunk", "stack", "outer", "bmm"});
 
 // For backward formulas: the same names for tensors.
 at::Tensor unfold(const at::Tensor& x, int64_t dim, int64_t size, int64_t step) {

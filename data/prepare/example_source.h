@@ -16,15 +16,15 @@
 
 namespace lathe {
 
-/// How the columns of a table are used. A column is given by its name or
-/// by its number, counted from 1.
+/// How the columns of a table are used. A column is given by its name or by its number, counted
+/// from 1.
 struct TableOptions {
   std::string target = "last";            ///< "last", "first", or a column
   char separator = 0;                     ///< 0: find_separator decides
   std::string missing = "error";          ///< empty cells: "error", "drop", "mean" or "median"
   std::vector<std::string> drop{};        ///< columns that are left out
   std::vector<std::string> categories{};  ///< columns whose numbers are categories
-  std::string id{};                       ///< a column that is not an input; empty: there is none
+  std::string id{};                       ///< column that names the rows, not an input; empty: none
 };
 
 /// One example; valid until the next one is read.
@@ -43,8 +43,8 @@ class ExampleSource {
   virtual void scan(ProgressReporter& /*meter*/) {}
   /// Returns the columns, or null where the files are not tables.
   virtual const TableFormat* table() const { return nullptr; }
-  /// Sets what replaces empty cells: one number for each input, of which only those for numeric
-  /// columns are used.
+  /// Sets the numbers that replace empty cells, one for each input. Only those of numeric columns
+  /// are used.
   virtual void set_fills(const std::vector<double>& /*by_input*/) {}
   /// Returns the dimensions of one input.
   virtual std::vector<int64_t> sizes() const = 0;

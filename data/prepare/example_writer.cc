@@ -10,8 +10,8 @@ ExampleWriter::ExampleWriter(const fs::path& folder, const ExampleSource& source
                              ExampleManifest& manifest)
     : manifest_(manifest),
       classifies_(manifest.task == "classification"),
-      inputs_(groups_of(manifest.input_sizes)),
-      numbers_({manifest.outputs, 1}) {
+      input_statistics_(groups_of(manifest.input_sizes)),
+      target_statistics_({manifest.outputs, 1}) {
   const ArrayType input_type = source.input_type() ? kept_as(*source.input_type())
                                : all_bytes         ? ArrayType::u8
                                                    : ArrayType::f64;
@@ -44,14 +44,14 @@ void ExampleWriter::add(const RawExample& e, int64_t label, bool is_val) {
   to.targets.add(classifies_ ? std::span(&number, 1) : e.targets);
 
   if (is_val) return;
-  inputs_.add(example.data());
-  if (!classifies_) numbers_.add(e.targets.data());
+  input_statistics_.add(example.data());
+  if (!classifies_) target_statistics_.add(e.targets.data());
 }
 
 std::vector<MadeFile> ExampleWriter::finish() {
   if (train_->left != 0 || (val_ && val_->left != 0)) fail_changed_input();
-  manifest_.inputs = inputs_.result();
-  if (!classifies_) manifest_.targets = numbers_.result();
+  manifest_.inputs = input_statistics_.result();
+  if (!classifies_) manifest_.targets = target_statistics_.result();
 
   std::vector<MadeFile> files;
   const auto end = [&](SplitOut& from, ExampleSplit& to) {

@@ -39,7 +39,7 @@ class ExampleWriter {
   ExampleManifest& manifest_;
   bool classifies_;
   std::optional<SplitOut> train_, val_;
-  Statistics inputs_, numbers_;
+  Statistics input_statistics_, target_statistics_;
   std::vector<double> image_;  // with its channels first
 };
 

@@ -85,7 +85,7 @@ bool PngDecoder::read_rows(uint8_t** rows) {
   png_set_interlace_handling(png_);
   png_read_update_info(png_, info_);
   if (png_get_rowbytes(png_, info_) != static_cast<size_t>(width * native_channels()))
-    png_error(png_, "its rows have another size than its header states");
+    png_error(png_, "its rows do not have the size that its header states");
   png_read_image(png_, rows);
   png_read_end(png_, nullptr);
   return true;

@@ -1,8 +1,8 @@
 // The part of Jinja that chat templates use. No LibTorch header.
 //
 // chat_template.cc renders a few conversations by a template to find out whether it writes ChatML
-// or Llama 3's format. Macros, imports and most filters are not supported; templates with them are
-// kept and exported all the same.
+// or Llama 3's format. Macros, imports and most filters are not supported. Templates that use them
+// are still kept and exported.
 #pragma once
 
 #include <optional>

@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-/// conv2d() with its filters. x [B, in, H, W] -> [B, out, H', W'].
+/// A layer that holds filters and applies conv2d(): x [B, in, H, W] -> [B, out, H', W'].
 struct Conv2d {
   Variable weight, bias;  ///< [out, in / groups, kernel.h, kernel.w]; [out] or undefined
   Conv2dOptions options;
@@ -24,7 +24,7 @@ struct Conv2d {
   }
 };
 
-/// conv1d() with its filters. x [B, in, L] -> [B, out, L'].
+/// A layer that holds filters and applies conv1d(): x [B, in, L] -> [B, out, L'].
 struct Conv1d {
   Variable weight, bias;  ///< [out, in / groups, kernel]; [out] or undefined
   Conv1dOptions options;

@@ -1,5 +1,5 @@
-// The bits of ops on any number of threads. Rows of the op table are small, and ATen computes small
-// tensors on one thread, so the ops that reduce are also run on large ones.
+// Ops must give the same bits on any number of threads. Rows of the op table are small, and ATen
+// computes small tensors on one thread, so reductions are also run on large tensors.
 #include <ATen/Parallel.h>
 
 #include <functional>
@@ -29,7 +29,8 @@ class Threads {
   int before_ = at::get_num_threads();
 };
 
-/// The result of `f` and the gradients of its sum, weighted, in the inputs that have one.
+/// Returns the result of `f`, and the gradients of a weighted sum of its elements with respect to
+/// the inputs that require one.
 std::vector<at::Tensor> results_of(const std::function<Variable(const Variables&)>& f,
                                    const Variables& inputs) {
   const StepRandom random = lathe::test::step_random;
@@ -52,8 +53,8 @@ std::vector<at::Tensor> results_of(const std::function<Variable(const Variables&
 }
 
 /// Returns the numbers of threads with which the bits differ from those on one thread.
-std::vector<int> differing(const std::function<Variable(const Variables&)>& f,
-                           const Variables& inputs) {
+std::vector<int> differing_thread_counts(const std::function<Variable(const Variables&)>& f,
+                                         const Variables& inputs) {
   const Threads restored;
   at::set_num_threads(1);
   const auto one = results_of(f, inputs);
@@ -81,15 +82,16 @@ Variables random(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType
   return all;
 }
 
-/// Whether an op is ATen's and cuts its work by threads (docs/internals/randomness.md).
-bool is_cut_by_threads(const std::string& op) { return op.starts_with("conv"); }
+/// Returns whether an op calls an ATen function that divides its work by the number of threads, so
+/// that its bits depend on that number (docs/internals/randomness.md).
+bool depends_on_thread_count(const std::string& op) { return op.starts_with("conv"); }
 
 TEST_CASE("every op has the same bits on any number of threads", "[threads]") {
   for (const OpCase& row : op_table()) {
-    if (is_cut_by_threads(row.op)) continue;
+    if (depends_on_thread_count(row.op)) continue;
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       INFO(row.op << " " << row.label << " " << dtype);
-      CHECK(differing(row.ours, variables_of(row, dtype)).empty());
+      CHECK(differing_thread_counts(row.ours, variables_of(row, dtype)).empty());
     }
   }
 }
@@ -126,7 +128,7 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
   for (const Case& c : cases) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       INFO(c.name << " " << dtype);
-      CHECK(differing(c.f, random(c.shapes, dtype)).empty());
+      CHECK(differing_thread_counts(c.f, random(c.shapes, dtype)).empty());
     }
   }
 }
@@ -134,7 +136,7 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
 TEST_CASE("ATen's own reductions show that the comparison notices threads", "[threads]") {
   const Variables x = random({{300000}}, at::kFloat);
   const auto sum_by_aten = [](const Variables& v) { return Variable(v[0].data().sum()); };
-  CHECK(!differing(sum_by_aten, x).empty());
+  CHECK(!differing_thread_counts(sum_by_aten, x).empty());
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ TEST_CASE("indexing is LibTorch's, with gradients", "[variable]") {
   agrees([&](auto& a, auto& b, auto&) { return b[a > 1]; },
          [&](auto& a, auto& b, auto&) { return b.index({a > 1}); });
   const Variable x = zeros({2, 3});
-  CHECK(error_of([&] { x[2]; }) == "select(float32[2,3]): place 2 is outside dim 0 of size 2");
+  CHECK(error_of([&] { x[2]; }) == "select(float32[2,3]): index 2 is outside dim 0 of size 2");
   CHECK_THAT(error_of([&] { x[torch::tensor({5}, at::kLong)]; }),
              ContainsSubstring("index(float32[2,3]): "));
   CHECK_THAT(error_of([&] { x[torch::tensor({0.5})]; }),

@@ -1,5 +1,5 @@
-// The functions of core/kernels/*.cu, against the CPU's. No GPU is needed: tests/support/cuda/
-// stands in for CUDA, and its own controls come first.
+// Compares the functions of core/kernels/*.cu with the CPU's. No GPU is needed: tests/support/cuda/
+// stands in for CUDA. The first tests check this stand-in.
 #include <hwy/targets.h>
 
 #include <bit>
@@ -30,9 +30,9 @@ using stand_in::Order;
 constexpr Order orders[] = {Order::forward, Order::backward, Order::shuffled};
 constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
 
-/// Sets the order of threads until the end of a scope, and the CPU's kernels to the compiler's
-/// baseline: on x86-64 that has no fused multiply-add, so both sides, whose formulas are one text,
-/// round the same. Others may differ in a bit.
+/// While alive, the stand-in runs threads in this order, and the CPU's kernels use the compiler's
+/// baseline instructions. On x86-64 these have no fused multiply-add, so both sides, which share
+/// the source of their formulas, round in the same way. On other CPUs, a bit may differ.
 struct ThreadOrder {
   int64_t targets = hwy::SupportedTargets();
 
@@ -42,12 +42,13 @@ struct ThreadOrder {
   }
   ~ThreadOrder() {
     stand_in::order = Order::forward;
-    stand_in::most_blocks = INT32_MAX;
+    stand_in::max_blocks = INT32_MAX;
     hwy::GetChosenTarget().Update(targets);
   }
 };
 
-/// A NaN's payload and sign are each device's own.
+/// Returns whether two tensors have the same bits. Two NaNs count as equal, since their sign and
+/// payload depend on the device.
 bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
   const auto bits = a.element_size() == 8   ? at::kLong
                     : a.element_size() == 4 ? at::kInt
@@ -96,7 +97,7 @@ __global__ void wait_apart_kernel(unsigned here) {
   }
 }
 
-TEST_CASE("the stand-in tells of a barrier that some threads don't reach", "[cuda_kernels]") {
+TEST_CASE("the stand-in reports a barrier that some threads don't reach", "[cuda_kernels]") {
   for (const Order order : orders) {
     const ThreadOrder setting(order);
     for (const unsigned n : {0u, 10u}) {  // the controls
@@ -117,8 +118,8 @@ __global__ void leave_kernel(int* found) {
 }
 
 TEST_CASE(
-    "the stand-in leaves a block nothing of the one before it, and refuses a grid that a GPU "
-    "can't have",
+    "the stand-in overwrites shared memory before each block, and refuses a grid that a GPU can't "
+    "have",
     "[cuda_kernels]") {
   int found[3] = {};
   launch(leave_kernel, 3, 1, nullptr, &found[0]);
@@ -165,21 +166,21 @@ TEST_CASE("dropout on a GPU is the CPU's", "[cuda_kernels]") {
       for (const int64_t n : {0, 1, 3, 4, 5, 1022, 1024, 2051}) {
         for (const uint64_t first : {0ul, 1ul, 6ul, 7ul, (1ul << 34) + 5}) {
           INFO(dtype_name(dtype) << " " << n << " from " << first);
-          // Of some more elements on either side, which stay as they are. Elements are read four at
-          // a time where their address and `first` permit it.
+          // The tensors have more elements on either side, which must not change. The kernel reads
+          // four elements at a time if their address and `first` allow it.
           const int64_t before = n % 2 == 0 ? 4 : 1;
           at::Tensor x = torch::randn({n + 8}).to(dtype), wanted = torch::full({n + 8}, 7, dtype);
           const double special[] = {INFINITY, NAN, -0.0, 1e-7, 65504, -3e38};
           for (int64_t i = 0; i < std::min<int64_t>(n, 6); ++i) x[i + before] = special[i];
-          // Three of four go; the scale is one that no narrow type has.
+          // Three of four elements are dropped. Narrow types can't represent the scale.
           const DropoutMask mask{make_key(3, 4), 11, first, uint32_t{3} << 30, 10.0f / 3};
           const auto at = [before](const at::Tensor& t) {
             return static_cast<char*>(t.mutable_data_ptr()) + before * t.element_size();
           };
           dropout_cpu(at(x), at(wanted), 0, n, element_of(dtype), mask);
           for (const int64_t most :
-               {INT32_MAX, 2}) {  // with 2 blocks each thread takes several of mask's blocks
-            stand_in::most_blocks = most;
+               {INT32_MAX, 2}) {  // with 2 blocks, each thread handles several blocks of the mask
+            stand_in::max_blocks = most;
             const at::Tensor ours = torch::full({n + 8}, 7, dtype);
             CHECK(dropout_cuda(at(x), at(ours), n, element_of(dtype), mask, nullptr) ==
                   cudaSuccess);
@@ -197,7 +198,7 @@ TEST_CASE("rows of three matrices are interleaved on a GPU", "[cuda_kernels]") {
        std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {0, 4}, {7, 12}, {300, 68}}) {
     for (const int64_t most : {INT32_MAX, 2}) {
       const ThreadOrder setting(orders[rows % 3]);
-      stand_in::most_blocks = most;
+      stand_in::max_blocks = most;
       const at::Tensor in[3] = {torch::randn({rows, width}), torch::randn({rows, width}),
                                 torch::randn({rows, width})};
       const at::Tensor out = torch::full({3 * rows * width + 4}, 7.0f);
@@ -223,8 +224,8 @@ TEST_CASE("sums of squares of many gradients on a GPU are the CPU's", "[cuda_ker
   std::vector<at::Tensor> grads;
   for (int64_t i = 0; i < 330; ++i) {  // 128 to a launch, without the empty ones: three launches
     const int64_t n = i % 37 == 36 ? long_sizes[i / 37 % 4] : sizes[i % 6];
-    // Eighths below 16 have exact squares and sums, so the order of the sum, which is each device's
-    // own, is no matter.
+    // Multiples of 1/8 below 16 have exact squares and sums, so the result does not depend on the
+    // order of the sum, which differs between devices.
     grads.push_back((torch::randint(-127, 128, {n}, at::kFloat) / 8).to(dtypes[i / 6 % 4]));
   }
   grads[0][0] = NAN;
@@ -256,8 +257,9 @@ TEST_CASE("sums of squares of many gradients on a GPU are the CPU's", "[cuda_ker
 }
 
 constexpr at::ScalarType narrow_dtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
-/// Half a unit in the last place of a number of size 1, and for float32 the sums before it.
-double rounding(at::ScalarType dtype) {
+/// Returns the largest allowed error of a result: for bfloat16 and float16, one unit in the last
+/// place of 1; for float32, an allowance for sums.
+double tolerance(at::ScalarType dtype) {
   return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
 }
 
@@ -300,16 +302,16 @@ TEST_CASE("norms on a GPU are those of their formula", "[cuda_kernels]") {
           at::Tensor wanted = centered * ((centered * centered).mean(-1, true) + 1e-5).rsqrt() * wd;
           if (!rms) wanted = wanted + bd;
           wanted.backward(dy.to(at::kDouble));
-          CHECK(distance(y, wanted.detach()) < rounding(other));
-          CHECK(distance(dx, xd.grad() + before.to(at::kDouble)) < 2 * rounding(in));
+          CHECK(distance(y, wanted.detach()) < tolerance(other));
+          CHECK(distance(dx, xd.grad() + before.to(at::kDouble)) < 2 * tolerance(in));
           CHECK(distance(dw, wd.grad()) < 1e-5);
           if (!rms) CHECK(distance(db, bd.grad()) < 1e-5);
           CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // the control
-          // Without sums, into what is not to be read.
+          // Without the gradients of weight and bias, and with an output that must not be read.
           const at::Tensor fresh = torch::full({rows, c}, NAN, in);
           REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(fresh), false,
                                      nullptr, nullptr, nullptr, nullptr) == cudaSuccess);
-          CHECK(distance(fresh, xd.grad()) < 2 * rounding(in));
+          CHECK(distance(fresh, xd.grad()) < 2 * tolerance(in));
         }
       }
     }
@@ -336,8 +338,8 @@ TEST_CASE("the derivative of GELU on a GPU is the CPU's", "[cuda_kernels]") {
       CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
                                element_of(dtype), n, nullptr) == cudaSuccess);
       const at::Tensor wanted = at::gelu_backward(dy.to(at::kDouble), x.to(at::kDouble), "tanh");
-      CHECK(distance(ours, wanted) < rounding(dtype));
-      if (n > 16) CHECK(distance(ours * 1.02, wanted) > rounding(dtype));  // the control
+      CHECK(distance(ours, wanted) < tolerance(dtype));
+      if (n > 16) CHECK(distance(ours * 1.02, wanted) > tolerance(dtype));  // the control
       x[n - 1] = NAN;
       gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
                          element_of(dtype), n, nullptr);
@@ -437,7 +439,7 @@ TEST_CASE("cross-entropy on a GPU is that of its formula", "[cuda_kernels]") {
       logits.narrow(1, 0, classes).copy_(torch::randn({rows, classes}) * 3);
       logits[2]
           .narrow(0, 0, classes)
-          .add_(classes > 1 ? 200 : 0);  // what exponentials alone would not hold
+          .add_(classes > 1 ? 200 : 0);  // whose exponentials overflow in float32
       if (classes > 1) logits[3][0] = -INFINITY;
       logits[4].fill_(NAN);  // ignored
       const at::Tensor targets =
@@ -461,10 +463,10 @@ TEST_CASE("cross-entropy on a GPU is that of its formula", "[cuda_kernels]") {
       CHECK(equal_bits(logits, same));
       REQUIRE(run(true) == cudaSuccess);
       CHECK(distance(losses, wanted) < 1e-5);
-      CHECK(distance(logits.narrow(1, 0, classes), d) < rounding(dtype));
+      CHECK(distance(logits.narrow(1, 0, classes), d) < tolerance(dtype));
       CHECK(logits.narrow(1, classes, stride - classes).eq(0).all().item<bool>());
       if (classes > 1)
-        CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > rounding(dtype));  // the control
+        CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > tolerance(dtype));  // the control
     }
   }
   // A target that is not a class, and logits that are not finite.
@@ -515,7 +517,7 @@ TEST_CASE("the decision on a GPU is the CPU's", "[cuda_kernels]") {
         const float losses[] = {1, 1, 1, 1, 1, -2, INFINITY, NAN};
         const float loss = losses[random() % 8];
         const float* seen = random() % 3 == 0 ? nullptr : &loss;
-        ours.moved = wanted.moved = 9, ours.lost = wanted.lost = 8;  // of the step before
+        ours.moved = wanted.moved = 9, ours.lost = wanted.lost = 8;  // of the previous step
         const auto n = static_cast<int64_t>(partials.size());
         const float before = wanted_scale.scale;
         decide_cpu(request, partials.data(), n, seen, &wanted, scaled ? &wanted_scale : nullptr);
@@ -530,7 +532,7 @@ TEST_CASE("the decision on a GPU is the CPU's", "[cuda_kernels]") {
     }
   }
   for (const int64_t count : {skips, failures, clipped, grown})
-    CHECK(count > 3);  // the rows reach each case
+    CHECK(count > 3);  // each case occurred
 }
 
 TEST_CASE("the decisions of a step in stages on a GPU are the CPU's", "[cuda_kernels]") {
@@ -565,8 +567,8 @@ TEST_CASE("the decisions of a step in stages on a GPU are the CPU's", "[cuda_ker
   CHECK(failures > 3);
 }
 
-/// Parameters of every type with their gradients and state, all drawn from one seed, so that two
-/// are the same.
+/// Parameters of every type with their gradients and state. All are drawn from one seed, so that
+/// two objects have the same values.
 struct Parameters {
   std::vector<at::Tensor>
       tensors;                   // all that UpdateArgs point to, with more elements on either side
@@ -578,12 +580,14 @@ struct Parameters {
     std::mt19937 random(5);
     const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
     const int64_t sizes[] = {0, 1, 5, 255, 256, 257, 700, 4095, 4096, 4097, 9001};
-    // More than one launch's 24 that compute in float32, then as many in float64, then by turns.
+    // 45 that compute in float32, then 45 in float64, which is more than the 24 of one launch, then
+    // a random mix.
     for (int i = 0; i < 110; ++i) {
       const bool wide = i < 45 ? false : i < 90 ? true : random() % 2 == 0;
       UpdateArgs a;
       a.n = i % 40 == 39 ? 0 : pick(sizes);
-      // By packs of elements, one by one, or by packs but for one of the pointers.
+      // Kind 0: all pointers are aligned, so the kernel updates packs of elements. Kind 1: none is
+      // aligned. Kind 2: all are aligned except `low`, if there is one.
       const int64_t kind = i % 3;
       int64_t margin = kind == 1 ? 1 : 4;
       const auto add = [&](at::ScalarType dtype, const at::Tensor& values) {
@@ -685,7 +689,7 @@ TEST_CASE("updates on a GPU are the CPU's", "[cuda_kernels]") {
       CHECK(control.moved > control.lost + 100);
     }
   }
-  // A step that is skipped writes nothing; the one that is not is the control.
+  // A skipped step must write nothing. A step that is not skipped is the control.
   for (const bool skip : {true, false}) {
     Parameters ours(rules.back());
     const StepControl asked{.updates = 1, .skip = skip, .moved = 10, .lost = 4};

@@ -28,7 +28,7 @@ TEST_CASE("Philox4x32-10 gives Random123's vectors", "[random_and_files]") {
         Philox4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("a keyed permutation visits every place once", "[random_and_files]") {
+TEST_CASE("a keyed permutation visits every position once", "[random_and_files]") {
   for (uint64_t n : {1, 2, 3, 17, 64, 1000}) {
     const Permutation p(n, make_key(n, 5));
     std::set<uint64_t> seen;
@@ -41,7 +41,7 @@ TEST_CASE("a keyed permutation visits every place once", "[random_and_files]") {
   const Permutation a(1000, make_key(1, 1)), b(1000, make_key(2, 1));
   int same = 0;
   for (uint64_t i = 0; i < 1000; ++i) same += a(i) == b(i);
-  CHECK(same < 20);  // two random permutations agree in about one place
+  CHECK(same < 20);  // two random permutations agree at one position on average
 }
 
 TEST_CASE("safetensors come back as they were written", "[random_and_files]") {
@@ -176,7 +176,7 @@ TEST_CASE("a file that is written in large parts has all bytes, whatever one cal
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * i % 251);
 
   for (const bool is_short : {false, true}) {
-    // A third of it, which is not a number of pages.
+    // A call writes only a third of its bytes, which is not a multiple of the page size.
     if (is_short)
       file_calls.write = [](int fd, const void* data, size_t n) {
         return write_all(fd, data, n > 5000 ? n / 3 + 1 : n);

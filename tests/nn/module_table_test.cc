@@ -30,7 +30,7 @@ class ModuleChecker {
     try {
       against_libtorch();
       against_differences();
-      misfit();
+      fail_mismatch();
     } catch (const std::exception& e) {
       failures_.push_back(str(row_.module, " (", row_.label, "): ", e.what()));
     }
@@ -129,7 +129,7 @@ class ModuleChecker {
     for (const auto& p : parameters_) check(p.path, p.parameter.data(), p.parameter.grad());
   }
 
-  void misfit() {
+  void fail_mismatch() {
     if (!row_.checks_shape || row_.inputs.empty()) return;
     auto in = fresh();
     in[0] =

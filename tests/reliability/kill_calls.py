@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 
-from tiny import Tiny, check, checkpoints, difference, need, skip, unfinished, went_on_from
+from tiny import Tiny, check, checkpoints, difference, need, skip, unfinished, resumed_from
 
 CALLS = ("openat,write,fsync,close,ftruncate,flock,?rename,?renameat,?renameat2,?mkdir,?mkdirat,?unlink,?unlinkat,"
          "?rmdir")
@@ -60,7 +60,7 @@ def main():
         check(there in ([2, 4], [2, 4, 6], [4, 6]), f"{there} are left by a kill at {what}")
         tiny.run("verify", str(run))
         output = tiny.train(run).stdout
-        check(went_on_from(output) == there[-1], f"went on from {went_on_from(output)}, not {there[-1]}, after {what}")
+        check(resumed_from(output) == there[-1], f"went on from {resumed_from(output)}, not {there[-1]}, after {what}")
         check(difference(tiny.reference, run) == "", f"{difference(tiny.reference, run)} after a kill at {what}")
         check(unfinished(run) == [], f"{unfinished(run)} is left after a kill at {what}")
         trials += 1

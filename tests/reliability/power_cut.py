@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from tiny import Tiny, check, checkpoints, control, difference, need, skip, unfinished, went_on_from
+from tiny import Tiny, check, checkpoints, control, difference, need, skip, unfinished, resumed_from
 
 
 def root(*words):
@@ -67,7 +67,7 @@ def cut(tiny, kind, outer, disk, at, number, under=()):
         there = checkpoints(again)
         check(not saved or (there and there[-1] >= saved[-1]), f"step {saved[-1:]} was saved and {there} is there")
         output = tiny.train(again).stdout
-        check(went_on_from(output) == (there[-1] if there else 0), f"went on from {went_on_from(output)}, not {there}")
+        check(resumed_from(output) == (there[-1] if there else 0), f"went on from {resumed_from(output)}, not {there}")
         check(difference(tiny.reference, again) == "", f"{difference(tiny.reference, again)}, cut after {at:.3f} s")
         check(unfinished(again) == [], f"{unfinished(again)} is left")
     clone.unlink()

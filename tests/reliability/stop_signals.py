@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 
-from tiny import Tiny, check, checkpoints, control, difference, unfinished, went_on_from
+from tiny import Tiny, check, checkpoints, control, difference, unfinished, resumed_from
 
 STEPS, EVALUATED, SAMPLED, SAVED = 40, 10, 7, 3
 # The steps that end in one of these alone, so that what comes behind a step's line is known.
@@ -77,7 +77,7 @@ class Stops:
         what = f"{[k.name for k in kind]} in {phase}, {run.name}, code {code}: {out[-500:]}{err}"
         began = re.search(r"^run       .*\n", out, re.M)
         if began:
-            check(went_on_from(out) == max(have, 0), f"went on from another step than {have}: {what}")
+            check(resumed_from(out) == max(have, 0), f"went on from another step than {have}: {what}")
         if code == 75:
             said = re.search(r"^stopped by a signal after step (\d+); run the same command again to resume$", out, re.M)
             check(said and int(said[1]) == newest, f"{newest} is the newest checkpoint: {what}")
@@ -107,7 +107,7 @@ class Stops:
             return 0
         have = max(newest(), 0)
         out = self.tiny.train(run).stdout
-        check(went_on_from(out) == have, f"went on from {went_on_from(out)}, not {have}")
+        check(resumed_from(out) == have, f"went on from {resumed_from(out)}, not {have}")
         check(difference(self.tiny.reference, run) == "", f"{difference(self.tiny.reference, run)}, {run.name}")
         check(unfinished(run) == [], f"{unfinished(run)} is left")
         return n
@@ -146,7 +146,7 @@ def main():
     change_a_byte(stopped)
 
     def goes_on():
-        went = went_on_from(tiny.train(stopped).stdout)
+        went = resumed_from(tiny.train(stopped).stdout)
         check(went == have, f"went on from {went}, not {have}")
 
     def agrees():

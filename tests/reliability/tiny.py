@@ -91,7 +91,7 @@ class Tiny:
         return self.run(*self.command(run)[1:], code=code)
 
 
-def went_on_from(output):
+def resumed_from(output):
     """The step that a process said it resumes from, or that the run had ended with; 0 for a new run."""
     line = next((line for line in output.splitlines()
                  if line.startswith(("run       ", "nothing to do: the run ended with "))), None)

@@ -141,7 +141,7 @@ std::set<std::string> words_of_name(std::string name) {
 std::vector<std::string> suggestions(std::string name, const std::vector<std::string>& known) {
   std::string last_part = name;
   std::replace(last_part.begin(), last_part.end(), '-', '_');
-  last_part = name_here(last_part.substr(last_part.rfind('.') + 1));
+  last_part = lathe_name_of(last_part.substr(last_part.rfind('.') + 1));
   std::vector<std::string> found;
   for (const std::string& option : known) {
     if (option.ends_with("." + last_part)) found.push_back(option);

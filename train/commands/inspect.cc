@@ -226,7 +226,7 @@ std::string verify(const fs::path& path_) {
 
       DataConfig data;
       data.dir = path.string();
-      verify_shown(*open_data(data), path);
+      verify_with_progress(*open_data(data), path);
       out << path.string() << ": all checksums match\n";
       break;
     }

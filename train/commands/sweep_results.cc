@@ -13,7 +13,7 @@
 namespace lathe {
 namespace {
 
-constexpr size_t most_runs = 16;  // more would make the report hard to read
+constexpr size_t max_report_runs = 16;  // more would make the report hard to read
 
 std::string loss_text(double loss) { return std::isnan(loss) ? "-" : format("%.4f", loss); }
 
@@ -79,7 +79,7 @@ std::optional<Best> best_of(const SweepPlan& plan, const std::vector<PointState>
 
   const PointGroup& group = groups[0];
   if (group.finished == 0) return std::nullopt;
-  // The first run that finished stands for the others, which differ from it in seed or fold.
+  // Take the first run that finished. The others of the group differ from it only in seed or fold.
   const size_t i = *std::find_if(group.points.begin(), group.points.end(), [&](size_t p) {
     return states[p].end.empty() && states[p].losses.size() == plan.rungs.size();
   });
@@ -92,11 +92,11 @@ std::optional<Best> best_of(const SweepPlan& plan, const std::vector<PointState>
 
 void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
                 const std::optional<Best>& best, const fs::path& folder) {
-  if (!best) return log_info("best      none: no point came to its end");
+  if (!best) return log_info("best      none: no point finished");
 
   const fs::path checkpoint = find_checkpoint(folder / "points" / names[best->point]);
   RunConfig config = saved_config(read_state(checkpoint), checkpoint);
-  // The config is one to start from, so it does not name the folder of the point.
+  // New runs start from this config, so it must not name the folder of the point.
   config.train.out_dir.clear();
   config.train.pause_at = 0;
   write_file_durably(folder / "best.toml",
@@ -106,7 +106,8 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
            (folder / "best.toml").string());
 }
 
-/// Returns the losses over each swept key, for the report: those of points that finished.
+/// Returns for each swept key its values with the losses of the points that finished, for the
+/// report.
 Json losses_by_key(const SweepPlan& plan, const std::vector<PointState>& states) {
   Json all = Json::array();
   for (size_t k = 0; k < plan.points.at(0).size(); ++k) {
@@ -149,7 +150,7 @@ void write_sweep_results(const SweepPlan& plan, const std::vector<std::string>& 
   std::vector<fs::path> runs;
   for (const size_t i : ranking(states)) {
     const fs::path run = folder / "points" / names[i];
-    if (fs::exists(run / "metrics.jsonl") && runs.size() < most_runs) runs.push_back(run);
+    if (fs::exists(run / "metrics.jsonl") && runs.size() < max_report_runs) runs.push_back(run);
   }
 
   // A missing chart library must not fail a sweep that is complete.

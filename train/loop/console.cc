@@ -55,7 +55,8 @@ void log_offload(const Session& session) {
   if (session.activations) report("activations", session.activations->times());
 }
 
-void verify_shown(const Data& data, const fs::path& folder, const std::function<bool()>& stop) {
+void verify_with_progress(const Data& data, const fs::path& folder,
+                          const std::function<bool()>& stop) {
   double bytes = 0, done = 0;
   for (const fs::path& file : list_folder(folder)) {
     std::error_code error;

@@ -1,4 +1,4 @@
-// What a person sees of a run: its facts at the start, the line of a step.
+// The console output of a run: a header at the start, and a progress line for each step.
 #pragma once
 
 #include <functional>
@@ -19,12 +19,13 @@ namespace lathe {
 void log_header(const Session& session, const Data& data, const MfuMeter& meter,
                 const std::string& run, const std::string& from, const std::string& source);
 
-/// Logs what reading and writing the session's scratch files took, where it has any.
+/// Logs statistics of the transfers of offloaded optimizer state and activations, if there were
+/// any.
 void log_offload(const Session& session);
 
 /// Calls data.verify(stop) and shows a progress bar. `folder` is the folder of the data.
-void verify_shown(const Data& data, const fs::path& folder,
-                  const std::function<bool()>& stop = nullptr);
+void verify_with_progress(const Data& data, const fs::path& folder,
+                          const std::function<bool()>& stop = nullptr);
 
 /// Returns a text such as "validation loss 1.2345, accuracy 0.9000".
 std::string metrics_text(const std::vector<Metric>& metrics);

@@ -66,7 +66,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);
   if (verify_data) {
-    verify_shown(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
+    verify_with_progress(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
     log_info("data      ", loaded.config.data.dir, ": all checksums match");
   }
 

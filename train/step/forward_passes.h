@@ -1,5 +1,5 @@
-// Forward passes without a graph, as those of an evaluation, of a model that several processes
-// divide among them.
+// Forward passes without a graph, such as those of an evaluation, of a model that is divided among
+// several processes.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,11 @@
 
 namespace lathe {
 
-/// While alive, all processes may run equally many forward passes of the model, without a graph.
-/// The blocks that dist.shard divides are gathered when they run. With dist.pipeline, mode().stage
-/// is set: a pass runs the blocks of this process's stage, and throws PipelineStage::ForwardIsDone
-/// unless that is the last one. The last stage has the results that one process would have.
+/// While alive, the model can run forward passes without a graph. All processes must run the same
+/// number of them. The blocks that dist.shard divides are gathered when they run. With
+/// dist.pipeline, mode().stage is set: a pass runs the blocks of this process's stage, and throws
+/// PipelineStage::ForwardIsDone unless this stage is the last one. The last stage has the results
+/// that a single process would have.
 class ForwardPasses {
  public:
   explicit ForwardPasses(const Session& session);

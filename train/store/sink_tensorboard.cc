@@ -1,6 +1,6 @@
-// tensorboard/events.out.tfevents.lathe: scalars, samples as text, histograms. `tensorboard
-// --logdir RUN` shows it. One file for the whole run, truncated on a resume like metrics.jsonl; a
-// TensorBoard that had the file open must then be restarted.
+// Writes tensorboard/events.out.tfevents.lathe: scalars, histograms, and samples and config changes
+// as text. `tensorboard --logdir RUN` shows it. A run has one such file, which a resume truncates
+// like metrics.jsonl. A TensorBoard that had the file open must then be restarted.
 #include <algorithm>
 
 #include "core/io/text.h"
@@ -36,8 +36,8 @@ class TensorBoard final : public MetricsSink {
     for (const auto& [category, bytes] : m.memory)
       values.push_back(tf_scalar("memory/" + category, static_cast<double>(bytes)));
     for (const LayerStats& layer : m.layers) {
-      for (const auto& [figure, value] : named_stats(layer))
-        values.push_back(tf_scalar("layers/" + figure + "/" + layer.layer, value));
+      for (const auto& [statistic, value] : named_stats(layer))
+        values.push_back(tf_scalar("layers/" + statistic + "/" + layer.layer, value));
     }
     write(m.step, values);
   }
@@ -58,7 +58,7 @@ class TensorBoard final : public MetricsSink {
   }
 
   void add_sample(int64_t step, const std::string& text) override {
-    std::string block = "    ";  // Markdown shows lines that are indented as they are
+    std::string block = "    ";  // Markdown shows indented lines unchanged
     for (size_t i = 0; i < text.size();) {
       const size_t n = code_point_length(text, i);
       block += n == 0 ? "\uFFFD" : text.substr(i, n);
@@ -78,7 +78,8 @@ class TensorBoard final : public MetricsSink {
   uint64_t sync() override { return file_.sync(); }
 
  private:
-  /// What is set aside must not have "tfevents" in its name, or TensorBoard reads it too.
+  /// Opens the file. The name of the backup must not contain "tfevents", or TensorBoard would read
+  /// the backup too.
   static ResumableFile open(const SinkOptions& o) {
     make_folders(o.run / "tensorboard");
     return {o.run / events_name, o.length(events_name), o.run / "tensorboard/events.old",

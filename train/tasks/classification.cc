@@ -15,8 +15,8 @@ std::string label_of(const DatasetInfo& facts, int64_t id) {
   return at < facts.labels.size() ? facts.labels[at] : std::to_string(id);
 }
 
-/// The confusion matrix of more classes is too wide for a terminal.
-constexpr int64_t most_confused = 20;
+/// The largest number of classes with a confusion matrix: a larger one is too wide for a terminal.
+constexpr int64_t max_confusion_classes = 20;
 
 /// Counts samples by class, by predicted class, and by both.
 void count_classes(const at::Tensor& targets_B, const at::Tensor& predicted_B, int64_t classes,
@@ -29,7 +29,7 @@ void count_classes(const at::Tensor& targets_B, const at::Tensor& predicted_B, i
     ++scores.sums[str("count ", is)];
     ++scores.sums[str("predicted ", read_as)];
     if (is == read_as) ++scores.sums[str("right ", is)];
-    if (classes <= most_confused) ++scores.sums[str(is, " as ", read_as)];
+    if (classes <= max_confusion_classes) ++scores.sums[str(is, " as ", read_as)];
   }
 }
 
@@ -63,8 +63,9 @@ class Classification final : public Task {
       count_classes(batch.targets, likeliest_Bk.select(-1, 0), logits_BC.sizes().back(), scores);
   }
 
-  /// Returns the negative log-likelihood, the share of samples whose likeliest class is right and,
-  /// of more than five classes, the share of those whose class is among the five likeliest.
+  /// Returns the mean negative log-likelihood and the share of samples whose likeliest class is
+  /// right. With more than five classes, also returns the share of samples whose class is among the
+  /// five likeliest.
   std::vector<Metric> metrics(const Scores& scores) const override {
     const auto n = static_cast<double>(scores.targets);
     std::vector<Metric> all{{"val_loss", scores.sums.at("loss") / n},
@@ -75,7 +76,7 @@ class Classification final : public Task {
   }
 
   /// Returns precision, recall and F1 of each class, and the confusion matrix of up to
-  /// `most_confused` classes: a row for each class, with a column for each predicted one.
+  /// `max_confusion_classes` classes: a row for each class, with a column for each predicted one.
   Json details(const Scores& scores, const DatasetInfo& facts) const override {
     const auto sum = [&](const std::string& name) {
       const auto found = scores.sums.find(name);
@@ -86,14 +87,15 @@ class Classification final : public Task {
     for (int64_t c = 0; c < facts.outputs; ++c) {
       const double right = sum(str("right ", c)), count = sum(str("count ", c)),
                    predicted = sum(str("predicted ", c));
-      // A class that never occurs has no recall, and one that is never predicted no precision.
+      // The recall of a class that never occurs is NaN, as is the precision of a class that is
+      // never predicted.
       classes.push_back({{"class", label_of(facts, c)},
                          {"count", static_cast<int64_t>(count)},
                          {"precision", json_number(right / predicted)},
                          {"recall", json_number(right / count)},
                          {"f1", json_number(2 * right / (count + predicted))}});
 
-      if (facts.outputs > most_confused) continue;
+      if (facts.outputs > max_confusion_classes) continue;
       confusion.push_back(Json::array());
       for (int64_t p = 0; p < facts.outputs; ++p)
         confusion.back().push_back(static_cast<int64_t>(sum(str(c, " as ", p))));

@@ -20,7 +20,8 @@ namespace {
 
 std::vector<std::unique_ptr<Task>>& task_table() {
   static std::vector<std::unique_ptr<Task>> tasks = [] {
-    // The schema of a run's config may be recorded meanwhile, and tasks hold configs.
+    // This may run while the schema of a run's config is being recorded. The fields of the configs
+    // that tasks hold must not be added to that schema.
     const SchemaRecorder::Pause apart;
     std::vector<std::unique_ptr<Task>> all;
     all.push_back(make_language_task());
@@ -123,21 +124,21 @@ std::string text_of(const std::vector<Scores>& scores) {
   return json_text(all, -1);
 }
 
-/// Returns the place of this process among those that take turns at an evaluation's batches: tensor
-/// ranks and the stages of a pipeline score a batch together.
+/// Returns the position of this process among the evaluators, which take turns at an evaluation's
+/// batches. Tensor ranks and the stages of a pipeline score a batch together, as one evaluator.
 RankAxis evaluators() {
   const int size = world().data().size;
   return {.rank = world().rank() / world().tensor().size % size, .size = size};
 }
 
-/// Returns the rank that has the scores of those evaluators: of the last stage.
+/// Returns the rank that has the scores of an evaluator: its first tensor rank on the last stage.
 size_t rank_with_scores(int evaluator) {
   const int before = (world().pipeline().size - 1) * world().data().size;
   return static_cast<size_t>((before + evaluator) * world().tensor().size);
 }
 
-/// Adds a batch to the scores; on other stages than the last one, only computes what the next one
-/// needs.
+/// Adds a batch to the scores. A stage other than the last one only computes the input of the next
+/// stage, and leaves the scores empty.
 void score_batch(const Task& task, const Model& model, const Batch& batch, const DatasetInfo& facts,
                  Scores& scores) {
   PipelineStage* const stage = mode().stage;
@@ -151,8 +152,8 @@ void score_batch(const Task& task, const Model& model, const Batch& batch, const
   if (stage != nullptr) stage->end_pass();
 }
 
-/// Returns the sum of the scores of `batches` batches, which evaluators() took turns at. A
-/// collective.
+/// Returns the sum of the scores of all `batches` batches. `mine`: those of the batches that this
+/// process scored. A collective.
 Scores sum_of_scores(const std::vector<Scores>& mine, int64_t batches) {
   std::vector<Json> of_ranks;
   for (const std::string& text : world().gather_texts(text_of(mine)))

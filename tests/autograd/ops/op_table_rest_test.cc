@@ -1,4 +1,5 @@
-// The other half of the op table, and proof that its rows can fail.
+// Checks every second row of the op table (op_table_test.cc checks the others), and that a wrong
+// result or gradient makes a row fail.
 #include <ATen/ops/ones.h>
 
 #include "tests/autograd/ops/op_rows.h"

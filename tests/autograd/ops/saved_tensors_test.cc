@@ -1,7 +1,5 @@
-// What each op keeps for backward, against the least that is known: docs/reference/saved-tensors.md
-// is written from the op table, and an op that keeps more than its bound fails.
-//
-// LATHE_TEST_WRITE=1 writes the page.
+// Compares the tensors that each op keeps for backward with a bound: the fewest that are known to
+// be enough. docs/reference/saved-tensors.md lists them; LATHE_TEST_WRITE=1 writes that page.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -26,7 +24,7 @@ using namespace lathe;
 /// What the runs of an op kept.
 struct KeptByOp {
   std::set<int> inputs, outputs;
-  size_t inside = 0;  // the most tensors that are neither inputs nor outputs
+  size_t others = 0;  // the most tensors that are neither inputs nor outputs
   double fp32 = 0,
          bf16 = 0;  // bytes for an element of the op's largest tensor, the most of its rows
 
@@ -35,7 +33,7 @@ struct KeptByOp {
     const auto add = [&](const std::string& what) { all += (all.empty() ? "" : ", ") + what; };
     for (const int i : inputs) add("input " + std::to_string(i));
     for (const int i : outputs) add(i == 0 ? "result" : "result " + std::to_string(i));
-    if (inside > 0) add(std::to_string(inside) + (inside == 1 ? " other" : " others"));
+    if (others > 0) add(std::to_string(others) + (others == 1 ? " other" : " others"));
     return all.empty() ? "nothing" : all;
   }
 };
@@ -81,7 +79,7 @@ void add_result(const OpResult& result, bool is_low, KeptByOp& kept) {
     }
     others.insert(storage);
   });
-  kept.inside = std::max(kept.inside, others.size());
+  kept.others = std::max(kept.others, others.size());
 
   int64_t all = 0;
   for (const auto& [storage, n] : bytes) all += n;
@@ -125,7 +123,7 @@ std::string page_of(const std::map<std::string, KeptByOp>& ops) {
   return page;
 }
 
-/// The bound of what an op may keep: so many inputs, results and others.
+/// How many inputs, results and other tensors an op may keep.
 struct SavedBound {
   size_t inputs, outputs, others;
 };
@@ -147,7 +145,7 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"where", {0, 0, 1}},
       // The inputs that a chain's gradients depend on, and results of functions such as exp.
       {"fused", {3, 0, 2}},
-      // The row statistics, a few numbers for a row.
+      // The statistics: a few numbers for each row, group or channel.
       {"batch_norm", {3, 0, 2}},
       {"group_norm", {2, 0, 2}},
       {"layer_norm", {3, 0, 2}},
@@ -163,7 +161,7 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"linear_fp8", {0, 0, 4}},
       // The new state, which the next step keeps as well.
       {"lstm_cell", {2, 1, 0}},
-      // Where each result comes from.
+      // The positions that the results come from.
       {"max_pool2d", {0, 0, 1}},
       {"topk", {0, 1, 1}},
       // The result is needed beside the elements that it was made of.
@@ -174,7 +172,8 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"norm", {1, 1, 0}},
       {"prod", {1, 1, 0}},
       {"std", {1, 1, 0}},
-      // The log probabilities in the role of the logits, and the targets.
+      // The log probabilities, in the slot of the logits; and the targets, the class of each row,
+      // the mask of ignored rows and the scale.
       {"cross_entropy", {1, 0, 4}},
       // The gradients, which are computed in forward, and the targets. Both inputs are for second
       // derivatives; the weight is a parameter, and x is the last norm's result.
@@ -197,11 +196,11 @@ TEST_CASE("no op keeps more for backward than its bound", "[saved_tensors]") {
     if (const auto found = saved_bounds().find(name); found != saved_bounds().end()) {
       CHECK(kept.inputs.size() <= found->second.inputs);
       CHECK(kept.outputs.size() <= found->second.outputs);
-      CHECK(kept.inside <= found->second.others);
+      CHECK(kept.others <= found->second.others);
       continue;
     }
     // Otherwise the inputs alone, or the result alone.
-    CHECK(kept.inside == 0);
+    CHECK(kept.others == 0);
     CHECK((kept.inputs.empty() || kept.outputs.empty()));
     CHECK(kept.outputs.size() <= 1);
   }

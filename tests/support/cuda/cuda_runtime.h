@@ -64,7 +64,7 @@ enum class Order { forward, backward, shuffled };
 extern Order order;
 /// A launch gets no more blocks than this. A kernel that strides over its grid must be right with
 /// any number.
-extern int64_t most_blocks;
+extern int64_t max_blocks;
 
 /// Exit::internal where some threads of a block stand at a barrier that others don't reach.
 void run(int64_t blocks, int threads, const std::function<void()>& thread);

@@ -21,7 +21,7 @@ extern "C" char __start_cuda_shared[], __stop_cuda_shared[];
 namespace lathe::stand_in {
 
 Order order = Order::forward;
-int64_t most_blocks = INT32_MAX;
+int64_t max_blocks = INT32_MAX;
 
 namespace {
 
@@ -94,7 +94,7 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread) {
     last_error = cudaErrorInvalidConfiguration;
     return;
   }
-  blocks = std::min(blocks, most_blocks);
+  blocks = std::min(blocks, max_blocks);
   body = &thread;
   gridDim = {static_cast<unsigned>(blocks)};
   blockDim = {static_cast<unsigned>(threads)};

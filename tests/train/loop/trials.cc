@@ -12,7 +12,7 @@ namespace {
 
 /// The step that a process said it resumes from, 0 for a new run; nullopt where it was killed
 /// before it said so.
-std::optional<int64_t> went_on_from(const Finished& f) {
+std::optional<int64_t> resumed_from(const Finished& f) {
   size_t line = f.out.find("\nrun       ");
   const bool finished = line == std::string::npos;
   if (finished) line = f.out.find("\nnothing to do: the run ended with ");
@@ -64,7 +64,7 @@ bool Trials::trial(const std::vector<Kill>& kills) {
     INFO(point << " " << amount << ": " << f.out << f.err);
     CHECK((f.code == killed || f.code == 0));
     struck = struck || f.code == killed;
-    const auto from = went_on_from(f);
+    const auto from = resumed_from(f);
     CHECK(from.value_or(have) == have);
     if (!point.empty() && !point.starts_with("start: ")) CHECK(from);
     const int64_t has = newest(name);
@@ -77,7 +77,7 @@ bool Trials::trial(const std::vector<Kill>& kills) {
     INFO("killed at " << kills[0].point << " " << kills[0].amount << ", finished: " << f.err
                       << f.out);
     CHECK(f.code == 0);
-    CHECK(went_on_from(f) == have);
+    CHECK(resumed_from(f) == have);
     CHECK(difference(folder_ / "reference", folder_ / name) == "");
     CHECK(list_folder(folder_ / name / "checkpoints").size() ==
           list_checkpoints(folder_ / name).size());

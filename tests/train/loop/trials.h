@@ -1,4 +1,5 @@
-// A run killed by SIGKILL and started again, against one that never stopped.
+// Kill trials: a run that is killed by SIGKILL and started again must give the same results as a
+// run that was never stopped.
 #pragma once
 
 #include <map>
@@ -12,32 +13,34 @@ namespace lathe::test {
 constexpr int killed = 128 + 9;
 
 struct Kill {
-  std::string point;  ///< a fault point, or "" for the clock
-  double amount = 0;  ///< the how-manieth time that the process comes there, or seconds
-  int64_t newest =
-      -1;  ///< step of the newest checkpoint that must be there then, 0 for none; -1: not known
+  std::string point;  ///< a fault point; "": kill after a time
+  /// With a fault point, the kill comes when the process reaches it for the `amount`-th time.
+  /// Otherwise it comes after `amount` seconds.
+  double amount = 0;
+  /// The step of the newest checkpoint that must exist after the kill; 0: none; -1: not checked.
+  int64_t newest = -1;
 };
 
-/// A tiny run of 40 steps with checkpoints at 10, 20, 30 and 40, which never stopped, and others of
-/// the same config.
+/// A reference run, which is never stopped, and trial runs of the same config, which are killed.
+/// Each run has 40 steps, with checkpoints at 10, 20, 30 and 40.
 class Trials {
  public:
-  /// `args` and `environment` are those of the others, not of the one that never stopped.
+  /// Runs the reference. `args` and `environment` apply to the trial runs only.
   explicit Trials(std::vector<std::string> args = {},
                   std::map<std::string, std::string> environment = {});
   Finished start(const std::string& run, const std::map<std::string, std::string>& environment,
                  double kill_after = -1) const;
-  /// One run, killed as each of `kills` says, then finished. True where at least one kill struck
-  /// before the end. Each start must resume from the newest checkpoint that was there before (the
-  /// same bits would come out without), and a checkpoint that was there may go only for a later
-  /// one.
+  /// Starts a trial run once for each of `kills`, which may kill it. If one did, starts the run
+  /// once more, and checks that it finishes with the results of the reference. Returns whether one
+  /// did. Also checks that each start resumes from the newest checkpoint (one that did not would
+  /// still give the same results), and that a checkpoint is deleted only for a later one.
   bool trial(const std::vector<Kill>& kills);
 
   double seconds() const { return seconds_; }
   const TempFolder& folder() const { return folder_; }
 
  private:
-  /// The newest checkpoint's step, all of them verified; 0 where there is none.
+  /// Verifies all checkpoints of a run, and returns the step of the newest one; 0 if there is none.
   int64_t newest(const std::string& run) const;
 
   TempFolder folder_;

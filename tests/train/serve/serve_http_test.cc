@@ -21,7 +21,7 @@ using lathe::test::post_request;
 using lathe::test::served_tokenizer;
 using lathe::test::ServedHere;
 
-/// Ids as the server shows them.
+/// Returns the text that the server shows for ids, up to `end` or another token that ends a text.
 std::string shown(const std::vector<int64_t>& ids, int64_t end) {
   ShownText text({});
   std::string out;
@@ -51,7 +51,7 @@ TEST_CASE("completions and chats are what generate makes of the prompts", "[serv
   CHECK(json["model"] == "small");
   CHECK(json["usage"]["prompt_tokens"] == 4);
 
-  // As a stream, and of ids.
+  // A stream gives the same texts, as does a prompt of token ids.
   Json other = body;
   other["prompt"] = prompt;
   other["stream"] = true;
@@ -110,7 +110,7 @@ TEST_CASE("routes, and errors in OpenAI's form with their status", "[serve_http]
       {head + "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nfa0\r\n" +
            std::string(4000, 'a') + "\r\n0\r\n\r\n",
        413, "request_too_large"},
-      // What the head alone refuses waits for no body.
+      // A request that its head alone makes invalid is refused before its body arrives.
       {head + "Content-Type: application/json\r\n\r\n", 411, "no_length"},
       {head + "Content-Type: application/json\r\nTransfer-Encoding: identity\r\n\r\n", 411,
        "no_length"},
@@ -138,9 +138,9 @@ TEST_CASE("routes, and errors in OpenAI's form with their status", "[serve_http]
   }
   CHECK_THAT(answer_to(port, get_request("/v1/completions")).head,
              ContainsSubstring("Allow: POST"));
-  // The last token needs no room in the context, and all of it is used.
+  // The context of 48 holds the prompt and 47 new tokens. The last one needs no position in it.
   CHECK(answer_to(port, post(R"({"prompt": "a", "max_tokens": 48})")).status == 200);
-  // A range is ignored: parts would be put together in memory.
+  // The Range header is ignored, since a response of many ranges would be assembled in memory.
   CHECK(answer_to(port, get_request("/", "Range: bytes=0-0,0-0\r\n")).body == page.body);
 }
 
@@ -160,7 +160,7 @@ TEST_CASE("with a key, requests without it are refused", "[serve_http]") {
   CHECK(refused.status == 401);
   CHECK(refused.json()["error"]["code"] == "invalid_api_key");
   CHECK_THAT(refused.head, ContainsSubstring("WWW-Authenticate: Bearer"));
-  // With a key, the server may have any name.
+  // With a key, the Host header may have any name.
   CHECK(answer_to(server.port(),
                   "GET /v1/models HTTP/1.1\r\nHost: gpu.example\r\nAuthorization: "
                   "Bearer secret\r\n\r\n")
@@ -171,7 +171,7 @@ TEST_CASE("a full queue is 429, a request that takes too long 504", "[serve_http
   ServedHere server({}, /*queue=*/1, /*runs=*/false, /*max_time=*/0.3);
   const std::string request =
       post_request("/v1/completions", R"({"prompt": "a", "max_tokens": 3})");
-  // There is room for one of two, and either may come first.
+  // The queue has room for one of the two requests, and either may arrive first.
   const Client first(server.port()), second(server.port());
   first.send(request);
   second.send(request);
@@ -194,7 +194,8 @@ TEST_CASE("clients that leave cancel their requests, and odd requests harm no ot
           "[serve_http]") {
   ServedHere server({}, /*queue=*/4, /*runs=*/false);
   const std::string body = R"({"prompt": "a", "max_tokens": 40, "stream": )";
-  // With the queue of four full of clients that have gone, a fifth request waits for nobody.
+  // Requests of clients that have gone fill the queue of four. A later request must not wait for
+  // them.
   for (int i = 0; i < 4; ++i) {
     const Client leaves(server.port());
     leaves.send(post_request("/v1/completions", body + (i % 2 == 0 ? "true}" : "false}")));
