@@ -4,6 +4,7 @@
 // directions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -50,11 +51,13 @@ struct Recurrent {
     std::vector<Variable> h, c;  ///< last states [B, H] so far, of each layer and direction
   };
   /// Runs all layers: project(weights, x_TBC) -> [T, B, G H], then at each step cell(weights, its
-  /// projection, h, c) -> the next {h, c}, without c unless `with_c`.
-  template <class Module, class Project, class Cell>
+  /// projection, h, c) -> the next {h, c}, without c unless `with_c`. Without `lengths`,
+  /// all_steps(weights, projection, h, c, reverse) -> {h of each step, last c} runs all steps of a
+  /// layer, unless it is null.
+  template <class Module, class Project, class Cell, class AllSteps = std::nullptr_t>
   Sequence run(const Module& module, const Variable& x_BTC, const Variable& h_LBH,
                const Variable& c_LBH, const at::Tensor& lengths, bool with_c, Project project,
-               Cell cell) const;
+               Cell cell, AllSteps all_steps = nullptr) const;
 };
 
 /// The state of an LSTM: [L, B, H] each; undefined stands for zeros.

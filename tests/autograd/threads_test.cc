@@ -124,6 +124,11 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
       {"linear",
        {{3000, 64}, {96, 64}, {96}},
        [](const Variables& v) { return linear(v[0], v[1], v[2]); }},
+      {"lstm_layer",
+       {{4, 50, 256}, {256, 64}, {50, 64}, {50, 64}},
+       [](const Variables& v) {
+         return lstm_layer(v[0], v[1], v[2], cast(v[3], at::kFloat), false).first;
+       }},
   };
   for (const Case& c : cases) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

@@ -205,7 +205,7 @@ void add_batch_norms(std::vector<OpCase>& t) {
 
 void add_cells(std::vector<OpCase>& t) {
   const auto add = [&t](OpCase row) -> OpCase& { return t.emplace_back(std::move(row)); };
-  const auto lstm = [](T x) {
+  const auto lstm = [](const std::vector<at::Tensor>& x) {
     const auto g = x[0].chunk(4, 1);
     const at::Tensor c = g[1].sigmoid() * x[1] + g[0].sigmoid() * g[2].tanh();
     return std::pair(g[3].sigmoid() * c.tanh(), c);
@@ -237,6 +237,41 @@ void add_cells(std::vector<OpCase>& t) {
          [](V v) { return gru_cell(v[0], v[1], v[2]); },
          gru})
         .differences = b < 70;
+  }
+  // At least 16 sequences of an even size and more than one step are one op.
+  struct LayerCase {
+    std::string label;
+    int64_t steps, batch, h;
+    bool reverse;
+  };
+  for (const LayerCase& l : std::vector<LayerCase>{{"one op", 3, 17, 4, false},
+                                                   {"one op, reverse", 3, 17, 4, true},
+                                                   {"by steps", 3, 2, 5, false},
+                                                   {"by steps, reverse", 2, 3, 5, true},
+                                                   {"one step", 1, 16, 4, false},
+                                                   {"several panels", 2, 65, 20, false}}) {
+    const bool reverse = l.reverse;
+    add({"lstm_layer",
+         l.label,
+         {{{l.steps, l.batch, 4 * l.h}},
+          {{4 * l.h, l.h}, -0.3, 0.3},
+          {{l.batch, l.h}},
+          {{l.batch, l.h}}},
+         [reverse](V v) {
+           const auto [y, c] = lstm_layer(v[0], v[1], v[2], v[3], reverse);
+           return cat({reshape(y, {-1}), reshape(c, {-1})}, 0);
+         },
+         [lstm, reverse](T x) {
+           at::Tensor h = x[2], c = x[3];
+           std::vector<at::Tensor> y(static_cast<size_t>(x[0].size(0)));
+           for (size_t i = 0; i < y.size(); ++i) {
+             const size_t t = reverse ? y.size() - 1 - i : i;
+             std::tie(h, c) = lstm({x[0][static_cast<int64_t>(t)] + h.matmul(x[1].t()), c});
+             y[t] = h;
+           }
+           return torch::cat({torch::stack(y).flatten(), c.flatten()});
+         }})
+        .differences = l.batch < 65;
   }
   add({"lstm_cell",
        "h alone",
