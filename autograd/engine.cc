@@ -110,6 +110,8 @@ class Pass final : public GradSlots {
            !tensor_of(pending_[edge.node.get()].slot(edge.output).grad).defined();
   }
 
+  bool frees_saved() const override { return !keep_; }
+
  private:
   /// Counts the gradients that each reachable node will get and, with `captured`, finds the nodes
   /// that have to run.

@@ -64,6 +64,9 @@ class GradSlots {
   /// this pass. An op that has several gradients for the input may then return their sum, added in
   /// the same order.
   virtual bool is_first(size_t i, at::ScalarType dtype) = 0;
+  /// Returns whether the op's saved tensors are freed after this pass. An op may then write its
+  /// results into a tensor that it made itself and that nothing else holds.
+  virtual bool frees_saved() const = 0;
 };
 
 /// A step of a recorded forward pass: the op that made the outputs, and where the gradients of its

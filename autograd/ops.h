@@ -212,11 +212,13 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
 /// 2000) from gates [B, 4 H] = x W_ih^T + h W_hh^T + b, in the order input, forget, cell, output,
 /// and state c [B, H]. Returns the next h in the dtype of the gates, and the next c in that of c.
 std::pair<Variable, Variable> lstm_cell(const Variable& gates, const Variable& c);
-/// Computes all steps of an LSTM layer from x_gates [T, B, 4 H] = x W_ih^T + b, the weight W_hh [4
-/// H, H] and the states h and c [B, H] before the first step. `reverse` takes the steps from the
-/// last to the first. Returns h after each step [T, B, H] and the last c. On CPUs, 16 or more
-/// sequences are computed by one op, whose weight gradient is one product over all steps.
-std::pair<Variable, Variable> lstm_layer(const Variable& x_gates, const Variable& weight,
+/// Computes all steps of an LSTM layer from x [T, B, C], W_ih [4 H, C], the bias [4 H], which may
+/// be undefined, W_hh [4 H, H] and the states h and c [B, H] before the first step. `reverse` takes
+/// the steps from the last to the first. Returns h after each step [T, B, H] and the last c. On
+/// CPUs, 16 or more sequences are computed by one op, whose weight gradients are products over all
+/// steps.
+std::pair<Variable, Variable> lstm_layer(const Variable& x, const Variable& weight_ih,
+                                         const Variable& bias, const Variable& weight_hh,
                                          const Variable& h, const Variable& c, bool reverse);
 /// Computes a GRU step (Cho et al. 2014, in the form of cuDNN and torch) from gates x W_ih^T + b_ih
 /// and h W_hh^T + b_hh [B, 3 H], in the order reset, update, new, and h [B, H]. Returns the next h

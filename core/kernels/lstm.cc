@@ -14,7 +14,7 @@ constexpr int64_t panel_columns = 64;
 
 /// Returns the number of rows of a task. It depends on the batch alone, so that each row is always
 /// computed in a block of the same size.
-int64_t rows_of_task(int64_t batch) { return batch >= 64 ? 32 : 16; }
+int64_t rows_of_task(int64_t batch) { return batch >= 128 ? 32 : batch >= 64 ? 16 : 8; }
 
 /// The right factor [k, n] of the products of all steps, packed in panels of 64 columns.
 class PackedFactor {
@@ -100,12 +100,10 @@ void each_task(const LstmShape& s, const PackedFactor& factor, int64_t k, Elemen
 
 }  // namespace
 
-void lstm_forward(const LstmShape& s, Matrix weight, const void* x_gates, void* gates, void* hidden,
-                  float* cells) {
+void lstm_forward(const LstmShape& s, Matrix weight, void* gates, void* hidden, float* cells) {
   const Element type = weight.type;
   const PackedFactor factor(weight, s.h, 4 * s.h, /*transposed=*/true);
-  const Matrix all_states{hidden, s.h, type}, all_gates{gates, 4 * s.h, type},
-      all_x_gates{x_gates, 4 * s.h, type};
+  const Matrix all_states{hidden, s.h, type}, all_gates{gates, 4 * s.h, type};
 
   each_task(s, factor, s.h, type, [&](int64_t row, int64_t rows, const Working& w) {
     for (int64_t i = 0; i < s.steps; ++i) {
@@ -115,7 +113,7 @@ void lstm_forward(const LstmShape& s, Matrix weight, const void* x_gates, void* 
 
       factor.multiply({all_states.at(before, 0), s.h, type}, rows, w.widened, w.product);
       finish_block(w.product, factor.width(), here, 0, rows, 4 * s.h,
-                   {.out = all_gates, .residual = all_x_gates});
+                   {.out = all_gates, .residual = all_gates});
       lstm_cell_forward(all_gates.at(here, 0), type, cells + before * s.h,
                         const_cast<void*>(all_states.at(after, 0)), cells + after * s.h, rows, s.h);
     }

@@ -23,16 +23,15 @@ struct LstmShape {
   int64_t after(int64_t t) const { return reverse ? t : t + 1; }
 };
 
-/// Computes gates [steps, batch, 4 h], before their activations, from `x_gates` of the same shape
-/// and `weight` [4 h, h], and writes the states after each step. The caller has set the states
-/// before the first step. x_gates, gates and hidden states have the weight's type.
-void lstm_forward(const LstmShape& shape, Matrix weight, const void* x_gates, void* gates,
-                  void* hidden, float* cells);
+/// Adds each hidden state times the transpose of `weight` [4 h, h] to the gates [steps, batch, 4 h]
+/// of the next step, which hold the part of the inputs, and writes the states after each step. The
+/// caller has set the states before the first step. Gates and hidden states have the weight's type.
+void lstm_forward(const LstmShape& shape, Matrix weight, void* gates, void* hidden, float* cells);
 
-/// Computes the gradients of the gates, which are also those of x_gates, and of the states before
+/// Computes the gradients of the gates, before their activations, and of the states before
 /// the first step: dh0 [batch, h], of the weight's type, and dc0 [batch, h]. `dy` [steps, batch, h]
 /// is the gradient of the hidden states after each step, and `dc` [batch, h] that of the last cell
-/// state; either may be null: zero.
+/// state; either may be null: zero. dgates may be the gates' own memory.
 void lstm_backward(const LstmShape& shape, Matrix weight, const void* gates, const float* cells,
                    const void* dy, const float* dc, void* dgates, void* dh0, float* dc0);
 

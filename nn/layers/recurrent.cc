@@ -110,24 +110,22 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
       const size_t at = layer * directions + d;
       const Layer& w = layers[at];
 
-      // The projection of the inputs does not depend on the state, so one matrix product does all
-      // steps.
-      const Variable projected_TBG = project(w, s.x_TBC);
-
-      Variable h = first_state(h_LBH, at, s.x_TBC, hidden, projected_TBG.dtype());
       Variable c = with_c ? first_state(c_LBH, at, s.x_TBC, hidden, wide) : Variable();
-
       if constexpr (!std::is_null_pointer_v<AllSteps>) {
         if (!lengths.defined()) {
           const bool reverse = d == 1;
-          auto [all_h, last_c] = all_steps(w, projected_TBG, h, c, reverse);
+          const Variable h = first_state(h_LBH, at, s.x_TBC, hidden, s.x_TBC.dtype());
+          auto [all_h, last_c] = all_steps(w, s.x_TBC, h, c, reverse);
           s.h.push_back(select(all_h, 0, reverse ? 0 : steps - 1)), s.c.push_back(last_c);
           sides.push_back(std::move(all_h));
           continue;
         }
       }
 
-      const std::vector<Variable> projected = unbind(projected_TBG);
+      // The projection of the inputs does not depend on the state, so one matrix product does all
+      // steps.
+      const std::vector<Variable> projected = unbind(project(w, s.x_TBC));
+      Variable h = first_state(h_LBH, at, s.x_TBC, hidden, projected[0].dtype());
       std::vector<Variable> made(projected.size());
       for (size_t i = 0; i < made.size(); ++i) {
         const size_t t = d == 0 ? i : made.size() - 1 - i;
@@ -169,8 +167,11 @@ std::pair<Variable, LSTMState> LSTM::operator()(const Variable& x_BTC, const LST
       [](const Layer& w, const Variable& step, const Variable& h, const Variable& c) {
         return lstm_cell(linear(h, w.weight_hh, {}, step), c);
       },
-      [](const Layer& w, const Variable& x_gates_TBG, const Variable& h, const Variable& c,
-         bool reverse) { return lstm_layer(x_gates_TBG, w.weight_hh, h, c, reverse); });
+      [](const Layer& w, const Variable& x_TBC, const Variable& h, const Variable& c,
+         bool reverse) {
+        return lstm_layer(x_TBC, w.weight_ih, sum_of(w.bias_ih, w.bias_hh), w.weight_hh, h, c,
+                          reverse);
+      });
   return {s.x_TBC, {stacked(s.h), stacked(s.c)}};
 }
 

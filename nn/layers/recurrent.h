@@ -52,8 +52,8 @@ struct Recurrent {
   };
   /// Runs all layers: project(weights, x_TBC) -> [T, B, G H], then at each step cell(weights, its
   /// projection, h, c) -> the next {h, c}, without c unless `with_c`. Without `lengths`,
-  /// all_steps(weights, projection, h, c, reverse) -> {h of each step, last c} runs all steps of a
-  /// layer, unless it is null.
+  /// all_steps(weights, x_TBC, h, c, reverse) -> {h of each step, last c} runs a layer, unless it
+  /// is null.
   template <class Module, class Project, class Cell, class AllSteps = std::nullptr_t>
   Sequence run(const Module& module, const Variable& x_BTC, const Variable& h_LBH,
                const Variable& c_LBH, const at::Tensor& lengths, bool with_c, Project project,

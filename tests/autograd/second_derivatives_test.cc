@@ -87,8 +87,8 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
        [&](V v) { return attention(v[0], v[1], v[2], 4, 2, {}, rope_table); }},
       {"batch_norm", {{6, 5, 3}, {5}, {5}}, [](V v) { return batch_norm(v[0], v[1], v[2]).y; }},
       {"lstm_layer",
-       {{3, 16, 32}, {32, 8}, {16, 8}, {16, 8}},
-       [](V v) { return lstm_layer(v[0], v[1], v[2], v[3], false).first; }},
+       {{3, 16, 5}, {32, 5}, {32}, {32, 8}, {16, 8}, {16, 8}},
+       [](V v) { return lstm_layer(v[0], v[1], v[2], v[3], v[4], v[5], false).first; }},
       {"lstm_cell", {{4, 32}, {4, 8}}, [](V v) { return lstm_cell(v[0], v[1]).first; }},
       {"gru_cell", {{4, 24}, {4, 24}, {4, 8}}, [](V v) { return gru_cell(v[0], v[1], v[2]); }}};
   for (const Fused& fused : all) {

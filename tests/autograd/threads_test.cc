@@ -125,9 +125,9 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
        {{3000, 64}, {96, 64}, {96}},
        [](const Variables& v) { return linear(v[0], v[1], v[2]); }},
       {"lstm_layer",
-       {{4, 50, 256}, {256, 64}, {50, 64}, {50, 64}},
+       {{4, 50, 30}, {256, 30}, {256}, {256, 64}, {50, 64}, {50, 64}},
        [](const Variables& v) {
-         return lstm_layer(v[0], v[1], v[2], cast(v[3], at::kFloat), false).first;
+         return lstm_layer(v[0], v[1], v[2], v[3], v[4], cast(v[5], at::kFloat), false).first;
        }},
   };
   for (const Case& c : cases) {

@@ -142,21 +142,27 @@ TEST_CASE("statistics are moved by each micro-batch, once, in training alone",
 
 struct RecurrentCase {
   bool lstm, bias, state;
-  int64_t layers;
+  int64_t layers, batch;
+  bool bidirectional = false;
 };
 
 /// A recurrent module's results and gradients beside at::lstm's or at::gru's.
 template <class Module>
 void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   INFO((c.lstm ? "LSTM" : "GRU") << " bias " << c.bias << " state " << c.state << " layers "
-                                 << c.layers);
-  constexpr int64_t b = 3, t = 5, in = 4, h = 6;
-  Module module(in, h, {.n_layer = c.layers, .bias = c.bias});
+                                 << c.layers << " batch " << c.batch << " bidirectional "
+                                 << c.bidirectional);
+  constexpr int64_t t = 5, in = 4, h = 6;
+  const int64_t b = c.batch, states = c.layers * (c.bidirectional ? 2 : 1);
+  Module module(in, h, {.n_layer = c.layers, .bias = c.bias, .bidirectional = c.bidirectional});
   auto w = randomise(module, dtype);
   std::vector<at::Tensor> flat;
-  for (int64_t l = 0; l < c.layers; ++l) {
+  for (int64_t l = 0; l < states; ++l) {
+    const std::string place = c.bidirectional
+                                  ? std::to_string(l / 2) + (l % 2 == 1 ? "_reverse" : "")
+                                  : std::to_string(l);
     for (const char* name : {"weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l"}) {
-      const auto found = w.find(name + std::to_string(l));
+      const auto found = w.find(name + place);
       CHECK((found != w.end()) == (c.bias || name[0] == 'w'));
       if (found != w.end()) flat.push_back(found->second);
     }
@@ -164,10 +170,10 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   const auto leaf = [&](at::IntArrayRef sizes) {
     return torch::randn(sizes, dtype).requires_grad_();
   };
-  const at::Tensor x = leaf({b, t, in}), h0 = leaf({c.layers, b, h}), c0 = leaf({c.layers, b, h});
+  const at::Tensor x = leaf({b, t, in}), h0 = leaf({states, b, h}), c0 = leaf({states, b, h});
   const auto ours = [](const at::Tensor& t_) { return Variable::parameter(t_.detach().clone()); };
   const Variable vx = ours(x), vh = ours(h0), vc = ours(c0);
-  const at::Tensor zero = torch::zeros({c.layers, b, h}, dtype);
+  const at::Tensor zero = torch::zeros({states, b, h}, dtype);
   std::vector<Variable> results;
   std::vector<at::Tensor> wanted;
   if constexpr (std::is_same_v<Module, LSTM>) {
@@ -175,13 +181,13 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
     results = {y, last.h, last.c};
     const auto [ty, th, tc] =
         torch::lstm(x, {c.state ? h0 : zero, c.state ? c0 : zero}, flat, c.bias, c.layers, 0.0,
-                    false, false, /*batch_first=*/true);
+                    false, c.bidirectional, /*batch_first=*/true);
     wanted = {ty, th, tc};
   } else {
     const auto [y, last] = module(vx, c.state ? vh : Variable());
     results = {y, last};
     const auto [ty, th] = torch::gru(x, c.state ? h0 : zero, flat, c.bias, c.layers, 0.0, false,
-                                     false, /*batch_first=*/true);
+                                     c.bidirectional, /*batch_first=*/true);
     wanted = {ty, th};
   }
   Variable ours_sum;
@@ -194,7 +200,10 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
     ours_sum = i == 0 ? term : ours_sum + term;
     theirs_sum = i == 0 ? (wanted[i] * weight).sum() : theirs_sum + (wanted[i] * weight).sum();
   }
+  // The second pass needs what the first one keeps.
+  backward(ours_sum, {}, /*retain=*/true);
   backward(ours_sum);
+  theirs_sum.backward({}, /*retain_graph=*/true);
   theirs_sum.backward();
   check_gradients(module, w, 10 * tolerance_of(dtype));  // sums over the steps
   check_near("dx", vx.grad(), x.grad(), 10 * tolerance_of(dtype));
@@ -207,8 +216,11 @@ TEST_CASE("LSTM and GRU are LibTorch's, with states and without", "[conv_and_rec
     for (const bool bias : {true, false}) {
       for (const bool state : {true, false}) {
         for (const int64_t layers : {1, 2}) {
-          check_recurrent<LSTM>({true, bias, state, layers}, dtype);
-          check_recurrent<GRU>({false, bias, state, layers}, dtype);
+          for (const int64_t batch : {3, 18}) {  // from 16 on, an LSTM layer is one op
+            check_recurrent<LSTM>({true, bias, state, layers, batch}, dtype);
+            check_recurrent<GRU>({false, bias, state, layers, batch}, dtype);
+          }
+          check_recurrent<LSTM>({true, bias, state, layers, 18, /*bidirectional=*/true}, dtype);
         }
       }
     }

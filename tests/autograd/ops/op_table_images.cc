@@ -251,22 +251,26 @@ void add_cells(std::vector<OpCase>& t) {
                                                    {"one step", 1, 16, 4, false},
                                                    {"several panels", 2, 65, 20, false}}) {
     const bool reverse = l.reverse;
+    const int64_t gates = 4 * l.h;
     add({"lstm_layer",
          l.label,
-         {{{l.steps, l.batch, 4 * l.h}},
-          {{4 * l.h, l.h}, -0.3, 0.3},
+         {{{l.steps, l.batch, 3}},
+          {{gates, 3}, -0.3, 0.3},
+          {{gates}},
+          {{gates, l.h}, -0.3, 0.3},
           {{l.batch, l.h}},
           {{l.batch, l.h}}},
          [reverse](V v) {
-           const auto [y, c] = lstm_layer(v[0], v[1], v[2], v[3], reverse);
+           const auto [y, c] = lstm_layer(v[0], v[1], v[2], v[3], v[4], v[5], reverse);
            return cat({reshape(y, {-1}), reshape(c, {-1})}, 0);
          },
          [lstm, reverse](T x) {
-           at::Tensor h = x[2], c = x[3];
+           at::Tensor h = x[4], c = x[5];
            std::vector<at::Tensor> y(static_cast<size_t>(x[0].size(0)));
            for (size_t i = 0; i < y.size(); ++i) {
              const size_t t = reverse ? y.size() - 1 - i : i;
-             std::tie(h, c) = lstm({x[0][static_cast<int64_t>(t)] + h.matmul(x[1].t()), c});
+             const at::Tensor x_t = x[0][static_cast<int64_t>(t)];
+             std::tie(h, c) = lstm({x_t.matmul(x[1].t()) + x[2] + h.matmul(x[3].t()), c});
              y[t] = h;
            }
            return torch::cat({torch::stack(y).flatten(), c.flatten()});

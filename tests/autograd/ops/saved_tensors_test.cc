@@ -161,10 +161,9 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"linear_fp8", {0, 0, 4}},
       // The new state, which the next step keeps as well.
       {"lstm_cell", {2, 1, 0}},
-      // The gates and the weight; the states of all steps, with those before the first one. The
-      // cell
-      // states are in float32.
-      {"lstm_layer", {4, 2, 1}},
+      // The states of all steps, with those before the first one; the gates of all steps and, in
+      // float32, the cell states.
+      {"lstm_layer", {6, 2, 2}},
       // The positions that the results come from.
       {"max_pool2d", {0, 0, 1}},
       {"topk", {0, 1, 1}},
