@@ -143,7 +143,7 @@ double exposed(const StepEstimate& e) {
 
 /// Returns the keys with which Lathe runs a layout, or why it can't.
 std::string lathe_text(const ParallelLayout& l, const StepWorkload& step) {
-  const std::string fault = lathe_fault(l, step.global_batch);
+  const std::string fault = lathe_fault(l, step);
   if (!fault.empty()) return "does not have this layout: " + fault;
   const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
   const char* const policies[]{"none", "selective", "blocks"};
@@ -229,7 +229,7 @@ std::string search_text(const ClusterPlan& p) {
                                    gigabytes(e.memory.total()),
                                    format("%.1f%%", 100 * e.bubble / e.seconds),
                                    format("%.1f%%", 100 * exposed(e) / e.seconds),
-                                   lathe_fault(layout, p.step.global_batch).empty() ? "yes" : "no"};
+                                   lathe_fault(layout, p.step).empty() ? "yes" : "no"};
       if (p.price > 0) row.push_back(format("%.2f", p.gpu_hours(e) * p.price));
       table.add(row);
     }
@@ -285,7 +285,7 @@ Json json_of(const ClusterPlan& p, const RatedLayout& r) {
           {"mfu", e.mfu},
           {"gpu_hours", p.gpu_hours(e)},
           {"price", p.price > 0 ? Json(p.gpu_hours(e) * p.price) : Json()},
-          {"lathe_has_it", lathe_fault(r.layout, p.step.global_batch).empty()}};
+          {"lathe_has_it", lathe_fault(r.layout, p.step).empty()}};
 }
 
 Json json_of(const ClusterPlan& p) {

@@ -30,7 +30,10 @@ PathKind kind_of(const fs::path& path_) {
 }
 
 void check_output_folder(const std::string& name, const fs::path& path, PathKind own) {
-  const PathKind kind = kind_of(path);
+  PathKind kind = kind_of(path);
+  // A run that has not saved yet has no checkpoints folder.
+  if (kind == PathKind::folder && fs::exists(path / "config.toml") && fs::exists(path / "lock"))
+    kind = PathKind::run;
   if (kind == PathKind::missing || kind == PathKind::folder || kind == own) return;
   const char* what = kind == PathKind::run          ? "a run"
                      : kind == PathKind::data       ? "prepared data"

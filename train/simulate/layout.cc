@@ -147,10 +147,12 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
   return advice;
 }
 
-std::string lathe_fault(const ParallelLayout& l, int64_t global_batch) {
+std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step) {
+  if (l.pipeline * l.virtual_stages > step.shape.layers)
+    return str("the ", step.shape.layers, " blocks are fewer than the parts of the pipeline");
   if (l.virtual_stages > 1 && l.shard > 1)
     return "dist.virtual_stages above 1 needs dist.shard = \"none\" or \"optimizer\"";
-  if (l.virtual_stages > 1 && l.micro_batches(global_batch) % l.pipeline != 0)
+  if (l.virtual_stages > 1 && l.micro_batches(step.global_batch) % l.pipeline != 0)
     return "with dist.virtual_stages above 1, the stages must divide the micro-batches";
   if (l.shard == 3 && l.recompute == Recompute::none)
     return "dist.shard = \"parameters\" needs memory.recompute = \"blocks\" or \"selective\"";

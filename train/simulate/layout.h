@@ -61,6 +61,6 @@ std::string layout_fault(const ParallelLayout& layout, const StepWorkload& step)
 std::vector<std::string> layout_advice(const ParallelLayout& layout, const StepWorkload& step,
                                        int64_t gpus_per_node);
 /// Returns why Lathe itself can't train with the layout; empty if it can.
-std::string lathe_fault(const ParallelLayout& layout, int64_t global_batch);
+std::string lathe_fault(const ParallelLayout& layout, const StepWorkload& step);
 
 }  // namespace lathe
