@@ -125,7 +125,7 @@ int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& fr
   return push(made);
 }
 
-/// Returns the gradients of the operands of a value y, made its gradient dy, by the formulas of
+/// Returns the gradients of the operands of a value y, given its gradient dy, by the formulas of
 /// ops/elementwise.cc and ops/math.cc.
 std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {
   const auto [a, b, c] = v.from;

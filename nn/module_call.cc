@@ -93,7 +93,7 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
         std::find_if(dims_.begin(), dims_.end(), [c](const Dim& d) { return d.name == c; });
     if (found == dims_.end()) {
       // The first tensor that has a letter binds it, and is remembered for the message about a
-      // later fail_mismatch.
+      // later mismatch.
       dims_.push_back({c, size, tensor});
     } else if (found->size != size) {
       std::string why = str(c, " is ", size, " here and ", found->size);

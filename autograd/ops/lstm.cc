@@ -58,9 +58,8 @@ struct LstmLayer {
     const std::vector<int64_t> states{shape.steps + 1, shape.batch, shape.h};
     const at::Tensor hs = at::empty(states, all.options()),
                      cs = at::empty(states, all.options().dtype(at::kFloat));
-    const int64_t first = reverse ? shape.steps : 0;
-    hs.select(0, first).copy_(h_);
-    cs.select(0, first).copy_(c_);
+    hs.select(0, shape.first()).copy_(h_);
+    cs.select(0, shape.first()).copy_(c_);
 
     lstm_forward(shape, matrix_of(w), all.mutable_data_ptr(), hs.mutable_data_ptr(),
                  cs.mutable_data_ptr<float>());
@@ -68,10 +67,10 @@ struct LstmLayer {
     gates = all;
     hidden = hs;
     cells = cs;
-    h = hs.select(0, first);
-    c = cs.select(0, first);
-    return {hs.narrow(0, reverse ? 0 : 1, shape.steps),
-            cs.select(0, reverse ? 0 : shape.steps).to(c_.scalar_type())};
+    h = hs.select(0, shape.first());
+    c = cs.select(0, shape.first());
+    return {hs.narrow(0, shape.after(0), shape.steps),
+            cs.select(0, shape.last()).to(c_.scalar_type())};
   }
 
   // The gradients of the gates and states of a step are those of lstm_cell. Each weight's gradient
@@ -96,7 +95,7 @@ struct LstmLayer {
     LinearGradients ih{dgates, weight_ih.data(), weight_grads[0], 1, needs[1], needs[2]};
     const at::Tensor dx = linear_backward(x.data(), {&ih, 1}, needs[0], slots);
     LinearGradients hh{dgates, weight_hh.data(), weight_grads[1], 3, needs[3]};
-    linear_backward(hs.narrow(0, reverse ? 1 : 0, shape.steps), {&hh, 1}, false, slots);
+    linear_backward(hs.narrow(0, shape.before(0), shape.steps), {&hh, 1}, false, slots);
     return {dx, ih.dw, ih.db, hh.dw, dh, dc};
   }
   Grads<6, Variable> backward(const GradList<Variable>& dy, Needs<6> needs) const {

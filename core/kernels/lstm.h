@@ -21,6 +21,9 @@ struct LstmShape {
   /// Return the positions of the states before and after step t.
   int64_t before(int64_t t) const { return reverse ? t + 1 : t; }
   int64_t after(int64_t t) const { return reverse ? t : t + 1; }
+  /// Return the positions of the states before the first step and after the last one.
+  int64_t first() const { return reverse ? steps : 0; }
+  int64_t last() const { return reverse ? 0 : steps; }
 };
 
 /// Adds each hidden state times the transpose of `weight` [4 h, h] to the gates [steps, batch, 4 h]

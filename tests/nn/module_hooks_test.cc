@@ -51,9 +51,8 @@ Outer make_outer() {
   return model;
 }
 
-TEST_CASE(
-    "dims of one call are bound by name, and a fail_mismatch names path, both shapes and the dim",
-    "[module_hooks]") {
+TEST_CASE("dims of one call are bound by name, and a mismatch names path, both shapes and the dim",
+          "[module_hooks]") {
   const auto ones = [](std::vector<int64_t> sizes) { return Variable(torch::ones(sizes)); };
   TransformerOptions o;
   o.n_embd = 8, o.n_head = 2;

@@ -11,11 +11,11 @@
 namespace lathe {
 namespace {
 
-constexpr int64_t max_features = std::numeric_limits<int64_t>::max();
+constexpr int64_t max_count = std::numeric_limits<int64_t>::max();
 
 /// The allowed range of an integer field.
 struct Bounds {
-  int64_t min = 0, max = max_features;
+  int64_t min = 0, max = max_count;
 };
 
 /// Visits the fields of state.json in their order, with a StateWriter or a StateReader. Bounds may
@@ -25,7 +25,7 @@ template <class Visitor, class State>
 void visit_fields(Visitor& v, State& s) {
   v.field("step", s.step, {.max = 1'000'000'000'000'000});
   v.field("updates", s.updates, {.max = s.step});
-  v.field("tokens", s.tokens, {.max = max_features / 2});
+  v.field("tokens", s.tokens, {.max = max_count / 2});
   v.field("threads", s.threads, {.min = 1, .max = 4096});
   v.field("isa", s.isa);
   v.field("device", s.device_model);

@@ -593,7 +593,8 @@ TEST_CASE("a plan draws the memory of two settings by category", "[cli]") {
     CHECK(refused.code == 2);
     CHECK_THAT(refused.err, ContainsSubstring(says));
   }
-  CHECK_THAT(plan({"--chart", "optim.kind=sgd", "--json"}).err, ContainsSubstring("cannot be combined"));
+  CHECK_THAT(plan({"--chart", "optim.kind=sgd", "--json"}).err,
+             ContainsSubstring("cannot be combined"));
 }
 
 TEST_CASE("a plan tells parameters, memory, FLOPs, time and disk", "[cli]") {
