@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/kernels/dropout.h"
+#include "core/kernels/linear_gpu.h"
 #include "core/kernels/norm.h"
 #include "core/kernels/update.h"
 
@@ -38,6 +39,10 @@ struct CudaApi {
   int (*compute_capability)();  ///< 90 for sm_90
   int (*multiprocessors)();
   void (*gelu_backward)(const void* x, const void* dy, void* dx, Element type, int64_t n);
+  void (*gelu_backward_sums)(const void* x, const void* dy, void* dx, Element type, int64_t rows,
+                             int64_t columns, float* partials, float* sums);
+  /// Returns false, with nothing written, if the GPU's library has no algorithm for it.
+  bool (*linear_product)(const LinearProduct& product);
   void (*norm_forward)(const NormRows& n, Matrix x, Matrix y, float eps);
   void (*norm_backward)(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
                         float* partials, float* dweight, float* dbias);
@@ -48,6 +53,8 @@ struct CudaApi {
   void (*interleave)(const void* const in[3], void* out, int64_t rows, int64_t bytes);
   void (*column_sums)(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums);
   void (*add)(const void* a, Element a_type, const void* b, Element b_type, void* out, int64_t n);
+  void (*scale)(const void* x, Element type, const float* factor, void* out, Element out_type,
+                int64_t n);
   void (*pack_e4m3)(const void* x, Element type, uint8_t* y, float* factors, int64_t rows,
                     int64_t n);
   void (*unpack_e4m3)(const uint8_t* x, const float* factors, void* y, Element type, int64_t rows,

@@ -8,6 +8,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <optional>
@@ -170,7 +171,41 @@ GpuAttended efficient_forward(const at::Tensor& q, const at::Tensor& k, const at
 
 std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor& q,
                                           const at::Tensor& k, const at::Tensor& v,
+                                          const GpuAttended& a, const Call& call, double scale);
+
+/// Returns efficient_backward() for fewer queries than keys with a window, where ATen's kernel is
+/// wrong: it places the window as if the first query were at the first key. Queries of zero with
+/// gradients of zero, which contribute nothing, take the missing places.
+std::vector<Gradients> efficient_backward_for_all_places(const at::Tensor& dy, const at::Tensor& q,
+                                                         const at::Tensor& k, const at::Tensor& v,
+                                                         const GpuAttended& a, Call call,
+                                                         double scale) {
+  const int64_t queries = q.size(1), keys = k.size(1);
+  const auto at_the_end = [&](const at::Tensor& t, int64_t dim, int64_t size) {
+    std::vector<int64_t> sizes = t.sizes().vec();
+    sizes[static_cast<size_t>(dim)] = size;
+    at::Tensor all = at::zeros(sizes, t.options());
+    all.narrow(dim, keys - queries, queries).copy_(t.narrow(dim, 0, queries));
+    return all;
+  };
+  // The kernel's logarithms [B, H, T] are padded to multiples of 32.
+  const GpuAttended all{.out = at_the_end(a.out, 1, keys),
+                        .lse = at_the_end(a.lse, 2, round_up(keys, 32)),
+                        .seed = a.seed,
+                        .offset = a.offset};
+  call.queries = keys;
+  std::vector<Gradients> d =
+      efficient_backward(at_the_end(dy, 1, keys), at_the_end(q, 1, keys), k, v, all, call, scale);
+  d[0][0] = d[0][0].narrow(1, keys - queries, queries);
+  return d;
+}
+
+std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor& q,
+                                          const at::Tensor& k, const at::Tensor& v,
                                           const GpuAttended& a, const Call& call, double scale) {
+  if (call.window_left && q.size(1) < k.size(1))
+    return efficient_backward_for_all_places(dy, q, k, v, a, call, scale);
+
   auto [dq, dk, dv, d_bias] = at::_efficient_attention_backward(
       one_row(dy, call), one_row(q, call), one_row(repeated(k, q.size(2)), call),
       one_row(repeated(v, q.size(2)), call), /*bias=*/{}, one_row(a.out, call), call.begins,

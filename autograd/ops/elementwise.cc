@@ -16,6 +16,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/linear_gpu.h"
 #include "autograd/ops/small.h"
 #include "core/device.h"
 
@@ -26,6 +27,10 @@ struct Add {
   static constexpr OpInfo info{.name = "add", .each = {1, 0}};
   ChainForm chain() const { return {ChainOp::add}; }
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
+    // ATen's kernel for two dtypes takes longer.
+    const bool is_mixed = a.scalar_type() == at::kFloat && b.scalar_type() != at::kFloat;
+    if (is_mixed && gpu_kernel_ready(a) && gpu_kernel_ready(b) && a.sizes() == b.sizes())
+      return added(a, b);
     return elementwise(std::plus<>(), a, b);
   }
   // da = dy, db = dy

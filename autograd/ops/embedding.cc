@@ -5,6 +5,7 @@
 
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/loss.h"
 
@@ -38,8 +39,17 @@ struct EmbeddingOp {
       return {table};
     }
     const at::Tensor wide = dy.scalar_type() == at::kDouble ? dy : dy.to(at::kFloat);
-    return {at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1,
-                                         /*scale_grad_by_freq=*/false)};
+    const at::Tensor sums = at::embedding_dense_backward(wide, ids.data(), rows, /*padding_idx=*/-1,
+                                                         /*scale_grad_by_freq=*/false);
+    if (!gpu_kernel_ready(sums)) return {sums};
+
+    at::Tensor table = slots.take(0, grad);
+    if (!table.defined()) return {sums};
+    if (sums.numel() % 4 != 0 || !is_aligned(table.const_data_ptr(), 16)) return {table.add_(sums)};
+    cuda_api().add(table.const_data_ptr(), element_of(grad), sums.const_data_ptr(), Element::f32,
+                   table.mutable_data_ptr(), table.numel());
+    bump_version(table);
+    return {table};
   }
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const Variable wide = dy.dtype() == at::kDouble ? dy : cast(dy, at::kFloat);

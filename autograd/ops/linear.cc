@@ -10,13 +10,12 @@
 #include "autograd/fp8.h"
 #include "autograd/node.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/linear_gpu.h"
 #include "autograd/ops/linear_passes.h"
 #include "autograd/ops/plain.h"
 #include "autograd/ops/product.h"
-#include "core/device.h"
 #include "core/kernels/activation.h"
 #include "core/kernels/gemv.h"
-#include "core/kernels/linear_gpu.h"
 #include "core/quantized.h"
 
 namespace lathe {
@@ -29,32 +28,7 @@ bool fused(const at::Tensor& x, const at::Tensor& weight) {
   return kernel_ready(x) && kernel_ready(weight) && x.scalar_type() == weight.scalar_type();
 }
 
-/// Returns residual + y in the residual's dtype.
-at::Tensor added(const at::Tensor& residual, const at::Tensor& y) {
-  if (!gpu_kernel_ready(residual) || !gpu_kernel_ready(y) || y.numel() % 4 != 0)
-    return (residual + y).to(residual.scalar_type());
-  const at::Tensor a = for_kernels(residual), b = for_kernels(y), out = at::empty_like(a);
-  cuda_api().add(a.const_data_ptr(), element_of(a.scalar_type()), b.const_data_ptr(),
-                 element_of(b.scalar_type()), out.mutable_data_ptr(), a.numel());
-  bump_version(out);
-  return out;
-}
-
-/// Returns the sums of the columns of dy [N, C]; on a GPU in float32 or float64.
-at::Tensor bias_gradient(const at::Tensor& dy_) {
-  const bool is_narrow = dy_.is_cuda() && dy_.scalar_type() != at::kDouble;
-  if (!gpu_kernel_ready(dy_) || !column_sums_on_gpu(dy_.size(1)))
-    return is_narrow ? dy_.sum(0, /*keepdim=*/false, at::kFloat) : dy_.sum(0);
-  const at::Tensor dy = for_kernels(dy_);
-  const at::TensorOptions options = dy.options().dtype(at::kFloat);
-  const int64_t rows = dy.size(0), columns = dy.size(1);
-  const at::Tensor partials = at::empty({column_partials(rows, columns)}, options),
-                   sums = at::empty({columns}, options);
-  cuda_api().column_sums(matrix_of(dy), rows, columns, partials.mutable_data_ptr<float>(),
-                         sums.mutable_data_ptr<float>());
-  bump_version(sums);
-  return sums;
-}
+at::Tensor bias_gradient(const at::Tensor& dy) { return column_sums(dy); }
 Variable bias_gradient(const Variable& dy) { return sum(dy, 0); }
 
 struct LinearOp {
@@ -77,6 +51,10 @@ struct LinearOp {
                 "the residual must be ", describe(at::IntArrayRef(sizes)));
     if (is_fused && (!residual.defined() || kernel_dtype(residual.scalar_type())))
       return linear_pass(x_, weight_, bias, residual, Activation::none, nullptr);
+    if (residual.defined() && x_.is_cuda()) {
+      const at::Tensor y = gpu_linear_with_residual(x_, weight_, bias, residual);
+      if (y.defined()) return y;
+    }
     const at::ScalarType dtype = widened(x_) ? at::kFloat : x_.scalar_type();
     const at::Tensor rows = x_.reshape({rows_of(x_), x_.size(-1)}).to(dtype), w = weight_.to(dtype);
     at::Tensor y = bias.defined() ? at::addmm(bias.to(dtype), rows, w.t()) : rows.matmul(w.t());

@@ -9,6 +9,7 @@
 
 #include "autograd/node.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/linear_gpu.h"
 #include "autograd/ops/linear_passes.h"
 #include "autograd/ops/plain.h"
 
@@ -31,13 +32,16 @@ struct LinearGelu {
     weight = weight_;
     bias = bias_;
     at::Tensor u;
-    at::Tensor y = linear_pass(x_, weight_, bias_, {}, Activation::gelu,
-                               needs[0] || needs[1] || needs[2] ? &u : nullptr);
+    at::Tensor y = x_.is_cuda() ? gpu_linear_gelu(x_, weight_, bias_, u)
+                                : linear_pass(x_, weight_, bias_, {}, Activation::gelu,
+                                              needs[0] || needs[1] || needs[2] ? &u : nullptr);
     before = u;
     return y;
   }
   // In a low precision `before` is rounded and y is not computed from it.
-  bool has_result() const { return before.defined() && before.data().scalar_type() == at::kFloat; }
+  bool has_result() const {
+    return before.defined() && before.data().is_cpu() && before.data().scalar_type() == at::kFloat;
+  }
   at::Tensor result() const {
     const at::Tensor& u = before.data();
     at::Tensor y = at::empty_like(u);
@@ -47,6 +51,7 @@ struct LinearGelu {
   }
   // du = dy gelu'(u), then as for a linear layer
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
+    if (dy_.is_cuda()) return on_gpu(dy_, needs);
     const at::Tensor dy = dy_.contiguous(), &u = before.data();
     const at::Tensor du = at::empty_like(u);
     gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(),
@@ -54,6 +59,15 @@ struct LinearGelu {
     LinearGradients layer{du, weight.data(), weight_grad, 1, needs[1], needs[2]};
     const at::Tensor dx = linear_backward(x.data(), {&layer, 1}, needs[0], slots);
     return {dx, layer.dw, layer.db};
+  }
+  Grads<3> on_gpu(const at::Tensor& dy, Needs<3> needs) const {
+    at::Tensor db;
+    const at::Tensor du = gpu_gelu_backward(before.data(), dy, needs[2] ? &db : nullptr),
+                     w = weight.data(), rows = du.view({rows_of(du), w.size(0)});
+    at::Tensor dx, dw;
+    if (needs[0]) dx = rows.matmul(w).view(with_last(du.sizes(), w.size(1)));
+    if (needs[1]) dw = rows.t().matmul(x.data().reshape({-1, w.size(1)}));
+    return {dx, dw, db};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
     return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs,
@@ -203,7 +217,7 @@ struct LinearQkv {
 
 Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& bias) {
   require_defined("linear_gelu", {&x, &weight});
-  if (!kernel_linear(x, weight)) return gelu(linear(x, weight, bias));
+  if (!kernel_linear(x, weight) && !gpu_linear(x, weight)) return gelu(linear(x, weight, bias));
   return apply(LinearGelu{.weight_grad = kernel_grad_dtype(weight)}, x, weight, bias);
 }
 

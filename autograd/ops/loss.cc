@@ -30,6 +30,18 @@ at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dt
   return n.clamp_min(1).reciprocal_().mul_(n.gt(0));
 }
 
+/// Returns x times `by`, a [] tensor in float32, in another dtype, without waiting for a GPU.
+at::Tensor scaled(const at::Tensor& x, const at::Tensor& by, at::ScalarType dtype) {
+  at::Tensor y = at::empty(x.sizes(), x.options().dtype(dtype));
+  if (!gpu_kernel_ready(x) || !gpu_kernel_ready(y) || x.numel() % 4 != 0)
+    return at::mul_out(y, x, by);
+  const at::Tensor in = for_kernels(x);
+  cuda_api().scale(in.const_data_ptr(), element_of(in.scalar_type()), by.const_data_ptr<float>(),
+                   y.mutable_data_ptr(), element_of(dtype), in.numel());
+  bump_version(y);
+  return y;
+}
+
 // Shapes: N rows, V classes.
 struct CrossEntropy {
   static constexpr OpInfo info{.name = "cross_entropy", .amp = Amp::fp32, .exact = true};
@@ -212,13 +224,9 @@ struct LinearCrossEntropy {
   Grads<2> backward(const at::Tensor& dy, Needs<2>) const {
     const at::Tensor dx = dx_saved.data(), dweight = dweight_saved.data();
     if (scale.data().defined()) {
-      const at::Tensor by = dy * scale.data();
-      at::Tensor scaled;
-      if (dweight.defined()) {
-        scaled = at::empty(dweight.sizes(), dweight.options().dtype(weight_grad));
-        at::mul_out(scaled, dweight, by);
-      }
-      return {dx.defined() ? dx * by : dx, scaled};
+      const at::Tensor by = (dy * scale.data()).to(at::kFloat);
+      return {dx.defined() ? scaled(dx, by, dx.scalar_type()) : dx,
+              dweight.defined() ? scaled(dweight, by, weight_grad) : dweight};
     }
     const double factor = dy.item<double>();
     if (factor == 1) return {dx, dweight};

@@ -7,6 +7,7 @@
 
 #include <cctype>
 
+#include "core/cuda/linear_product.h"
 #include "core/cuda/nccl.h"
 #include "core/device.h"
 #include "core/error.h"
@@ -96,6 +97,17 @@ void gelu_backward_on_gpu(const void* x, const void* dy, void* dx, Element type,
   check(gelu_backward_cuda(x, dy, dx, type, n, c10::cuda::getCurrentCUDAStream()), "gelu_backward");
 }
 
+void gelu_backward_sums_on_gpu(const void* x, const void* dy, void* dx, Element type, int64_t rows,
+                               int64_t columns, float* partials, float* sums) {
+  check(gelu_backward_sums_cuda(x, dy, dx, type, rows, columns, partials, sums,
+                                c10::cuda::getCurrentCUDAStream()),
+        "gelu_backward_sums");
+}
+
+bool linear_product(const LinearProduct& product) {
+  return linear_product_cuda(product, c10::cuda::getCurrentCUDAStream());
+}
+
 void norm_forward_on_gpu(const NormRows& n, Matrix x, Matrix y, float eps) {
   check(norm_forward_cuda(n, x, y, eps, c10::cuda::getCurrentCUDAStream()), "norm_forward");
 }
@@ -132,6 +144,11 @@ void sum_columns_on_gpu(Matrix x, int64_t rows, int64_t columns, float* partials
 void add_on_gpu(const void* a, Element a_type, const void* b, Element b_type, void* out,
                 int64_t n) {
   check(add_cuda(a, a_type, b, b_type, out, n, c10::cuda::getCurrentCUDAStream()), "add");
+}
+
+void scale_on_gpu(const void* x, Element type, const float* factor, void* out, Element out_type,
+                  int64_t n) {
+  check(scale_cuda(x, type, factor, out, out_type, n, c10::cuda::getCurrentCUDAStream()), "scale");
 }
 
 void pack_e4m3_on_gpu(const void* x, Element type, uint8_t* y, float* factors, int64_t rows,
@@ -188,6 +205,8 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .compute_capability = lathe::compute_capability,
                                   .multiprocessors = lathe::multiprocessors,
                                   .gelu_backward = lathe::gelu_backward_on_gpu,
+                                  .gelu_backward_sums = lathe::gelu_backward_sums_on_gpu,
+                                  .linear_product = lathe::linear_product,
                                   .norm_forward = lathe::norm_forward_on_gpu,
                                   .norm_backward = lathe::norm_backward_on_gpu,
                                   .cross_entropy_rows = lathe::cross_entropy_on_gpu,
@@ -195,6 +214,7 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .interleave = lathe::interleave,
                                   .column_sums = lathe::sum_columns_on_gpu,
                                   .add = lathe::add_on_gpu,
+                                  .scale = lathe::scale_on_gpu,
                                   .pack_e4m3 = lathe::pack_e4m3_on_gpu,
                                   .unpack_e4m3 = lathe::unpack_e4m3_on_gpu,
                                   .grad_sum = lathe::grad_sum,

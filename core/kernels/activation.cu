@@ -1,7 +1,6 @@
 #include "core/kernels/activation.cuh"
 
-#include "core/kernels/launch.cuh"
-#include "core/kernels/rows.cuh"
+#include "core/kernels/columns.cuh"
 
 namespace lathe {
 namespace {
@@ -9,11 +8,14 @@ namespace {
 constexpr int activation_threads = 256;
 
 /// Returns the same as gelu_grad in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to
-/// 1e-36, and e would overflow.
+/// 1e-36, and e would overflow. For narrow types the exponential is exact to 3e-6.
+template <class T>
 __device__ float gelu_grad(float given) {
   const float x = given < -10 ? -10 : given > 10 ? 10 : given, square = x * x;
   const float twice_k = 1.5957691216057308f, c = 0.044715f;
-  const float e = expf(-x * twice_k * (1 + c * square)), s = 1 / (1 + e);
+  const float z = x * twice_k * (1 + c * square), log2_e = 1.4426950408889634f;
+  const float e = sizeof(T) == 4 ? expf(-z) : exp2f(-z * log2_e),
+              s = sizeof(T) == 4 ? 1 / (1 + e) : __fdividef(1, 1 + e);
   return s + x * twice_k * (1 + 3 * c * square) * s * (e * s);
 }
 
@@ -27,15 +29,45 @@ __global__ void gelu_backward_kernel(const T* x, const T* dy, T* dx, int64_t n) 
     float a[width], b[width];
     load_pack<width>(x, i, a);
     load_pack<width>(dy, i, b);
-    for (int e = 0; e < width; ++e) b[e] *= gelu_grad(a[e]);
+    for (int e = 0; e < width; ++e) b[e] *= gelu_grad<T>(a[e]);
     store_pack<width>(dx, i, b);
   } else if (packs * width + (i - packs) < n) {
     const int64_t at = packs * width + (i - packs);
-    dx[at] = static_cast<T>(static_cast<float>(dy[at]) * gelu_grad(static_cast<float>(x[at])));
+    dx[at] = static_cast<T>(static_cast<float>(dy[at]) * gelu_grad<T>(static_cast<float>(x[at])));
   }
 }
 
+/// The gradient of GELU's argument, for column_sums_kernel, which it also writes to dx.
+template <class T>
+struct GeluGradient {
+  static constexpr int width = 16 / sizeof(T);
+  const T *x, *dy;
+  T* dx;
+
+  __device__ void operator()(int64_t i, float* values) const {
+    float a[width];
+    load_pack<width>(x, i, a);
+    load_pack<width>(dy, i, values);
+    for (int e = 0; e < width; ++e)
+      values[e] = static_cast<float>(static_cast<T>(values[e] * gelu_grad<T>(a[e])));
+    store_pack<width>(dx, i, values);
+  }
+};
+
 }  // namespace
+
+cudaError_t gelu_backward_sums_cuda(const void* x, const void* dy, void* dx, Element type,
+                                    int64_t rows, int64_t columns, float* partials, float* sums,
+                                    cudaStream_t stream) {
+  if (!column_sums_on_gpu(columns)) return cudaErrorInvalidValue;
+  const bool done = with_gpu_element(type, [&](auto element) {
+    using T = decltype(element);
+    launch_column_sums(
+        GeluGradient<T>{static_cast<const T*>(x), static_cast<const T*>(dy), static_cast<T*>(dx)},
+        rows, columns, partials, sums, stream);
+  });
+  return done ? cudaGetLastError() : cudaErrorInvalidValue;
+}
 
 cudaError_t gelu_backward_cuda(const void* x, const void* dy, void* dx, Element type, int64_t n,
                                cudaStream_t stream) {

@@ -12,13 +12,16 @@ struct alignas(16) Sixteen {
   uint32_t of[4];
 };
 
-/// `width`: units of 16 bytes in a row of one matrix.
+/// Each thread copies the same unit of all three matrices. `units`: units of 16 bytes in one
+/// matrix, `width` of them in a row.
 __global__ void interleave_kernel(ThreeMatrices in, Sixteen* out, int64_t units, int64_t width) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < units;
        i += stride) {
-    const int64_t part = i / width, row = part / 3;
-    out[i] = static_cast<const Sixteen*>(in.of[part % 3])[row * width + i % width];
+    const int64_t row = i / width;
+    Sixteen units_of[3];
+    for (int m = 0; m < 3; ++m) units_of[m] = static_cast<const Sixteen*>(in.of[m])[i];
+    for (int m = 0; m < 3; ++m) out[i + (2 * row + m) * width] = units_of[m];
   }
 }
 
@@ -32,7 +35,7 @@ cudaError_t interleave_cuda(const ThreeMatrices& in, void* out, int64_t rows, in
     if (!is_aligned(address, unit)) return cudaErrorInvalidValue;
   }
 
-  const int64_t width = bytes / unit, units = 3 * rows * width;
+  const int64_t width = bytes / unit, units = rows * width;
   if (units == 0) return cudaSuccess;
   constexpr int threads = 256;
   const int64_t grid = (units + threads - 1) / threads;

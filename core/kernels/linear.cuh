@@ -16,5 +16,8 @@ cudaError_t column_sums_cuda(Matrix x, int64_t rows, int64_t columns, float* par
 /// Writes out = a + b for n elements, in a's type. `out` may be a. n must be a multiple of 4.
 cudaError_t add_cuda(const void* a, Element a_type, const void* b, Element b_type, void* out,
                      int64_t n, cudaStream_t stream);
+/// Writes out = x * *factor for n elements, a multiple of 4. `out` may be x if it has its type.
+cudaError_t scale_cuda(const void* x, Element type, const float* factor, void* out,
+                       Element out_type, int64_t n, cudaStream_t stream);
 
 }  // namespace lathe

@@ -1,12 +1,29 @@
-// Which sums of columns a GPU's kernel takes, and its scratch memory.
+// Linear layers on a GPU: products with what follows them, and which sums of columns the kernels
+// take.
 #pragma once
 
 #include <cstdint>
 
+#include "core/kernels/element.h"
+
 namespace lathe {
 
+/// y = x W^T + bias + residual, or y = gelu(u) with u = x W^T + bias, in its tanh form. Rows have
+/// no gaps between them, and pointers are of the device and multiples of 16 bytes.
+struct LinearProduct {
+  int64_t rows = 0, in = 0, out = 0;
+  Element type = Element::bf16;    ///< of x and W: bfloat16 or float16
+  Element y_type = Element::bf16;  ///< of y, bias and residual: as `type`, or float32
+  const void* x = nullptr;         ///< [rows, in]
+  const void* weight = nullptr;    ///< [out, in]
+  const void* bias = nullptr;      ///< [out] or null
+  const void* residual = nullptr;  ///< [rows, out] or null
+  void* y = nullptr;               ///< [rows, out]
+  void* before = nullptr;          ///< null, or where to write u [rows, out], in `type`
+};
+
 /// Returns whether column_sums_cuda (core/kernels/linear.cuh) takes rows of so many columns.
-inline bool column_sums_on_gpu(int64_t columns) { return columns > 0 && columns % 4 == 0; }
+inline bool column_sums_on_gpu(int64_t columns) { return columns > 0 && columns % 8 == 0; }
 /// Rows of which one block adds up the columns.
 constexpr int64_t column_sum_rows = 128;
 /// Returns the floats of its scratch memory.

@@ -6,23 +6,41 @@
 namespace lathe {
 namespace {
 
-constexpr int loss_threads = 512;
+constexpr int most_loss_threads = 1024;
+
+/// Returns the number of threads for a row of so many packs, in complete warps. With the most
+/// threads, few blocks run at a time, so that their rows stay in the GPU's cache.
+int loss_threads(int64_t packs) {
+  const int64_t warps = (packs + 31) / 32;
+  return static_cast<int>(warps < most_loss_threads / 32 ? 32 * warps : most_loss_threads);
+}
+
+/// Returns e^(x - most). The fast form for narrow types is exact to 3e-6 where x is within 30 of
+/// `most`, far below the rounding of x.
+template <class T>
+__device__ float exp_below(float x, float most) {
+  if constexpr (sizeof(T) == 4) return expf(x - most);
+  constexpr float log2_e = 1.4426950408889634f;
+  return exp2f((x - most) * log2_e);
+}
 
 /// Each block processes one row in two passes. The first computes the row's maximum and the sum of
 /// exponentials together (Milakov and Gimelshein 2018); in the second the row is in the GPU's
 /// cache.
 template <class T>
-__global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
-                                     const int64_t* targets, int64_t ignore, float weight,
-                                     bool gradient, float* losses) {
+__global__ void __launch_bounds__(most_loss_threads)
+    cross_entropy_kernel(T* logits, int64_t stride, int64_t classes, const int64_t* targets,
+                         int64_t ignore, float weight, bool gradient, float* losses) {
   constexpr int width = 16 / sizeof(T);
   T* row = logits + blockIdx.x * stride;
-  const int64_t target = targets[blockIdx.x], packs = stride / width;
+  const int64_t target = targets[blockIdx.x];
+  const int packs = static_cast<int>(stride / width), step = static_cast<int>(blockDim.x);
+  const auto classes_from = [&](int i) { return static_cast<int>(classes) - i * width; };
   // An ignored row has no loss, and its gradient is zero.
   if (target == ignore) {
     const float zeros[width] = {};
     if (threadIdx.x == 0) losses[blockIdx.x] = 0;
-    for (int64_t i = threadIdx.x; gradient && i < packs; i += loss_threads)
+    for (int i = static_cast<int>(threadIdx.x); gradient && i < packs; i += step)
       store_pack<width>(row, i, zeros);
     return;
   }
@@ -30,17 +48,18 @@ __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
   // Each thread keeps a maximum and the sum relative to it. Elements beyond the classes are
   // padding.
   float most = -INFINITY, sum = 0;
-  for (int64_t i = threadIdx.x; i < packs; i += loss_threads) {
+  for (int i = static_cast<int>(threadIdx.x); i < packs; i += step) {
     float v[width], next = most;
     load_pack<width>(row, i, v);
+    const int left = classes_from(i);
     for (int e = 0; e < width; ++e) {
-      if (i * width + e >= classes) v[e] = -INFINITY;
+      if (e >= left) v[e] = -INFINITY;
       next = fmaxf(next, v[e]);
     }
-    if (next > most) sum *= expf(most - next), most = next;
-    for (int e = 0; e < width; ++e) {
-      if (v[e] != -INFINITY) sum += expf(v[e] - most);
-    }
+    if (next > most) sum *= exp_below<T>(most, next), most = next;
+    // Relative to -infinity, even an element of -infinity would be NaN.
+    const float base = most == -INFINITY ? 0 : most;
+    for (int e = 0; e < width; ++e) sum += exp_below<T>(v[e], base);
   }
 
   // Bring the threads' sums to the common maximum. A maximum of -infinity has a sum of 0, and its
@@ -57,12 +76,13 @@ __global__ void cross_entropy_kernel(T* logits, int64_t stride, int64_t classes,
   __syncthreads();  // the target's logit has been read
 
   const float scale = known ? weight / sum : NAN;
-  for (int64_t i = threadIdx.x; i < packs; i += loss_threads) {
+  for (int i = static_cast<int>(threadIdx.x); i < packs; i += step) {
     float v[width];
     load_pack<width>(row, i, v);
+    const int left = classes_from(i), at = static_cast<int>(target) - i * width;
     for (int e = 0; e < width; ++e) {
-      const int64_t c = i * width + e;
-      v[e] = c < classes ? expf(v[e] - highest) * scale - (c == target ? weight : 0.0f) : 0.0f;
+      const float gradient_of_sum = exp_below<T>(v[e], highest) * scale;
+      v[e] = e >= left ? 0.0f : e == at ? gradient_of_sum - weight : gradient_of_sum;
     }
     store_pack<width>(row, i, v);
   }
@@ -74,9 +94,11 @@ cudaError_t cross_entropy_rows_cuda(Matrix logits, int64_t rows, int64_t classes
                                     const int64_t* targets, int64_t ignore, float weight,
                                     bool gradient, float* losses, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
+  if (logits.stride > INT32_MAX) return cudaErrorInvalidValue;
   const bool done = with_gpu_element(logits.type, [&](auto element) {
     using T = decltype(element);
-    launch(cross_entropy_kernel<T>, rows, loss_threads, stream,
+    constexpr int64_t width = 16 / sizeof(T);
+    launch(cross_entropy_kernel<T>, rows, loss_threads(logits.stride / width), stream,
            static_cast<T*>(const_cast<void*>(logits.data)), logits.stride, classes, targets, ignore,
            weight, gradient, losses);
   });

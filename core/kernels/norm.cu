@@ -8,46 +8,67 @@
 namespace lathe {
 namespace {
 
-constexpr int norm_width = 4;  // elements in a pack
+constexpr int norm_width = 4;       // elements in a pack
+constexpr int rows_of_a_block = 8;  // where each of its warps takes a row
 
-/// Calls f(k, i) for the packs of a row that a thread holds: i = t, t + blockDim.x, ..., at most
-/// `held` of them.
-template <int held, class F>
+/// The threads that process one row: a warp, which needs no barriers, if its registers can hold the
+/// row.
+struct Warp {
+  static __device__ int64_t row() {
+    return blockIdx.x * int64_t{rows_of_a_block} + threadIdx.x / 32;
+  }
+  static __device__ int64_t first() { return threadIdx.x % 32; }
+  static __device__ int64_t step() { return 32; }
+  static __device__ float sum(float x) { return warp_sum(x); }
+};
+/// Longer rows take a block.
+struct Block {
+  static __device__ int64_t row() { return blockIdx.x; }
+  static __device__ int64_t first() { return threadIdx.x; }
+  static __device__ int64_t step() { return blockDim.x; }
+  static __device__ float sum(float x) { return block_sum(x); }
+};
+
+/// Calls f(k, i) for the packs of a row that a thread of the group holds, at most `held`: i is
+/// Group::first(), and then Group::step() more each time.
+template <class Group, int held, class F>
 __device__ void for_packs(int64_t columns, F&& f) {
 #pragma unroll
   for (int k = 0; k < held; ++k) {
-    const int64_t i = threadIdx.x + static_cast<int64_t>(k) * blockDim.x;
+    const int64_t i = Group::first() + k * Group::step();
     if (i < columns / norm_width) f(k, i);
   }
 }
 
-template <int held, class In, class Out>
+template <class Group, int held, class In, class Out>
 __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) {
-  const auto row = static_cast<int64_t>(blockIdx.x);
+  const int64_t row = Group::row();
+  const bool has_row = row < n.rows;  // other warps of the last block take part in sums alone
+  const int64_t columns = has_row ? n.columns : 0;
   const float inverse = 1.0f / static_cast<float>(n.columns);
   // The row stays in registers: x is read once.
   float v[held][norm_width], sum = 0, squares = 0, mean = 0;
-  for_packs<held>(n.columns, [&](int k, int64_t i) {
+  for_packs<Group, held>(columns, [&](int k, int64_t i) {
     load_pack<norm_width>(x + row * n.columns, i, v[k]);
     for (const float e : v[k]) sum += e;
   });
 
   // The branches on n.mean are the same for a whole block, so its sums may synchronize.
-  if (n.mean != nullptr) mean = block_sum(sum) * inverse;
-  for_packs<held>(n.columns, [&](int k, int64_t) {
+  if (n.mean != nullptr) mean = Group::sum(sum) * inverse;
+  for_packs<Group, held>(columns, [&](int k, int64_t) {
     for (float& e : v[k]) e -= mean, squares += e * e;
   });
-  const float variance = block_sum(squares) * inverse;
+  const float variance = Group::sum(squares) * inverse;
 
   // If squares overflow, 1 / infinity would turn a diverged run's values into zeros.
   const float rstd = variance < INFINITY ? 1.0f / sqrtf(variance + eps) : NAN;
 
-  if (threadIdx.x == 0) {
+  if (Group::first() == 0 && has_row) {
     if (n.mean != nullptr) n.mean[row] = mean;
     n.rstd[row] = rstd;
   }
 
-  for_packs<held>(n.columns, [&](int k, int64_t i) {
+  for_packs<Group, held>(columns, [&](int k, int64_t i) {
     float w[norm_width] = {1, 1, 1, 1}, b[norm_width] = {};
     if (n.weight != nullptr) load_pack<norm_width>(n.weight, i, w);
     if (n.bias != nullptr) load_pack<norm_width>(n.bias, i, b);
@@ -72,7 +93,7 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
     float h[held][norm_width], g[held][norm_width], sum_g = 0, sum_gh = 0;
 
     // h = (x - mean) rstd and g = dy weight, as in norm.h.
-    for_packs<held>(n.columns, [&](int k, int64_t i) {
+    for_packs<Block, held>(n.columns, [&](int k, int64_t i) {
       float w[norm_width] = {1, 1, 1, 1};
       if (n.weight != nullptr) load_pack<norm_width>(n.weight, i, w);
       load_pack<norm_width>(x + row * n.columns, i, h[k]);
@@ -91,7 +112,7 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
     block_sums(sum_g, sum_gh);
     const float avg_g = n.mean == nullptr ? 0 : sum_g * inverse, avg_gh = sum_gh * inverse;
 
-    for_packs<held>(n.columns, [&](int k, int64_t i) {
+    for_packs<Block, held>(n.columns, [&](int k, int64_t i) {
       float before[norm_width] = {};
       if (add) load_pack<norm_width>(dx + row * n.columns, i, before);
       for (int e = 0; e < norm_width; ++e) before[e] += rstd * (g[k][e] - avg_g - h[k][e] * avg_gh);
@@ -102,17 +123,19 @@ __global__ void norm_backward_kernel(NormRows n, const In* x, const Grad* dy, In
   // The blocks' parts are summed by norm_sums_kernel, in one order.
   if (partials == nullptr) return;
   float* mine = partials + int64_t{2} * blockIdx.x * n.columns;
-  for_packs<held>(n.columns, [&](int k, int64_t i) {
+  for_packs<Block, held>(n.columns, [&](int k, int64_t i) {
     store_pack<norm_width>(mine, i, dw[k]);
     store_pack<norm_width>(mine + n.columns, i, db[k]);
   });
 }
 
+constexpr int norm_sum_warps = 32;
+
 /// Sums the partials' columns: each block takes 32 columns.
 __global__ void norm_sums_kernel(const float* partials, int64_t rows, int64_t columns,
                                  float* dweight, float* dbias) {
   const int64_t column = blockIdx.x * 32 + threadIdx.x % 32;
-  const float sum = column_total(partials, rows, 2 * columns, column);
+  const float sum = column_total<norm_sum_warps>(partials, rows, 2 * columns, column);
   if (threadIdx.x >= 32 || column >= 2 * columns) return;
   float* total = column < columns ? dweight : dbias;
   if (total != nullptr) total[column % columns] = sum;
@@ -123,12 +146,36 @@ int threads_of(int64_t columns) {
   return static_cast<int>(packs >= 1024 ? 1024 : (packs + 31) / 32 * 32);
 }
 
-/// Calls f with the number of packs that a thread holds, as a constant.
+/// Calls f with the number of packs that a thread of a block holds, as a constant.
 template <class F>
 void with_held(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 1023) / 1024;
   if (held <= 1) return f(std::integral_constant<int, 1>{});
   f(std::integral_constant<int, 2>{});
+}
+
+/// As with_held(), for a thread of a warp; false if a warp can't hold the row.
+template <class F>
+bool with_held_by_warp(int64_t columns, F&& f) {
+  const int64_t held = (columns / norm_width + 31) / 32;
+  if (held > 8) return false;
+  if (held <= 1) {
+    f(std::integral_constant<int, 1>{});
+  } else if (held <= 3) {
+    f(std::integral_constant<int, 3>{});
+  } else if (held <= 6) {
+    f(std::integral_constant<int, 6>{});
+  } else {
+    f(std::integral_constant<int, 8>{});
+  }
+  return true;
+}
+
+template <class Group, int held, class In, class Out>
+void launch_norm_forward(int64_t blocks, int threads, const NormRows& n, Matrix x, Matrix y,
+                         float eps, cudaStream_t stream) {
+  launch(norm_forward_kernel<Group, held, In, Out>, blocks, threads, stream, n,
+         static_cast<const In*>(x.data), static_cast<Out*>(const_cast<void*>(y.data)), eps);
 }
 
 }  // namespace
@@ -140,10 +187,16 @@ cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
   bool done = false;
   with_gpu_element(x.type, [&](auto in) {
     done = with_gpu_element(y.type, [&](auto out) {
+      using In = decltype(in);
+      using Out = decltype(out);
+      const bool is_short = with_held_by_warp(n.columns, [&](auto held) {
+        launch_norm_forward<Warp, held, In, Out>((n.rows + rows_of_a_block - 1) / rows_of_a_block,
+                                                 32 * rows_of_a_block, n, x, y, eps, stream);
+      });
+      if (is_short) return;
       with_held(n.columns, [&](auto held) {
-        launch(norm_forward_kernel<held, decltype(in), decltype(out)>, n.rows,
-               threads_of(n.columns), stream, n, static_cast<const decltype(in)*>(x.data),
-               static_cast<decltype(out)*>(const_cast<void*>(y.data)), eps);
+        launch_norm_forward<Block, held, In, Out>(n.rows, threads_of(n.columns), n, x, y, eps,
+                                                  stream);
       });
     });
   });
@@ -169,7 +222,7 @@ cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx
   }
   if (!done) return cudaErrorInvalidValue;
   if (partials != nullptr)
-    launch(norm_sums_kernel, (2 * n.columns + 31) / 32, 256, stream,
+    launch(norm_sums_kernel, (2 * n.columns + 31) / 32, 32 * norm_sum_warps, stream,
            static_cast<const float*>(partials), blocks, n.columns, dweight, dbias);
   return cudaGetLastError();
 }

@@ -33,6 +33,12 @@ __device__ void store_pack(T* row, int64_t i, const float* values) {
 
 namespace {
 
+/// The sum over a warp, in every thread.
+__device__ float warp_sum(float a) {
+  for (int lane = 16; lane > 0; lane /= 2) a += __shfl_xor_sync(0xffffffffu, a, lane);
+  return a;
+}
+
 /// Of two numbers of each thread: their sums over the block, in every thread. Blocks of whole
 /// warps.
 __device__ void block_sums(float& a, float& b) {
@@ -65,19 +71,20 @@ __device__ float block_max(float a) {
   return a;
 }
 
-/// Of rows of partial sums: the total of a column, in the first 32 threads. In a block of 8 warps,
-/// thread t takes part in column t % 32 of the block's, which may be beyond the last.
+/// Of rows of partial sums: the total of a column, in the first 32 threads. In a block of so many
+/// warps, thread t takes part in column t % 32 of the block's, which may be beyond the last.
+template <int warps>
 __device__ float column_total(const float* partials, int64_t rows, int64_t columns,
                               int64_t column) {
-  __shared__ float sums[8][32];
+  __shared__ float sums[warps][32];
   float sum = 0;
-  for (int64_t r = threadIdx.x / 32; r < rows && column < columns; r += 8)
+  for (int64_t r = threadIdx.x / 32; r < rows && column < columns; r += warps)
     sum += partials[r * columns + column];
   __syncthreads();  // the sums before have been read
   sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
   sum = 0;
-  for (int w = 0; w < 8; ++w) sum += sums[w][threadIdx.x % 32];
+  for (int w = 0; w < warps; ++w) sum += sums[w][threadIdx.x % 32];
   return sum;
 }
 

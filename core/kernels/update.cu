@@ -21,7 +21,7 @@ template <class Item, int most>
 struct Table {
   Item items[most];
   int first_block[most];  // the block that begins each item
-  bool has_packs[most];   // of updates: see the function of that name
+  bool has_packs[most];   // whether its elements can be loaded update_width at a time
   int count = 0;
   int blocks = 0;
 
@@ -104,13 +104,14 @@ __device__ void store(void* data, Element type, int64_t i, const T* values) {
   }
 }
 
-/// Returns whether all that an update reads and writes may be loaded update_width elements at a
-/// time.
+/// Returns whether update_width elements from any multiple of it on may be loaded together.
+bool is_ready(const void* data, Element type) {
+  return is_aligned(data, update_width * bytes_of(type));
+}
+bool has_packs(const GradArgs& g) { return is_ready(g.grad, g.type); }
+/// Returns whether this is true of all that an update reads and writes.
 bool has_packs(const UpdateArgs& a) {
   const Element own = state_type(a.param_type);
-  const auto is_ready = [](const void* data, Element type) {
-    return is_aligned(data, update_width * bytes_of(type));
-  };
   return is_ready(a.param, a.param_type) && is_ready(a.grad, a.grad_type) &&
          is_ready(a.low, a.low_type) && is_ready(a.average, own) && is_ready(a.state[0], own) &&
          is_ready(a.state[1], own) && is_ready(a.state[2], own);
@@ -128,16 +129,38 @@ __device__ double block_sum(double x) {
   return sums[0];
 }
 
+/// Returns this thread's part of the sum of squares from `begin` to `end`, which begin with `packs`
+/// packs of update_width elements.
+template <class T>
+__device__ double squares(const void* data, int64_t begin, int64_t end, int64_t packs) {
+  const T* x = static_cast<const T*>(data) + begin;
+  double sum = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < packs; i += threads) {
+    double v[update_width];
+    load_as<update_width>(x, i * update_width, v);
+    for (const double e : v) sum += e * e;
+  }
+  for (int64_t i = packs * update_width + threadIdx.x; i < end - begin; i += threads) {
+    double v = 0;
+    load_as<1>(x, i, &v);
+    sum += v * v;
+  }
+  return sum;
+}
+
 __global__ void grad_sum_kernel(GradTable table, double* partials) {
   const int which = table.item_of(static_cast<int>(blockIdx.x));
   const GradArgs& g = table.items[which];
   const int64_t begin = (static_cast<int>(blockIdx.x) - table.first_block[which]) * grad_sum_chunk;
   const int64_t end = begin + grad_sum_chunk < g.n ? begin + grad_sum_chunk : g.n;
+  const int64_t packs = table.has_packs[which] ? (end - begin) / update_width : 0;
   double sum = 0;
-  for (int64_t i = begin + threadIdx.x; i < end; i += threads) {
-    double x = 0;
-    load<1>(g.grad, g.type, i, &x);
-    sum += x * x;
+  switch (g.type) {
+    case Element::f64: sum = squares<double>(g.grad, begin, end, packs); break;
+    case Element::f32: sum = squares<float>(g.grad, begin, end, packs); break;
+    case Element::bf16: sum = squares<__nv_bfloat16>(g.grad, begin, end, packs); break;
+    case Element::f16: sum = squares<__half>(g.grad, begin, end, packs); break;
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
@@ -264,7 +287,9 @@ cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials
   for (int64_t i = 0; i < count;) {
     GradTable table;
     for (; i < count && !table.full(); ++i) {
-      if (grads[i].n > 0) table.add(grads[i], grad_sum_chunk);
+      if (grads[i].n == 0) continue;
+      table.has_packs[table.count] = has_packs(grads[i]);
+      table.add(grads[i], grad_sum_chunk);
     }
     if (table.blocks > 0) launch(grad_sum_kernel, table.blocks, threads, stream, table, partials);
     partials += table.blocks;

@@ -265,8 +265,8 @@ double tolerance(at::ScalarType dtype) {
 
 TEST_CASE("norms on a GPU are those of their formula", "[cuda_kernels]") {
   torch::manual_seed(8);
-  for (const auto& [rows, c] :
-       std::vector<std::pair<int64_t, int64_t>>{{1, 4}, {37, 68}, {3, 4100}, {2, 8192}}) {
+  for (const auto& [rows, c] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 4}, {37, 68}, {9, 260}, {17, 1024}, {3, 1028}, {3, 4100}, {2, 8192}}) {
     const bool small = rows == 37;
     for (const bool rms : {false, true}) {
       for (const auto in : narrow_dtypes) {
@@ -352,7 +352,7 @@ TEST_CASE("sums of columns on a GPU are those of their formula", "[cuda_kernels]
   torch::manual_seed(13);
   for (const auto dtype : narrow_dtypes) {
     for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{
-             {0, 8}, {1, 4}, {127, 128}, {128, 132}, {129, 260}, {700, 36}}) {
+             {0, 8}, {1, 8}, {127, 128}, {128, 136}, {129, 264}, {700, 40}}) {
       INFO(at::toString(dtype) << " " << rows << " x " << columns);
       const ThreadOrder setting(orders[rows % 3]);
       const at::Tensor x = torch::randn({rows, columns}).to(dtype),
@@ -366,13 +366,28 @@ TEST_CASE("sums of columns on a GPU are those of their formula", "[cuda_kernels]
       CHECK(sums[columns].item<float>() == 7);
       if (rows > 1)  // the control
         CHECK((ours - x[0].to(at::kDouble) - wanted).abs().max().item<double>() > 1e-4);
+
+      // Those of GELU's gradient, beside its own kernels for the gradient and for the sums.
+      const at::Tensor dy = torch::randn({rows, columns}).to(dtype), dx = torch::full_like(dy, NAN),
+                       alone = torch::full_like(dy, NAN), sums_of_dx = torch::full({columns}, 7.0f);
+      CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), alone.mutable_data_ptr(),
+                               element_of(dtype), x.numel(), nullptr) == cudaSuccess);
+      CHECK(column_sums_cuda({alone.const_data_ptr(), columns, element_of(dtype)}, rows, columns,
+                             partials.mutable_data_ptr<float>(), sums.mutable_data_ptr<float>(),
+                             nullptr) == cudaSuccess);
+      CHECK(gelu_backward_sums_cuda(x.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(),
+                                    element_of(dtype), rows, columns,
+                                    partials.mutable_data_ptr<float>(),
+                                    sums_of_dx.mutable_data_ptr<float>(), nullptr) == cudaSuccess);
+      CHECK(dx.equal(alone));
+      CHECK(sums_of_dx.equal(ours));
     }
   }
-  CHECK(column_sums_cuda({nullptr, 6, Element::f32}, 1, 6, nullptr, nullptr, nullptr) ==
+  CHECK(column_sums_cuda({nullptr, 12, Element::f32}, 1, 12, nullptr, nullptr, nullptr) ==
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("a sum of two types on a GPU is ATen's", "[cuda_kernels]") {
+TEST_CASE("a sum of two types and a product with a number on a GPU are ATen's", "[cuda_kernels]") {
   torch::manual_seed(14);
   for (const auto left : narrow_dtypes) {
     for (const auto right : narrow_dtypes) {
@@ -384,10 +399,19 @@ TEST_CASE("a sum of two types on a GPU is ATen's", "[cuda_kernels]") {
                        out.mutable_data_ptr(), n, nullptr) == cudaSuccess);
         CHECK(out.narrow(0, 0, n).equal((a.to(at::kFloat) + b.to(at::kFloat)).to(left)));
         CHECK(out[n].item<float>() == 7);
+
+        const float factor = -1.7f;
+        const at::Tensor product = torch::full({n + 1}, 7, right);
+        CHECK(scale_cuda(a.const_data_ptr(), element_of(left), &factor, product.mutable_data_ptr(),
+                         element_of(right), n, nullptr) == cudaSuccess);
+        CHECK(product.narrow(0, 0, n).equal((a.to(at::kFloat) * factor).to(right)));
+        CHECK(product[n].item<float>() == 7);
       }
     }
   }
   CHECK(add_cuda(nullptr, Element::f32, nullptr, Element::f32, nullptr, 3, nullptr) ==
+        cudaErrorInvalidValue);
+  CHECK(scale_cuda(nullptr, Element::f32, nullptr, nullptr, Element::f32, 3, nullptr) ==
         cudaErrorInvalidValue);
 }
 

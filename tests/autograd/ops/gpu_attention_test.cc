@@ -44,6 +44,7 @@ std::vector<GroupedCase> grouped_cases() {
           {"one position", 4, 4, 1, 1, 16},
           {"a cache of keys", 4, 2, 3, 90, 16},
           {"one query with a cache and a window", 4, 2, 1, 90, 16, false, {.window = 33}},
+          {"queries with a cache and a window", 4, 2, 40, 90, 16, false, {.window = 33}},
           {"capped scores", 2, 1, 40, 40, 16, true, {.scale = 1, .softcap = 3}},
           {"a head of an odd size", 2, 1, 40, 40, 12, true, {.window = 9}}};
 }

@@ -13,6 +13,7 @@
 #define __global__
 #define __device__
 #define __host__
+#define __launch_bounds__(threads)
 // One copy for all blocks, in a section of its own, so that it can be spoiled before each block.
 #define __shared__ static __attribute__((section("cuda_shared"), used))
 
@@ -52,6 +53,8 @@ T atomicAdd(T* sum, T x) {
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);
 }
+/// Exact here; on a GPU to 2 units in the last place, for a divisor below 2^126.
+inline float __fdividef(float a, float b) { return a / b; }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 
 namespace lathe {

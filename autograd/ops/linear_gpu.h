@@ -1,0 +1,23 @@
+// The passes that linear ops share on GPUs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace lathe {
+
+/// Returns x W^T + bias + residual by one product, in the residual's dtype; undefined if that has
+/// no fast form, for which x must be bfloat16 or float16, and the residual float32.
+at::Tensor gpu_linear_with_residual(const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& bias, const at::Tensor& residual);
+/// Returns gelu(u) in its tanh form and writes u = x W^T + bias to `before`.
+at::Tensor gpu_linear_gelu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                           at::Tensor& before);
+/// Returns du = dy gelu'(u) [..., O], and the sums of its columns in `sums` if it is not null.
+at::Tensor gpu_gelu_backward(const at::Tensor& u, const at::Tensor& dy, at::Tensor* sums);
+
+/// Returns residual + y in the residual's dtype.
+at::Tensor added(const at::Tensor& residual, const at::Tensor& y);
+/// Returns the sums of the columns of dy [N, C]; on a GPU in float32 or float64.
+at::Tensor column_sums(const at::Tensor& dy);
+
+}  // namespace lathe
