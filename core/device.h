@@ -43,6 +43,12 @@ struct CudaApi {
                              int64_t columns, float* partials, float* sums);
   /// Returns false, with nothing written, if the GPU's library has no algorithm for it.
   bool (*linear_product)(const LinearProduct& product);
+  void (*rotate_heads)(const void* x, void* y, Element type, int64_t rows, int64_t heads,
+                       int64_t width, const float* table, int64_t table_rows, bool back);
+  void (*swiglu_forward)(const void* a, const void* b, void* y, Element type, int64_t rows,
+                         int64_t h, int64_t stride);
+  void (*swiglu_backward)(const void* a, const void* b, const void* dy, void* da, void* db,
+                          Element type, int64_t rows, int64_t h, int64_t stride);
   void (*norm_forward)(const NormRows& n, Matrix x, Matrix y, float eps);
   void (*norm_backward)(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
                         float* partials, float* dweight, float* dbias);

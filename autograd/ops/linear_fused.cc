@@ -98,6 +98,10 @@ struct LinearSwiglu {
     check_linear(x_, gate_, {}), check_linear(x_, up_, {});
     LATHE_CHECK(gate_.sizes() == up_.sizes(), "gate and up must have one shape");
     x = x_, gate = gate_, up = up_;
+    if (x_.is_cuda()) {
+      a = gpu_linear_pass(x_, gate_, {}), b = gpu_linear_pass(x_, up_, {});
+      return gpu_swiglu(a.data(), b.data());
+    }
     const at::Tensor left = linear_pass(x_, gate_, {}, {}, Activation::none, nullptr);
     at::Tensor y = at::empty_like(left), right;
     const at::Tensor in = x_.contiguous(), w = up_.contiguous();
@@ -108,7 +112,9 @@ struct LinearSwiglu {
     a = left, b = right;
     return y;
   }
-  bool has_result() const { return b.defined() && b.data().scalar_type() == at::kFloat; }
+  bool has_result() const {
+    return b.defined() && b.data().is_cpu() && b.data().scalar_type() == at::kFloat;
+  }
   at::Tensor result() const {
     at::Tensor y = at::empty_like(a.data());
     swiglu_product(a.data().const_data_ptr(), b.data().const_data_ptr(), y.mutable_data_ptr(),
@@ -119,6 +125,7 @@ struct LinearSwiglu {
   // s = sigmoid(a): da = dy b (s + a s (1 - s)), db = dy a s; dx = da G + db U, dG = da^T x, dU =
   // db^T x
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needed, GradSlots& slots) const {
+    if (dy_.is_cuda()) return on_gpu(dy_, needed);
     const at::Tensor dy = dy_.to(a.data().scalar_type()).contiguous();
     const at::Tensor da = at::empty_like(a.data()), db = at::empty_like(a.data());
     const int64_t h = dy.size(-1);
@@ -130,6 +137,17 @@ struct LinearSwiglu {
                              {db, up.data(), up_grad, 2, needed[2]}};
     const at::Tensor dx = linear_backward(x.data(), layers, needed[0], slots);
     return {dx, layers[0].dw, layers[1].dw};
+  }
+  Grads<3> on_gpu(const at::Tensor& dy, Needs<3> needed) const {
+    const auto [da, db] = gpu_swiglu_backward(a.data(), b.data(), dy);
+    const at::Tensor &in = x.data(), &g = gate.data(), &u = up.data(),
+                     left = da.view({-1, g.size(0)}), right = db.view({-1, g.size(0)}),
+                     rows = in.reshape({-1, g.size(1)});
+    at::Tensor dx, dgate, dup;
+    if (needed[0]) dx = left.matmul(g).addmm_(right, u).view(in.sizes());
+    if (needed[1]) dgate = left.t().matmul(rows);
+    if (needed[2]) dup = right.t().matmul(rows);
+    return {dx, dgate, dup};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
     return plain_gradients<3>(
@@ -158,6 +176,7 @@ struct LinearQkv {
   static constexpr std::array policies{Amp::low,     Amp::low,     Amp::low,    Amp::low,
                                        Amp::promote, Amp::promote, Amp::promote};
   std::array<at::ScalarType, 3> weight_grad;
+  std::vector<int64_t> x_sizes{};
   Saved x = Saved::input(0);
   std::array<Saved, 3> weights{Saved::input(1), Saved::input(2), Saved::input(3)};
   std::array<Saved, 3> biases{Saved::input(4), Saved::input(5), Saved::input(6)};
@@ -167,17 +186,20 @@ struct LinearQkv {
                                   const at::Tensor& v, const at::Tensor& q_bias,
                                   const at::Tensor& k_bias, const at::Tensor& v_bias) {
     x = x_;
+    x_sizes = x_.sizes().vec();
     std::vector<at::Tensor> y;
     for (const auto& [weight, bias] :
          {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
       check_linear(x_, weight, bias);
       weights[y.size()] = weight, biases[y.size()] = bias;
-      y.push_back(linear_pass(x_, weight, bias, {}, Activation::none, nullptr));
+      y.push_back(x_.is_cuda() ? gpu_linear_pass(x_, weight, bias)
+                               : linear_pass(x_, weight, bias, {}, Activation::none, nullptr));
     }
     return y;
   }
   // dx = sum of dy_i W_i, dW_i = dy_i^T x, db_i = sum of dy_i over the rows
   Grads<7> backward(const GradList<at::Tensor>& dy, Needs<7> needs, GradSlots& slots) const {
+    if (weights[0].data().is_cuda()) return on_gpu(dy, needs);
     const auto layer = [&](size_t i) {
       return LinearGradients{dy[i], weights[i].data(), weight_grad[i],
                              1 + i, needs[1 + i],      needs[4 + i]};
@@ -185,6 +207,20 @@ struct LinearQkv {
     LinearGradients of[]{layer(0), layer(1), layer(2)};
     const at::Tensor dx = linear_backward(x.data(), of, needs[0], slots);
     return {dx, of[0].dw, of[1].dw, of[2].dw, of[0].db, of[1].db, of[2].db};
+  }
+  Grads<7> on_gpu(const GradList<at::Tensor>& all, Needs<7> needs) const {
+    Grads<7> grads;
+    for (size_t i = 0; i < 3; ++i) {
+      if (!all[i].defined()) continue;
+      const at::Tensor& w = weights[i].data();
+      const at::Tensor dy = all[i].to(w.scalar_type()).reshape({-1, w.size(0)});
+      at::Tensor& dx = grads[0];
+      if (needs[0]) dx = dx.defined() ? dx.addmm_(dy, w) : dy.matmul(w);
+      if (needs[1 + i]) grads[1 + i] = dy.t().matmul(x.data().reshape({-1, w.size(1)}));
+      if (needs[4 + i]) grads[4 + i] = column_sums(dy);
+    }
+    if (grads[0].defined()) grads[0] = grads[0].view(x_sizes);
+    return grads;
   }
   Grads<7, Variable> backward(const GradList<Variable>& dy, Needs<7> needs) const {
     const auto of = [](const std::array<Saved, 3>& all, size_t i) { return all[i].as<Variable>(); };
@@ -223,8 +259,9 @@ Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& 
 
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up) {
   require_defined("linear_swiglu", {&x, &gate, &up});
-  if (!kernel_linear(x, gate) || !kernel_linear(x, up))
-    return silu(linear(x, gate)) * linear(x, up);
+  const bool on_cpu = kernel_linear(x, gate) && kernel_linear(x, up),
+             on_gpu = gpu_linear(x, gate) && gpu_linear(x, up);
+  if (!on_cpu && !on_gpu) return silu(linear(x, gate)) * linear(x, up);
   return apply(LinearSwiglu{.gate_grad = kernel_grad_dtype(gate), .up_grad = kernel_grad_dtype(up)},
                x, gate, up);
 }
@@ -234,7 +271,7 @@ std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable,
   require_defined("linear_qkv", {&x, &weights[0], &weights[1], &weights[2]});
   const auto& [q, k, v] = weights;
   const auto fits = [&](const Variable& w) {
-    return kernel_linear(x, w) && w.requires_grad() == q.requires_grad();
+    return (kernel_linear(x, w) || gpu_linear(x, w)) && w.requires_grad() == q.requires_grad();
   };
   if (!std::ranges::all_of(weights, fits))
     return {linear(x, q, biases[0]), linear(x, k, biases[1]), linear(x, v, biases[2])};

@@ -4,10 +4,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
 
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/linear_passes.h"
 #include "core/device.h"
+#include "core/kernels/activation.h"
 #include "core/kernels/linear_gpu.h"
 
 namespace lathe {
@@ -37,6 +40,13 @@ at::Tensor in_dtype(const at::Tensor& t, at::ScalarType dtype) {
 }
 
 }  // namespace
+
+at::Tensor gpu_linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor rows = x.reshape({rows_of(x), x.size(-1)}), w = weight.t();
+  const at::Tensor y =
+      bias.defined() ? at::addmm(bias.to(x.scalar_type()), rows, w) : rows.matmul(w);
+  return y.view(with_last(x.sizes(), weight.size(0)));
+}
 
 at::Tensor gpu_linear_with_residual(const at::Tensor& x_, const at::Tensor& weight_,
                                     const at::Tensor& bias, const at::Tensor& residual) {
@@ -70,8 +80,7 @@ at::Tensor gpu_linear_gelu(const at::Tensor& x_, const at::Tensor& weight_, cons
     }
   }
 
-  const at::Tensor rows = x.view({rows_of(x), x.size(-1)});
-  before = (b.defined() ? at::addmm(b, rows, weight.t()) : rows.matmul(weight.t())).view(sizes);
+  before = gpu_linear_pass(x, weight, bias);
   return at::gelu(before, "tanh");
 }
 
@@ -95,6 +104,32 @@ at::Tensor gpu_gelu_backward(const at::Tensor& u_, const at::Tensor& dy_, at::Te
   }
   bump_version(du);
   return du;
+}
+
+at::Tensor gpu_swiglu(const at::Tensor& a_, const at::Tensor& b_) {
+  const at::Tensor a = for_kernels(a_), b = for_kernels(b_), y = at::empty_like(a);
+  const int64_t n = a.numel();
+  const Element type = element_of(a.scalar_type());
+  if (!swiglu_on_gpu(type, 1, n, n)) return at::silu(a) * b;
+  cuda_api().swiglu_forward(a.const_data_ptr(), b.const_data_ptr(), y.mutable_data_ptr(), type, 1,
+                            n, n);
+  bump_version(y);
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> gpu_swiglu_backward(const at::Tensor& a_, const at::Tensor& b_,
+                                                      const at::Tensor& dy_) {
+  const at::Tensor a = for_kernels(a_), b = for_kernels(b_),
+                   dy = for_kernels(dy_.to(a.scalar_type())), da = at::empty_like(a),
+                   db = at::empty_like(a);
+  const int64_t n = a.numel();
+  const Element type = element_of(a.scalar_type());
+  if (!swiglu_on_gpu(type, 1, n, n)) return {at::silu_backward(dy * b, a), dy * at::silu(a)};
+  cuda_api().swiglu_backward(a.const_data_ptr(), b.const_data_ptr(), dy.const_data_ptr(),
+                             da.mutable_data_ptr(), db.mutable_data_ptr(), type, 1, n, n);
+  bump_version(da);
+  bump_version(db);
+  return {da, db};
 }
 
 at::Tensor added(const at::Tensor& residual, const at::Tensor& y) {

@@ -3,8 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
+
 namespace lathe {
 
+/// Returns x W^T + bias; all have one dtype, but bias, which may be undefined.
+at::Tensor gpu_linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 /// Returns x W^T + bias + residual by one product, in the residual's dtype; undefined if that has
 /// no fast form, for which x must be bfloat16 or float16, and the residual float32.
 at::Tensor gpu_linear_with_residual(const at::Tensor& x, const at::Tensor& weight,
@@ -14,6 +18,12 @@ at::Tensor gpu_linear_gelu(const at::Tensor& x, const at::Tensor& weight, const 
                            at::Tensor& before);
 /// Returns du = dy gelu'(u) [..., O], and the sums of its columns in `sums` if it is not null.
 at::Tensor gpu_gelu_backward(const at::Tensor& u, const at::Tensor& dy, at::Tensor* sums);
+
+/// Returns silu(a) b.
+at::Tensor gpu_swiglu(const at::Tensor& a, const at::Tensor& b);
+/// Returns its gradients for a and b.
+std::pair<at::Tensor, at::Tensor> gpu_swiglu_backward(const at::Tensor& a, const at::Tensor& b,
+                                                      const at::Tensor& dy);
 
 /// Returns residual + y in the residual's dtype.
 at::Tensor added(const at::Tensor& residual, const at::Tensor& y);

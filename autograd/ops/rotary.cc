@@ -5,11 +5,17 @@
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/rotary.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/rotary.h"
 
 namespace lathe {
 namespace {
+
+bool is_ready_on_gpu(const at::Tensor& x, int64_t heads, int64_t width) {
+  return gpu_kernel_ready(x) &&
+         rotation_on_gpu(element_of(x.scalar_type()), x.numel() / x.size(-1), heads, width);
+}
 
 struct Rotate {
   static constexpr OpInfo info{.name = "rotate", .each = {3, 3}};
@@ -26,6 +32,15 @@ struct Rotate {
       rotate_heads(x.const_data_ptr(), y.mutable_data_ptr(), element_of(x.scalar_type()),
                    x.numel() / x.size(-1), heads, width, rope_table.const_data_ptr<float>(),
                    rope_table.numel() / width, back);
+      bump_version(y);
+      return y;
+    }
+    if (is_ready_on_gpu(x, heads, width)) {
+      const at::Tensor in = for_kernels(x), table = for_kernels(rope_table);
+      at::Tensor y = at::empty_like(in);
+      cuda_api().rotate_heads(in.const_data_ptr(), y.mutable_data_ptr(),
+                              element_of(in.scalar_type()), in.numel() / in.size(-1), heads, width,
+                              table.const_data_ptr<float>(), table.numel() / width, back);
       bump_version(y);
       return y;
     }

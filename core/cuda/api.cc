@@ -19,6 +19,8 @@
 #include "core/kernels/linear.cuh"
 #include "core/kernels/loss.cuh"
 #include "core/kernels/norm.cuh"
+#include "core/kernels/rotary.cuh"
+#include "core/kernels/swiglu.cuh"
 #include "core/kernels/update.cuh"
 
 namespace lathe {
@@ -106,6 +108,26 @@ void gelu_backward_sums_on_gpu(const void* x, const void* dy, void* dx, Element 
 
 bool linear_product(const LinearProduct& product) {
   return linear_product_cuda(product, c10::cuda::getCurrentCUDAStream());
+}
+
+void rotate_heads_on_gpu(const void* x, void* y, Element type, int64_t rows, int64_t heads,
+                         int64_t width, const float* table, int64_t table_rows, bool back) {
+  check(rotate_heads_cuda(x, y, type, rows, heads, width, table, table_rows, back,
+                          c10::cuda::getCurrentCUDAStream()),
+        "rotate_heads");
+}
+
+void swiglu_forward_on_gpu(const void* a, const void* b, void* y, Element type, int64_t rows,
+                           int64_t h, int64_t stride) {
+  check(swiglu_forward_cuda(a, b, y, type, rows, h, stride, c10::cuda::getCurrentCUDAStream()),
+        "swiglu_forward");
+}
+
+void swiglu_backward_on_gpu(const void* a, const void* b, const void* dy, void* da, void* db,
+                            Element type, int64_t rows, int64_t h, int64_t stride) {
+  check(swiglu_backward_cuda(a, b, dy, da, db, type, rows, h, stride,
+                             c10::cuda::getCurrentCUDAStream()),
+        "swiglu_backward");
 }
 
 void norm_forward_on_gpu(const NormRows& n, Matrix x, Matrix y, float eps) {
@@ -207,6 +229,9 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .gelu_backward = lathe::gelu_backward_on_gpu,
                                   .gelu_backward_sums = lathe::gelu_backward_sums_on_gpu,
                                   .linear_product = lathe::linear_product,
+                                  .rotate_heads = lathe::rotate_heads_on_gpu,
+                                  .swiglu_forward = lathe::swiglu_forward_on_gpu,
+                                  .swiglu_backward = lathe::swiglu_backward_on_gpu,
                                   .norm_forward = lathe::norm_forward_on_gpu,
                                   .norm_backward = lathe::norm_backward_on_gpu,
                                   .cross_entropy_rows = lathe::cross_entropy_on_gpu,

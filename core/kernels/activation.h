@@ -21,5 +21,11 @@ void swiglu_product(const void* a, const void* b, void* y, Element type, int64_t
 /// of dy h.
 void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type,
                      int64_t rows, int64_t h, int64_t stride);
+/// Returns whether swiglu.cuh takes such matrices: packs of 16 bytes must divide their rows.
+inline bool swiglu_on_gpu(Element type, int64_t rows, int64_t h, int64_t stride) {
+  const int64_t pack = 16 / bytes_of(type);
+  return type != Element::f64 && h > 0 && h % pack == 0 && stride % pack == 0 &&
+         rows * stride / pack <= INT32_MAX;
+}
 
 }  // namespace lathe

@@ -14,4 +14,11 @@ namespace lathe {
 void rotate_heads(const void* x, void* y, Element type, int64_t rows, int64_t heads, int64_t width,
                   const float* rope_table, int64_t rope_rows, bool back);
 
+/// Returns whether rotary.cuh rotates such heads: packs of 16 bytes must divide half a head.
+inline bool rotation_on_gpu(Element type, int64_t rows, int64_t heads, int64_t width) {
+  const int64_t pack = 16 / bytes_of(type);
+  return type != Element::f64 && width % (2 * pack) == 0 &&
+         rows * heads * width / (2 * pack) <= INT32_MAX;
+}
+
 }  // namespace lathe

@@ -16,7 +16,9 @@
 #include "core/kernels/linear.cuh"
 #include "core/kernels/loss.cuh"
 #include "core/kernels/norm.cuh"
+#include "core/kernels/rotary.cuh"
 #include "core/kernels/rules.h"
+#include "core/kernels/swiglu.cuh"
 #include "core/kernels/update.cuh"
 #include "tests/support/catch.h"
 #include "tests/support/cuda/cuda_bf16.h"
@@ -384,6 +386,79 @@ TEST_CASE("sums of columns on a GPU are those of their formula", "[cuda_kernels]
     }
   }
   CHECK(column_sums_cuda({nullptr, 12, Element::f32}, 1, 12, nullptr, nullptr, nullptr) ==
+        cudaErrorInvalidValue);
+}
+
+TEST_CASE("rotations on a GPU are the CPU's", "[cuda_kernels]") {
+  torch::manual_seed(15);
+  for (const auto dtype : narrow_dtypes) {
+    for (const auto& [rows, heads, width] :
+         std::vector<std::array<int64_t, 3>>{{0, 1, 16}, {1, 1, 16}, {12, 3, 32}, {70, 2, 64}}) {
+      const int64_t table_rows = rows == 12 ? 4 : std::max<int64_t>(rows, 1);
+      const ThreadOrder setting(orders[rows % 3]);
+      const at::Tensor x = torch::randn({rows, heads * width}).to(dtype),
+                       table = torch::randn({table_rows, width});
+      const at::Tensor ours = torch::full_like(x, NAN), wanted = torch::zeros_like(x);
+      for (const bool back : {false, true}) {
+        INFO(dtype_name(dtype) << " " << rows << " x " << heads << " x " << width << " " << back);
+        CHECK(rotate_heads_cuda(x.const_data_ptr(), ours.mutable_data_ptr(), element_of(dtype),
+                                rows, heads, width, table.const_data_ptr<float>(), table_rows, back,
+                                nullptr) == cudaSuccess);
+        rotate_heads(x.const_data_ptr(), wanted.mutable_data_ptr(), element_of(dtype), rows, heads,
+                     width, table.const_data_ptr<float>(), table_rows, back);
+        if (rows == 0) continue;
+        CHECK(distance(ours, wanted) < tolerance(dtype));
+        CHECK(distance(x, wanted) > tolerance(dtype));  // the control
+      }
+    }
+  }
+  CHECK(rotate_heads_cuda(nullptr, nullptr, Element::bf16, 1, 1, 8, nullptr, 1, false, nullptr) ==
+        cudaErrorInvalidValue);
+}
+
+TEST_CASE("SwiGLU on a GPU is that of its formula", "[cuda_kernels]") {
+  torch::manual_seed(16);
+  for (const auto dtype : narrow_dtypes) {
+    for (const auto& [rows, h, between] :
+         std::vector<std::array<int64_t, 3>>{{1, 8, 8}, {3, 24, 48}, {40, 72, 144}}) {
+      INFO(dtype_name(dtype) << " " << rows << " x " << h);
+      const ThreadOrder setting(orders[rows % 3]);
+      const at::Tensor x = (torch::randn({rows, between + h}) * 3).to(dtype),
+                       dy = torch::randn({rows, h}).to(dtype), dx = torch::full_like(x, 7),
+                       y = torch::full_like(dy, NAN);
+      x[0][0] = 300, x[0][1] = -300, x[0][2] = -90, x[0][3] = 0;
+      // a begins each row of `between` elements, and b follows h later, in the last row beyond it.
+      const int64_t far = h;
+      const auto at = [&](const at::Tensor& t, int64_t i) {
+        return static_cast<char*>(t.mutable_data_ptr()) + i * t.element_size();
+      };
+      CHECK(swiglu_forward_cuda(at(x, 0), at(x, far), y.mutable_data_ptr(), element_of(dtype), rows,
+                                h, between, nullptr) == cudaSuccess);
+      const at::Tensor
+          a = x.as_strided({rows, h}, {between, 1}, 0).to(at::kDouble).requires_grad_(),
+          b = x.as_strided({rows, h}, {between, 1}, far).to(at::kDouble).requires_grad_();
+      const at::Tensor wanted = at::silu(a) * b;
+      CHECK(distance(y, wanted.detach()) < tolerance(dtype));
+      wanted.backward(dy.to(at::kDouble));
+
+      const at::Tensor da = torch::full({rows, between}, 7, dtype), db = da.clone();
+      CHECK(swiglu_backward_cuda(at(x, 0), at(x, far), dy.const_data_ptr(), at(da, 0), at(db, 0),
+                                 element_of(dtype), rows, h, between, nullptr) == cudaSuccess);
+      CHECK(distance(da.narrow(1, 0, h), a.grad()) < tolerance(dtype));
+      CHECK(distance(db.narrow(1, 0, h), b.grad()) < tolerance(dtype));
+      CHECK(da.narrow(1, h, between - h).eq(7).all().item<bool>());
+      CHECK(distance(da.narrow(1, 0, h) * 1.02, a.grad()) > tolerance(dtype));  // the control
+    }
+  }
+  // Numbers that are not finite stay so.
+  const at::Tensor a = torch::tensor({NAN, INFINITY, -INFINITY, 1.0f}), b = torch::ones({4}),
+                   da = torch::zeros({4}), db = torch::zeros({4});
+  CHECK(swiglu_backward_cuda(a.const_data_ptr(), b.const_data_ptr(), b.const_data_ptr(),
+                             da.mutable_data_ptr(), db.mutable_data_ptr(), Element::f32, 1, 4, 4,
+                             nullptr) == cudaSuccess);
+  CHECK(da.narrow(0, 0, 3).isnan().all().item<bool>());
+  CHECK(std::isfinite(da[3].item<float>()));
+  CHECK(swiglu_forward_cuda(nullptr, nullptr, nullptr, Element::bf16, 1, 4, 4, nullptr) ==
         cudaErrorInvalidValue);
 }
 

@@ -7,4 +7,6 @@
 #include "core/kernels/linear.cu"
 #include "core/kernels/loss.cu"
 #include "core/kernels/norm.cu"
+#include "core/kernels/rotary.cu"
+#include "core/kernels/swiglu.cu"
 #include "core/kernels/update.cu"

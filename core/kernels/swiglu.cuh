@@ -1,0 +1,19 @@
+// Launches SwiGLU's product (core/kernels/activation.h) on a CUDA stream. All pointers are of the
+// device and multiples of 16 bytes; float32, bfloat16 and float16, as swiglu_on_gpu() allows.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/kernels/activation.h"
+
+namespace lathe {
+
+/// Computes y [rows, h] = silu(a) b. Rows of a and b are `stride` apart.
+cudaError_t swiglu_forward_cuda(const void* a, const void* b, void* y, Element type, int64_t rows,
+                                int64_t h, int64_t stride, cudaStream_t stream);
+/// As swiglu_backward.
+cudaError_t swiglu_backward_cuda(const void* a, const void* b, const void* dy, void* da, void* db,
+                                 Element type, int64_t rows, int64_t h, int64_t stride,
+                                 cudaStream_t stream);
+
+}  // namespace lathe
