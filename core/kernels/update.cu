@@ -13,10 +13,10 @@ namespace lathe {
 namespace {
 
 constexpr int threads = 256;
-constexpr int64_t update_chunk = 1 << 12;  // elements that one block updates
+constexpr int64_t update_chunk = 1 << 14;  // elements that one block updates
 
-/// The work of one launch. Kernels take it by value, and 4 KB is the limit for arguments on every
-/// GPU.
+/// The work of one launch. Kernels take it by value; arguments may have 32,764 bytes (CUDA 12.1 and
+/// later).
 template <class Item, int most>
 struct Table {
   Item items[most];
@@ -39,8 +39,8 @@ struct Table {
   }
 };
 using GradTable = Table<GradArgs, 128>;
-using UpdateTable = Table<UpdateArgs, 24>;
-static_assert(sizeof(GradTable) <= 4000 && sizeof(UpdateTable) <= 4000 - sizeof(UpdateRule));
+using UpdateTable = Table<UpdateArgs, 160>;
+static_assert(sizeof(UpdateTable) + sizeof(UpdateRule) + sizeof(StepControl*) <= 32764);
 
 constexpr int update_width = 4;  // elements that a thread loads and stores together
 
@@ -133,13 +133,15 @@ __device__ double block_sum(double x) {
 /// packs of update_width elements.
 template <class T>
 __device__ double squares(const void* data, int64_t begin, int64_t end, int64_t packs) {
+  static_assert(update_width == 4);
   const T* x = static_cast<const T*>(data) + begin;
   double sum = 0;
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < packs; i += threads) {
-    double v[update_width];
+    std::conditional_t<std::is_same_v<T, double>, double, float> v[update_width];
     load_as<update_width>(x, i * update_width, v);
-    for (const double e : v) sum += e * e;
+    const double a = v[0], b = v[1], c = v[2], d = v[3];
+    sum += (a * a + b * b) + (c * c + d * d);
   }
   for (int64_t i = packs * update_width + threadIdx.x; i < end - begin; i += threads) {
     double v = 0;

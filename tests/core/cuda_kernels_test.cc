@@ -678,13 +678,13 @@ struct Parameters {
     torch::manual_seed(4);
     std::mt19937 random(5);
     const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
-    const int64_t sizes[] = {0, 1, 5, 255, 256, 257, 700, 4095, 4096, 4097, 9001};
-    // 45 that compute in float32, then 45 in float64, which is more than the 24 of one launch, then
-    // a random mix.
-    for (int i = 0; i < 110; ++i) {
-      const bool wide = i < 45 ? false : i < 90 ? true : random() % 2 == 0;
+    const int64_t small_sizes[] = {1, 5, 60}, sizes[] = {0, 255, 256, 257, 700, 4097, 16384, 16387};
+    // 165 small ones that compute in float32, which is more than the 160 of one launch, then 25 in
+    // float64, then a random mix.
+    for (int i = 0; i < 210; ++i) {
+      const bool wide = i < 165 ? false : i < 190 ? true : random() % 2 == 0;
       UpdateArgs a;
-      a.n = i % 40 == 39 ? 0 : pick(sizes);
+      a.n = i < 165 && i % 20 != 0 ? pick(small_sizes) : pick(sizes);
       // Kind 0: all pointers are aligned, so the kernel updates packs of elements. Kind 1: none is
       // aligned. Kind 2: all are aligned except `low`, if there is one.
       const int64_t kind = i % 3;

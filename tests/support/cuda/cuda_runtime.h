@@ -74,13 +74,13 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread);
 
 }  // namespace stand_in
 
-/// core/kernels/launch.cuh's, with what a GPU asks of parameters: copied byte by byte, 4 KB in
-/// all.
+/// core/kernels/launch.cuh's, with what a GPU asks of parameters: copied byte by byte, 32,764
+/// bytes in all.
 template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t,
             const Args&... args) {
   static_assert((... && std::is_trivially_copyable_v<Parameters>));
-  static_assert((0 + ... + sizeof(Parameters)) <= 4096);
+  static_assert((0 + ... + sizeof(Parameters)) <= 32764);
   stand_in::run(blocks, threads, [&] { kernel(args...); });
 }
 

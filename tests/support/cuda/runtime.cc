@@ -26,7 +26,8 @@ int64_t max_blocks = INT32_MAX;
 namespace {
 
 constexpr int most_threads = 1024;
-constexpr size_t stack_bytes = 128 << 10;  // many times what a kernel with 4 KB of parameters takes
+constexpr size_t stack_bytes = 128
+                               << 10;  // several times what a kernel with 32 KB of parameters takes
 
 struct Fiber {
   ucontext_t context;
