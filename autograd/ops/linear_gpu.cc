@@ -107,7 +107,8 @@ at::Tensor gpu_gelu_backward(const at::Tensor& u_, const at::Tensor& dy_, at::Te
 }
 
 at::Tensor gpu_swiglu(const at::Tensor& a_, const at::Tensor& b_) {
-  const at::Tensor a = for_kernels(a_), b = for_kernels(b_), y = at::empty_like(a);
+  const at::Tensor a = for_kernels(a_), b = for_kernels(b_);
+  at::Tensor y = at::empty_like(a);
   const int64_t n = a.numel();
   const Element type = element_of(a.scalar_type());
   if (!swiglu_on_gpu(type, 1, n, n)) return at::silu(a) * b;

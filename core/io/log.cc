@@ -177,8 +177,10 @@ PrintableStreams::~PrintableStreams() {
 
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // open() returns the lowest free number, which must be this one.
-    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd)
+    // open() returns the lowest free number, which must be this one. Results that go to a closed
+    // standard output are lost, so writing to it must fail, as it would without this.
+    const int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR;
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", mode) != fd)
       fail(Exit::io, "cannot open /dev/null in place of a standard stream that is closed");
   }
 }

@@ -72,6 +72,17 @@ size_t find_outside_parentheses(std::string_view text,
 
 bool is_utf8(std::string_view text) { return utf8_end(text, 0) == text.size(); }
 
+namespace {
+
+/// Returns whether a character changes the direction of the text after it, which can make a line
+/// read differently from what it says: U+202A to U+202E and U+2066 to U+2069.
+bool is_bidi_control(std::string_view c) {
+  return c.size() == 3 && ((c.starts_with("\xE2\x80") && c[2] >= '\xAA' && c[2] <= '\xAE') ||
+                           (c.starts_with("\xE2\x81") && c[2] >= '\xA6' && c[2] <= '\xA9'));
+}
+
+}  // namespace
+
 std::string printable(std::string_view text) {
   std::string out;
   for (size_t i = 0, n = 0; i < text.size(); i += n) {
@@ -80,7 +91,8 @@ std::string printable(std::string_view text) {
     n = std::max<size_t>(length, 1);
     const bool is_latin1_control =
         first == 0xC2 && static_cast<unsigned char>(text[i + n - 1]) < 0xA0;
-    const bool is_control = first < 0x20 || first == 0x7F || is_latin1_control;
+    const bool is_control =
+        first < 0x20 || first == 0x7F || is_latin1_control || is_bidi_control(text.substr(i, n));
     if (length > 0 && (!is_control || first == '\n' || first == '\t')) {
       out.append(text.substr(i, n));
       continue;

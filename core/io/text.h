@@ -27,8 +27,8 @@ inline std::string_view without_byte_order_mark(std::string_view text) {
 bool is_utf8(std::string_view text);
 
 /// Returns `text` in a form that is safe on a terminal: control characters other than line breaks
-/// and tabs, including those of Latin-1 (U+0080 to U+009F), and bytes that are not UTF-8 become
-/// \x1b and the like.
+/// and tabs, including those of Latin-1 (U+0080 to U+009F) and those that change the direction of
+/// text, and bytes that are not UTF-8 become \x1b and the like.
 std::string printable(std::string_view text);
 /// Returns the same in one line: line breaks and tabs become \x0a and \x09.
 std::string printable_line(std::string_view text);

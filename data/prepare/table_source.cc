@@ -62,7 +62,7 @@ std::vector<size_t> in_order(size_t columns) {
 
 std::string column_name(const TableColumn& column, size_t place) {
   return str("column ", place + 1,
-             column.name.empty() ? "" : " (" + column.name.substr(0, 100) + ")");
+             column.name.empty() ? "" : " (" + printable_line(column.name.substr(0, 100)) + ")");
 }
 
 class TableSource final : public ExampleSource {
@@ -111,7 +111,7 @@ std::string TableSource::layout() const {
   std::string names;
   if (format().has_header) {
     for (size_t i = 0; i < std::min<size_t>(columns.size(), 8); ++i)
-      names += (i > 0 ? ", " : "") + columns[i].name;
+      names += (i > 0 ? ", " : "") + printable_line(columns[i].name);
   }
   std::string text = str(format().has_header ? "header line " + names : "no header line",
                          format().has_header && columns.size() > 8 ? ", ..." : "",

@@ -376,6 +376,10 @@ Exit run_predict(const Arguments& arguments) {
   std::optional<fs::path> path;
   if (arguments.flags.contains("out")) {
     path = arguments.get("out", "");
+    for (const std::string& input : files) {
+      if (fs::exists(*path) && fs::equivalent(*path, input))
+        fail(Exit::usage, path->string(), " is also an input; name another file with --out");
+    }
     check_output(arguments, *path, format.mark());
   }
 

@@ -27,6 +27,9 @@ std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
   return {first, last - first};
 }
 
+/// Returns where the memory of a run's profiled step is kept, which `lathe report` draws.
+fs::path memory_file(const fs::path& run) { return run / "profile.json"; }
+
 /// Checks flags and output files, since profiling takes a while.
 void check_flags(const Arguments& a) {
   const bool lists_ops = a.is_true("ops");
@@ -39,6 +42,8 @@ void check_flags(const Arguments& a) {
 
   if (a.flags.contains("trace")) check_output(a, a.get("trace", ""), trace_mark);
   if (a.flags.contains("kineto")) check_output(a, a.get("kineto", ""), kineto_mark);
+  const fs::path run = a.positionals.empty() ? fs::path() : fs::path(a.positionals[0]);
+  if (is_run(run)) check_output(a, memory_file(run), "\"categories\"");
 }
 
 /// Writes the traces that the flags ask for. Those of other tools are of the `count` steps from
@@ -100,7 +105,7 @@ Exit run_profile(const Arguments& a) {
             << std::flush;
 
   if (kind == PathKind::run) {
-    const fs::path file = fs::path(path) / "profile.json";
+    const fs::path file = memory_file(path);
     write_file_durably(file, profile_memory(profile));
     std::cout << "wrote " << file.string() << ", which `lathe report` draws" << std::endl;
   }

@@ -270,6 +270,15 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
              ContainsSubstring("Memory is highest in " + memory["at"].get<std::string>()));
   CHECK_THAT(of_config.out, ContainsSubstring(memory["kept"][0][0].get<std::string>()));
   CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
+
+  // Its own file is replaced, another one of this name is not.
+  CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
+  write_file(f / "runs/tiny/profile.json", "{\"mine\": 1}");
+  const Finished refused = lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, ContainsSubstring("profile.json"));
+  CHECK(read_file(f / "runs/tiny/profile.json", Exit::io) == "{\"mine\": 1}");
+
   CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err,
              ContainsSubstring("--steps must be"));
 }

@@ -379,6 +379,16 @@ TEST_CASE("closed standard streams cost no file its contents", "[bad_input]") {
     CHECK_THAT(slurp(f / "runs/tiny/log.txt"), ContainsSubstring("finished  4 steps"));
     CHECK(sh(lathe + " train tiny.toml --train.steps=x " + closed).code == 2);
   }
+
+  // A command that prints a result fails if nobody can have read it.
+  for (const char* command : {"plan tiny.toml", "eval runs/tiny", "inspect runs/tiny", "runs runs",
+                              "generate runs/tiny --tokens 2", "config show tiny.toml"}) {
+    INFO(command);
+    CHECK(sh(lathe + " " + command).code == 0);
+    const Finished lost = sh(lathe + " " + command + " >&-");
+    CHECK(lost.code == static_cast<int>(Exit::io));
+    CHECK_THAT(lost.err, ContainsSubstring("standard output can't be written"));
+  }
 }
 
 }  // namespace

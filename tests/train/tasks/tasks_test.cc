@@ -380,6 +380,16 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
   CHECK(lines_of(slurp(t.f / "out.csv")) == lines);
   t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});  // its own file
 
+  // An input is not replaced, whatever its name.
+  const std::string input = slurp(t.f / "new.csv");
+  for (const std::string out : {"new.csv", "./new.csv"}) {
+    const Finished refused =
+        lathe_in(t.f, {"predict", "runs/flowers", "new.csv", "--out", out, "--force", "true"});
+    CHECK(refused.code == 2);
+    CHECK_THAT(refused.err, ContainsSubstring(out + " is also an input"));
+  }
+  CHECK(slurp(t.f / "new.csv") == input);
+
   // Without ids, rows are numbered.
   write_file(t.f / "plain.csv", "size,color,extra\n8,red,1\n");
   const Finished plain = t.predict("flowers", "plain.csv");
