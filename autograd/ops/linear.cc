@@ -49,6 +49,8 @@ struct LinearOp {
     const auto sizes = with_last(x_.sizes(), weight_.size(0));
     LATHE_CHECK(!residual.defined() || residual.sizes() == at::IntArrayRef(sizes),
                 "the residual must be ", describe(at::IntArrayRef(sizes)));
+    LATHE_CHECK(!residual.defined() || residual.device() == x_.device(), "x is on ",
+                x_.device().str(), ", the residual is not");
     if (is_fused && (!residual.defined() || kernel_dtype(residual.scalar_type())))
       return linear_pass(x_, weight_, bias, residual, Activation::none, nullptr);
     if (residual.defined() && x_.is_cuda()) {

@@ -113,9 +113,10 @@ struct LinearSwiglu {
     return y;
   }
   bool has_result() const {
-    return b.defined() && b.data().is_cpu() && b.data().scalar_type() == at::kFloat;
+    return b.defined() && (b.data().is_cuda() || b.data().scalar_type() == at::kFloat);
   }
   at::Tensor result() const {
+    if (a.data().is_cuda()) return gpu_swiglu(a.data(), b.data());
     at::Tensor y = at::empty_like(a.data());
     swiglu_product(a.data().const_data_ptr(), b.data().const_data_ptr(), y.mutable_data_ptr(),
                    Element::f32, y.numel());
@@ -176,7 +177,6 @@ struct LinearQkv {
   static constexpr std::array policies{Amp::low,     Amp::low,     Amp::low,    Amp::low,
                                        Amp::promote, Amp::promote, Amp::promote};
   std::array<at::ScalarType, 3> weight_grad;
-  std::vector<int64_t> x_sizes{};
   Saved x = Saved::input(0);
   std::array<Saved, 3> weights{Saved::input(1), Saved::input(2), Saved::input(3)};
   std::array<Saved, 3> biases{Saved::input(4), Saved::input(5), Saved::input(6)};
@@ -186,7 +186,6 @@ struct LinearQkv {
                                   const at::Tensor& v, const at::Tensor& q_bias,
                                   const at::Tensor& k_bias, const at::Tensor& v_bias) {
     x = x_;
-    x_sizes = x_.sizes().vec();
     std::vector<at::Tensor> y;
     for (const auto& [weight, bias] :
          {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
@@ -219,7 +218,7 @@ struct LinearQkv {
       if (needs[1 + i]) grads[1 + i] = dy.t().matmul(x.data().reshape({-1, w.size(1)}));
       if (needs[4 + i]) grads[4 + i] = column_sums(dy);
     }
-    if (grads[0].defined()) grads[0] = grads[0].view(x_sizes);
+    if (grads[0].defined()) grads[0] = grads[0].view(x.data().sizes());
     return grads;
   }
   Grads<7, Variable> backward(const GradList<Variable>& dy, Needs<7> needs) const {

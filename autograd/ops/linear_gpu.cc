@@ -34,9 +34,11 @@ LinearProduct product_of(const at::Tensor& x, const at::Tensor& weight, at::Tens
           .y = y.mutable_data_ptr()};
 }
 
-/// Returns t in a dtype as kernels take it; an undefined tensor stays undefined.
-at::Tensor in_dtype(const at::Tensor& t, at::ScalarType dtype) {
-  return t.defined() ? for_kernels(t.to(dtype)) : t;
+/// Returns a bias as products take it, in a dtype; an undefined one stays undefined.
+at::Tensor bias_of_product(const at::Tensor& bias, at::ScalarType dtype) {
+  if (!bias.defined()) return bias;
+  const at::Tensor b = bias.to(dtype).contiguous();
+  return is_aligned(b.const_data_ptr(), product_vector_alignment) ? b : b.clone();
 }
 
 }  // namespace
@@ -52,7 +54,7 @@ at::Tensor gpu_linear_with_residual(const at::Tensor& x_, const at::Tensor& weig
                                     const at::Tensor& bias, const at::Tensor& residual) {
   if (!product_ready(x_, weight_) || residual.scalar_type() != at::kFloat) return {};
   const at::Tensor x = for_kernels(x_), weight = for_kernels(weight_), add = for_kernels(residual),
-                   b = in_dtype(bias, at::kFloat);
+                   b = bias_of_product(bias, at::kFloat);
   at::Tensor y = at::empty(add.sizes(), add.options());
   LinearProduct product = product_of(x, weight, y);
   product.bias = floats_of(b);
@@ -65,7 +67,7 @@ at::Tensor gpu_linear_with_residual(const at::Tensor& x_, const at::Tensor& weig
 at::Tensor gpu_linear_gelu(const at::Tensor& x_, const at::Tensor& weight_, const at::Tensor& bias,
                            at::Tensor& before) {
   const at::Tensor x = for_kernels(x_), weight = for_kernels(weight_),
-                   b = in_dtype(bias, x.scalar_type());
+                   b = bias_of_product(bias, x.scalar_type());
   const auto sizes = with_last(x.sizes(), weight.size(0));
   if (product_ready(x, weight)) {
     at::Tensor y = at::empty(sizes, x.options()), u = at::empty(sizes, x.options());

@@ -9,8 +9,8 @@ namespace lathe {
 
 /// Returns x W^T + bias; all have one dtype, but bias, which may be undefined.
 at::Tensor gpu_linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
-/// Returns x W^T + bias + residual by one product, in the residual's dtype; undefined if that has
-/// no fast form, for which x must be bfloat16 or float16, and the residual float32.
+/// Returns x W^T + bias + residual by one product, in float32. Returns an undefined tensor unless x
+/// is bfloat16 or float16, the residual float32, and both sizes of the weight multiples of 8.
 at::Tensor gpu_linear_with_residual(const at::Tensor& x, const at::Tensor& weight,
                                     const at::Tensor& bias, const at::Tensor& residual);
 /// Returns gelu(u) in its tanh form and writes u = x W^T + bias to `before`.

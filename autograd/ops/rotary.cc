@@ -72,6 +72,8 @@ at::Tensor checked_rope_table(const at::Tensor& rope_table, const Variable& x) {
                   x.size(2) % rope_table.size(-1) == 0 && rope_table.size(-2) == x.size(1) &&
                   (rope_table.dim() == 2 || rope_table.size(0) == x.size(0)),
               sentence("needs x [B, T, H D] and rope_table [T, D] or [B, T, D], D even"));
+  LATHE_CHECK(rope_table.device() == x.data().device(),
+              sentence("x and rope_table must be on one device"));
   return rope_table.to(x.dtype() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
 }
 

@@ -14,7 +14,10 @@ namespace lathe {
 namespace {
 
 /// Returns where the second halves of a contiguous tensor's rows begin.
-void* second_half(const at::Tensor& t) {
+const void* second_half(const at::Tensor& t) {
+  return static_cast<const char*>(t.const_data_ptr()) + t.size(-1) / 2 * t.element_size();
+}
+void* mutable_second_half(const at::Tensor& t) {
   return static_cast<char*>(t.mutable_data_ptr()) + t.size(-1) / 2 * t.element_size();
 }
 
@@ -60,7 +63,7 @@ struct SwigluOp {
     if (is_ready_on_gpu(in) && dy.scalar_type() == in.scalar_type()) {
       const at::Tensor up = for_kernels(dy), from = for_kernels(in), dx = at::empty_like(from);
       cuda_api().swiglu_backward(from.const_data_ptr(), second_half(from), up.const_data_ptr(),
-                                 dx.mutable_data_ptr(), second_half(dx),
+                                 dx.mutable_data_ptr(), mutable_second_half(dx),
                                  element_of(in.scalar_type()), in.numel() / (2 * h), h, 2 * h);
       bump_version(dx);
       return {dx};
@@ -72,7 +75,7 @@ struct SwigluOp {
     }
     at::Tensor dx = at::empty_like(in);
     swiglu_backward(in.const_data_ptr(), second_half(in), dy.const_data_ptr(),
-                    dx.mutable_data_ptr(), second_half(dx), element_of(in.scalar_type()),
+                    dx.mutable_data_ptr(), mutable_second_half(dx), element_of(in.scalar_type()),
                     dy.numel() / h, h, 2 * h);
     bump_version(dx);
     return {dx};

@@ -84,7 +84,14 @@ class Plan {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, has_gelu ? gelu : none);
     if (has_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.y_type));
     if (has_gelu) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.out);
-    set_addresses(p);
+
+    // The heuristic looks at the alignment of these addresses. Real ones may be aligned better by
+    // chance, and must not choose.
+    LinearProduct aligned = p;
+    void* const least = reinterpret_cast<void*>(uintptr_t{product_vector_alignment});
+    if (has_bias) aligned.bias = least;
+    if (has_gelu) aligned.before = least;
+    set_addresses(aligned);
     choose();
   }
 
@@ -122,7 +129,10 @@ class Plan {
             "cublasLtMatmulPreferenceSetAttribute");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size_t{32} << 20);
-    // What callers promise. Addresses themselves must not choose: they differ from run to run.
+    // Split products add their parts in float32.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    // What callers promise.
     for (const auto what :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -133,7 +143,7 @@ class Plan {
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle(), operation_.get(), weight_.get(), x_.get(),
                                        y_.get(), y_.get(), preference.get(), 1, &best, &found);
-    if (status == CUBLAS_STATUS_SUCCESS && found > 0)
+    if (status == CUBLAS_STATUS_SUCCESS && found > 0 && best.state == CUBLAS_STATUS_SUCCESS)
       algorithm_ = Algorithm{best.algo, best.workspaceSize};
   }
 
@@ -156,6 +166,8 @@ bool linear_product_cuda(const LinearProduct& p, cudaStream_t stream) {
                 p.before != nullptr};
   // Plans hold the addresses of their last product, so threads do not share them.
   thread_local std::map<Key, Plan> plans;
+  constexpr size_t most_plans = 256;  // prompts of many lengths would make more and more
+  if (plans.size() == most_plans && !plans.contains(key)) plans.clear();
   const auto known = plans.find(key);
   Plan& plan = known != plans.end() ? known->second : plans.emplace(key, p).first->second;
   return plan.run(p, stream);

@@ -8,8 +8,8 @@
 namespace lathe {
 
 /// Runs a product on a stream. Returns false, with nothing written, if cuBLASLt has no algorithm
-/// for it. The algorithm of a shape is chosen once by cuBLASLt's heuristic, without timing, so that
-/// it is always the same on one kind of GPU, and so are the bits.
+/// for it. cuBLASLt's heuristic chooses the algorithm by the shape and the types, not by addresses
+/// or timing, so it is always the same on one kind of GPU, and so are the bits.
 bool linear_product_cuda(const LinearProduct& product, cudaStream_t stream);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// Activations, element by element, computed in float32. All elements of a call are either float32
-// or bfloat16.
+// Activations, element by element, computed in float32. All elements of a call are float32,
+// bfloat16 or float16.
 #pragma once
 
 #include <cstdint>

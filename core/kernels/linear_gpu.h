@@ -8,8 +8,12 @@
 
 namespace lathe {
 
+/// What the addresses of a product's vector of biases and of `before` must be multiples of.
+constexpr int64_t product_vector_alignment = 256;
+
 /// y = x W^T + bias + residual, or y = gelu(u) with u = x W^T + bias, in its tanh form. Rows have
-/// no gaps between them, and pointers are of the device and multiples of 16 bytes.
+/// no gaps between them. Pointers are of the device and multiples of 16 bytes, those of `bias` and
+/// `before` of product_vector_alignment.
 struct LinearProduct {
   int64_t rows = 0, in = 0, out = 0;
   Element type = Element::bf16;    ///< of x and W: bfloat16 or float16
@@ -26,7 +30,7 @@ struct LinearProduct {
 inline bool column_sums_on_gpu(int64_t columns) { return columns > 0 && columns % 8 == 0; }
 /// Rows of which one block adds up the columns.
 constexpr int64_t column_sum_rows = 128;
-/// Returns the floats of its scratch memory.
+/// Returns the floats of scratch memory that column_sums_cuda needs.
 inline int64_t column_partials(int64_t rows, int64_t columns) {
   return (rows + column_sum_rows - 1) / column_sum_rows * columns;
 }

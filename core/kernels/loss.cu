@@ -19,9 +19,8 @@ int loss_threads(int64_t packs) {
 /// `most`, far below the rounding of x.
 template <class T>
 __device__ float exp_below(float x, float most) {
-  if constexpr (sizeof(T) == 4) return expf(x - most);
   constexpr float log2_e = 1.4426950408889634f;
-  return exp2f((x - most) * log2_e);
+  return sizeof(T) == 4 ? expf(x - most) : exp2f((x - most) * log2_e);
 }
 
 /// Each block processes one row in two passes. The first computes the row's maximum and the sum of

@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// mean is null for RMS norm. float32 and bfloat16.
+/// mean is null for RMS norm. float32, bfloat16 and float16.
 struct NormRows {
   int64_t rows = 0, columns = 0;
   const float* weight = nullptr;  ///< [columns] or null: ones

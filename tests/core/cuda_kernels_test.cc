@@ -450,6 +450,19 @@ TEST_CASE("SwiGLU on a GPU is that of its formula", "[cuda_kernels]") {
       CHECK(distance(da.narrow(1, 0, h) * 1.02, a.grad()) > tolerance(dtype));  // the control
     }
   }
+  // Far tails are zero whatever they are multiplied by.
+  const at::Tensor far = torch::tensor({-1e3f, -2e30f, -88.0f, -100.0f}),
+                   large = torch::full({4}, 1e30f), product = torch::full({4}, NAN),
+                   dfar = torch::full({4}, NAN), dlarge = torch::full({4}, NAN);
+  CHECK(swiglu_forward_cuda(far.const_data_ptr(), large.const_data_ptr(),
+                            product.mutable_data_ptr(), Element::f32, 1, 4, 4,
+                            nullptr) == cudaSuccess);
+  CHECK(swiglu_backward_cuda(far.const_data_ptr(), large.const_data_ptr(), large.const_data_ptr(),
+                             dfar.mutable_data_ptr(), dlarge.mutable_data_ptr(), Element::f32, 1, 4,
+                             4, nullptr) == cudaSuccess);
+  for (const at::Tensor& t : {product, dlarge}) CHECK(t.eq(0).all().item<bool>());
+  CHECK(dfar.eq(0).all().item<bool>());
+
   // Numbers that are not finite stay so.
   const at::Tensor a = torch::tensor({NAN, INFINITY, -INFINITY, 1.0f}), b = torch::ones({4}),
                    da = torch::zeros({4}), db = torch::zeros({4});
@@ -457,6 +470,9 @@ TEST_CASE("SwiGLU on a GPU is that of its formula", "[cuda_kernels]") {
                              da.mutable_data_ptr(), db.mutable_data_ptr(), Element::f32, 1, 4, 4,
                              nullptr) == cudaSuccess);
   CHECK(da.narrow(0, 0, 3).isnan().all().item<bool>());
+  CHECK(swiglu_forward_cuda(a.const_data_ptr(), b.const_data_ptr(), db.mutable_data_ptr(),
+                            Element::f32, 1, 4, 4, nullptr) == cudaSuccess);
+  CHECK(db[2].isnan().item<bool>());
   CHECK(std::isfinite(da[3].item<float>()));
   CHECK(swiglu_forward_cuda(nullptr, nullptr, nullptr, Element::bf16, 1, 4, 4, nullptr) ==
         cudaErrorInvalidValue);
