@@ -35,6 +35,7 @@ namespace {
 
 constexpr size_t header_bytes = 64;  // keeps the data after it 64-byte aligned
 constexpr size_t huge = size_t{2} << 20;
+constexpr size_t small_page = 4096;
 // Blocks up to this size, header included, come from the C library, by size.
 constexpr size_t small = 4096;
 constexpr size_t least_rest = 1024;  // smallest remainder that is split off as a block
@@ -240,15 +241,16 @@ class CachingAllocator final : public c10::Allocator {
       free_.insert(rest);
     }
 
-    // `touched` follows the highest address handed out in the segment, in huge pages: what the
-    // system has made resident.
-    size_t& touched = segments_.at(header->segment);
+    // `touched` follows the highest address handed out in the segment, in pages: what the system
+    // has made resident.
+    Segment& segment = segments_.at(header->segment);
     const auto end = static_cast<size_t>(reinterpret_cast<char*>(header) -
                                          reinterpret_cast<char*>(header->segment)) +
                      header->block;
-    if (round_to(end, huge) > touched) {
-      touch(static_cast<int64_t>(round_to(end, huge) - touched));
-      touched = round_to(end, huge);
+    const size_t touched = round_to(end, end > segment.huge_bytes ? small_page : huge);
+    if (touched > segment.touched) {
+      touch(static_cast<int64_t>(touched - segment.touched));
+      segment.touched = touched;
     }
 
     return header;
@@ -278,6 +280,9 @@ class CachingAllocator final : public c10::Allocator {
 
   /// Adds a segment for a block of `bytes`. It is larger than that, up to an eighth of the peak and
   /// at most 16 huge pages, so that segments do not become many.
+  ///
+  /// A block of its own segment that needs little of the last huge page, as one of 4 MB with its
+  /// header does, gets small pages there: writing a few bytes would make 2 MB resident.
   bool grow(size_t bytes) {
     const size_t share = std::min(static_cast<size_t>(stats_.total_peak) / 8, 16 * huge);
     void* memory = nullptr;
@@ -287,10 +292,15 @@ class CachingAllocator final : public c10::Allocator {
     }
     if (memory == nullptr) return false;
     count(static_cast<int64_t>(got), 1);
+    const size_t last = got - huge;
+    const bool ends_with_small_pages = last > 0 && bytes > last && bytes - last <= huge / 8;
+    if (ends_with_small_pages && !phantom_)
+      madvise(static_cast<char*>(memory) + last, huge, MADV_NOHUGEPAGE);
+
     auto* segment = new (memory) Header{.block = got, .allocator = this, .free = true};
     segment->segment = segment;
     free_.insert(segment);
-    segments_.emplace(segment, 0);
+    segments_.emplace(segment, Segment{.huge_bytes = ends_with_small_pages ? last : got});
     return true;
   }
 
@@ -302,7 +312,7 @@ class CachingAllocator final : public c10::Allocator {
         ++at;
         continue;
       }
-      touch(-static_cast<int64_t>(at->second));
+      touch(-static_cast<int64_t>(at->second.touched));
       at = segments_.erase(at);
       free_.erase(segment);
       count(-static_cast<int64_t>(segment->block), -1);
@@ -334,9 +344,12 @@ class CachingAllocator final : public c10::Allocator {
   std::mutex mutex_;
   std::unordered_map<size_t, std::vector<Header*>> free_small_;
   std::set<Header*, BySize> free_;
-  // The first block of each segment, and the bytes of it that were ever handed out. A free segment
-  // consists of that block alone.
-  std::map<Header*, size_t> segments_;
+  struct Segment {
+    size_t huge_bytes;   // at its start, which are huge pages; small pages follow
+    size_t touched = 0;  // bytes at its start that are resident, as far as is known
+  };
+  // By the first block of each segment. A free segment consists of that block alone.
+  std::map<Header*, Segment> segments_;
   MemoryStats stats_;
 };
 

@@ -62,6 +62,23 @@ TEST_CASE("shapes that change from step to step hold less than 1.3 times the mos
   CHECK(held_against_peak() < 1.3);
 }
 
+TEST_CASE("a block slightly larger than its huge pages does not make another one resident",
+          "[allocator]") {
+  const DryRunMemory fresh;  // whose first segments are as large as their blocks
+  std::vector<at::Tensor> kept;
+  const auto touched_by = [&](int64_t n) {
+    const int64_t before = memory_stats().touched;
+    kept.push_back(bytes(n));
+    return memory_stats().touched - before;
+  };
+  CHECK(touched_by(4 * megabyte) == 4 * megabyte + 4096);  // with its header
+  CHECK(touched_by(6 * megabyte + 200000) == 6 * megabyte + 200704);
+  // What follows in the same segment counts in small pages too.
+  CHECK(touched_by(100 * 4096 - 64) == 100 * 4096);
+  CHECK(touched_by(6 * megabyte + megabyte / 2) == 8 * megabyte);  // the control
+  kept.clear();
+}
+
 TEST_CASE("a step that is like the one before takes nothing from the system", "[allocator]") {
   const auto step = [] {
     std::vector<at::Tensor> live;

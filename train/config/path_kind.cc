@@ -12,7 +12,10 @@ bool is_checkpoint(const fs::path& folder) {
 bool is_hugging_face(const fs::path& folder) {
   return fs::exists(folder / "config.json") && !fs::exists(folder / "state.json");
 }
-bool is_run(const fs::path& folder) { return fs::is_directory(folder / "checkpoints"); }
+bool is_run(const fs::path& folder) {
+  const bool has_begun = fs::exists(folder / "config.toml") && fs::exists(folder / "lock");
+  return has_begun || fs::is_directory(folder / "checkpoints");
+}
 
 PathKind kind_of(const fs::path& path_) {
   const fs::path path = without_trailing_slash(path_);
@@ -30,10 +33,7 @@ PathKind kind_of(const fs::path& path_) {
 }
 
 void check_output_folder(const std::string& name, const fs::path& path, PathKind own) {
-  PathKind kind = kind_of(path);
-  // A run that has not saved yet has no checkpoints folder.
-  if (kind == PathKind::folder && fs::exists(path / "config.toml") && fs::exists(path / "lock"))
-    kind = PathKind::run;
+  const PathKind kind = kind_of(path);
   if (kind == PathKind::missing || kind == PathKind::folder || kind == own) return;
   const char* what = kind == PathKind::run          ? "a run"
                      : kind == PathKind::data       ? "prepared data"

@@ -34,7 +34,8 @@ bool is_checkpoint(const fs::path& folder);
 /// Returns whether a folder has Hugging Face's layout: a config.json, and it is not a checkpoint of
 /// Lathe.
 bool is_hugging_face(const fs::path& folder);
-/// Returns whether a folder is a run: it has a config and checkpoints, or a lock.
+/// Returns whether a folder is a run: it has checkpoints, or the config and the lock that training
+/// creates before its first save.
 bool is_run(const fs::path& folder);
 
 }  // namespace lathe
