@@ -51,11 +51,15 @@ void set(LoadedConfig& loaded, const GivenKey& given) {
 
   const Field* field = loaded.config.schema().find(key);
   if (field == nullptr) {
+    std::string others;
     for (const ModelKind& other : model_kinds()) {
-      if (RunConfig::schema(other.name).find(key) == nullptr) continue;
+      if (RunConfig::schema(other.name).find(key) != nullptr)
+        others += str(others.empty() ? "" : " or ", '"', other.name, '"');
+    }
+    if (!others.empty()) {
       if (has_source(loaded.config) && !loaded.origins.contains("model.kind")) return;
-      fail(Exit::usage, where, ": ", key, " is a key of model.kind = \"", other.name,
-           "\", and this model's is \"", kind, "\"; leave it out or change the kind");
+      fail(Exit::usage, where, ": ", key, " is a key of model.kind = ", others,
+           ", and this model's is \"", kind, "\"; leave it out or change the kind");
     }
   }
   loaded.config.schema().set(&loaded.config, key, given.read_as(field), where);

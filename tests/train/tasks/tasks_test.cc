@@ -189,7 +189,7 @@ TEST_CASE("what does not go together is one sentence", "[tasks]") {
   write_config(f, kinds[0]);
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{"--model.n_head=2"},
-       "model.n_head is a key of model.kind = \"gpt\", and this model's is \"mlp\""},
+       "model.n_head is a key of model.kind = \"gpt\" or \"llama\", and this model's is \"mlp\""},
       {{"--model.kind=nonsense"},
        "model.kind = \"nonsense\" is not allowed; it must be gpt | llama | rnn | mlp | convnet"},
       {{"--data.dir=text"}, "model.kind = \"mlp\" does not model tokens, which text holds"},
