@@ -26,8 +26,8 @@ ChainType chain_type(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? ChainType::bf16 : ChainType::f32;
 }
 
-/// Returns the number as ATen uses it: in float32 for a product, a clamp or a power, and otherwise,
-/// as for a sum, a comparison or a fill, in the dtype of the tensor.
+/// Returns an op's scalar operand as ATen uses it: rounded to bfloat16 if `dtype` is bfloat16,
+/// except for mul, clamp and pow, which use it in float32.
 double number_for(ChainOp op, double number, at::ScalarType dtype) {
   if (dtype != at::kBFloat16 || op == ChainOp::mul || op == ChainOp::clamp || op == ChainOp::pow)
     return number;
@@ -203,7 +203,7 @@ std::vector<ChainUse> ChainFormula::add_backward(int result, int dy) {
 }
 
 std::vector<bool> ChainFormula::inputs_of(const std::vector<int>& wanted) const {
-  const std::vector<bool> used = used_by(wanted);
+  const std::vector<bool> used = dependencies_of(wanted);
   std::vector<bool> read(static_cast<size_t>(inputs_), false);
   for (size_t i = 0; i < values_.size(); ++i) {
     if (used[i] && values_[i].op == ChainOp::input)
@@ -213,7 +213,7 @@ std::vector<bool> ChainFormula::inputs_of(const std::vector<int>& wanted) const 
 }
 
 /// Returns which values the wanted ones depend on.
-std::vector<bool> ChainFormula::used_by(const std::vector<int>& wanted) const {
+std::vector<bool> ChainFormula::dependencies_of(const std::vector<int>& wanted) const {
   std::vector<bool> used(values_.size(), false);
   for (const int value : wanted) used[static_cast<size_t>(value)] = true;
   for (size_t i = values_.size(); i-- > 0;) {
@@ -226,7 +226,7 @@ std::vector<bool> ChainFormula::used_by(const std::vector<int>& wanted) const {
 }
 
 bool ChainFormula::make_input(int value, const std::vector<int>& wanted) {
-  if (!used_by(wanted)[static_cast<size_t>(value)]) return false;
+  if (!dependencies_of(wanted)[static_cast<size_t>(value)]) return false;
   ChainValue& made = values_[static_cast<size_t>(value)];
   made = {.dtype = made.dtype, .needs_grad = made.needs_grad, .input = inputs_++};
   return true;
@@ -236,7 +236,7 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
                                           const std::vector<Chain::Input>& layouts,
                                           std::span<const at::Tensor> tensors,
                                           at::IntArrayRef sizes) const {
-  const std::vector<bool> used = used_by(wanted);
+  const std::vector<bool> used = dependencies_of(wanted);
   Chain chain;
   std::vector<int> place(values_.size(), -1);
   std::vector<const void*> inputs;
@@ -278,7 +278,7 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
 std::vector<at::Tensor> ChainFormula::run_by_aten(const std::vector<int>& wanted,
                                                   std::span<const at::Tensor> tensors) const {
   const at::AutoDispatchBelowAutograd plain;
-  const std::vector<bool> used = used_by(wanted);
+  const std::vector<bool> used = dependencies_of(wanted);
   std::vector<at::Tensor> made(values_.size());
   for (size_t i = 0; i < values_.size(); ++i) {
     const ChainValue& v = values_[i];

@@ -1,5 +1,5 @@
-// Formulas of elementwise ops, from which fused() makes chains (core/kernels/chain.h): the forward
-// pass that it has recorded, and the backward pass that follows from it.
+// Formulas of elementwise ops: the forward pass that fused() or deferred() has recorded, and the
+// backward pass that is derived from it. A formula runs as a chain (core/kernels/chain.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,23 +32,25 @@ struct ChainUse {
 /// Values in the order in which they are computed.
 class ChainFormula {
  public:
-  /// Adds an input and returns its number.
+  /// Adds an input and returns the index of its value.
   int add_input(at::ScalarType dtype, bool needs_grad);
-  /// Adds an op on value a and, unless b is -1, on value b. Returns the number of its result, which
+  /// Adds an op on value a and, unless b is -1, on value b. Returns the index of its result, which
   /// has the dtype that ATen gives it. `number` is the scalar operand of an op that has one.
   int add(ChainOp op, int a, int b = -1, double number = 0);
-  /// Adds a select: b where the mask is true, and c elsewhere. b and c must have the same dtype.
+  /// Adds a select and returns the index of its result: b where the mask is true, and c elsewhere.
+  /// b and c must have the same dtype.
   int add_select(int mask, int b, int c);
-  /// Adds a cast of a to `dtype` and returns its number; returns a if a has that dtype already.
+  /// Adds a cast of a to `dtype` and returns its index; returns a if a has that dtype already.
   int add_cast(int a, at::ScalarType dtype);
 
-  /// Adds the op of a value with other operands, which have the same dtypes.
+  /// Adds the same op as that of `value`, on other operands of the same dtypes. Returns the index
+  /// of its result.
   int add_like(const ChainValue& value, const std::array<int, 3>& from);
 
-  /// Adds the backward pass of all values so far, in the operations and the order of the engine,
-  /// from the gradient `dy` of `result`. Returns what each use of an input that needs a gradient
-  /// adds to it, in the order in which the engine would add it: the newest use first. Gradients
-  /// have the shape of the result, and any dtype.
+  /// Adds the backward pass from the gradient `dy` of `result`, with the same operations in the
+  /// same order as the engine. Returns one entry for each use of an input that needs a gradient, in
+  /// the order in which the engine would add these gradients: the last use first. Gradients have
+  /// the shape of the result; their dtype may differ from that of the input.
   std::vector<ChainUse> add_backward(int result, int dy);
 
   /// Turns the result of an op into a new input of the formula, so that the caller supplies the
@@ -73,7 +75,7 @@ class ChainFormula {
 
  private:
   int push(const ChainValue& value);
-  std::vector<bool> used_by(const std::vector<int>& wanted) const;
+  std::vector<bool> dependencies_of(const std::vector<int>& wanted) const;
   std::array<int, 3> gradients_of(const ChainValue& value, int y, int dy);
 
   std::vector<ChainValue> values_;

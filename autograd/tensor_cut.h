@@ -20,7 +20,8 @@ struct TensorCut {
 
   /// Returns the rows along `dim` of a section that a part has, counted in that section.
   ElementRange range(size_t section, int64_t part_) const;
-  /// Returns the sizes of the tensor of part `part_`. `sizes`: those of any part's tensor.
+  /// Returns the sizes of the tensor of part `part_`. Only the sizes of the other dimensions are
+  /// read from `sizes`, which may be those of any part.
   std::vector<int64_t> part_sizes(at::IntArrayRef sizes, int64_t part_) const;
   /// Returns the sizes of the whole tensor. `sizes`: those of any part's tensor.
   std::vector<int64_t> whole_sizes(at::IntArrayRef sizes) const;
@@ -28,8 +29,8 @@ struct TensorCut {
   at::Tensor part_of(const at::Tensor& whole) const;
   /// Returns the whole tensor, joined from the tensors of all parts in the order of parts.
   at::Tensor join(const std::vector<at::Tensor>& all) const;
-  /// Returns [parts + 1]: where the elements of each part lie if parts follow each other in a flat
-  /// tensor. `sizes`: those of any part's tensor.
+  /// Returns [parts + 1] offsets: the elements of part p are [offset p, offset p + 1) of a flat
+  /// tensor in which all parts follow each other. `sizes`: those of any part's tensor.
   std::vector<int64_t> flat_cuts(at::IntArrayRef sizes) const;
   /// Returns the whole tensor from such a flat tensor.
   at::Tensor join_flat(const at::Tensor& flat, at::IntArrayRef sizes) const;

@@ -16,7 +16,8 @@ std::string dtype_name(at::ScalarType dtype);
 std::string describe(const at::Tensor& t);
 /// Returns "[2,3]".
 std::string describe(at::IntArrayRef sizes);
-/// Returns the dtype of a config's "fp32", "bf16", "fp16", "fp64", ...
+/// Returns the dtype that "fp32", "bf16", "fp16", "fp64", ... of a config mean. Throws
+/// Exit::internal for another name.
 at::ScalarType dtype_from_config(const std::string& name);
 /// Returns safetensors' name of a dtype. Throws if it has none.
 const char* safetensors_dtype(at::ScalarType dtype);
@@ -29,8 +30,9 @@ Element element_of(at::ScalarType dtype);
 /// Returns the dtype that kernels know by that element type.
 at::ScalarType dtype_of(Element type);
 
-/// Returns the index of dimension `dim` (negative ones count from the end) of an `ndim`-dimensional
-/// tensor. Throws if there is none.
+/// Returns `dim`, where negative values count from the end, as an index from 0 of an
+/// `ndim`-dimensional tensor. Throws if it is out of range. As in PyTorch, a tensor without
+/// dimensions accepts 0 and -1.
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 
 /// Returns t in float32, or unchanged if it is float64 or undefined.

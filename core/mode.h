@@ -43,8 +43,9 @@ struct StepRandom {
   int64_t first_sample = 0;
 };
 
-/// How often each stream of random numbers was drawn from since a training step began. A layer that
-/// runs again draws other numbers, and so do two layers with the same stream.
+/// Counts how often each stream of random numbers was drawn from since a training step began. Each
+/// draw from a stream gives new numbers: if a layer is called twice, or if two layers have the same
+/// stream.
 using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 
 /// Called around each repeated block of a model (run_blocks() in autograd/recompute.h).
@@ -75,8 +76,9 @@ struct RecomputePolicy {
   constexpr RecomputePolicy(size_t first, size_t last) : kind(blocks), first(first), last(last) {}
 };
 
-/// How layers make their parameters: with zeros, without memory (core/storage.h), to be given to
-/// them later, or as shapes alone, on the meta device. Only `shapes` concerns buffers.
+/// How layers create their parameters. zeros: filled with zeros. without_memory: memory is
+/// allocated later (core/storage.h). shapes: on the meta device, without data. Only `shapes` also
+/// applies to buffers; the other two create buffers as usual.
 enum class NewParameters : uint8_t { zeros, without_memory, shapes };
 
 /// The state that guards set, separate for each thread.
@@ -90,23 +92,27 @@ struct Mode {
   NewParameters new_parameters = NewParameters::zeros;
   bool training = false;  ///< layers behave as in training: dropout drops, batch norm takes the
                           ///< batch's statistics
-  bool adapters = true;   ///< linear layers add their adapters; false: the layers alone
-  /// Recomputing a forward (RestoreRngState): running statistics must not move twice.
+  bool adapters = true;   ///< linear layers add the output of their adapters
+  /// A forward pass is being recomputed (RestoreRngState). Layers must then not update their
+  /// running statistics, which the first pass has updated.
   bool is_recomputing = false;
-  std::optional<StepRandom> random;       ///< source of the numbers that training draws
-  StreamUses* uses = nullptr;             ///< set together with `random`
-  FlopCount* flops = nullptr;             ///< where ops add their FLOPs, or null
-  const ObserveOps* observers = nullptr;  ///< the innermost that is alive: see autograd/observer.h
-  ChainTrace* chain = nullptr;  ///< what records the ops of fused(), or null: see autograd/fused.h
-  detail::DeferOps* deferred = nullptr;  ///< what defers elementwise ops, or null: see
-                                         ///< autograd/deferred.h
+  std::optional<StepRandom> random;  ///< source of the random numbers of a training step
+  StreamUses* uses = nullptr;        ///< set together with `random`
+  FlopCount* flops = nullptr;        ///< where ops add their FLOPs, or null
+  /// The innermost observer that is alive, or null: see autograd/observer.h.
+  const ObserveOps* observers = nullptr;
+  ChainTrace* chain = nullptr;  ///< records the ops of fused(), or null: see autograd/fused.h
+  /// Defers elementwise ops, or null: see autograd/deferred.h.
+  detail::DeferOps* deferred = nullptr;
   bool ranges = false;  ///< steps, modules and ops report their names to ATen's observers: see
                         ///< core/named_range.h
   const ForwardHook* forward_hooks = nullptr;  ///< the innermost that is alive: see nn/hooks.h
-  /// Ops that run belong to it and keep nothing: see autograd/recompute.h.
+  /// Records the ops that run, so that they can be recomputed, and drops the tensors that they save
+  /// or, in a selective recording, chooses later which to drop. Null: none. See
+  /// autograd/recompute.h.
   Recomputation* recording = nullptr;
-  Recomputation* replaying = nullptr;  ///< ops that run are run again for it
-  SavedPacker* packer = nullptr;  ///< packs what ops keep, or null: see autograd/saved_packer.h
+  Recomputation* replaying = nullptr;  ///< the recomputation that is running, or null
+  SavedPacker* packer = nullptr;  ///< packs saved tensors, or null: see autograd/saved_packer.h
   RecomputePolicy recompute{};
   /// Where run_blocks() counts the blocks that `recompute` concerns, or null.
   int64_t* blocks_run = nullptr;
@@ -160,7 +166,7 @@ struct MetaInit : ModeGuard {
   MetaInit() { mode().new_parameters = NewParameters::shapes; }
 };
 
-/// While alive, parameters are made without memory (core/storage.h).
+/// While alive, new parameters have sizes but no memory (core/storage.h). Buffers have memory.
 struct WithoutMemory : ModeGuard {
   WithoutMemory() { mode().new_parameters = NewParameters::without_memory; }
 };
@@ -168,8 +174,9 @@ struct WithoutMemory : ModeGuard {
 /// Returns whether layers behave as in training.
 inline bool is_training() { return mode().training; }
 
-/// While alive, layers behave as in a training step that draws its random numbers from `random`. An
-/// equal `random` draws the same numbers again; each forward under one guard draws others.
+/// While alive, layers behave as in a training step whose random numbers come from `random`. Two
+/// guards with equal `random` give the same numbers; within one guard, each forward pass draws new
+/// ones.
 class TrainingStep : public ModeGuard {
  public:
   explicit TrainingStep(const StepRandom& random) {

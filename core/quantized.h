@@ -1,8 +1,10 @@
-// Weights kept in 8 or 4 bits: blocks of 64 elements share a scale, their largest absolute value.
-//   int8: 127 levels to either side of zero. Dettmers et al. 2022, "8-bit optimizers via
-//         block-wise quantization"
-//   nf4:  16 levels at the quantiles of a normal distribution. Dettmers et al. 2023, "QLoRA". With
-//         double quantization the scales are kept in 8 bits too, in blocks of 256 about their mean.
+// Weights stored in 8 or 4 bits. Blocks of 64 elements share a scale, which is derived from their
+// largest absolute value.
+//   int8: 127 levels to either side of zero; the scale is that value / 127. Dettmers et al. 2022,
+//         "8-bit optimizers via block-wise quantization"
+//   nf4:  16 levels at the quantiles of a normal distribution; the scale is that value. Dettmers et
+//         al. 2023, "QLoRA"
+// With double quantization, the scales minus their mean are stored in 8 bits, in blocks of 256.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,14 +24,15 @@ class QuantizedTensor {
   /// for each block.
   enum class Format { int8, nf4 };
 
-  /// Quantizes a floating-point tensor in parts, which takes a few megabytes beside the result. The
-  /// result is stored on `device`.
+  /// Quantizes a floating-point tensor on the CPU in parts, which takes a few megabytes in addition
+  /// to the result, and then moves the result to `device`. Throws if `t` is empty or not a
+  /// floating-point tensor.
   QuantizedTensor(const at::Tensor& t, Format format, bool double_quant, at::Device device);
 
   /// Returns the whole tensor in a floating-point dtype.
   at::Tensor dequantize(at::ScalarType dtype) const;
-  /// Returns pointers to codes and scales, for the kernels' quantized matmul; nullopt if the rows
-  /// are not whole blocks or the codes are on a GPU.
+  /// Returns pointers to codes and scales for gemv_quantized(), valid while this tensor lives;
+  /// nullopt unless the tensor is a matrix on the CPU whose rows are a multiple of 64 elements.
   std::optional<QuantizedView> view() const;
   at::IntArrayRef sizes() const { return sizes_; }
   /// Returns the bytes of codes and scales.
@@ -41,8 +44,8 @@ class QuantizedTensor {
   Format format_;
   std::vector<int64_t> sizes_;
   int64_t numel_ = 0;
-  at::Tensor codes_;   // int8: int8 [n]; nf4: uint8 [n / 2], the first of two in the upper half. n
-                       // counts whole blocks
+  at::Tensor codes_;   // int8: int8 [n]; nf4: uint8 [n / 2], the first code of a byte in its upper
+                       // half. n: the number of elements, rounded up to whole blocks
   at::Tensor scales_;  // a scale for each block: float32, or int8 with double quantization
   at::Tensor scale_scales_;  // double quantization: float32 for each 256 blocks
   at::Tensor scale_mean_;    // [] float32

@@ -6,8 +6,9 @@
 // same shape and dtype. Each backward pass is a collective too, so all ranks must also need the
 // same gradients. A loss that every rank computes counts once for each of them: the gradient of x
 // on a rank is that of the sum of all ranks' losses, as in torch.distributed.nn.functional. In a
-// single process, each op copies its input. The ops throw Exit::peer_lost if a rank was lost. With
-// dist.tensor above 1, "all ranks" are the data ranks.
+// single process, each op copies its input. The ops throw Exit::peer_lost if a rank was lost. "All
+// ranks" are the ranks of `axis`, which are the data ranks by default and in ops without this
+// argument.
 #pragma once
 
 #include "autograd/variable.h"
@@ -40,7 +41,8 @@ at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis
 at::Tensor all_to_all(const at::Tensor& x, int64_t dim = 0, Axis axis = Axis::data);
 
 /// Returns the sum of `parts` [ranks, ...] over the ranks in the order of core/tree_sum.h, in their
-/// dtype. Overwrites them, and the result shares their memory.
+/// dtype. May overwrite `parts`, and the result may share their memory; with two ranks, it does
+/// neither.
 at::Tensor sum_over_ranks(const at::Tensor& parts);
 
 }  // namespace lathe

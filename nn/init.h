@@ -1,5 +1,6 @@
-// Initial values. They are drawn on the CPU from the counter-based generator. A parameter's values
-// depend only on the seed and its path, not on the order of construction or the device.
+// Initial values of parameters. They are drawn on the CPU from the counter-based generator
+// (core/rng.h). The random numbers for a parameter depend only on the seed and its path, and not on
+// the order of construction or the device.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +22,14 @@ enum class Init {
   kaiming,  ///< N(0, gain / sqrt(fan_in)), gain sqrt(2) for ReLU-like activations. He et al. 2015
   fan_in,   ///< N(0, 1 / sqrt(fan_in)). LeCun et al. 1998
 };
-/// Returns the scheme with this name in a config. Throws an error that lists the names if there is
-/// none.
+/// Returns the scheme with this name in a config. Throws Exit::internal if there is none: configs
+/// are checked against init_names() before.
 Init init_from_config(const std::string& name);
 /// Returns the names of all schemes.
 std::vector<std::string> init_names();
 
-/// Fills every parameter. `depth`: n_layer, for Init::gpt2.
+/// Fills every parameter with its initial values. `depth`: n_layer, for Init::gpt2. Throws if a
+/// parameter that the scheme fills has fewer than 2 dimensions.
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth,
                 uint64_t seed);
 /// Fills every parameter of a model, and gives its layers their streams of random numbers

@@ -8,7 +8,7 @@
 namespace lathe {
 namespace {
 
-/// Updates each element by itself, by any rule.
+/// A method that updates each element independently, by a rule of core/kernels/rules.h.
 class ByRule final : public Method {
  public:
   explicit ByRule(const UpdateRule& rule) : rule_(rule) {}
@@ -60,7 +60,7 @@ std::vector<OptimizerKind>& all() {
             {"adafactor", "squares kept by rows and columns alone", make_adafactor},
             {"adam8bit", "adam with moments in 8 bits", make_adam8bit},
             {"adamw8bit", "adamw with moments in 8 bits", make_adam8bit},
-            {"muon", "orthogonalised momentum for hidden matrices, adamw for the rest", make_muon},
+            {"muon", "orthogonalized momentum for hidden matrices, adamw for others", make_muon},
         });
     return made;
   }();

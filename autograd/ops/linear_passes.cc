@@ -63,8 +63,7 @@ at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> laye
       to_x.push_back({matrix_of(layer.dy), matrix_of(read.back()), out});
     }
 
-    // If only the bias needs a gradient, there is no matrix product that could sum dy along the
-    // way.
+    // The product for the weight's gradient also sums dy for the bias. Without it, sum here.
     if (!layer.need_weight) {
       if (layer.need_bias)
         layer.db = layer.dy.reshape({rows, out}).sum(0, /*keepdim=*/false, at::kFloat);

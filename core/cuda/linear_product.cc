@@ -85,7 +85,7 @@ class Plan {
     if (has_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.y_type));
     if (has_gelu) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.out);
 
-    // The heuristic looks at the alignment of these addresses. Real ones may be aligned better by
+    // The heuristic reads the alignment of these addresses. Real ones may be aligned better by
     // chance, and must not choose.
     LinearProduct aligned = p;
     void* const least = reinterpret_cast<void*>(uintptr_t{product_vector_alignment});

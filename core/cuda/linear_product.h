@@ -7,9 +7,10 @@
 
 namespace lathe {
 
-/// Runs a product on a stream. Returns false, with nothing written, if cuBLASLt has no algorithm
-/// for it. cuBLASLt's heuristic chooses the algorithm by the shape and the types, not by addresses
-/// or timing, so it is always the same on one kind of GPU, and so are the bits.
+/// Queues a product on a stream. Returns false and writes nothing if cuBLASLt has no algorithm for
+/// it; throws Exit::internal for other errors. cuBLASLt's heuristic chooses the algorithm by shapes
+/// and types, and not by addresses or timing. The algorithm and the bits of the result are
+/// therefore always the same for one kind of GPU and one version of cuBLASLt.
 bool linear_product_cuda(const LinearProduct& product, cudaStream_t stream);
 
 }  // namespace lathe

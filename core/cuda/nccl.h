@@ -5,7 +5,8 @@
 
 namespace lathe {
 
-/// CudaApi::make_nccl.
+/// The value of CudaApi::make_nccl: a function, or null if the build did not find the header of the
+/// NCCL version that LibTorch uses.
 extern decltype(CudaApi::make_nccl) const nccl_maker;
 
 }  // namespace lathe

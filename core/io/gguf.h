@@ -18,9 +18,9 @@ using GGUFValue = std::variant<uint32_t, float, bool, std::string, std::vector<s
 /// Metadata in the order of the file.
 using GGUFMetadata = std::vector<std::pair<std::string, GGUFValue>>;
 
-/// Writes and syncs the file. The dtype of a tensor is the name of a GGUFType, and its bytes are
-/// the type's blocks. Tensors are written in the given order. The format lists their sizes
-/// innermost first.
+/// Writes and syncs the file. The dtype of each tensor must be the name of a GGUFType, and its
+/// bytes must be blocks of that type. Tensors are written in the given order. Shapes are given as
+/// in PyTorch; the file lists them in reverse, the innermost size first.
 void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
                 const std::vector<TensorEntry>& tensors);
 

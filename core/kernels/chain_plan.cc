@@ -26,8 +26,9 @@ std::optional<ChainOp> mirrored(ChainOp op) {
   }
 }
 
-/// Returns the step with `value`, the result of the step before, as operand a and nowhere else; no
-/// step if it has no such form. Operand a of the result is -1.
+/// Returns `step` in a form that takes `value`, the result of the previous step, from vector
+/// registers: `value` is its operand a, marked by -1, and no other operand. Returns nullopt if
+/// there is no such form.
 std::optional<Chain::Step> continued(Chain::Step step, int value) {
   auto& [a, b, c] = step.from;
   if (calls_aten(step.op) || std::count(step.from.begin(), step.from.end(), value) == 0)
@@ -62,8 +63,8 @@ int Chain::add_step(const Step& step) {
 void Chain::add_output(int value, ChainType type) { outputs_.push_back({value, type}); }
 
 bool gelu_splits_alike(int64_t n) {
-  constexpr int64_t one_share = 16384;  // which gelu() does not split
-  constexpr int64_t vectors = 64;       // elements of two vectors, of the widest and in bfloat16
+  constexpr int64_t one_share = 16384;  // gelu() computes up to this many elements on one thread
+  constexpr int64_t vectors = 64;       // elements of two AVX-512 vectors of bfloat16
   const int64_t threads = at::get_num_threads(),
                 of_chain = std::min(threads, divide_up(n, chain_grain));
   if (n <= one_share || threads == of_chain) return true;
@@ -113,7 +114,9 @@ int ChainPlan::new_register() {
   return place;
 }
 
-/// Gives each input a place. Those that have to be converted are loaded first of all.
+/// Assigns a place to each input that a step reads. Inputs that are converted, broadcast or read by
+/// ATen's functions are loaded into registers before the first step; the others are read where they
+/// are.
 void ChainPlan::load_inputs() {
   for (size_t i = 0; i < chain_.inputs_.size(); ++i) {
     const Chain::Input& input = chain_.inputs_[i];
@@ -125,7 +128,8 @@ void ChainPlan::load_inputs() {
   }
 }
 
-/// Returns whether the result of a step is written to memory: unless the next step alone reads it.
+/// Returns whether the result of a step needs a place. It does not if only the next step reads it
+/// and can take it from vector registers.
 bool ChainPlan::has_place(size_t i) const {
   const size_t value = chain_.inputs_.size() + i;
   return by_call_[value] || output_[value] >= 0 || uses_[value] != 1 ||
@@ -136,7 +140,8 @@ void ChainPlan::add_step(size_t i) {
   const Chain::Step& given = chain_.steps_[i];
   const size_t value = chain_.inputs_.size() + i;
   Chain::Step step = given;
-  // A store between two instructions keeps the vectors of the first from the second.
+  // The previous result is in vector registers only if the last instruction is neither a store nor
+  // one of ATen's functions.
   const bool follows =
       i > 0 && !code.empty() && code.back().op != ChainOp::store && !calls_aten(code.back().op);
   if (follows) step = continued(given, static_cast<int>(value) - 1).value_or(given);

@@ -1,5 +1,6 @@
-// split_count(): 344 hidden units make 5 panels and a fraction. Without smaller parts a Llama step
-// waited 0.4 of 24.7 ms for the thread with the sixth panel.
+// split_count() matters for sizes such as 344 hidden units, which are 5.4 panels: without smaller
+// parts, a step of a Llama model took 24.7 ms, of which it waited 0.4 ms for the thread with the
+// sixth panel.
 #include "core/kernels/gemm.h"
 
 #include <ATen/native/CPUBlas.h>
@@ -30,7 +31,8 @@ bool kernels_on = true;
 /// to 192 KB and stays in a core's own cache.
 int64_t depth_step(Element type) { return type == Element::f32 ? 768 : 1024; }
 
-/// [0, n) in parts of equal size, each at most `most` and a multiple of 16.
+/// Divides [0, n) into parts of equal size, which is at most `most` and a multiple of 16 (if `most`
+/// is one); the last part may be shorter. n must be above 0.
 struct Parts {
   Parts(int64_t n_, int64_t most)
       : n(n_), size(std::min(most, round_up(divide_up(n_, divide_up(n_, most)), 16))) {}
@@ -45,8 +47,8 @@ struct Parts {
   int64_t n, size;
 };
 
-/// Returns the load of the busiest of `threads`, if each in turn takes the next of these tasks, all
-/// of them cut into `parts`.
+/// Returns the largest load of a thread if each task is cut into `parts` and the thread with the
+/// smallest load takes the next part.
 double max_load(const std::vector<int64_t>& tasks, int64_t parts, int64_t threads) {
   std::vector<double> load(static_cast<size_t>(threads));  // a heap with the smallest load on top
   for (const int64_t size : tasks) {
@@ -59,15 +61,16 @@ double max_load(const std::vector<int64_t>& tasks, int64_t parts, int64_t thread
   return std::ranges::max(load);
 }
 
-/// Returns into how many parts a dimension of `n` is cut, beside the other dimension's `tasks`.
-/// Each thread gets two or more, and up to four times as many if threads would wait at the end; a
-/// part is not shorter than `least`.
+/// Returns the number of parts into which a dimension of size `n` is cut, given the sizes of the
+/// `tasks` along the other dimension. Each thread gets at least two tasks if parts need not be
+/// shorter than `least` for it, and up to four times as many parts if that evens out the load. A
+/// single thread gets one part.
 int64_t split_count(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
   const int64_t threads = at::get_num_threads(), count = std::ssize(tasks),
                 most = std::max<int64_t>(1, n / least);
   if (threads == 1) return 1;
   int64_t best = std::clamp<int64_t>(divide_up(2 * threads, count), 1, most);
-  constexpr double worth = 0.95;  // each further part packs its factor once more
+  constexpr double worth = 0.95;  // more parts must save 5%, since each part packs its factor again
   double longest = worth * max_load(tasks, best, threads);
   for (int64_t more = best + 1; more <= std::min(most, 4 * best) && count * more <= 8 * threads;
        ++more) {
@@ -97,7 +100,8 @@ Matrix left_factor(Matrix a, Element as, int64_t rows, int64_t have, int64_t dee
   return {space, stride, as};
 }
 
-/// A section of a matmul's depth, which a packed panel holds from row `place` on.
+/// A section of a product's depth: elements [at, at + have) along k, padded to `deep`. A packed
+/// panel holds it from its row `place` on.
 struct Stretch {
   const Product* of;
   int64_t at, have, deep, place;
@@ -120,9 +124,9 @@ std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, E
   return panels;
 }
 
-/// Computes the sum of products a b, or a b^T. A thread packs a panel of b's columns, at most
-/// depth_step() deep, and multiplies a's rows with it. If there is more depth, a part's blocks wait
-/// side by side for the next panel.
+/// Computes the sum of products a b or, if `transposed`, a b^T. A thread packs a panel of b's
+/// columns, at most depth_step() deep, and multiplies rows of a by it. If there is more depth, the
+/// partial sums of all blocks of the task stay in memory until the next panel is packed.
 void gemm_rows(std::span<const Product> products, bool transposed, int64_t m, int64_t n,
                const Epilogue& e) {
   if (m == 0 || n == 0) return;

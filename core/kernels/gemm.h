@@ -21,8 +21,8 @@
 //                                                      while it is in cache)
 //                  +-------+-------+-------+
 //
-// The path of a narrow dtype without instructions packs left factors one block of rows at a time,
-// again for each panel: 5% of the matmul's time.
+// Left factors that must be widened to float32 are converted one block of rows at a time, and again
+// for each panel, which takes 5% of the matmul's time.
 #pragma once
 
 #include <cstdint>
@@ -83,7 +83,8 @@ inline void gemm_tn(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, const E
 /// bfloat16.
 void block_gemm(Matrix a, Matrix b, int64_t m, int64_t n, int64_t k, float* c, int64_t c_stride,
                 bool add);
-/// Releases a thread's state. A thread must call it when it is done with block_gemm of a type.
+/// Releases the calling thread's state of oneDNN. Each thread that called block_gemm() must call
+/// this after its last call for a type.
 void release_gemm(Element type);
 
 }  // namespace lathe

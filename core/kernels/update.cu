@@ -17,15 +17,15 @@ constexpr int64_t update_chunk = 1 << 14;  // elements that one block updates
 
 /// The work of one launch. Kernels take it by value; arguments may have 32,764 bytes (CUDA 12.1 and
 /// later).
-template <class Item, int most>
+template <class Item, int capacity>
 struct Table {
-  Item items[most];
-  int first_block[most];  // the block that begins each item
-  bool has_packs[most];   // whether its elements can be loaded update_width at a time
+  Item items[capacity];
+  int first_block[capacity];  // the block that begins each item
+  bool has_packs[capacity];   // whether its elements can be loaded update_width at a time
   int count = 0;
   int blocks = 0;
 
-  bool full() const { return count == most; }
+  bool full() const { return count == capacity; }
   void add(const Item& item, int64_t chunk) {
     items[count] = item;
     first_block[count++] = blocks;
@@ -54,8 +54,8 @@ __device__ void load_as(const S* data, int64_t i, T* out) {
       out[k] = static_cast<T>(static_cast<float>(pack.at[k]));
   }
 }
-/// Loads `width` elements from i on as T; zeros if there is no data. Their address must be a
-/// multiple of their bytes.
+/// Loads elements [i, i + width) as T; zeros if `data` is null. The address of element i must be a
+/// multiple of the size of `width` elements.
 template <int width, class T>
 __device__ void load(const void* data, Element type, int64_t i, T* out) {
   if (data == nullptr) {
@@ -93,7 +93,8 @@ __device__ void store_as(S* data, int64_t i, const T* values) {
   for (int k = 0; k < width; ++k) round_to(values[k], pack.at[k]);
   *reinterpret_cast<Pack<S, width>*>(data + i) = pack;
 }
-/// Stores them in the same way.
+/// Rounds `values` to `type` and stores them as elements [i, i + width), with the alignment that
+/// load() needs.
 template <int width, class T>
 __device__ void store(void* data, Element type, int64_t i, const T* values) {
   switch (type) {
@@ -104,12 +105,12 @@ __device__ void store(void* data, Element type, int64_t i, const T* values) {
   }
 }
 
-/// Returns whether update_width elements from any multiple of it on may be loaded together.
+/// Returns whether `data` is aligned for packs of update_width elements; true for null.
 bool is_ready(const void* data, Element type) {
   return is_aligned(data, update_width * bytes_of(type));
 }
 bool has_packs(const GradArgs& g) { return is_ready(g.grad, g.type); }
-/// Returns whether this is true of all that an update reads and writes.
+/// Returns whether all tensors that an update reads and writes are aligned for packs.
 bool has_packs(const UpdateArgs& a) {
   const Element own = state_type(a.param_type);
   return is_ready(a.param, a.param_type) && is_ready(a.grad, a.grad_type) &&
@@ -197,14 +198,15 @@ struct RoundingCounts {
   unsigned long long moved = 0, lost = 0;
 };
 
-/// Updates elements i to i + width. As in update-inl.h, whose comments give the reasons.
+/// Updates elements [i, i + width) as the CPU does in update-inl.h, whose comments explain the
+/// steps.
 template <int width, class Rule, class T>
 __device__ void update_pack(const UpdateArgs& a, const UpdateRule& rule, const StepControl& control,
                             const Coefficients<T>& c, int64_t i, RoundingCounts& counts) {
   constexpr Element own = std::is_same_v<T, double> ? Element::f64 : Element::f32;
-  const T most = static_cast<T>(rule.clip_value * control.loss_scale),
+  const T clip_limit = static_cast<T>(rule.clip_value * control.loss_scale),
           weight = static_cast<T>(1 - rule.average_decay);
-  const bool whole = a.param_type == Element::f32 || a.param_type == Element::f64;
+  const bool is_full_precision = a.param_type == Element::f32 || a.param_type == Element::f64;
 
   T before[width], g[width], state[3][width], after[width];
   load<width>(a.param, a.param_type, i, before);
@@ -213,7 +215,8 @@ __device__ void update_pack(const UpdateArgs& a, const UpdateRule& rule, const S
 
   for (int k = 0; k < width; ++k) {
     if (!Rule::raw) {
-      if (rule.clip_value > 0) g[k] = g[k] < -most ? -most : g[k] > most ? most : g[k];
+      if (rule.clip_value > 0)
+        g[k] = g[k] < -clip_limit ? -clip_limit : g[k] > clip_limit ? clip_limit : g[k];
       g[k] = g[k] * c.grad_scale + c.wd * before[k];
     }
     after[k] = Rule::element(before[k], g[k], state[0] + k, state[1] + k, state[2] + k, c);
@@ -239,7 +242,7 @@ __device__ void update_pack(const UpdateArgs& a, const UpdateRule& rule, const S
 
   // The average follows the rounded parameter.
   T now[width];
-  if (whole)
+  if (is_full_precision)
     for (int k = 0; k < width; ++k) now[k] = after[k];
   else
     load<width>(a.param, a.param_type, i, now);
@@ -251,7 +254,7 @@ __device__ void update_pack(const UpdateArgs& a, const UpdateRule& rule, const S
     store<width>(a.average, own, i, average);
   }
 
-  for (int k = 0; k < width && !whole; ++k) {
+  for (int k = 0; k < width && !is_full_precision; ++k) {
     if (after[k] == before[k]) continue;
     ++counts.moved;
     counts.lost += now[k] == before[k];

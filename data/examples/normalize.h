@@ -34,7 +34,8 @@ class Statistics {
   explicit Statistics(Groups groups);
   /// Adds one example: count * elements numbers.
   void add(const double* example);
-  /// Returns the statistics of all examples that were added.
+  /// Returns the statistics of the examples that were added, of which there must be one or more.
+  /// Throws Exit::data if a mean or a standard deviation overflows.
   Normalization result() const;
 
  private:

@@ -43,7 +43,7 @@ void fail_changed_input() {
   fail(Exit::data, "the input changed while it was being read; run the same command again");
 }
 
-ArrayType kept_as(ArrayType type) {
+ArrayType storage_type(ArrayType type) {
   if (type == ArrayType::boolean) return ArrayType::u8;
   return type == ArrayType::f16 || type == ArrayType::bf16 ? ArrayType::f32 : type;
 }

@@ -15,15 +15,16 @@ namespace lathe {
 
 /// Returns the type in which elements of `type` are stored: uint8 for bool, float32 for float16 and
 /// bfloat16, and otherwise `type`.
-ArrayType kept_as(ArrayType type);
+ArrayType storage_type(ArrayType type);
 
 /// An array that is being written to its file.
 class ArrayOut {
  public:
+  /// Begins the .npy file `file` of the data folder `out`, an array [examples, sizes...].
   ArrayOut(const fs::path& out, const std::string& file, ArrayType type, std::vector<int64_t> sizes,
            int64_t examples);
-  /// Appends numbers. Rounds them to float32 if that is the array's type. For other types, throws
-  /// Exit::data if a number can't be stored exactly.
+  /// Appends elements. Rounds them to float32 if that is the array's type. For other types, calls
+  /// fail_changed_input() if a number can't be stored exactly.
   void add(std::span<const double> numbers);
   /// Completes the file and returns its entry in the manifest.
   ArrayInfo finish();

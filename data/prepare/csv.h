@@ -11,13 +11,14 @@
 
 namespace lathe {
 
-/// Reads a text row by row. Lines end in LF or CRLF. A field in quotes may contain
-/// separators, line ends and, doubled, quotes. Blanks around a field without quotes do not belong
-/// to it. Blank lines and a UTF-8 byte order mark at the beginning are skipped. Errors are
-/// Exit::data and name file, line and column.
+/// Reads a text row by row. Lines end in LF or CRLF. A quoted field may contain separators, line
+/// ends and, doubled, quotes. Blanks around a field without quotes are not part of it. Blank lines
+/// and a UTF-8 byte order mark at the beginning are skipped. Errors are Exit::data and name the
+/// file and, if they concern a row or a field, its line and column.
 class CsvReader {
  public:
-  /// The text must outlive the reader; `file` is its name in messages.
+  /// The text must outlive the reader; `file` is its name in messages. Throws Exit::data if the
+  /// text is UTF-16 or its lines end in a carriage return alone.
   CsvReader(std::string_view text, std::string file, char separator = ',');
   /// Reads the next row; returns false at the end. The fields are valid until the next call.
   bool next(std::vector<std::string_view>& fields);
@@ -49,8 +50,9 @@ char find_separator(const std::string& file, std::string_view text, char usual);
 /// Returns `text` as a field of a comma-separated file. Adds quotes if the field needs them.
 std::string csv_field(std::string_view text);
 
-/// Returns a decimal number, which may begin with a plus sign; nullopt where the text is not a
-/// number. A number too large for a double is infinite.
+/// Returns a decimal number, which may begin with a plus sign; nullopt if the text is not a number.
+/// Text such as "nan" and "inf" is a number too. A number whose magnitude is too large or too small
+/// for a double is returned as positive infinity.
 std::optional<double> csv_number(std::string_view text);
 /// Returns whether the text is a number only without its commas, as 3,14 or 1,000.
 bool is_comma_number(std::string_view text);

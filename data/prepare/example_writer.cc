@@ -12,11 +12,11 @@ ExampleWriter::ExampleWriter(const fs::path& folder, const ExampleSource& source
       classifies_(manifest.task == "classification"),
       input_statistics_(groups_of(manifest.input_sizes)),
       target_statistics_({manifest.outputs, 1}) {
-  const ArrayType input_type = source.input_type() ? kept_as(*source.input_type())
+  const ArrayType input_type = source.input_type() ? storage_type(*source.input_type())
                                : all_bytes         ? ArrayType::u8
                                                    : ArrayType::f64;
   const ArrayType target_type = classifies_            ? ArrayType::i32
-                                : source.target_type() ? kept_as(*source.target_type())
+                                : source.target_type() ? storage_type(*source.target_type())
                                                        : ArrayType::f64;
   const std::vector<int64_t> target_sizes =
       classifies_ ? std::vector<int64_t>{} : std::vector<int64_t>{source.target_numel()};

@@ -57,7 +57,8 @@ void read_names(const Json& config, const std::string& where, TokenizerSettings&
   if (!others.empty()) s.other_tokens = json_text(others);
 }
 
-/// Returns the whole numbers of eos_token_id, which is a number or a list of numbers.
+/// Returns the integers of eos_token_id, which is an integer or a list of integers. Ignores other
+/// values.
 std::vector<int64_t> end_ids_of(const Json& config) {
   std::vector<int64_t> ids;
   const auto add = [&](const Json& one) {
@@ -69,12 +70,12 @@ std::vector<int64_t> end_ids_of(const Json& config) {
   return ids;
 }
 
-/// Throws Exit::data unless eos_token_id is missing, a number or a list of numbers.
+/// Throws Exit::data unless eos_token_id is missing, null, an integer or a list of integers.
 void check_end_ids(const Json& config, const std::string& where) {
   const Json found = config.value("eos_token_id", Json());
   const size_t wanted = found.is_null() ? 0 : found.is_array() ? found.size() : 1;
   if (end_ids_of(config).size() != wanted)
-    fail(Exit::data, where, ": eos_token_id is not a number or a list of numbers");
+    fail(Exit::data, where, ": eos_token_id is not an integer or a list of integers");
 }
 
 /// Sets end_ids to those of config.json and generation_config.json. Ignores values that are not

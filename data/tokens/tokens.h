@@ -1,7 +1,7 @@
 // Token shards, memory-mapped: a split of a data folder read as one long sequence.
 //
-// A run identifies its data by a fingerprint of sampled shard bytes (128 MiB per split) and the
-// manifest's checksum.
+// A run identifies its data by the manifest's checksum and by a fingerprint of sampled shard bytes
+// (TokenFile::fingerprint).
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,15 @@
 
 namespace lathe {
 
-/// One split: raw uint16 or uint32 tokens (nanoGPT's layout) or llm.c's shards (256 int32 of
-/// header: magic 20240520 and version 1 for uint16, magic 20240801 and version 7 for uint32; then
-/// the count), in name order.
+/// The tokens of one split. Its shards are raw tokens (nanoGPT's layout) of the manifest's dtype,
+/// or uint16 without a manifest, or they have llm.c's header of 256 int32: magic 20240520 and
+/// version 1 for uint16, magic 20240801 and version 7 for uint32; then the number of tokens.
 class TokenFile {
  public:
   /// Maps `split` ("train", "val") of a data folder: the manifest's shards, else SPLIT.bin, else
   /// SPLIT_*.bin or those of a named set (fineweb_SPLIT_*.bin, tiny_SPLIT.bin). Checks sizes and
-  /// headers, and that the split is not empty. Throws Exit::data with what, where and what to do.
+  /// headers, and that the split is not empty; throws Exit::data otherwise. Without a manifest,
+  /// shards are in the order of their names.
   TokenFile(const fs::path& folder, const std::string& split,
             const std::optional<DataManifest>& manifest);
 
@@ -32,22 +33,24 @@ class TokenFile {
   void read(int64_t begin, int64_t n, int64_t vocab, int64_t* out) const;
   /// Returns whether some tokens are marked as not learned (DataManifest::marked).
   bool marked() const { return marked_; }
-  /// Copies the same ids as targets, with -100 for those that are marked.
+  /// Copies tokens [begin, begin + n) to out as targets, with -100 for marked ones. Does not check
+  /// the ids.
   void read_targets(int64_t begin, int64_t n, int64_t* out) const;
   /// Returns how many of tokens [begin, begin + n) are not marked.
   int64_t count_learned(int64_t begin, int64_t n) const;
-  /// Returns the position of the first token of each answer of pairs (DataManifest::pairs); reads
-  /// all tokens.
+  /// Returns the positions where the rows of preference data begin (DataManifest::pairs): each row
+  /// is a prompt with one answer. Reads all tokens. Empty for other data.
   std::vector<int64_t> begins() const;
   /// Returns the positions of an id; reads all tokens.
   std::vector<int64_t> positions_of(int64_t id) const;
-  /// Checks every id in shards of up to `limit` bytes in total against the vocabulary, as read()
-  /// does. The shards after that are checked when they are read.
+  /// Checks every id of the first shards, up to `limit` bytes in total, against the vocabulary, as
+  /// read() does. Later shards are checked only when they are read.
   void check_ids(int64_t vocab, int64_t limit = 128 << 20) const;
-  /// Returns a short identity of the contents: each shard's size, its checksum in the manifest, and
-  /// a checksum, computed now, of evenly spaced blocks of 1 MiB. A split with a manifest has 128
-  /// blocks in total; without one, each shard has 128. Smaller files are read completely. This
-  /// notices most changes of a file in a fraction of a second.
+  /// Returns a short checksum of the contents. It covers each shard's number of tokens, its
+  /// checksum in the manifest, and evenly spaced blocks of 1 MiB, which are read now: with a
+  /// manifest, about 128 blocks of the split and at least 2 of each shard, and 128 of each shard
+  /// without one. Smaller files are read completely. This detects most changes of a file in a
+  /// fraction of a second.
   std::string fingerprint() const;
   /// Returns whether `saved` is this data's fingerprint, in its current form or in that of earlier
   /// builds, which relied on the manifest's checksums.

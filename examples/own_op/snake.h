@@ -7,7 +7,8 @@
 /// (float32 under autocast), and has no second derivatives.
 lathe::Variable snake(const lathe::Variable& x, double a);
 
-// The CUDA kernels of snake, on the default stream; x, y, dy and dx have n elements on the GPU.
+// These functions launch snake's CUDA kernels on the default stream. x, y, dy and dx are device
+// pointers to n elements. They throw std::runtime_error if a launch fails.
 void snake_cuda(const float* x, float* y, int64_t n, double a);
 void snake_cuda(const double* x, double* y, int64_t n, double a);
 void snake_backward_cuda(const float* x, const float* dy, float* dx, int64_t n, double a);

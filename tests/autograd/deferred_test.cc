@@ -1,5 +1,5 @@
-// deferred(): the bits of the ops run one by one, whatever follows an elementwise op and whichever
-// results keep a handle.
+// Tests that deferred() gives the bits of the ops run one by one, whatever follows an elementwise
+// op and whichever results keep a handle.
 #include "autograd/deferred.h"
 
 #include <ATen/Parallel.h>
@@ -162,7 +162,7 @@ class RandomGraph {
       }
       case 12: return add(where(full().data() > 0, full(), full() * 0.1));
       case 13: {
-        // Its gradient would be that of two handles: with the edge and without.
+        // x and its detached copy are one value, but only x passes a gradient on.
         const Variable x = full() * 0.8;
         return add(x * x.detach());
       }
@@ -209,7 +209,8 @@ TEST_CASE("ops that are fused are counted", "[deferred]") {
     return tanh(sums * exp(-x));
   };
   CHECK((counted(with_sum_between) == Counts{6, 2}));
-  // exp(x) lives until the end of the expression, so it is stored.
+  // The temporaries live until the end of the expression. sum() computes the ops before that, so
+  // exp(x) must be stored, and nothing is fused.
   CHECK((counted([&] { return sum(tanh(exp(x))); }) == Counts{0, 0}));
   CHECK((counted([&] { return sum(tanh(x)); }) == Counts{0, 0}));  // one op alone is not fused
 }
@@ -282,11 +283,11 @@ TEST_CASE("results without a handle are parts of others", "[deferred]") {
     return std::pair(total() - before, fused_ops(y));
   };
   constexpr int64_t bytes = 32 * 16 * 4;
-  // The result, and what sigmoid() returned.
+  // The result, and the result of sigmoid(), which backward needs.
   CHECK(used([&] { return run(true, [&] { return six_ops(x, w, b); }); }) ==
         std::pair(2 * bytes, 1));
 
-  // A handle keeps a value, which ends one op and begins the next.
+  // A value with a handle is stored: one fused op ends with it, and the next one begins with it.
   std::vector<Variable> kept;
   const auto [all, ops] = used([&] {
     return run(true, [&] {
@@ -298,7 +299,7 @@ TEST_CASE("results without a handle are parts of others", "[deferred]") {
   CHECK(ops == 2);
   CHECK(kept[0].data().equal((x * w + b).data()));
 
-  // A single op is itself.
+  // A single op is not replaced by a fused one.
   const Variable alone = run(true, [&] { return x * w; });
   CHECK(alone.node()->name() == "mul");
   CHECK(alone.data().equal((x * w).data()));
@@ -322,7 +323,8 @@ TEST_CASE("a long program of elementwise ops runs in parts", "[deferred]") {
   CHECK(x.grad().equal(torch::full({4, 8}, 2.0f)));
 }
 
-TEST_CASE("nothing is deferred that is watched, recomputed or packed", "[deferred]") {
+TEST_CASE("ops that are observed, or whose saved tensors are packed, are not deferred",
+          "[deferred]") {
   install_allocator();
   const Variable x = Variable::parameter(torch::randn({32, 16})),
                  w = Variable::parameter(torch::randn({16})),
@@ -382,19 +384,20 @@ TEST_CASE("second derivatives go through deferred ops", "[deferred]") {
     CHECK(calls == 2);
     results.push_back(x.grad());
   }
-  // The largest of the gradients are near 10^3; float32 rounds at 6e-8 of each of some 20 ops.
+  // The largest gradients are near 10^3; each of about 20 ops has a relative rounding error of
+  // 6e-8.
   CHECK(torch::allclose(results[0], results[1], /*rtol=*/1e-5, /*atol=*/1e-5));
 }
 
 TEST_CASE("changes in place are noticed", "[deferred]") {
   const Variable x = Variable::parameter(torch::ones({4, 5}) * 0.3);
 
-  // What a deferred op kept for its backward pass.
+  // Change a result that a deferred op saved for its backward pass.
   Variable y = run(true, [&] { return exp(x); });
   y.data().add_(1);
   CHECK_THROWS_AS(sum(y).backward(), Error);
 
-  // What it has not read yet, by a handle that is not a Variable.
+  // Change an input that a deferred op has not read yet, through a handle that is not a Variable.
   const at::Tensor raw = torch::ones({4, 5});
   const Variable constant(raw);
   const auto change_raw = [&] {

@@ -1,4 +1,5 @@
-// gradcheck() passes what is right, and names what is wrong in it.
+// Tests that gradcheck() accepts correct gradients and names the first wrong element, and uses it
+// and finite differences to check second derivatives.
 
 #include "autograd/gradcheck.h"
 #include "autograd/create.h"
@@ -11,7 +12,7 @@ namespace {
 
 using namespace lathe;
 
-/// x^2 for each element, but for what `fault` makes of its gradient.
+/// Computes x^2 for each element; `fault` replaces the gradient by a wrong one.
 struct Squared {
   static constexpr OpInfo info{.name = "wrong_square"};
   std::function<at::Tensor(const at::Tensor&)> fault;
@@ -20,7 +21,8 @@ struct Squared {
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {fault(2 * x.as<>() * dy)}; }
 };
 
-std::string told(const std::function<at::Tensor(const at::Tensor&)>& fault, double scale = 1) {
+std::string gradcheck_error(const std::function<at::Tensor(const at::Tensor&)>& fault,
+                            double scale = 1) {
   const std::vector<Variable> x{randn({2}, 1), randn({2, 3}, 2)};
   return error_of([&] {
     gradcheck(
@@ -32,20 +34,20 @@ std::string told(const std::function<at::Tensor(const at::Tensor&)>& fault, doub
 }
 
 TEST_CASE("gradcheck finds one wrong element and names it", "[gradcheck]") {
-  CHECK(told([](const at::Tensor& g) { return g; }) == "");
+  CHECK(gradcheck_error([](const at::Tensor& g) { return g; }) == "");
   const auto doubled = [](const at::Tensor& g) {
     at::Tensor wrong = g.clone();
     wrong[1][2] *= 1.001;
     return wrong;
   };
-  CHECK_THAT(told(doubled),
+  CHECK_THAT(gradcheck_error(doubled),
              ContainsSubstring("gradcheck: input 1, element [1,2]: backward gives "));
-  CHECK_THAT(told(doubled, 1e-9),
+  CHECK_THAT(gradcheck_error(doubled, 1e-9),
              ContainsSubstring("gradcheck: input 1, element [1,2]"));  // however small all is
-  CHECK(told([](const at::Tensor& g) { return g; }, 1e-9) == "");
-  CHECK_THAT(told([](const at::Tensor& g) { return g * NAN; }),
+  CHECK(gradcheck_error([](const at::Tensor& g) { return g; }, 1e-9) == "");
+  CHECK_THAT(gradcheck_error([](const at::Tensor& g) { return g * NAN; }),
              ContainsSubstring("element [0,0]: backward gives nan"));
-  CHECK_THAT(told([](const at::Tensor&) { return at::Tensor(); }),
+  CHECK_THAT(gradcheck_error([](const at::Tensor&) { return at::Tensor(); }),
              ContainsSubstring("(there is no gradient)"));
 }
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The peak memory of loading and saving: loading.py LATHE [--width N] [--layers N]
+"""Measures the peak memory of loading and saving: loading.py LATHE [--width N] [--layers N]
 
-Runs each command that loads or saves a model of about 100 MB, and the same command on a tiny one. Prints the difference of
-their peaks of resident memory, what the command keeps while it runs (weights; in training also gradients and the
-optimizer's state), and what the peak exceeds that by. The goal is at most one tensor and 64 MiB.
+Runs each command that loads or saves a model of about 100 MB, and the same command on a tiny model.
+Prints the difference of their peaks of resident memory, the memory that the command keeps while it
+runs (weights; in training also gradients and the optimizer's state), and the excess of the first
+over the second. The goal for the excess is at most the size of one tensor plus 64 MiB.
 """
 import argparse
 import subprocess
@@ -40,7 +41,7 @@ def weight_bytes(folder):
 
 
 def peaks_of(lathe, folder, layers, width):
-    """The peak MB of each command on a model of that size, and the bytes of its weights and of its largest tensor."""
+    """Returns the peak MiB of each command on a model of this size, and its bytes of weights."""
     folder.mkdir()
     (folder / "model.toml").write_text(CONFIG.format(layers=layers, width=width))
 

@@ -1,4 +1,4 @@
-// Adapters on layers that several processes compute together, beside those of one process.
+// Compares adapters on layers that several processes compute together with those of one process.
 #include <string>
 #include <vector>
 
@@ -138,11 +138,11 @@ TEST_CASE("a tensor rank keeps and sends what plan forecasts of its adapters", "
     const Json forecast = plan_of(f, 2, "kind.toml", with_keys(base_keys, keys));
     CHECK(forecast.at("sent_bytes_per_step") == figures.at("sent_bytes"));
     memory.push_back(figures.at("memory_bytes"));
-    // A gradient or two of 0.1 MB more or less wait to be sent.
+    // The margin allows for gradients of 0.1 MB each that wait to be sent.
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).margin(0.3e6));
   }
-  // Half of the 4 bytes that each of 4 x 12 x 128^2 elements of the frozen base has.
+  // Two tensor ranks each keep half of the frozen base: 4 x 12 x 128^2 elements of 4 bytes.
   CHECK(memory[0] - memory[1] > 0.9 * 2 * 4 * 12 * 128 * 128);
 }
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Compares the tables of layers and options in docs/reference/library.md with the headers of nn/layers/: each layer that can
-be called is there with the parameters of its constructor, or the fields of a struct without one, and their defaults.
+"""Compares the tables of layers and options in docs/reference/library.md with the headers of
+nn/layers/. Each layer that can be called must be listed with the parameters of its constructor, or
+with its fields if it has none, and their defaults.
 
   tests/docs/library_layers.py [--table]
 
---table prints what the tables must have. A control: a page with another default fails.
+--table prints what the tables must contain. Two controls must fail: a page with another default,
+and a page without a field.
 """
 import re
 import sys

@@ -1,4 +1,4 @@
-// UTF-8, and characters to ids and back.
+// Fuzzes the check for UTF-8, and the byte and character tokenizers: text to ids and back.
 #include "core/io/text.h"
 #include "data/tokenizers/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
@@ -23,14 +23,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::must(Tokenizer::byte().decode(Tokenizer::byte().encode(text)) == text, "bytes come back");
   try {
     const Tokenizer tokenizer = Tokenizer::characters(text);
-    fuzz::must(is_utf8(text), "characters are those of UTF-8");
+    fuzz::must(is_utf8(text), "only UTF-8 text gives a tokenizer");
     fuzz::must(tokenizer.decode(tokenizer.encode(text)) == text, "text comes back");
     fuzz::must(is_utf8(tokenizer.decode(ids)), "what is decoded is UTF-8");
     const Tokenizer again = Tokenizer::from("char", tokenizer.vocabulary());
     fuzz::must(again.encode(text) == tokenizer.encode(text),
                "a saved vocabulary gives the same ids");
   } catch (const Error& e) {
-    fuzz::must(!is_utf8(text) && e.code() == Exit::data, "text that is UTF-8 has characters");
+    fuzz::must(!is_utf8(text) && e.code() == Exit::data, "UTF-8 text gives a tokenizer");
   }
   return 0;
 }

@@ -1,4 +1,5 @@
-// Modules, init, and the whole GPT against the same model built from ATen with LibTorch's autograd.
+// Tests modules and initialization, and compares the complete GPT with the same model built from
+// ATen ops with LibTorch's autograd.
 
 #include <thread>
 
@@ -88,7 +89,7 @@ TEST_CASE("the GPT's loss and gradients are LibTorch's to 1e-10", "[gpt]") {
   }
 }
 
-TEST_CASE("the GPT learns one batch by heart", "[gpt]") {
+TEST_CASE("the GPT overfits one batch", "[gpt]") {
   GPTConfig c = tiny();
   c.n_embd = 32;
   GPT model = test::make_gpt(c, 1);
@@ -141,8 +142,7 @@ TEST_CASE("four micro-batches are one batch, with ignored tokens and dropout", "
             tolerance * std::max(1e-3, one[i].abs().max().item<double>()));
     }
   }
-  // The control: a dropout mask that does not know its place in the global batch gives other
-  // gradients.
+  // The control: dropout masks that ignore the position in the global batch give other gradients.
   GPTConfig c = tiny();
   c.dropout = 0.2;
   GPT model = test::make_gpt(c, 5);
@@ -155,7 +155,7 @@ TEST_CASE("four micro-batches are one batch, with ignored tokens and dropout", "
   CHECK((parameters(model)[0].parameter.grad() - one[0]).abs().max().item<double>() > 1e-4);
 }
 
-TEST_CASE("under bf16 matmuls read the working copy and everything else stays wide", "[gpt]") {
+TEST_CASE("under bf16 matmuls read the working copy and all else stays in float32", "[gpt]") {
   const GPTConfig c = tiny();
   GPT model = test::make_gpt(c, 3);
   auto params = parameters(model);
@@ -184,8 +184,8 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
     CHECK((p.parameter.grad().to(at::kFloat) - e).abs().max().item<double>() <=
           0x1p-4 * e.abs().max().item<double>());
   }
-  // The working copy is what is multiplied by: other values in it show in the loss, and in bf16
-  // alone.
+  // Matmuls in bf16 read the working copy: changing it changes the loss in bf16, and not in
+  // float32.
   for (const auto& p : params) {
     if (p.path == "blocks.0.mlp.up.weight") p.parameter.leaf().precision.low.fill_(1);
   }
@@ -200,7 +200,7 @@ TEST_CASE("under bf16 matmuls read the working copy and everything else stays wi
   CHECK(elsewhere);
 }
 
-TEST_CASE("counted matmul FLOPs are the 6N formula's", "[gpt]") {
+TEST_CASE("counted matmul FLOPs agree with the 6N formula", "[gpt]") {
   LoadedConfig loaded;
   RunConfig& c = loaded.config;
   GPTConfig& own = *static_cast<GPTConfig*>(c.model.own.data());
@@ -209,11 +209,11 @@ TEST_CASE("counted matmul FLOPs are the 6N formula's", "[gpt]") {
   c.train.batch_size = 2;
   c.train.device = "cpu";
   const double formula = GPT(own).flops_per_unit() * 2 * 32;
-  // N of the formula has norms and biases, which multiply nothing: 13 C of 12 C^2 a block.
+  // The formula's N includes norms and biases, which have no matmul: 13 C to 12 C^2 in a block.
   CHECK(dry_step(loaded).micro_batch.matmul() == Approx(formula).epsilon(0.01));
 }
 
-TEST_CASE("a frozen factor costs no product in backward", "[gpt]") {
+TEST_CASE("backward computes no matmul for a factor that is frozen", "[gpt]") {
   const auto backward_of = [](bool x_trained, bool w_trained) {
     const auto make = [](bool trained, at::IntArrayRef sizes) {
       return trained ? Variable::parameter(torch::ones(sizes)) : Variable(torch::ones(sizes));
@@ -228,7 +228,7 @@ TEST_CASE("a frozen factor costs no product in backward", "[gpt]") {
   CHECK(backward_of(false, true) == 1);
 }
 
-TEST_CASE("initial values have the spread that their scheme promises", "[gpt]") {
+TEST_CASE("initial values have the standard deviation of their scheme", "[gpt]") {
   const auto spread = [](const char* init, const char* path) {
     GPTConfig c = tiny();
     c.n_embd = 128, c.vocab_size = 500, c.init = init;
@@ -238,7 +238,7 @@ TEST_CASE("initial values have the spread that their scheme promises", "[gpt]") 
     }
     return -1.0;
   };
-  // 49152 values: the deviation of their standard deviation is 0.3%.
+  // The standard error of the standard deviation of 49152 values is 0.3%.
   CHECK(spread("gpt2", "blocks.0.attn.qkv.weight") == Approx(0.02).epsilon(0.02));
   CHECK(spread("gpt2", "blocks.0.mlp.down.weight") == Approx(0.02 / 2).epsilon(0.02));
   CHECK(spread("xavier_uniform", "blocks.0.attn.qkv.weight") ==

@@ -1,10 +1,11 @@
-// What a run writes as it goes: the interface of its sinks, and the first of them, metrics.jsonl:
-// one JSON object a logged step, {step, val_loss, ...} objects at evaluations, and {step, changed}
-// objects where a run resumed with another config. The table of sinks is in train/store/sinks.cc.
+// The metrics that a run writes while it trains: the interface of sinks, and the first sink,
+// metrics.jsonl. It has one JSON object for each logged step, {step, val_loss, ...} objects for
+// evaluations, and {step, changed} objects where a run resumed with another config. The table of
+// sinks is in train/store/sinks.cc.
 //
 // A sink with per-step data uses a ResumableFile, whose length each checkpoint stores
-// (metrics_bytes, sink_bytes), so after a kill each step occurs once. A disabled sink keeps its
-// length for when it is enabled again. `memory` is written when a peak changed since the last line.
+// (metrics_bytes, sink_bytes), so that each step occurs once even if the run was killed. The length
+// of a disabled sink stays in the checkpoints, and is used when the sink is enabled again.
 #pragma once
 
 #include <cstdint>
@@ -66,9 +67,10 @@ std::vector<std::pair<std::string, double>> named_stats(const LayerStats& layer)
 /// Lengths of files that are cut back, by their path in the run folder.
 using FileLengths = std::map<std::string, uint64_t>;
 
-/// An output for the metrics of a run. Each sink has a file in this folder and a line in the table
-/// of sinks.cc, and ignores what it has no use for. A sink that writes a file of steps uses a
-/// ResumableFile, so that the file has each step once, even if the run was killed and resumed.
+/// An output for the metrics of a run. Each sink has a source file in train/store/ and a line in
+/// the table of sinks.cc, and overrides the functions for the data that it writes. A sink that
+/// writes a file of steps uses a ResumableFile, so that the file has each step once, even if the
+/// run was killed and resumed.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
@@ -81,12 +83,13 @@ class MetricsSink {
   virtual void add_sample(int64_t, const std::string&) {}
   /// Adds histograms of weights and gradients.
   virtual void add_histograms(int64_t, const std::vector<Histogram>&) {}
-  /// Adds that a process begins to train after this step, from this checkpoint or, with "", from
+  /// Records that training starts or resumes after this step, from this checkpoint or, if "", from
   /// the beginning.
   virtual void add_start(int64_t, const std::string&) {}
   /// Adds the current lengths of the files that are truncated on resume.
   virtual void add_lengths(FileLengths&) const {}
-  /// Waits until the disk has what was written. Another thread may add lines meanwhile.
+  /// Syncs the sink's files to the disk and returns their length in bytes. Another thread may add
+  /// lines meanwhile.
   virtual uint64_t sync() { return 0; }
 };
 
@@ -94,9 +97,10 @@ class MetricsSink {
 /// run resumes from.
 class ResumableFile {
  public:
-  /// Opens the file, truncates it to `length` bytes, and logs that. With a length of 0, an existing
-  /// file belongs to no checkpoint and is renamed to `aside`. A file that is shorter or missing is
-  /// a warning: the run continues with its intact beginning, whose length `whole(bytes)` returns.
+  /// Opens the file for appending, after truncating it to `length` bytes if it is longer, and logs
+  /// that. With a length of 0, an existing file does not belong to the checkpoint and is renamed to
+  /// `aside`. If the file is shorter or missing, a warning is logged, and the run continues with
+  /// the intact beginning, whose length `whole(bytes)` returns.
   ResumableFile(const fs::path& path, uint64_t length, const fs::path& aside,
                 uint64_t (*whole)(std::string_view bytes));
   void write(std::string_view text) { file_.write(text); }

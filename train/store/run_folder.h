@@ -1,9 +1,9 @@
-// What a run folder holds beside checkpoints and metrics, and the rule for all of it: nothing that
-// Lathe did not write is replaced, and what stands in the way is set aside under a name of its own.
+// The files of a run folder other than checkpoints and metrics. Lathe never replaces a file that it
+// did not write: it renames the file, or refuses to start the run.
 //
-// config.toml is written when training continues, never by a run that has nothing left to do.
-// Changed keys are listed at its end and in metrics.jsonl. Lost lines of metrics.jsonl are a
-// warning. A run folder that is removed or replaced during a run is an error at the next save.
+// config.toml is written when training starts or resumes, and not by a run that has nothing left to
+// do. Changed keys are listed at its end and in metrics.jsonl. Lost lines of metrics.jsonl cause a
+// warning. If the run folder is removed or replaced during a run, the next save throws.
 #pragma once
 
 #include <string>
@@ -17,10 +17,11 @@ namespace lathe {
 /// that. Throws Exit::io where it can't.
 fs::path move_to_backup(const fs::path& path, const fs::path& to);
 
-/// Exit::usage where config.toml of a folder without checkpoints is a person's own.
+/// Throws Exit::usage if the folder has a config.toml that Lathe did not write. Call it for a
+/// folder without checkpoints, where a new run would write that file.
 void check_config_record(const fs::path& run);
-/// Writes the run folder's config.toml: what the run is trained with from now on, and what was
-/// changed on the way. One that Lathe did not write is set aside.
+/// Writes the run folder's config.toml: the config of the run from now on, and the keys that
+/// changed on resumes. An existing file that Lathe did not write is renamed to config.toml.old.
 void write_config_record(const fs::path& run, const RunConfig& config,
                          const std::vector<ConfigChange>& changes);
 

@@ -1,6 +1,6 @@
-// events.jsonl records the step at which each process began to train, and samples. Unlike
-// metrics.jsonl, it is not cut back to the step that a run resumes from, because it records that
-// the run was killed and resumed. read_events() drops the samples of steps that were trained again.
+// events.jsonl records each start and resume of a run with its step, and samples. Unlike
+// metrics.jsonl, it is not truncated on resume, because it also shows that the run was killed.
+// read_events() drops the samples of steps that were trained again.
 #include "core/io/json.h"
 #include "train/store/run_folder.h"
 #include "train/store/sinks.h"

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Compares `lathe import` and `lathe export` of GGUF files with the package gguf and with transformers.
+"""Compares `lathe import` and `lathe export` of GGUF files with the package gguf and transformers.
 
   tests/oracles/gguf/oracle.py LATHE [NAME ...]
 
 - types: random blocks of each type that Lathe reads, against gguf.dequantize, bit for bit.
 - quantize: what `export --dtype` writes, against gguf.quantize, byte for byte.
-- models: a file's model and tokenizer as transformers loads them by gguf_file.
+- models: the tensors and logits of a file's model, against transformers, which reads the same file.
+- tokenizers: the ids of a file's tokenizer, against transformers, which reads the same file.
 
-Ends with 77, and a reason, where a package is absent: neither in this interpreter nor in the one that LATHE_HF_PYTHON
-names. Each part has a control that must fail.
+Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one
+that LATHE_HF_PYTHON names. The first three parts have a control that must fail.
 """
 import json
 import subprocess
@@ -51,7 +52,7 @@ def same(a, b):
 
 
 def in_halves(rows, heads):
-    """llama.cpp's pairs of rotary channels to halves."""
+    """Converts rows from llama.cpp's pairs of rotary channels to Lathe's halves."""
     return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -163,7 +164,7 @@ def make_models():
     sizes = dict(vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                  num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5)
     torch.manual_seed(1)
-    # transformers 5 reads no number of positions from a file of GPT-2, so it has GPT-2's own, which is 1024.
+    # transformers 5 does not read the number of positions of a GPT-2 file and takes GPT-2's 1024.
     models = {"gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=1024, n_embd=64, n_layer=2, n_head=4)),
               "llama": LlamaForCausalLM(LlamaConfig(**sizes)), "qwen2": Qwen2ForCausalLM(Qwen2Config(**sizes))}
     with torch.no_grad():
@@ -222,7 +223,7 @@ def theirs(folder):
 
 
 def models(bench):
-    """What transformers makes of a GGUF file, against the Hugging Face folder of what Lathe makes of it."""
+    """Compares a GGUF file as transformers loads it with Lathe's import of it, exported again."""
     import torch
     from transformers import AutoModelForCausalLM
 

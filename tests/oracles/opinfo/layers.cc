@@ -1,4 +1,4 @@
-// PyTorch's functions of shapes and layers as Lathe's.
+// Maps PyTorch's functions for shapes and layers to Lathe's.
 #include "tests/oracles/opinfo/calls.h"
 
 #include "autograd/einops.h"
