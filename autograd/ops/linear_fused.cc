@@ -8,10 +8,13 @@
 #include <utility>
 
 #include "autograd/node.h"
+#include "autograd/ops.h"
 #include "autograd/ops/kernel.h"
 #include "autograd/ops/linear_gpu.h"
 #include "autograd/ops/linear_passes.h"
 #include "autograd/ops/plain.h"
+#include "autograd/ops/product.h"
+#include "core/kernels/activation.h"
 
 namespace lathe {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "autograd/op.h"
-#include "core/kernels/activation.h"
+#include "core/kernels/epilogue.h"
 
 namespace lathe {
 
