@@ -12,9 +12,15 @@ namespace {
 
 constexpr int64_t panel_columns = 64;
 
-/// Returns the number of rows of a task. It depends on the batch alone, so that each row is always
-/// computed in a block of the same size.
-int64_t rows_of_task(int64_t batch) { return batch >= 128 ? 32 : batch >= 64 ? 16 : 8; }
+/// Returns the number of rows of a task. It depends on the shape alone, so that each row is always
+/// computed in a block of the same size. Small tasks serve more threads, but each reads the
+/// complete weight at every step, which takes longer than its products where the weight exceeds a
+/// core's cache.
+int64_t rows_of_task(const LstmShape& s) {
+  constexpr int64_t large = 384;  // units: 2.4 MB of weights
+  if (s.batch >= 128) return 32;
+  return s.batch >= 64 || (s.batch >= 32 && s.h >= large) ? 16 : 8;
+}
 
 /// The right factor [k, n] of the products of all steps, packed in panels of 64 columns.
 class PackedFactor {
@@ -73,7 +79,7 @@ struct Working {
   char* up = nullptr;  // the gradient of a hidden state, in the weight's type
 
   Working(Carver carver, const LstmShape& s, const PackedFactor& factor, int64_t k, Element type) {
-    const int64_t rows = rows_of_task(s.batch);
+    const int64_t rows = rows_of_task(s);
     product = carver.take<float>(rows * factor.width());
     if (factor.type() != type) widened = carver.take<float>(rows * k);
     up = carver.take(rows * s.h * bytes_of(type));
@@ -86,7 +92,7 @@ struct Working {
 template <class F>
 void each_task(const LstmShape& s, const PackedFactor& factor, int64_t k, Element type,
                const F& f) {
-  const int64_t rows = rows_of_task(s.batch);
+  const int64_t rows = rows_of_task(s);
   const Scratch scratch(Working(Carver(nullptr), s, factor, k, type).bytes);
   parallel_tasks(
       divide_up(s.batch, rows),
