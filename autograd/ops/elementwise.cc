@@ -258,12 +258,8 @@ struct GeluOp {
     // Beyond +-30 the derivative is 0 or 1 in float64 too, and powers of x would overflow.
     if constexpr (std::same_as<T, at::Tensor>) {
       if (form == Gelu::tanh && gpu_kernel_ready(x.data()) &&
-          dy.scalar_type() == x.data().scalar_type()) {
-        const at::Tensor in = for_kernels(x.data()), up = for_kernels(dy), dx = at::empty_like(in);
-        cuda_api().gelu_backward(in.const_data_ptr(), up.const_data_ptr(), dx.mutable_data_ptr(),
-                                 element_of(dx.scalar_type()), dx.numel());
-        return {dx};
-      }
+          dy.scalar_type() == x.data().scalar_type())
+        return {gpu_gelu_backward(x.data(), dy, /*sums=*/nullptr)};
       return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
     }
 

@@ -1,6 +1,5 @@
 // Linear layers, which take most of the FLOPs: by the passes of linear_passes.h where they apply,
 // by ATen's products elsewhere, with quantized weights, and in fp8.
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -57,12 +56,7 @@ struct LinearOp {
       const at::Tensor y = gpu_linear_with_residual(x_, weight_, bias, residual);
       if (y.defined()) return y;
     }
-    const at::ScalarType dtype = widened(x_) ? at::kFloat : x_.scalar_type();
-    const at::Tensor rows = x_.reshape({rows_of(x_), x_.size(-1)}).to(dtype), w = weight_.to(dtype);
-    at::Tensor y = bias.defined() ? at::addmm(bias.to(dtype), rows, w.t()) : rows.matmul(w.t());
-    y = y.to(x_.scalar_type());
-    if (y.sizes() != at::IntArrayRef(sizes))
-      y = y.view(sizes);  // only if needed: a view also keeps its base alive
+    const at::Tensor y = aten_linear(x_, weight_, bias);
     return residual.defined() ? added(residual, y) : y;
   }
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy

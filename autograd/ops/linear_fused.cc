@@ -54,23 +54,20 @@ struct LinearGelu {
   }
   // du = dy gelu'(u), then as for a linear layer
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
-    if (dy_.is_cuda()) return on_gpu(dy_, needs);
-    const at::Tensor dy = dy_.contiguous(), &u = before.data();
-    const at::Tensor du = at::empty_like(u);
+    at::Tensor db;  // by the same kernel on a GPU, by the product for dW on a CPU
+    const at::Tensor du = dy_.is_cuda()
+                              ? gpu_gelu_backward(before.data(), dy_, needs[2] ? &db : nullptr)
+                              : gelu_gradient(dy_.contiguous());
+    LinearGradients layer{du, weight.data(), weight_grad, 1, needs[1], needs[2] && !db.defined()};
+    const at::Tensor dx = linear_backward(x.data(), {&layer, 1}, needs[0], slots);
+    return {dx, layer.dw, db.defined() ? db : layer.db};
+  }
+  at::Tensor gelu_gradient(const at::Tensor& dy) const {
+    const at::Tensor& u = before.data();
+    at::Tensor du = at::empty_like(u);
     gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(),
                   element_of(u.scalar_type()), u.numel());
-    LinearGradients layer{du, weight.data(), weight_grad, 1, needs[1], needs[2]};
-    const at::Tensor dx = linear_backward(x.data(), {&layer, 1}, needs[0], slots);
-    return {dx, layer.dw, layer.db};
-  }
-  Grads<3> on_gpu(const at::Tensor& dy, Needs<3> needs) const {
-    at::Tensor db;
-    const at::Tensor du = gpu_gelu_backward(before.data(), dy, needs[2] ? &db : nullptr),
-                     w = weight.data(), rows = du.view({rows_of(du), w.size(0)});
-    at::Tensor dx, dw;
-    if (needs[0]) dx = rows.matmul(w).view(with_last(du.sizes(), w.size(1)));
-    if (needs[1]) dw = rows.t().matmul(x.data().reshape({-1, w.size(1)}));
-    return {dx, dw, db};
+    return du;
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needs) const {
     return plain_gradients<3>({x.as<Variable>(), weight.as<Variable>(), bias.as<Variable>()}, needs,
@@ -102,7 +99,7 @@ struct LinearSwiglu {
     LATHE_CHECK(gate_.sizes() == up_.sizes(), "gate and up must have one shape");
     x = x_, gate = gate_, up = up_;
     if (x_.is_cuda()) {
-      a = gpu_linear_pass(x_, gate_, {}), b = gpu_linear_pass(x_, up_, {});
+      a = aten_linear(x_, gate_, {}), b = aten_linear(x_, up_, {});
       return gpu_swiglu(a.data(), b.data());
     }
     const at::Tensor left = linear_pass(x_, gate_, {}, {}, Activation::none, nullptr);
@@ -129,29 +126,22 @@ struct LinearSwiglu {
   // s = sigmoid(a): da = dy b (s + a s (1 - s)), db = dy a s; dx = da G + db U, dG = da^T x, dU =
   // db^T x
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needed, GradSlots& slots) const {
-    if (dy_.is_cuda()) return on_gpu(dy_, needed);
-    const at::Tensor dy = dy_.to(a.data().scalar_type()).contiguous();
-    const at::Tensor da = at::empty_like(a.data()), db = at::empty_like(a.data());
-    const int64_t h = dy.size(-1);
-    swiglu_backward(a.data().const_data_ptr(), b.data().const_data_ptr(), dy.const_data_ptr(),
-                    da.mutable_data_ptr(), db.mutable_data_ptr(), element_of(dy.scalar_type()),
-                    dy.numel() / h, h, h);
-    bump_version(da), bump_version(db);
+    const auto [da, db] =
+        dy_.is_cuda() ? gpu_swiglu_backward(a.data(), b.data(), dy_) : product_gradients(dy_);
     LinearGradients layers[]{{da, gate.data(), gate_grad, 1, needed[1]},
                              {db, up.data(), up_grad, 2, needed[2]}};
     const at::Tensor dx = linear_backward(x.data(), layers, needed[0], slots);
     return {dx, layers[0].dw, layers[1].dw};
   }
-  Grads<3> on_gpu(const at::Tensor& dy, Needs<3> needed) const {
-    const auto [da, db] = gpu_swiglu_backward(a.data(), b.data(), dy);
-    const at::Tensor &in = x.data(), &g = gate.data(), &u = up.data(),
-                     left = da.view({-1, g.size(0)}), right = db.view({-1, g.size(0)}),
-                     rows = in.reshape({-1, g.size(1)});
-    at::Tensor dx, dgate, dup;
-    if (needed[0]) dx = left.matmul(g).addmm_(right, u).view(in.sizes());
-    if (needed[1]) dgate = left.t().matmul(rows);
-    if (needed[2]) dup = right.t().matmul(rows);
-    return {dx, dgate, dup};
+  std::pair<at::Tensor, at::Tensor> product_gradients(const at::Tensor& dy_) const {
+    const at::Tensor dy = dy_.to(a.data().scalar_type()).contiguous();
+    at::Tensor da = at::empty_like(a.data()), db = at::empty_like(a.data());
+    const int64_t h = dy.size(-1);
+    swiglu_backward(a.data().const_data_ptr(), b.data().const_data_ptr(), dy.const_data_ptr(),
+                    da.mutable_data_ptr(), db.mutable_data_ptr(), element_of(dy.scalar_type()),
+                    dy.numel() / h, h, h);
+    bump_version(da), bump_version(db);
+    return {da, db};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
     return plain_gradients<3>(
@@ -194,14 +184,13 @@ struct LinearQkv {
          {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
       check_linear(x_, weight, bias);
       weights[y.size()] = weight, biases[y.size()] = bias;
-      y.push_back(x_.is_cuda() ? gpu_linear_pass(x_, weight, bias)
+      y.push_back(x_.is_cuda() ? aten_linear(x_, weight, bias)
                                : linear_pass(x_, weight, bias, {}, Activation::none, nullptr));
     }
     return y;
   }
   // dx = sum of dy_i W_i, dW_i = dy_i^T x, db_i = sum of dy_i over the rows
   Grads<7> backward(const GradList<at::Tensor>& dy, Needs<7> needs, GradSlots& slots) const {
-    if (weights[0].data().is_cuda()) return on_gpu(dy, needs);
     const auto layer = [&](size_t i) {
       return LinearGradients{dy[i], weights[i].data(), weight_grad[i],
                              1 + i, needs[1 + i],      needs[4 + i]};
@@ -209,20 +198,6 @@ struct LinearQkv {
     LinearGradients of[]{layer(0), layer(1), layer(2)};
     const at::Tensor dx = linear_backward(x.data(), of, needs[0], slots);
     return {dx, of[0].dw, of[1].dw, of[2].dw, of[0].db, of[1].db, of[2].db};
-  }
-  Grads<7> on_gpu(const GradList<at::Tensor>& all, Needs<7> needs) const {
-    Grads<7> grads;
-    for (size_t i = 0; i < 3; ++i) {
-      if (!all[i].defined()) continue;
-      const at::Tensor& w = weights[i].data();
-      const at::Tensor dy = all[i].to(w.scalar_type()).reshape({-1, w.size(0)});
-      at::Tensor& dx = grads[0];
-      if (needs[0]) dx = dx.defined() ? dx.addmm_(dy, w) : dy.matmul(w);
-      if (needs[1 + i]) grads[1 + i] = dy.t().matmul(x.data().reshape({-1, w.size(1)}));
-      if (needs[4 + i]) grads[4 + i] = column_sums(dy);
-    }
-    if (grads[0].defined()) grads[0] = grads[0].view(x.data().sizes());
-    return grads;
   }
   Grads<7, Variable> backward(const GradList<Variable>& dy, Needs<7> needs) const {
     const auto of = [](const std::array<Saved, 3>& all, size_t i) { return all[i].as<Variable>(); };

@@ -1,6 +1,5 @@
 #include "autograd/ops/linear_gpu.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
@@ -43,13 +42,6 @@ at::Tensor bias_of_product(const at::Tensor& bias, at::ScalarType dtype) {
 
 }  // namespace
 
-at::Tensor gpu_linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const at::Tensor rows = x.reshape({rows_of(x), x.size(-1)}), w = weight.t();
-  const at::Tensor y =
-      bias.defined() ? at::addmm(bias.to(x.scalar_type()), rows, w) : rows.matmul(w);
-  return y.view(with_last(x.sizes(), weight.size(0)));
-}
-
 at::Tensor gpu_linear_with_residual(const at::Tensor& x_, const at::Tensor& weight_,
                                     const at::Tensor& bias, const at::Tensor& residual) {
   if (!product_ready(x_, weight_) || residual.scalar_type() != at::kFloat) return {};
@@ -82,16 +74,16 @@ at::Tensor gpu_linear_gelu(const at::Tensor& x_, const at::Tensor& weight_, cons
     }
   }
 
-  before = gpu_linear_pass(x, weight, bias);
+  before = aten_linear(x, weight, bias);
   return at::gelu(before, "tanh");
 }
 
 at::Tensor gpu_gelu_backward(const at::Tensor& u_, const at::Tensor& dy_, at::Tensor* sums) {
   const at::Tensor u = for_kernels(u_), dy = for_kernels(dy_.to(u.scalar_type())),
                    du = at::empty_like(u);
-  const int64_t columns = u.size(-1), rows = u.numel() / columns;
   const Element type = element_of(u.scalar_type());
-  if (sums != nullptr && column_sums_on_gpu(columns)) {
+  if (sums != nullptr && column_sums_on_gpu(u.size(-1))) {
+    const int64_t columns = u.size(-1), rows = rows_of(u);
     const at::TensorOptions options = u.options().dtype(at::kFloat);
     const at::Tensor partials = at::empty({column_partials(rows, columns)}, options);
     *sums = at::empty({columns}, options);
@@ -102,7 +94,7 @@ at::Tensor gpu_gelu_backward(const at::Tensor& u_, const at::Tensor& dy_, at::Te
   } else {
     cuda_api().gelu_backward(u.const_data_ptr(), dy.const_data_ptr(), du.mutable_data_ptr(), type,
                              u.numel());
-    if (sums != nullptr) *sums = column_sums(du.view({rows, columns}));
+    if (sums != nullptr) *sums = column_sums(du.view({rows_of(du), du.size(-1)}));
   }
   bump_version(du);
   return du;

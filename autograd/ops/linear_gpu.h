@@ -7,8 +7,6 @@
 
 namespace lathe {
 
-/// Returns x W^T + bias; all have one dtype, but bias, which may be undefined.
-at::Tensor gpu_linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 /// Returns x W^T + bias + residual by one product, in float32. Returns an undefined tensor unless x
 /// is bfloat16 or float16, the residual float32, and both sizes of the weight multiples of 8.
 at::Tensor gpu_linear_with_residual(const at::Tensor& x, const at::Tensor& weight,

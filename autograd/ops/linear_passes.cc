@@ -1,11 +1,14 @@
 #include "autograd/ops/linear_passes.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/linear_gpu.h"
+#include "autograd/ops/product.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/kernels/gemm.h"
@@ -23,6 +26,16 @@ void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                 ", another input is not");
 }
 
+at::Tensor aten_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::ScalarType dtype = widened(x) ? at::kFloat : x.scalar_type();
+  const at::Tensor rows = x.reshape({rows_of(x), x.size(-1)}).to(dtype), w = weight.to(dtype).t();
+  const at::Tensor y =
+      (bias.defined() ? at::addmm(bias.to(dtype), rows, w) : rows.matmul(w)).to(x.scalar_type());
+  const auto sizes = with_last(x.sizes(), weight.size(0));
+  // Only if needed: a view also keeps its base alive.
+  return y.sizes() == at::IntArrayRef(sizes) ? y : y.view(sizes);
+}
+
 at::Tensor linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        const at::Tensor& residual, Activation activation, at::Tensor* before) {
   const at::Tensor in = x.contiguous(), w = weight.contiguous(), b = as_float(bias),
@@ -37,6 +50,24 @@ at::Tensor linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::
   return y;
 }
 
+namespace {
+
+at::Tensor linear_backward_on_gpu(const at::Tensor& x, std::span<LinearGradients> layers,
+                                  bool need_x) {
+  at::Tensor dx;
+  for (LinearGradients& layer : layers) {
+    if (!layer.dy.defined()) continue;
+    const at::Tensor& w = layer.weight;
+    const at::Tensor dy = layer.dy.to(w.scalar_type()).reshape({-1, w.size(0)});
+    if (need_x) dx = dx.defined() ? dx.addmm_(dy, w) : dy.matmul(w);
+    if (layer.need_weight) layer.dw = dy.t().matmul(x.reshape({-1, w.size(1)}));
+    if (layer.need_bias) layer.db = column_sums(dy);
+  }
+  return dx;
+}
+
+}  // namespace
+
 at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> layers, bool need_x,
                            GradSlots& slots) {
   const at::Tensor x = x_.defined() ? x_.contiguous() : x_;
@@ -46,6 +77,10 @@ at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> laye
   const int64_t in = layers[0].weight.size(1), rows = rows_of(some_dy);
   const at::TensorOptions options = layers[0].weight.options();
   const auto sizes = with_last(some_dy.sizes(), in);
+  if (some_dy.is_cuda()) {
+    const at::Tensor dx = linear_backward_on_gpu(x_, layers, need_x);
+    return need_x ? dx.view(sizes) : dx;
+  }
 
   c10::SmallVector<Product, 3> to_x;
   c10::SmallVector<LeftFactor, 3> to_weights;

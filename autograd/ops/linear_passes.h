@@ -1,5 +1,6 @@
-// The passes that linear ops share on CPUs: blocked matrix products (core/kernels/gemm.h) that
-// apply bias, activation, residual and rounding to each block while it is in cache.
+// The passes that linear ops share: on CPUs blocked matrix products (core/kernels/gemm.h) that
+// apply bias, activation, residual and rounding to each block while it is in cache, elsewhere
+// ATen's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +31,9 @@ int64_t rows_of(const T& x) {
 /// Throws unless x [..., I], weight [O, I] and bias [O], which may be undefined, fit each other.
 void check_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
+/// Returns x W^T + bias by ATen's product, on any device and in any dtype, in x's dtype.
+at::Tensor aten_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
 /// Returns activation(x W^T + bias) + residual. Stores the activation's argument in `before` if it
 /// is given.
 at::Tensor linear_pass(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -47,7 +51,8 @@ struct LinearGradients {
 
 /// Computes dx = the sum of dy W over the layers, if it is needed, and for each layer dW = dy^T x,
 /// added to the gradient that the weight has already, and db = sum of dy over the rows. Products
-/// with a common factor read it once. x may be undefined if no weight needs a gradient.
+/// with a common factor read it once. x may be undefined if no weight needs a gradient. On a GPU,
+/// ATen's products compute dW in the weight's dtype, and the engine adds it.
 at::Tensor linear_backward(const at::Tensor& x, std::span<LinearGradients> layers, bool need_x,
                            GradSlots& slots);
 

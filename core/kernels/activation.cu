@@ -8,14 +8,12 @@ namespace {
 constexpr int activation_threads = 256;
 
 /// Returns the same as gelu_grad in core/kernels/activation-inl.h. Beyond +-10 it is 0 or 1 to
-/// 1e-36, and e would overflow. For narrow types the exponential is exact to 3e-6.
+/// 1e-36, and e would overflow.
 template <class T>
 __device__ float gelu_grad(float given) {
   const float x = given < -10 ? -10 : given > 10 ? 10 : given, square = x * x;
   const float twice_k = 1.5957691216057308f, c = 0.044715f;
-  const float z = x * twice_k * (1 + c * square), log2_e = 1.4426950408889634f;
-  const float e = sizeof(T) == 4 ? expf(-z) : exp2f(-z * log2_e),
-              s = sizeof(T) == 4 ? 1 / (1 + e) : __fdividef(1, 1 + e);
+  const float e = exp_of<T>(-x * twice_k * (1 + c * square)), s = inverse_of<T>(1 + e);
   return s + x * twice_k * (1 + 3 * c * square) * s * (e * s);
 }
 

@@ -37,6 +37,10 @@ __global__ void scale_kernel(const A* x, const float* factor, B* out, int64_t n)
   store_pack<linear_width>(out, i, values);
 }
 
+int64_t blocks_of_elements(int64_t n) {
+  return (n / linear_width + linear_threads - 1) / linear_threads;
+}
+
 }  // namespace
 
 cudaError_t column_sums_cuda(Matrix x, int64_t rows, int64_t columns, float* partials, float* sums,
@@ -54,15 +58,11 @@ cudaError_t add_cuda(const void* a, Element a_type, const void* b, Element b_typ
                      int64_t n, cudaStream_t stream) {
   if (n % linear_width != 0) return cudaErrorInvalidValue;
   if (n == 0) return cudaSuccess;
-  const int64_t blocks = (n / linear_width + linear_threads - 1) / linear_threads;
-  bool done = false;
-  with_gpu_element(a_type, [&](auto left) {
-    done = with_gpu_element(b_type, [&](auto right) {
-      using A = decltype(left);
-      using B = decltype(right);
-      launch(add_kernel<A, B>, blocks, linear_threads, stream, static_cast<const A*>(a),
-             static_cast<const B*>(b), static_cast<A*>(out), n);
-    });
+  const bool done = with_gpu_elements(a_type, b_type, [&](auto left, auto right) {
+    using A = decltype(left);
+    using B = decltype(right);
+    launch(add_kernel<A, B>, blocks_of_elements(n), linear_threads, stream,
+           static_cast<const A*>(a), static_cast<const B*>(b), static_cast<A*>(out), n);
   });
   return done ? cudaGetLastError() : cudaErrorInvalidValue;
 }
@@ -71,15 +71,11 @@ cudaError_t scale_cuda(const void* x, Element type, const float* factor, void* o
                        Element out_type, int64_t n, cudaStream_t stream) {
   if (n % linear_width != 0) return cudaErrorInvalidValue;
   if (n == 0) return cudaSuccess;
-  const int64_t blocks = (n / linear_width + linear_threads - 1) / linear_threads;
-  bool done = false;
-  with_gpu_element(type, [&](auto in) {
-    done = with_gpu_element(out_type, [&](auto result) {
-      using A = decltype(in);
-      using B = decltype(result);
-      launch(scale_kernel<A, B>, blocks, linear_threads, stream, static_cast<const A*>(x), factor,
-             static_cast<B*>(out), n);
-    });
+  const bool done = with_gpu_elements(type, out_type, [&](auto in, auto result) {
+    using A = decltype(in);
+    using B = decltype(result);
+    launch(scale_kernel<A, B>, blocks_of_elements(n), linear_threads, stream,
+           static_cast<const A*>(x), factor, static_cast<B*>(out), n);
   });
   return done ? cudaGetLastError() : cudaErrorInvalidValue;
 }

@@ -15,14 +15,6 @@ int loss_threads(int64_t packs) {
   return static_cast<int>(warps < most_loss_threads / 32 ? 32 * warps : most_loss_threads);
 }
 
-/// Returns e^(x - most). The fast form for narrow types is exact to 3e-6 where x is within 30 of
-/// `most`, far below the rounding of x.
-template <class T>
-__device__ float exp_below(float x, float most) {
-  constexpr float log2_e = 1.4426950408889634f;
-  return sizeof(T) == 4 ? expf(x - most) : exp2f((x - most) * log2_e);
-}
-
 /// Each block processes one row in two passes. The first computes the row's maximum and the sum of
 /// exponentials together (Milakov and Gimelshein 2018); in the second the row is in the GPU's
 /// cache.
@@ -55,10 +47,10 @@ __global__ void __launch_bounds__(most_loss_threads)
       if (e >= left) v[e] = -INFINITY;
       next = fmaxf(next, v[e]);
     }
-    if (next > most) sum *= exp_below<T>(most, next), most = next;
+    if (next > most) sum *= exp_of<T>(most - next), most = next;
     // Relative to -infinity, even an element of -infinity would be NaN.
     const float base = most == -INFINITY ? 0 : most;
-    for (int e = 0; e < width; ++e) sum += exp_below<T>(v[e], base);
+    for (int e = 0; e < width; ++e) sum += exp_of<T>(v[e] - base);
   }
 
   // Bring the threads' sums to the common maximum. A maximum of -infinity has a sum of 0, and its
@@ -80,7 +72,7 @@ __global__ void __launch_bounds__(most_loss_threads)
     load_pack<width>(row, i, v);
     const int left = classes_from(i), at = static_cast<int>(target) - i * width;
     for (int e = 0; e < width; ++e) {
-      const float gradient_of_sum = exp_below<T>(v[e], highest) * scale;
+      const float gradient_of_sum = exp_of<T>(v[e] - highest) * scale;
       v[e] = e >= left ? 0.0f : e == at ? gradient_of_sum - weight : gradient_of_sum;
     }
     store_pack<width>(row, i, v);

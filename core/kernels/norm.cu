@@ -184,20 +184,17 @@ cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
                               cudaStream_t stream) {
   if (n.rows == 0) return cudaSuccess;
   if (!norm_on_gpu(n.columns)) return cudaErrorInvalidValue;
-  bool done = false;
-  with_gpu_element(x.type, [&](auto in) {
-    done = with_gpu_element(y.type, [&](auto out) {
-      using In = decltype(in);
-      using Out = decltype(out);
-      const bool is_short = with_held_by_warp(n.columns, [&](auto held) {
-        launch_norm_forward<Warp, held, In, Out>((n.rows + rows_of_a_block - 1) / rows_of_a_block,
-                                                 32 * rows_of_a_block, n, x, y, eps, stream);
-      });
-      if (is_short) return;
-      with_held(n.columns, [&](auto held) {
-        launch_norm_forward<Block, held, In, Out>(n.rows, threads_of(n.columns), n, x, y, eps,
-                                                  stream);
-      });
+  const bool done = with_gpu_elements(x.type, y.type, [&](auto in, auto out) {
+    using In = decltype(in);
+    using Out = decltype(out);
+    const bool is_short = with_held_by_warp(n.columns, [&](auto held) {
+      launch_norm_forward<Warp, held, In, Out>((n.rows + rows_of_a_block - 1) / rows_of_a_block,
+                                               32 * rows_of_a_block, n, x, y, eps, stream);
+    });
+    if (is_short) return;
+    with_held(n.columns, [&](auto held) {
+      launch_norm_forward<Block, held, In, Out>(n.rows, threads_of(n.columns), n, x, y, eps,
+                                                stream);
     });
   });
   return done ? cudaGetLastError() : cudaErrorInvalidValue;
@@ -209,14 +206,13 @@ cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx
   const int64_t blocks = (n.rows + norm_chunk - 1) / norm_chunk;
   bool done = n.rows == 0;
   if (!done) {
-    with_gpu_element(x.type, [&](auto in) {
-      done = with_gpu_element(dy.type, [&](auto grad) {
-        with_held(n.columns, [&](auto held) {
-          launch(norm_backward_kernel<held, decltype(in), decltype(grad)>, blocks,
-                 threads_of(n.columns), stream, n, static_cast<const decltype(in)*>(x.data),
-                 static_cast<const decltype(grad)*>(dy.data),
-                 static_cast<decltype(in)*>(const_cast<void*>(dx.data)), add, partials);
-        });
+    done = with_gpu_elements(x.type, dy.type, [&](auto in, auto grad) {
+      using In = decltype(in);
+      using Grad = decltype(grad);
+      with_held(n.columns, [&](auto held) {
+        launch(norm_backward_kernel<held, In, Grad>, blocks, threads_of(n.columns), stream, n,
+               static_cast<const In*>(x.data), static_cast<const Grad*>(dy.data),
+               static_cast<In*>(const_cast<void*>(dx.data)), add, partials);
       });
     });
   }

@@ -16,9 +16,8 @@ struct Logistic {
   float e, s;
 
   __device__ explicit Logistic(float given) {
-    const float x = given < -87 ? -87 : given, log2_e = 1.4426950408889634f;
-    e = sizeof(T) == 4 ? expf(-x) : exp2f(-x * log2_e);
-    s = sizeof(T) == 4 ? 1 / (1 + e) : __fdividef(1, 1 + e);
+    e = exp_of<T>(given < -87 ? 87 : -given);
+    s = inverse_of<T>(1 + e);
     if (given < -87) s = 0;
   }
 };
