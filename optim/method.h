@@ -39,6 +39,10 @@ struct StateOf {
   bool joins_parts = false;
 };
 
+/// Returns whether optim.kind = `kind`, which keeps `state` for a parameter of these sizes, can't
+/// update one that is cut among tensor ranks.
+bool needs_whole_tensors(const StateOf& state, at::IntArrayRef sizes, const std::string& kind);
+
 /// Returns a whole tensor, of which each tensor rank gives its part. A collective of them.
 using JoinParts = std::function<at::Tensor(const at::Tensor& part, const TensorCut& cut)>;
 

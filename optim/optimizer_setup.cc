@@ -114,6 +114,15 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
   }
 }
 
+bool needs_whole_tensors(const StateOf& state, at::IntArrayRef sizes, const std::string& kind) {
+  const bool has_other_sizes =
+      std::any_of(state.tensors.begin(), state.tensors.end(),
+                  [&](const StateTensor& t) { return sizes != at::IntArrayRef(t.sizes); });
+  // 8-bit kinds keep tensors of few elements in float32, by the size of the whole one.
+  const bool needs_whole = state.whole || !state.divisible;
+  return (needs_whole && !state.joins_parts) || has_other_sizes || kind.ends_with("8bit");
+}
+
 /// Makes the slot of a parameter, with the state of the elements that it owns: now, so that a
 /// checkpoint can be loaded before the first step.
 Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange own) {
@@ -132,15 +141,10 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
             .whole = state.whole,
             .index = index,
             .own = own};
-  if (const auto& cut = p.parameter.leaf().cut) {
-    const bool has_other_sizes =
-        std::any_of(state.tensors.begin(), state.tensors.end(),
-                    [&](const StateTensor& t) { return data.sizes() != at::IntArrayRef(t.sizes); });
-    // 8-bit kinds keep tensors of few elements in float32, by the size of the whole one.
-    const bool needs_whole = state.whole || !state.divisible;
-    if ((needs_whole && !state.joins_parts) || has_other_sizes || config_.kind.ends_with("8bit"))
-      fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs whole tensors, and ", p.path,
-           " is cut among ", cut->parts, " processes (dist.tensor); take adamw, or set it to 1");
+  if (const auto& cut = p.parameter.leaf().cut;
+      cut && needs_whole_tensors(state, data.sizes(), config_.kind)) {
+    fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs whole tensors, and ", p.path,
+         " is cut among ", cut->parts, " processes (dist.tensor); take adamw, or set it to 1");
   }
   if (own.size() > 0) update_flops_ += state.flops;
   // State in a file has a shape alone, made without ATen's dispatcher, which a dry run replaces.

@@ -78,8 +78,9 @@ struct Readable {
   Readable& operator=(const Readable&) = delete;
 };
 
-/// Opens a regular file for writing without blocking, or throws the reason.
-int open_to_write(const fs::path& path, int flags) {
+/// Opens a regular file for writing without blocking, or throws the reason. An error of the system
+/// names `shown`, if it is not empty.
+int open_to_write(const fs::path& path, int flags, const fs::path& shown = {}) {
   const int fd = retry_interrupted(
       [&] { return file_calls.open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode_t{0644}); });
   const auto refuse = [&] {
@@ -88,7 +89,7 @@ int open_to_write(const fs::path& path, int flags) {
         str(path.string(), " is not a regular file; remove it and run the same command again"), 0);
   };
   if (fd < 0 && errno == ENXIO) refuse();  // a pipe without a reader, or a socket
-  if (fd < 0) io_error("write", path);
+  if (fd < 0) io_error("write", shown.empty() ? path : shown);
   struct stat s{};
   if (::fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
     closes(fd);
@@ -182,9 +183,10 @@ FileError::FileError(Exit code, const std::string& cause, int number)
     : Error(code, cause + advice(number)), cause_(cause), number_(number) {}
 bool FileError::is_full() const { return number_ == ENOSPC || number_ == EDQUOT; }
 
-OutputFile::OutputFile(const fs::path& path, Open how)
-    : path_(path),
-      fd_(open_to_write(path, O_WRONLY | O_CREAT | (how == Open::create ? O_TRUNC : O_APPEND))) {}
+OutputFile::OutputFile(const fs::path& path, Open how, const fs::path& shown)
+    : path_(shown.empty() ? path : shown),
+      fd_(open_to_write(path, O_WRONLY | O_CREAT | (how == Open::create ? O_TRUNC : O_APPEND),
+                        shown)) {}
 OutputFile::OutputFile(OutputFile&& o) noexcept
     : path_(std::move(o.path_)), fd_(std::exchange(o.fd_, -1)) {}
 OutputFile& OutputFile::operator=(OutputFile&& o) noexcept {
@@ -275,7 +277,7 @@ void sync_folder(const fs::path& folder) {
 void write_file_durably(const fs::path& path, std::string_view text) {
   const fs::path temporary = path.string() + ".tmp";
   try {
-    OutputFile file(temporary, OutputFile::Open::create);
+    OutputFile file(temporary, OutputFile::Open::create, path);
     file.write(text);
     file.sync();
     file.close();

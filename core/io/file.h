@@ -75,7 +75,8 @@ class OutputFile {
   /// `create` truncates the file, `append` writes after its end.
   enum class Open { create, append };
   OutputFile() = default;
-  OutputFile(const fs::path& path, Open how);
+  /// `shown`: the path that errors name, where `path` is a temporary one. Default: `path`.
+  OutputFile(const fs::path& path, Open how, const fs::path& shown = {});
   OutputFile(OutputFile&& o) noexcept;
   OutputFile& operator=(OutputFile&& o) noexcept;
   ~OutputFile();

@@ -17,8 +17,9 @@ void refuse_number(std::string_view cell, const std::string& where, bool prepare
     std::string remedy = "repair it, or leave the line out";
     if (prepares)
       remedy =
-          "repair it, leave the column out with --drop, or make categories of the column with "
-          "--category";
+          "repair it (an empty cell is a missing number, which --missing handles), leave the "
+          "column "
+          "out with --drop, or make categories of the column with --category";
     if (comma) remedy = "write it with a decimal point and no other separator";
     fail(Exit::data, where, " is ", quoted(cell), ", which is not a number; ", remedy);
   }

@@ -187,7 +187,7 @@ void TableSource::refuse_comma_numbers(size_t c, const std::set<std::string>& va
       !std::all_of(values.begin(), values.end(), is_comma_number))
     return;
   fail(Exit::data, names_file_, ": ", column_name(format().columns[c], c),
-       " has numbers with commas, such as ", quoted(*values.begin()),
+       " has numbers with commas, such as ", lathe::quoted(*values.begin()),
        "; write decimal points and no separators of thousands, or make categories of the column "
        "with --category ",
        c + 1);
@@ -202,9 +202,12 @@ void TableSource::scan_cell(std::string_view cell, size_t c, std::set<std::strin
   if (!column.is_text && !layout_.is_undecided[c]) return;
 
   if (csv_number(cell) && !layout_.is_forced[c])
-    fail(Exit::data, position(c), " is a number, ", quoted(cell),
-         ", and was text before; repair it, or make categories of the column with --category ",
-         c + 1);
+    fail(
+        Exit::data, position(c), " is a number, ", quoted(cell), ", and was ",
+        values.empty() ? "text" : lathe::quoted(*values.begin()),
+        " before; repair one of them (--missing handles numbers that are missing, whose cells must "
+        "be empty), or make categories of the column with --category ",
+        c + 1);
 
   // Rows with an empty cell are errors, or left out, unless cells are filled.
   const bool fills = format().missing == "mean" || format().missing == "median";

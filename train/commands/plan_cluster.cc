@@ -14,6 +14,7 @@
 #include "train/commands/table.h"
 #include "train/session/session.h"
 #include "train/simulate/search.h"
+#include "train/transforms/tensor_parallel.h"
 
 namespace lathe {
 namespace {
@@ -70,19 +71,22 @@ MatmulDtype dtype_of(const AmpConfig& amp) {
   return MatmulDtype::bf16;
 }
 
-/// Returns the bytes of state that the config's optimizer keeps for an element of a large matrix.
-double state_bytes_of(const OptimConfig& optim) {
+/// Sets what the step knows of the config's optimizer, by the state that it keeps for a large
+/// matrix.
+void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
   constexpr int64_t side = 4096;
   const MetaInit without_storage;
   const NamedParameter matrix{"weight", new_parameter({side, side}), Role::weight};
+  const StateOf state = make_method(optim)->state(matrix);
 
   double bytes = 0;
-  for (const StateTensor& t : make_method(optim)->state(matrix).tensors) {
+  for (const StateTensor& t : state.tensors) {
     double elements = 1;
     for (const int64_t size : t.sizes) elements *= static_cast<double>(size);
     bytes += elements * static_cast<double>(c10::elementSize(t.dtype));
   }
-  return bytes / (side * side);
+  step.state_bytes = bytes / (side * side);
+  step.updates_parts = !needs_whole_tensors(state, {side, side}, optim.kind);
 }
 
 StepWorkload step_of(LoadedConfig& loaded) {
@@ -106,7 +110,10 @@ StepWorkload step_of(LoadedConfig& loaded) {
   step.shape.sequence = batch_sizes(c).block_size;
   step.global_batch = c.train.batch_size * c.train.grad_accum;
   step.dtype = dtype_of(c.amp);
-  step.state_bytes = state_bytes_of(c.optim);
+  set_optimizer(step, c.optim);
+  for (const LayerCut& rule : layer_cuts_of(c)) {
+    if (rule.units > 0) step.tensor_units.emplace_back(rule.units, rule.unit);
+  }
   return step;
 }
 

@@ -156,7 +156,7 @@ class PredictionOut {
   explicit PredictionOut(const std::optional<fs::path>& path) : path_(path) {
     if (!path_) return;
     remove_abandoned();
-    file_ = OutputFile(unfinished(), OutputFile::Open::create);
+    file_ = OutputFile(unfinished(), OutputFile::Open::create, *path_);
   }
   ~PredictionOut() {
     std::error_code error;

@@ -6,6 +6,7 @@
 #include "train/commands/commands.h"
 #include "train/commands/sweep_run.h"
 #include "train/config/path_kind.h"
+#include "train/session/session.h"
 
 namespace lathe {
 namespace {
@@ -130,13 +131,15 @@ void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptio
   }
 }
 
-/// Returns the [train] of the last point, after checking the config of every one.
+/// Returns the [train] of the last point, after checking the config of every one and that it fits
+/// its data.
 TrainConfig check_points(const SweepPlan& plan, const SweepOptions& o) {
   TrainConfig last;
   for (size_t i = 0; i < plan.points.size(); ++i) {
     Overrides all = plan.fixed;
     all.insert(all.end(), plan.points[i].begin(), plan.points[i].end());
-    const TrainConfig c = load_config(plan.config, all).config.train;
+    LoadedConfig loaded = load_config(plan.config, all);
+    const TrainConfig c = loaded.config.train;
     if (c.eval_interval == 0)
       fail(Exit::usage, "a sweep compares validation losses, and train.eval_interval is 0; set it");
 
@@ -146,6 +149,7 @@ TrainConfig check_points(const SweepPlan& plan, const SweepOptions& o) {
            "command line: --method=asha compares runs at the same steps; leave train.steps and "
            "train.eval_interval as one value");
     }
+    RunData::open(loaded);
     last = c;
   }
   return last;

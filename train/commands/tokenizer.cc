@@ -18,6 +18,7 @@
 #include "data/tokenizers/chat_template.h"
 #include "data/tokenizers/pretokenizer.h"
 #include "train/commands/commands.h"
+#include "train/config/path_kind.h"
 #include "train/loop/stop.h"
 
 namespace lathe {
@@ -123,6 +124,7 @@ Exit inspect_tokenizer(const Arguments& arguments) {
 Exit train_tokenizer(const Arguments& arguments) {
   const fs::path out = arguments.get("out", "");
   if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
+  check_output_folder("command line: --out", out, PathKind::folder);
   const fs::path file = out / "tokenizer.json";
 
   // Checked before the work, and again once no other process can write there.

@@ -156,6 +156,13 @@ std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step) {
     return "with dist.virtual_stages above 1, the stages must divide the micro-batches";
   if (l.shard == 3 && l.recompute == Recompute::none)
     return "dist.shard = \"parameters\" needs memory.recompute = \"blocks\" or \"selective\"";
+  if (l.tensor == 1) return "";
+
+  if (!step.updates_parts) return "the optimizer needs whole tensors, which dist.tensor cuts";
+  for (const auto& [units, name] : step.tensor_units) {
+    if (units % l.tensor != 0)
+      return str("dist.tensor = ", l.tensor, " does not divide the ", units, " ", name);
+  }
   return "";
 }
 

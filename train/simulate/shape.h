@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace lathe {
 
@@ -41,6 +43,10 @@ struct StepWorkload {
   MatmulDtype dtype = MatmulDtype::bf16;
   /// Bytes of optimizer state for a parameter beside its fp32 master: 8 for Adam's two moments.
   double state_bytes = 8;
+  // What Lathe needs for tensor parallelism; the simulation does not depend on it.
+  bool updates_parts = true;  ///< the optimizer updates a matrix of which a process has a part
+  /// Numbers that the tensor ranks must divide, each with what it counts, such as "heads".
+  std::vector<std::pair<int64_t, std::string>> tensor_units{};
 
   /// Returns the tokens of an optimizer step.
   double tokens() const {

@@ -502,7 +502,7 @@ TEST_CASE("text columns become an input for each category", "[prepare_examples]"
   CHECK(p.csv("color,1,x\nblue,2,y\nred,3,x\n").table->has_header);
 
   CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"),
-             ContainsSubstring("a.csv:3: column 1 (a) is a number, \"5\", and was text before"));
+             ContainsSubstring("a.csv:3: column 1 (a) is a number, \"5\", and was \"red\" before"));
   // Numbers with commas are not categories, in a column of texts and as targets.
   CHECK_THAT(p.csv_problem("a;kind\n1,5;x\n2,5;y\n"),
              ContainsSubstring("a.csv: column 1 (a) has numbers with commas, such as \"1,5\""));

@@ -75,6 +75,31 @@ TEST_CASE("a cluster plan has the model, batch and optimizer of the config", "[c
   }
 }
 
+TEST_CASE("a cluster plan knows which layouts Lathe refuses to train", "[cluster_plan]") {
+  const ConfigFolder f;
+  const auto has_it = [&](const char* layout, const char* config,
+                          const std::vector<std::string>& keys) {
+    std::vector<std::string> words{"--card", "h100", "--layout", layout};
+    words.insert(words.end(), keys.begin(), keys.end());
+    return f.json(words, config)["fastest"][0]["lathe_has_it"].get<bool>();
+  };
+  CHECK(has_it("tensor=4,data=2", "llama.toml", {}));
+  // The Llama has 4 heads of keys and values; the GPT has 16 of them.
+  CHECK(!has_it("tensor=8", "llama.toml", {}));
+  CHECK(has_it("tensor=8", "gpt.toml", {}));
+  CHECK(!has_it("tensor=4,data=2", "llama.toml",
+                {"--model.qk_norm=true", "--model.qk_norm_over=projection"}));
+
+  // A process can't update its part of a matrix with these. Muon joins the parts.
+  for (const auto& [kind, cuts] : {std::pair{"adafactor", false}, std::pair{"lamb", true},
+                                   std::pair{"adamw8bit", false}, std::pair{"muon", true}}) {
+    INFO(kind);
+    const std::string key = str("--optim.kind=", kind);
+    CHECK(has_it("tensor=4,data=2", "gpt.toml", {key}) == cuts);
+    CHECK(has_it("data=8", "gpt.toml", {key}));
+  }
+}
+
 TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   const ConfigFolder f;
   const std::vector<std::string> words{
