@@ -15,7 +15,8 @@
 namespace lathe {
 namespace {
 
-/// The node of values that stand for those of a chain. No gradient ever reaches it.
+/// The node of placeholder Variables that stand for the values of a chain. No gradient ever reaches
+/// it.
 struct StandIn final : Node {
   StandIn() : Node({}) {}
   std::string name() const override { return "fused"; }
@@ -30,7 +31,8 @@ bool is_chain_dtype(at::ScalarType dtype) { return dtype == at::kFloat || dtype 
 
 bool is_same_edge(const Edge& a, const Edge& b) { return a.node == b.node && a.output == b.output; }
 
-/// Returns whether ATen fills a tensor of the dtype with the number, and reports no error.
+/// Returns whether ATen can fill a tensor of the dtype with the number. It throws for a finite
+/// number that is too large.
 bool can_fill(double number, at::ScalarType dtype) {
   const double largest = dtype == at::kBFloat16
                              ? static_cast<double>(std::numeric_limits<c10::BFloat16>::max())
@@ -116,7 +118,7 @@ ChainTrace::ChainTrace(std::span<const Variable> inputs)
 
   for (const Variable& v : inputs) {
     const bool is_full = v.sizes() == at::IntArrayRef(sizes_) && v.data().is_floating_point();
-    arguments_.push_back(is_full ? made(add_input(v)) : v);
+    arguments_.push_back(is_full ? placeholder(add_input(v)) : v);
   }
 }
 
@@ -165,13 +167,13 @@ int ChainTrace::mask(const at::Tensor& t) {
 }
 
 at::Tensor ChainTrace::stand_in(int value) {
-  // Not by at::empty, which a dry run replaces.
+  // Do not use at::empty, which a dry run replaces.
   at::Tensor t(at::detail::empty_meta(sizes_, formula_[value].dtype));
   stand_ins_.emplace_back(t, value);
   return t;
 }
 
-Variable ChainTrace::made(int value) {
+Variable ChainTrace::placeholder(int value) {
   return Variable(stand_in(value), Edge(formula_[value].needs_grad ? differentiable_ : constant_));
 }
 
@@ -181,12 +183,12 @@ bool ChainTrace::is_connected(const Variable& v, int) const {
 
 Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
                             std::span<const Variable> inputs) {
-  const bool mine =
+  const bool belongs_to_chain =
       (form.mask.defined() && value_of(form.mask)) ||
       std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) { return has(v); });
-  if (!mine) {
-    // An op of smaller tensors runs by itself. Its gradient must not come between those that the
-    // chain gives to the same input.
+  if (!belongs_to_chain) {
+    // An op of tensors outside of the chain runs immediately. It must not share an input with the
+    // chain, whose gradients for the input would otherwise be added in another order.
     for (const Variable& v : inputs) {
       for (const ChainInput& input : inputs_) {
         if (v.edge() && is_same_edge(v.edge(), input.variable.edge())) detail::leave_chain();
@@ -215,10 +217,11 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
   cost_.forward += info.each.forward;
   cost_.backward += info.each.backward;
   const int a = operand(inputs[0]), b = inputs.size() > 1 ? operand(inputs[1]) : -1;
-  if (form.op == ChainOp::select) return made(formula_.add_select(mask(form.mask), a, b));
-  if (form.op == ChainOp::fill) return made(formula_.add(form.op, mask(form.mask), a, form.number));
-  if (form.dtype) return made(formula_.add_cast(a, *form.dtype));
-  return made(formula_.add(form.op, a, b, form.number));
+  if (form.op == ChainOp::select) return placeholder(formula_.add_select(mask(form.mask), a, b));
+  if (form.op == ChainOp::fill)
+    return placeholder(formula_.add(form.op, mask(form.mask), a, form.number));
+  if (form.dtype) return placeholder(formula_.add_cast(a, *form.dtype));
+  return placeholder(formula_.add(form.op, a, b, form.number));
 }
 
 at::Tensor ChainTrace::compare(ChainOp op, const detail::Operand& a, const detail::Operand& b) {
@@ -226,7 +229,7 @@ at::Tensor ChainTrace::compare(ChainOp op, const detail::Operand& a, const detai
     return o.variable.defined() && has(o.variable);
   };
   if (!is_mine(a) && !is_mine(b)) return {};
-  // A number on the left or a tensor without dims: rare, and not worth a form of its own.
+  // Chains do not support a number on the left or a tensor without dims, which are rare.
   if (!a.variable.defined() || a.variable.dim() == 0) detail::leave_chain();
   if (!b.variable.defined()) return stand_in(formula_.add(op, operand(a.variable), -1, b.number));
   if (b.variable.dim() == 0) detail::leave_chain();

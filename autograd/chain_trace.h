@@ -71,7 +71,7 @@ class ChainTrace {
   /// Returns a tensor that stands for a value until it is computed.
   virtual at::Tensor stand_in(int value);
   /// Returns the Variable of a value that was just added.
-  virtual Variable made(int value);
+  virtual Variable placeholder(int value);
   /// Returns whether v, a placeholder for `value`, still has the edge that it was created with. If
   /// not, the function has detached it from the graph.
   virtual bool is_connected(const Variable& v, int value) const;

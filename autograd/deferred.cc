@@ -106,7 +106,7 @@ class DeferredTrace final : public ChainTrace {
     stand_ins_.emplace_back(t, value);
     return t;
   }
-  Variable made(int value) override {
+  Variable placeholder(int value) override {
     at::Tensor t = stand_in(value);
     if (!formula_[value].needs_grad) return Variable(std::move(t));
     const auto node = std::make_shared<DeferredNode>(t);

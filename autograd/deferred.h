@@ -58,19 +58,21 @@ struct FusionCount {
 FusionCount fusion_count();
 
 /// Returns f() and fuses its elementwise ops. Each op is recorded when it is called. The recorded
-/// ops run when one of their values is read or an op of another kind is called. Only results that
-/// still have handles at that time are computed and stored. The other ops run inside the op "fused"
-/// (autograd/fused.h) of a stored result that depends on them. These ops run as they do without
-/// deferred(): an op that can't be combined with another one, an op with a small result, an op that
-/// fused() does not support, and all ops while they are observed or recomputed.
+/// ops run when one of their values is read, when an op of another kind is called, when an op of
+/// another shape would be recorded, and after 64 values. Results that still have handles at that
+/// time are stored. So are results that several stored ones need, and others if gradients would be
+/// added in another order without them. The remaining ops run inside the op "fused"
+/// (autograd/fused.h) of a stored result that depends on them. The following ops run as they do
+/// without deferred(): an op that can't be combined with another one, an op with a small result, an
+/// op that fused() does not support, and all ops while they are observed or recomputed.
 ///
 /// A temporary lives until the end of its expression: sum(tanh(exp(x))) runs sum while exp(x) still
 /// has a handle, and stores it. With `y = tanh(exp(x))` as a statement of its own, sum(y) does not.
 ///
 /// Values and gradients have the bits of the ops run one by one (NaNs may differ in their payload);
-/// second derivatives agree up to rounding. A tensor that an op was given must not be changed in
-/// place through a handle that is not a Variable before the op has run: that throws. A fused op
-/// also keeps the inputs that second derivatives read, so functions such as relu_() may refuse
+/// second derivatives agree up to rounding. Before an op has run, its input tensors must not be
+/// changed in place through a handle that is not a Variable; otherwise, running it throws. A fused
+/// op also keeps the inputs that second derivatives read, so functions such as relu_() may refuse
 /// them.
 template <std::invocable F>
 auto deferred(const F& f) -> std::decay_t<std::invoke_result_t<const F&>> {

@@ -40,7 +40,7 @@ bool uniquely_owned(const at::Tensor& t) {
   return t.defined() && t.use_count() == 1 && t.storage().use_count() == 1 && t.is_contiguous();
 }
 
-/// GradSlot for gradients that have a graph.
+/// The counterpart of GradSlot under create_graph, where gradients have a graph.
 struct GraphSlot {
   Variable grad;
   bool seen = false;
@@ -95,7 +95,8 @@ class Pass final : public GradSlots {
       GradSlot& slot = p.slot(edge.output);
       if (slot.owned()) return std::exchange(slot.grad, {});
       // A parameter's last contribution of this pass may be added directly to the gradient that
-      // earlier passes left. In bfloat16 it would be rounded once where an addition rounds twice.
+      // earlier passes left. Not in bfloat16: the op would round the sum once, but a separate
+      // addition rounds twice.
       Leaf* leaf = to.as_leaf();
       if (leaf != nullptr && dtype == at::kFloat && !slot.grad.defined() && p.awaited == 1 &&
           leaf->after_accumulate.empty())
@@ -132,8 +133,8 @@ class Pass final : public GradSlots {
 
     if (captured_ == nullptr) return;
 
-    // Producers are older than consumers, so in order of age `runs` of a node's inputs is known
-    // before its own.
+    // Producers are older than consumers. In order of age, `runs` of a node's inputs is therefore
+    // known before that of the node.
     std::sort(reached.begin(), reached.end(),
               [](Node* a, Node* b) { return a->sequence < b->sequence; });
 
@@ -209,7 +210,7 @@ class Pass final : public GradSlots {
     }
 
     if (!keep_) node.release();
-    dy.clear();  // so that a gradient that the op returned unchanged has one holder less
+    dy.clear();  // so that this list does not co-own a gradient that the op returned unchanged
     pass_on(node, std::move(grads));
   }
 
@@ -420,7 +421,7 @@ std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs
       out.emplace_back(x.requires_grad() ? captured[{x.node().get(), x.edge().output}] : T());
   };
   if (create_graph) {
-    collect(dy.defined() ? dy : Variable(seed));
+    collect(dy.defined() ? cast(dy, root.dtype()) : Variable(seed));
   } else {
     const NoGrad no_grad;
     const at::AutoDispatchBelowAutograd plain;

@@ -18,7 +18,7 @@ std::pair<int64_t, int64_t> range_of(const at::Tensor& t) {
 }
 
 /// Returns the source behind an edge: "a constant", "the parameter w", "the result of mul".
-std::string maker(const Edge& edge) {
+std::string edge_source(const Edge& edge) {
   if (!edge) return "a constant";
   if (const Leaf* leaf = edge.node->as_leaf())
     return leaf->label.empty() ? "a parameter" : "the parameter " + leaf->label;
@@ -59,7 +59,7 @@ std::string tensor_facts(const Variable& x) {
   if (!x.node()) return text + (is_view(x.data()) ? "; a constant, a view" : "; a constant");
   text += (is_view(x.data()) ? "; a view, by " : "; by ") + x.node()->name();
   std::string of;
-  for (const Edge& edge : x.node()->next) of += (of.empty() ? " of " : ", ") + maker(edge);
+  for (const Edge& edge : x.node()->next) of += (of.empty() ? " of " : ", ") + edge_source(edge);
   return text + of;
 }
 

@@ -1,4 +1,4 @@
-// Observation of ops and of backward passes: anomaly detection, profiles, layer statistics,
+// Observation of ops and of backward passes, for anomaly detection, profiles, layer statistics and
 // replays.
 #pragma once
 
@@ -40,16 +40,17 @@ struct OpObserver {
   /// index or a mask.
   std::function<void(const at::Tensor&)> on_saved{};
   /// Called in a backward pass with the complete gradient of each output of a node. The gradient is
-  /// undefined if none reached that output. While an observer has this function, backward passes
-  /// add no gradient in place.
+  /// undefined if none reached that output. While an observer has this function, ops return their
+  /// own contribution instead of adding it to a gradient that an input already has
+  /// (GradSlots::take).
   std::function<void(const Node&, const at::Tensor&)> on_gradient{};
   /// Called with the gradients that each node's backward received and computed.
   std::function<void(const BackwardResult&)> on_backward{};
 };
 
 /// While alive, calls an observer for the ops and backward passes of this thread. Several may be
-/// alive at the same time: all are called, the innermost first. Without any, an op makes one
-/// pointer test.
+/// alive at the same time: all are called, the innermost first. Without any, an op only compares
+/// one pointer with null.
 class ObserveOps : public ModeGuard {
  public:
   explicit ObserveOps(OpObserver observer)

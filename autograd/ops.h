@@ -1,6 +1,6 @@
-// Every op: those below, and the headers of ops/ by family. Shapes broadcast as in ATen unless
-// stated otherwise; dims may be negative. The struct of an op, with its formula, is in
-// ops/<family>.cc.
+// Declares every op, here and, by family, in the headers of ops/ that this header includes. Shapes
+// broadcast as in ATen unless stated otherwise; dims may be negative. The struct of an op, with its
+// formula, is in ops/<family>.cc.
 #pragma once
 
 #include <array>
@@ -39,22 +39,23 @@ Variable sigmoid(const Variable& x);
 Variable relu(const Variable& x);
 Variable silu(const Variable& x);
 enum class Gelu { tanh, exact };
-/// Hendrycks and Gimpel 2016; Gelu::tanh is the approximation that GPT-2 uses.
+/// Computes GELU (Hendrycks and Gimpel 2016). Gelu::tanh is the approximation that GPT-2 uses.
 Variable gelu(const Variable& x, Gelu form = Gelu::tanh);
 /// Returns x with `value` where mask (bool, broadcast to x) is true.
 Variable masked_fill(const Variable& x, const at::Tensor& mask, double value);
 /// Converts x to another floating-point dtype.
 Variable cast(const Variable& x, at::ScalarType dtype);
 
-// Reductions (ops/reduce.cc). Without dims they reduce all of them.
+// Reductions (ops/reduce.cc). sum() and mean() reduce all dims if none are given.
 Variable sum(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, bool keepdim = false);
-/// Averages. float16 and bfloat16 are summed in float32, and the mean is rounded once.
+/// Averages over dims. float16 and bfloat16 are summed in float32, and the mean is rounded once.
 Variable mean(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, bool keepdim = false);
 /// Returns the maximum along a dim. Tied maxima share the gradient equally.
 Variable amax(const Variable& x, int64_t dim, bool keepdim = false);
 Variable softmax(const Variable& x, int64_t dim);
 Variable log_softmax(const Variable& x, int64_t dim);
-/// Sums over the dims that broadcasting `sizes` to x's shape added: the adjoint of expand.
+/// Sums x to shape `sizes`, over the dims along which broadcasting from `sizes` to x's shape
+/// repeats. This is the adjoint of expand.
 Variable sum_to(const Variable& x, at::IntArrayRef sizes);
 
 // Shapes (ops/shape.cc, index.cc). Results may be views of x's storage.
@@ -71,14 +72,14 @@ Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t e
 Variable unsqueeze(const Variable& x, int64_t dim);
 /// Returns the slice at one position of a dim, without that dim.
 Variable select(const Variable& x, int64_t dim, int64_t index);
-/// Indexes the first dims of x by int64 tensors, which are broadcast together, or bool masks over
-/// as many dims as they have. An undefined tensor keeps its dim. This is NumPy's indexing by
-/// arrays, and at::index. A position may be taken many times.
+/// Indexes the first dims of x, as at::index and NumPy's indexing by arrays do. An int64 tensor
+/// indexes one dim, and all of them are broadcast together. A bool mask indexes as many dims as it
+/// has. For an undefined tensor, all of its dim is kept. A position may occur many times.
 Variable index(const Variable& x, const std::vector<at::Tensor>& indices);
 /// The adjoint of index: returns zeros of `sizes`, with x added at the indices.
 Variable index_backward(const Variable& x, const std::vector<at::Tensor>& indices,
                         at::IntArrayRef sizes);
-/// Concatenates along a dim. An empty vector can be joined with anything, as in ATen.
+/// Concatenates along a dim. A 1-D tensor without elements can be joined with anything, as in ATen.
 Variable cat(const std::vector<Variable>& xs, int64_t dim);
 /// Splits x along a dim into parts of the given lengths, which must add up to the size of the dim.
 std::vector<Variable> split(const Variable& x, at::IntArrayRef lengths, int64_t dim = 0);
@@ -124,9 +125,9 @@ std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable,
 
 // Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
 /// Normalizes over the last dim. Weight and bias are [C]; either may be undefined. Ba, Kiros and
-/// Hinton 2016. Computes in float32 or wider. The result has dtype `out`; without it that of x, or
-/// under autocast float32 at least. In float32 squares overflow if |x| exceeds 1e19, and the result
-/// is NaN.
+/// Hinton 2016. Computes in float32 or wider. The result has dtype `out`. By default, it has that
+/// of x or, under autocast, at least float32. In float32, squares overflow if |x| exceeds 1e19, and
+/// the result is NaN.
 Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias,
                     double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
 /// Returns x / sqrt(mean of x^2 + eps) * weight over the last dim; otherwise like layer_norm. Zhang
@@ -140,23 +141,25 @@ Variable swiglu(const Variable& x);
 Variable embedding(const at::Tensor& ids, const Variable& weight);
 /// In training (core/mode.h), zeroes each element with probability p and scales the others by
 /// 1/(1-p); otherwise the identity. Dim 0 is the batch. Whether an element is dropped depends on
-/// its position in the global batch, the step, `stream` and how often the step drew from that
-/// stream before. It does not depend on how the batch was split. Srivastava et al. 2014.
+/// its position in the global batch, the seed, the step, `stream`, and how often the TrainingStep
+/// has drawn from that stream before. It does not depend on how the batch was split. Srivastava et
+/// al. 2014.
 Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 /// Computes causal scaled dot-product attention (Vaswani et al. 2017) on packed projections [B, T,
 /// 3C] (q, k, v in order) with `heads` heads -> [B, T, C]. It uses flash kernels with memory linear
 /// in T: Lathe's on CPUs (core/kernels/attention.h), ATen's on CUDA and where Lathe's do not apply.
 /// float64, and on CUDA head sizes that are above 256 or not a multiple of 8, use a composed form
-/// with memory T^2. `starts`, if defined, is int64 [B, T] and does not decrease along a row:
-/// position t does not see positions before starts[t] <= t, for several documents in a row. On a
-/// GPU, each starts[t] must be t or starts[t - 1] for the memory to be linear; on a CPU, Lathe's
-/// kernel must apply. Backward recomputes the probabilities from a float32 log-sum-exp, so
-/// gradients lose accuracy as scores grow, as in ATen's flash kernels: relative to the largest
-/// gradient 2e-5 at scores of 1e2 and 6e-4 at 1e4 in float32, and 1% in bfloat16.
+/// with memory T^2. `starts`, if defined, is int64 [B, T] and separates the documents of a row:
+/// position t does not see positions before starts[t], which is at most t and does not decrease
+/// along a row. With `starts`, memory is linear on a GPU only if each starts[t] is t or starts[t -
+/// 1], and on a CPU only if Lathe's kernel applies. Backward recomputes the probabilities from a
+/// float32 log-sum-exp, so gradients lose accuracy as scores grow, as in ATen's flash kernels:
+/// relative to the largest gradient 2e-5 at scores of 1e2 and 6e-4 at 1e4 in float32, and 1% in
+/// bfloat16.
 Variable attention(const Variable& qkv_BT3C, int64_t heads, const at::Tensor& starts = {});
 
-// Images (ops/conv.cc, pool.cc): x is [B, C, H, W] and is surrounded by `padding` zeros on each
-// side.
+// Images (ops/conv.cc, pool.cc): x is [B, C, H, W], with `padding` more positions on each side.
+// They are zeros, except in max_pool2d.
 struct Conv2dOptions {
   Pair stride = 1, padding = 0, dilation = 1;
   int64_t groups =
@@ -167,18 +170,20 @@ struct Conv2dOptions {
 /// + 1.
 Variable conv2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                 const Conv2dOptions& options = {});
-/// The adjoints of conv2d for dy [B, O, H', W']: in x and in the weight, whose shape is `sizes`.
+/// Compute the gradients of conv2d with respect to x and to the weight, from dy [B, O, H', W'].
+/// `sizes` is the shape of x or of the weight.
 Variable conv2d_input_grad(const Variable& dy, const Variable& weight, at::IntArrayRef sizes,
                            const Conv2dOptions& options = {});
 Variable conv2d_weight_grad(const Variable& dy, const Variable& x, at::IntArrayRef sizes,
                             const Conv2dOptions& options = {});
-/// Returns the maximum of each window. By default windows are adjacent. Padding, at most half a
-/// window, never counts. With ceil_mode the last window may extend beyond the padding, as long as
-/// it begins in x or the padding before it.
+/// Returns the maximum of each window. By default, the stride is the kernel's size. Padding, which
+/// is at most half a window, never counts. With ceil_mode, the last window may extend beyond the
+/// padding, as long as it begins in x or the padding before it. Throws if a window lies completely
+/// in the padding.
 Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt,
                     Pair padding = 0, Pair dilation = 1, bool ceil_mode = false);
-/// Returns the mean of each window: of x and the zeros of padding, or without count_include_pad of
-/// x alone. Positions beyond the padding never count.
+/// Returns the mean of each window. With count_include_pad, the zeros of the padding count; without
+/// it, only positions of x do. Positions beyond the padding never count.
 Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride = std::nullopt,
                     Pair padding = 0, bool ceil_mode = false, bool count_include_pad = true);
 /// The adjoint of avg_pool2d, for an x of `sizes`.
@@ -198,10 +203,10 @@ struct BatchNormed {
   at::Tensor mean, var;  ///< [C] of this batch, for running statistics; the variance is unbiased;
                          ///< both are undefined if x is empty
 };
-/// Normalizes with the statistics of the batch. Throws if there is one value per channel.
+/// Normalizes with the statistics of the batch. Throws if there is only one value per channel.
 BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable& bias,
                        double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
-/// Normalizes with given statistics [C], which are constants.
+/// Normalizes with given statistics [C], which get no gradient.
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias,
                     const at::Tensor& mean, const at::Tensor& var, double eps = 1e-5,
                     std::optional<at::ScalarType> out = std::nullopt);
@@ -213,10 +218,10 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
 /// and state c [B, H]. Returns the next h in the dtype of the gates, and the next c in that of c.
 std::pair<Variable, Variable> lstm_cell(const Variable& gates, const Variable& c);
 /// Computes all steps of an LSTM layer from x [T, B, C], W_ih [4 H, C], the bias [4 H], which may
-/// be undefined, W_hh [4 H, H] and the states h and c [B, H] before the first step. `reverse` takes
-/// the steps from the last to the first. Returns h after each step [T, B, H] and the last c. On
-/// CPUs, 16 or more sequences are computed by one op, whose weight gradients are products over all
-/// steps.
+/// be undefined, W_hh [4 H, H] and the states h and c [B, H] before the first step. With `reverse`,
+/// the steps run from the last to the first. Returns h after each step [T, B, H] and the last c. On
+/// CPUs, where there are kernels for it, 16 or more sequences are computed by one op, whose weight
+/// gradients are single matrix products over all steps.
 std::pair<Variable, Variable> lstm_layer(const Variable& x, const Variable& weight_ih,
                                          const Variable& bias, const Variable& weight_hh,
                                          const Variable& h, const Variable& c, bool reverse);
@@ -227,14 +232,14 @@ Variable gru_cell(const Variable& x_gates, const Variable& h_gates, const Variab
 
 // Losses (ops/loss.cc). They compute in float32 or wider.
 /// Returns -log softmax(logits)[target], summed over the targets that are not `ignore_index` and
-/// divided by `divisor`; 0 stands for their number. If all targets are ignored the loss is 0, where
-/// torch returns NaN. The values of ignored rows do not count, even NaN and infinities. logits [N,
-/// V], targets int64 [N] -> [].
+/// divided by `divisor` or, if that is 0, by the number of these targets. If all targets are
+/// ignored, the loss is 0, where torch returns NaN. The values of ignored rows do not count, even
+/// NaN and infinities. logits [N, V], targets int64 [N] -> [].
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
                        int64_t ignore_index = -100);
 /// Returns cross_entropy(linear(x, weight), targets, divisor). Where there are kernels for it, the
-/// logits are never complete: rows are processed in pieces, and forward computes both gradients. x
-/// [N, C], weight [V, C], targets int64 [N] -> [].
+/// complete logits never exist: rows are processed in pieces, and forward computes the gradients of
+/// x and the weight. x [N, C], weight [V, C], targets int64 [N] -> [].
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC,
                               const at::Tensor& targets_N, double divisor = 0,
                               int64_t ignore_index = -100);

@@ -1,4 +1,4 @@
-// Running statistics of layers, such as batch norm's, and when they move.
+// Running statistics of layers, such as batch norm's, and when they are updated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,20 +7,21 @@
 
 namespace lathe {
 
-/// A batch's statistic, on its way into a running one.
+/// An update of a running statistic by the statistic of a batch.
 struct RunningStatistic {
-  at::Tensor running;  ///< moved in place
-  at::Tensor value;    ///< of the batch
+  at::Tensor running;  ///< updated in place
+  at::Tensor value;    ///< the batch's statistic
   double momentum = 0;
   at::Tensor count{};  ///< int64 [], counts the batches; may be undefined
 };
 
-/// Moves `running` to (1 - momentum) running + momentum value.
+/// Sets `running` to (1 - momentum) running + momentum value, in place.
 inline void move_running(const at::Tensor& running, const at::Tensor& value, double momentum) {
   running.mul_(1 - momentum).add_(value, momentum);
 }
 
-/// Moves a running statistic immediately, or records it where Mode::running_statistics is set.
+/// Updates a running statistic immediately. If Mode::running_statistics is set, appends the update
+/// to it instead.
 inline void record_running(const RunningStatistic& s) {
   if (mode().running_statistics != nullptr) {
     mode().running_statistics->push_back(s);

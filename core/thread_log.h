@@ -11,16 +11,16 @@
 
 namespace lathe {
 
-/// Work of the threads of core/parallel.h.
+/// The name of work in the loops of core/parallel.h.
 inline constexpr std::string_view loop_work = "loop";
 
-/// While one is active, loops (core/parallel.h) and data workers record their work in it.
-/// Thread-safe.
+/// A log of the work of threads. While a log is active(), loops (core/parallel.h) and data workers
+/// record their work in it. Thread-safe.
 class ThreadLog {
  public:
   /// An interval in which a thread was working.
   struct Work {
-    std::string_view what;  ///< loop_work, "data worker"; a literal
+    std::string_view what;  ///< loop_work or "data worker"; must be a literal
     int thread;             ///< index among the threads that do this work: 0, 1, ...
     Clock::time_point begin, end;
   };
@@ -29,7 +29,7 @@ class ThreadLog {
     Clock::time_point begin, end;
   };
 
-  /// The log that work is recorded in now, or null.
+  /// Returns the log in which work is currently recorded, or null. Assign to it to change the log.
   static std::atomic<ThreadLog*>& active() {
     static std::atomic<ThreadLog*> log{nullptr};
     return log;

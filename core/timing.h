@@ -1,4 +1,4 @@
-// Measuring time, on a clock that never goes back.
+// Time measurement with a clock that never goes back.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@ inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Returns a duration of so many seconds, rounded down to milliseconds.
+/// Converts seconds to a duration in milliseconds, truncated.
 inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(1e3 * seconds));
 }
 
-/// Returns the median; of an even number of values the upper one of the two in the middle. `values`
-/// must not be empty.
+/// Returns the median. For an even number of values, it is the larger of the two middle ones.
+/// `values` must not be empty.
 inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -45,7 +45,7 @@ struct DataConfig {
               one_of({"windows", "examples"}).fixed())
   LATHE_FIELD(int64_t, document_end, -1,
               "documents = separate, packing = examples: id of the token that ends a document. -1: "
-              "the tokenizer's <|endoftext|> or <|end_of_text|>.",
+              "the tokenizer's <|endoftext|>, <|end_of_text|> or </s>.",
               at_least(-1).fixed())
   LATHE_FIELD(int64_t, folds, 0,
               "Example sets: number of folds of cross-validation, one of which is the validation "

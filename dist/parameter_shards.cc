@@ -63,7 +63,7 @@ void ParameterShards::share_out(size_t i) {
 }
 
 /// Completes the parameters of a block: what ops read of them under autocast, or, `for_all_uses`,
-/// also those that have a working copy. The caller adds it to here_.
+/// also those that have a working copy. The caller adds it to complete_blocks_.
 void ParameterShards::gather(int64_t block, bool for_all_uses) {
   const NoGrad no_grad;
   for (const Bucket& bucket : layout_.buckets()) {
@@ -107,8 +107,8 @@ void ParameterShards::hold_largest_bucket(int64_t block) {
 /// Starts to collect a block that runs next. All ranks do so at the same point, so their
 /// collectives have one order; a dry run has one thread.
 void ParameterShards::gather_ahead(int64_t block) {
-  if (here_.contains(block)) return;
-  ahead_block_ = block;
+  if (complete_blocks_.contains(block)) return;
+  prefetched_block_ = block;
   if (is_dry_run()) {
     gather(block, /*for_all_uses=*/false);
     hold_largest_bucket(block);
@@ -124,11 +124,11 @@ void ParameterShards::gather_ahead(int64_t block) {
 
 /// Waits for the block that is collected ahead. Throws what gather() throws.
 void ParameterShards::finish_ahead() {
-  if (ahead_block_ < 0) return;
-  const int64_t block = std::exchange(ahead_block_, -1);
+  if (prefetched_block_ < 0) return;
+  const int64_t block = std::exchange(prefetched_block_, -1);
   if (ahead_.valid()) ahead_.get();
   ahead_buffer_.reset();
-  here_.insert(block);
+  complete_blocks_.insert(block);
 }
 
 void ParameterShards::free_block(int64_t block) {
@@ -136,7 +136,7 @@ void ParameterShards::free_block(int64_t block) {
     if (bucket.block != block) continue;
     for (const size_t i : bucket.parameters) free(i);
   }
-  here_.erase(block);
+  complete_blocks_.erase(block);
 }
 
 void ParameterShards::free(size_t i) {
@@ -153,7 +153,7 @@ void ParameterShards::begin(size_t block, bool is_recomputed) {
   if (is_recomputed) free_blocks_but(number);
   const auto place = blocks_.find(number);
   if (place == blocks_.end()) return;
-  if (here_.insert(number).second) gather(number, /*for_all_uses=*/false);
+  if (complete_blocks_.insert(number).second) gather(number, /*for_all_uses=*/false);
 
   const auto next = std::next(place);
   if (is_recomputed && place != blocks_.begin()) gather_ahead(*std::prev(place));
@@ -168,7 +168,7 @@ void ParameterShards::end(size_t block, bool is_recomputed) {
 }
 
 void ParameterShards::free_blocks_but(int64_t block) {
-  const std::set<int64_t> here = here_;
+  const std::set<int64_t> here = complete_blocks_;
   for (const int64_t other : here) {
     if (other != block) free_block(other);
   }
@@ -198,7 +198,7 @@ ParameterShards::Gathered::Gathered(ParameterShards* shards)
   if (shards_ == nullptr || shards_->gathered_++ > 0) return;
   shards_->finish_ahead();
   for (const int64_t block : shards_->blocks_) shards_->gather(block, /*for_all_uses=*/true);
-  shards_->here_ = shards_->blocks_;
+  shards_->complete_blocks_ = shards_->blocks_;
 }
 
 ParameterShards::Gathered::~Gathered() {

@@ -1,7 +1,8 @@
-// Parameters that ranks share out (ZeRO 3): each rank keeps the elements of a block's parameters
-// that it owns. The others are collected before the block runs, forward and in its recomputation,
-// and freed after it. While a block runs, a thread collects the one that runs next. The last block
-// stays between the forward pass and the backward pass, which begins with it.
+// Parameters that are sharded among ranks (ZeRO 3). Of the parameters of a repeated block, each
+// rank keeps only the elements that it owns. The other elements are gathered before the block runs,
+// in the forward pass and in its recomputation, and freed afterwards. While a block runs, a thread
+// gathers the parameters of the next block. Those of the last block are kept after the forward
+// pass, because the backward pass begins with that block.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,23 +21,30 @@ namespace lathe {
 
 /// The parameters of a model's repeated blocks. Those outside of blocks stay complete on each rank.
 ///
-/// A parameter whose storage is freed keeps its sizes; reading it throws. What needs all of them
-/// between steps holds a Gathered.
+/// A parameter whose storage is freed keeps its sizes; reading it throws. Code that needs complete
+/// parameters between steps must hold a Gathered.
 class ParameterShards final : public BlockHooks {
  public:
-  /// Nothing is shared out yet. `layout`: with the blocks apart. What is given must outlive it.
+  /// Does not shard anything yet; see share_out(). `layout` must have been made with blocks_apart.
+  /// All arguments must outlive this object. Throws Exit::usage if a parameter of a block shares
+  /// its memory with another tensor.
   ParameterShards(World& world, std::span<const NamedParameter> parameters,
                   const ShardLayout& layout);
 
-  /// Keeps of parameter i, which is complete, the own elements alone from now on, if it is one of a
-  /// block. Call it once for each parameter, before the first step.
+  /// If parameter i belongs to a block, keeps only the elements that this rank owns and frees the
+  /// others. The parameter must be complete. Call this once for each parameter, before the first
+  /// step.
   void share_out(size_t i);
-  /// Returns this rank's elements of each parameter, 1-D, which the optimizer updates; undefined
-  /// for one that is complete here. Empty before share_out().
+  /// Returns the elements that this rank owns of each parameter, as 1-D tensors that the optimizer
+  /// updates. A tensor is undefined if its parameter is outside of blocks, and therefore complete
+  /// on every rank. Empty before share_out().
   std::span<const at::Tensor> own() const { return own_; }
-  /// Makes every rank's parameters those that their owners have updated. A collective.
+  /// Call this after the optimizer's update. Sends the updated parameters outside of blocks to all
+  /// ranks. Those of a block are gathered when it runs next, or now while a Gathered is alive. A
+  /// collective.
   void publish_update();
-  /// Frees what a backward pass has left.
+  /// Frees the parameters of blocks that are still complete after a backward pass. Does nothing
+  /// while a Gathered is alive.
   void end_step();
 
   void begin(size_t block, bool is_recomputed) override;
@@ -68,11 +76,11 @@ class ParameterShards final : public BlockHooks {
   std::span<const NamedParameter> parameters_;
   const ShardLayout& layout_;
   std::vector<at::Tensor> own_;
-  std::set<int64_t> blocks_, here_;  // all of them, and those whose parameters are complete
-  int gathered_ = 0;                 // Gathered that are alive
-  int64_t ahead_block_ = -1;         // which `ahead_` collects; -1: none
-  at::Tensor ahead_buffer_;          // of that block, in a dry run
-  std::future<void> ahead_;          // the last member: its destructor waits
+  std::set<int64_t> blocks_, complete_blocks_;  // all blocks; those with complete parameters
+  int gathered_ = 0;                            // number of Gathered objects that are alive
+  int64_t prefetched_block_ = -1;               // the block that `ahead_` gathers; -1: none
+  at::Tensor ahead_buffer_;                     // in a dry run, stands for the buffer of `ahead_`
+  std::future<void> ahead_;                     // the last member: its destructor waits
 };
 
 }  // namespace lathe

@@ -107,6 +107,13 @@ void Optimizer::set_updates(int64_t n) {
   control_.set(control);
 }
 
+void Optimizer::note_left_out(double loss_scale) {
+  StepControl control = control_.get();
+  control.loss_scale = loss_scale;
+  control.moved = control.lost = 0;
+  control_.set(control);
+}
+
 void Optimizer::sum_gradients(const StepOptions& options) {
   chunks_ = 0;
   double* const sums = partials_.mutable_data_ptr<double>();

@@ -160,6 +160,8 @@ class Optimizer {
   /// Sets the values of a tensor as read_state() returns it. `values`: as many elements, on the
   /// CPU.
   void write_state(const at::Tensor& state, const StatePart& part, const at::Tensor& values);
+  /// Records that a step left its update out, whose loss was scaled by `loss_scale`.
+  void note_left_out(double loss_scale);
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
   /// Sets the moving averages (optim.ema_decay) to the current values of the parameters. The

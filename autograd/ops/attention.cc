@@ -32,7 +32,8 @@ struct Attention {
   static constexpr OpInfo info{.name = "attention", .amp = Amp::low};
   int64_t heads;
   int64_t longest_document = 0;
-  Saved starts{}, document_begins{};  // [B, T]; DocumentBounds on a GPU; or undefined
+  // starts [B, T], and on a GPU its DocumentBounds::begins; either may be undefined.
+  Saved starts{}, document_begins{};
   Saved qkv = Saved::input(0), out = Saved::activation(), lse{}, seed{},
         offset{};  // in the composed form lse holds the probabilities
 
@@ -51,8 +52,9 @@ struct Attention {
       // ATen's flash kernel can turn a NaN in q or k into zeros, which would hide a diverged run.
       return t.isnan().any().item<bool>() ? Kernel::composed : Kernel::cpu_flash;
     }
-    const bool has_places = !starts.defined() || document_begins.defined();
-    return has_places && gpu_attention_ready(t.scalar_type(), d) ? Kernel::gpu : Kernel::composed;
+    const bool documents_ready = !starts.defined() || document_begins.defined();
+    return documents_ready && gpu_attention_ready(t.scalar_type(), d) ? Kernel::gpu
+                                                                      : Kernel::composed;
   }
 
   AttentionShape shape() const {
@@ -79,7 +81,7 @@ struct Attention {
   static at::Tensor joined(const at::Tensor& y) {
     return y.transpose(1, 2).reshape({y.size(0), y.size(2), y.size(1) * y.size(3)});
   }
-  /// Exchanges the dims of positions and heads of [B, T, H, D] or [B, H, T, D].
+  /// Swaps the dims of positions and heads: [B, T, H, D] <-> [B, H, T, D].
   static at::Tensor exchanged(const at::Tensor& t) { return t.transpose(1, 2); }
   /// Writes the gradients of q, k and v [B, T, H, D] into that of the packed tensor.
   void join(const at::Tensor& d_packed, const std::array<at::Tensor, 3>& gradients) const {

@@ -15,7 +15,7 @@ struct AttentionOptions {
   /// that may attend to no key gets zeros.
   Variable mask = {};
   double dropout = 0;      ///< applied to the probabilities in training; see dropout()
-  bool is_causal = false;  ///< query i sees keys 0 to i; a mask applies in addition
+  bool is_causal = false;  ///< query i sees only keys 0 to i, of which `mask` may hide some
   std::optional<double> scale = std::nullopt;  ///< multiplies the scores; 1 / sqrt(E) by default
   bool enable_gqa = false;  ///< keys and values may have fewer heads (dim -3) than queries; each
                             ///< of their heads serves several consecutive heads of queries
@@ -43,13 +43,15 @@ struct ScoreOptions {
 /// and value [B, S, K D] -> [B, T, H D]. Keys and values may have fewer heads (kv_heads). Each of
 /// them serves heads / kv_heads consecutive heads of queries (Ainslie et al. 2023). Query t is at
 /// position S - T + t and sees the keys up to that position. Kernels with memory linear in T
-/// compute it where they apply: Lathe's on CPUs, and ATen's (attention_gpu.h) on GPUs without a
-/// softcap, both not for float64. Those of bfloat16 and float16 do not copy keys for each head of
-/// queries. Otherwise, keys and values are repeated for attention() in ops.h, or the result is
-/// composed of ops if S > T or `scores` has a scale or softcap. `starts` works as in attention() in
-/// ops.h: query t sees no key before starts[t] <= S - T + t. If `rope_table` is defined, S must
-/// equal T, and queries and keys are first rotated as in rotate(). Throws if an option is negative
-/// or not finite.
+/// compute it where they apply: Lathe's on CPUs, and ATen's (attention_gpu.h) on GPUs if there is
+/// no softcap. Neither takes float64. On GPUs, the kernel for float32 copies keys and values for
+/// each head of queries; those for bfloat16 and float16 do not. Where no kernel applies, keys and
+/// values are repeated for attention() in ops.h or, if S > T or `scores` has a scale or softcap,
+/// the result is composed of ops.
+///
+/// `starts` is int64 [B, T], as for attention() in ops.h: query t sees no key before starts[t],
+/// which is at most S - T + t. If `rope_table` is defined, S must equal T, and queries and keys are
+/// first rotated as in rotate(). Throws if an option is negative or not finite.
 Variable attention(const Variable& query, const Variable& key, const Variable& value, int64_t heads,
                    int64_t kv_heads, const at::Tensor& starts = {},
                    const at::Tensor& rope_table = {}, const ScoreOptions& scores = {});

@@ -1,5 +1,5 @@
-// What the ops of causal attention share: the mask, the checks of documents, and the count of
-// FLOPs.
+// Helpers of the ops for causal attention: the mask, the checks of document starts, and the count
+// of FLOPs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,9 +27,10 @@ at::Tensor checked_starts(const at::Tensor& starts, int64_t batch, int64_t time,
 /// Returns the dtype in which autocast passes x to an op of Amp::low.
 at::ScalarType autocast_dtype(const Variable& x);
 
-/// Returns the document boundaries that `starts` describes, for the GPU kernels. The result is
-/// undefined if `starts` is not on a GPU or no kernel takes heads of `width` elements in the dtype
-/// of x.
+/// Returns the document boundaries that `starts` describes, for the GPU kernels. `begins` of the
+/// result is an undefined tensor if `starts` is not on a GPU, if it is not valid for
+/// document_bounds(), or if no kernel takes heads of `width` elements in the dtype that autocast
+/// gives x.
 DocumentBounds gpu_document_bounds(const at::Tensor& starts, const Variable& x, int64_t width);
 
 }  // namespace lathe

@@ -1,7 +1,7 @@
-// Convolutions of images by ATen's kernels: oneDNN's on CPUs, cuDNN's on CUDA. Which of its kernels
-// ATen takes depends on shapes, dtype and the number of threads. Checked on an AVX-512 CPU: forward
-// and backward, repeated in one process, give the same bits in float32 and bfloat16 on one thread
-// and on two (tests/nn/conv_and_recurrent_test.cc).
+// Convolutions of images by ATen's kernels: oneDNN's on CPUs, cuDNN's on CUDA. ATen chooses the
+// kernel by shapes, dtype and the number of threads, so bits depend on that number. With a fixed
+// number of threads, repeated passes in one process give the same bits: tested on an AVX-512 CPU in
+// float32 and bfloat16, with one and with two threads (tests/nn/conv_and_recurrent_test.cc).
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -27,7 +27,7 @@ at::Tensor factor(const at::Tensor& t) {
 void check_options(const Conv2dOptions& o) {
   LATHE_CHECK(
       at_least(o.stride, 1) && at_least(o.dilation, 1) && at_least(o.padding, 0) && o.groups >= 1,
-      "stride, dilation and groups must be 1 at least, padding 0");
+      "stride, dilation and groups must be at least 1, and padding at least 0");
 }
 
 /// Checks that x [B, C, H, W] and a weight fit, and returns the shape of the result.
@@ -64,8 +64,8 @@ at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const at::Ten
                          /*transposed=*/false, {0, 0}, o.groups);
 }
 
-/// Returns one of the two gradients. ATen takes both factors but reads one; the other only gives a
-/// shape here.
+/// Returns the gradient of x or of the weight. ATen takes both x and the weight, but reads only the
+/// shape of the one whose gradient it computes.
 at::Tensor convolve_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                              const Conv2dOptions& o, bool of_x) {
   const auto grads = at::convolution_backward(
@@ -132,7 +132,7 @@ struct Conv2d {
   static Flops needed(Flops both, Needs<3> needs) { return for_needed(both, needs); }
 };
 
-// The map is linear in each factor, so its gradients are the two other passes.
+// This map is linear in dy and in the weight, so its gradients are the other two passes.
 struct Conv2dInputGrad {
   static constexpr OpInfo info{.name = "conv2d_input_grad", .amp = Amp::low};
   ImageSizes sizes;

@@ -12,14 +12,15 @@ using Dims = c10::SmallVector<int64_t, 5>;
 
 inline Dims dims_of(at::IntArrayRef sizes) { return Dims(sizes.begin(), sizes.end()); }
 
-/// Throws if a dim, wrapped, occurs twice.
+/// Throws if a dim occurs twice. Negative dims must have been wrapped.
 inline void check_distinct(const Dims& dims) {
   for (size_t i = 0; i < dims.size(); ++i) {
     for (size_t j = 0; j < i; ++j)
       LATHE_CHECK(dims[i] != dims[j], "dim ", dims[i], " is given twice");
   }
 }
-/// Returns the given dims, wrapped and checked; all dims if none are given.
+/// Returns the given dims as numbers from 0 to ndim - 1, or all dims if none are given. Throws if a
+/// dim is out of range or given twice.
 inline Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
   if (dims && dims->empty()) dims.reset();
   Dims out;
@@ -29,8 +30,8 @@ inline Dims wrapped(at::OptionalIntArrayRef dims, int64_t ndim) {
   if (dims) check_distinct(out);
   return out;
 }
-/// Returns `sizes` with 1 at the dims.
-inline Dims kept_sizes(at::IntArrayRef sizes, const Dims& dims) {
+/// Returns `sizes` with 1 at the reduced dims, as for keepdim.
+inline Dims keepdim_sizes(at::IntArrayRef sizes, const Dims& dims) {
   Dims kept = dims_of(sizes);
   for (size_t i = 0; i < dims.size() && !kept.empty(); ++i) kept[static_cast<size_t>(dims[i])] = 1;
   return kept;

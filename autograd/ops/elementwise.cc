@@ -27,7 +27,7 @@ struct Add {
   static constexpr OpInfo info{.name = "add", .each = {1, 0}};
   ChainForm chain() const { return {ChainOp::add}; }
   at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
-    // ATen's kernel for two dtypes takes longer.
+    // ATen's kernel for inputs of two dtypes is slower.
     const bool is_mixed = a.scalar_type() == at::kFloat && b.scalar_type() != at::kFloat;
     if (is_mixed && gpu_kernel_ready(a) && gpu_kernel_ready(b) && a.sizes() == b.sizes())
       return added(a, b);

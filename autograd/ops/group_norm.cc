@@ -1,4 +1,4 @@
-// Group norm with ATen's kernels, and with second derivatives.
+// Group norm: ATen's kernels, and second derivatives composed of other ops.
 #include <ATen/ops/mean.h>
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/native_group_norm_backward.h>
@@ -23,7 +23,7 @@ std::optional<at::Tensor> optional(const at::Tensor& t) {
   return t.defined() ? std::optional(t.contiguous()) : std::nullopt;
 }
 
-// Shapes: B samples, C channels, G groups, M = C / G times the positions of a channel.
+// Shapes: B samples, C channels, P positions of a channel, G groups, M = C / G * P.
 struct GroupNorm {
   static constexpr OpInfo info{
       .name = "group_norm", .each = {8, 14}, .optional = inputs_at({1, 2})};
@@ -117,7 +117,7 @@ Variable group_norm(const Variable& x, int64_t groups, const Variable& weight, c
 Variable instance_norm(const Variable& x, const Variable& weight, const Variable& bias, double eps,
                        std::optional<at::ScalarType> out) {
   require_defined("instance_norm", {&x});
-  LATHE_CHECK(x.dim() >= 3, "instance_norm(", describe(x.data()), "): needs [B, C, places ...]");
+  LATHE_CHECK(x.dim() >= 3, "instance_norm(", describe(x.data()), "): needs at least [B, C, L]");
   return group_norm(x, x.size(1), weight, bias, eps, out);
 }
 

@@ -68,8 +68,9 @@ struct GroupedAttention {
   int64_t heads, kv_heads;
   ScoreOptions scores{};  // `starts` already accounts for the window
   int64_t longest_document = 0;
-  Saved document_begins{};       // DocumentBounds, on a GPU, whose kernels apply the window
-  Saved starts{}, rope_table{};  // [B, T], [T, D] or [B, T, D] of float32, or undefined
+  Saved document_begins{};  // DocumentBounds::begins on a GPU, whose kernels apply the window
+  // starts int64 [B, T]; rope_table float32 [T, D] or [B, T, D]; either may be undefined.
+  Saved starts{}, rope_table{};
   Needs<3> needs{};
   Saved q = Saved::input(0), k = Saved::input(1), v = Saved::input(2), out = Saved::output(), lse{},
         seed{}, offset{};
@@ -102,7 +103,7 @@ struct GroupedAttention {
   static at::Tensor readable(const at::Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); }
 
   // P = softmax(mask(cap(q k^T scale))), y = P v, for each head and the keys and values of its
-  // group, with q and k rotated
+  // group; q and k are rotated first if there is a rope_table
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     q = readable(query), k = readable(key), v = readable(value);
     if (query.is_cuda()) return forward_on_gpu();
@@ -121,7 +122,7 @@ struct GroupedAttention {
   Grads<3> backward(const at::Tensor& dy_, Needs<3>) const {
     const at::Tensor dy = dy_.contiguous();
     if (dy.is_cuda()) return backward_on_gpu(dy);
-    const auto empty_for = [&](const at::Tensor& t) {  // with a head for each of the queries'
+    const auto empty_for = [&](const at::Tensor& t) {  // [B, T or S, H D]
       return at::empty({t.size(0), t.size(1), q.data().size(2)}, t.options());
     };
     const at::Tensor dq = empty_for(q.data()), dk = empty_for(k.data()), dv = empty_for(v.data());
@@ -144,9 +145,9 @@ struct GroupedAttention {
   }
   OpFlops flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor&,
                 const at::Tensor& y) const {
-    // Count twice the mean number of keys that a query sees, which is about S - T / 2. The parts
-    // of a sequence then add up to the count of the complete sequence, in which each query counts
-    // all keys. With a window, the first parts count too few.
+    // Count twice the mean number of keys that a query sees, which is about S - T / 2. The parts of
+    // a sequence then add up to the count of the complete sequence, in which each query counts all
+    // keys. With a window, the count of the first parts is too small.
     const int64_t keys = 2 * key.size(1) - query.size(1);
     OpFlops all =
         attention_flops(y, scores.window > 0 ? std::min(keys, scores.window) : keys, heads);

@@ -22,8 +22,9 @@ inline ImageSizes image_sizes(at::IntArrayRef sizes) {
 }
 
 /// Returns dx = H^T dy W, the adjoint of a separable linear map from images of size `from`.
-/// `map(image, {h, w})` applies the map, and H and W are its results for unit vectors along each
-/// dim. For GPUs, where ATen's adjoints add in an order that differs between runs.
+/// `map(image, {h, w})` applies the map with results of h x w. The columns of the matrices H and W
+/// are its results for unit vectors along dims 2 and 3. Use this on GPUs, where ATen's adjoints add
+/// in an order that differs between runs.
 template <class Map>
 at::Tensor adjoint_by_products(const at::Tensor& dy, const ImageSizes& from, Map&& map) {
   const auto options =

@@ -1,5 +1,5 @@
-// Convolutions, pools, resizing and norms of sequences [B, C, L] and images [B, C, H, W] beyond
-// those of ops.h, with PyTorch's names and values.
+// Convolutions, pools, resizing and norms of sequences [B, C, L] and images [B, C, H, W] that ops.h
+// does not have. Names and results are PyTorch's.
 #pragma once
 
 #include <optional>
@@ -26,11 +26,14 @@ struct ConvTranspose2dOptions {
   int64_t groups = 1;
   Pair dilation = 1;
 };
-/// The adjoint of conv2d in its input: x [B, C, H, W], weight [C, O / groups, kh, kw], bias [O] or
-/// undefined -> [B, O, H', W'], where H' = (H - 1) stride - 2 padding + dilation (kh - 1) +
-/// output_padding + 1.
+/// Computes the adjoint of conv2d with respect to its input, plus the bias: x [B, C, H, W], weight
+/// [C, O / groups, kh, kw], bias [O] or undefined -> [B, O, H', W'], where H' = (H - 1) stride - 2
+/// padding + dilation (kh - 1) + output_padding + 1. An output_padding must be below the stride or
+/// the dilation.
 Variable conv_transpose2d(const Variable& x, const Variable& weight, const Variable& bias = {},
                           const ConvTranspose2dOptions& options = {});
+/// Pool sequences: x [B, C, L] -> [B, C, L']. They are the 2-D functions of ops.h on images of one
+/// row; the stride is the kernel's size by default.
 Variable max_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride = std::nullopt,
                     int64_t padding = 0, int64_t dilation = 1, bool ceil_mode = false);
 Variable avg_pool1d(const Variable& x, int64_t kernel, std::optional<int64_t> stride = std::nullopt,
@@ -42,31 +45,34 @@ Variable adaptive_avg_pool1d(const Variable& x, int64_t out);
 /// torch.nn.functional.unfold.
 Variable im2col(const Variable& x, Pair kernel, Pair dilation = 1, Pair padding = 0,
                 Pair stride = 1);
-/// The adjoint of im2col, for an image of H = size.h, W = size.w: overlapping windows add up. This
-/// is torch.nn.functional.fold.
+/// Computes the adjoint of im2col: [B, C kh kw, windows] -> [B, C, size.h, size.w]. Where windows
+/// overlap, their values are added. This is torch.nn.functional.fold.
 Variable col2im(const Variable& x, Pair size, Pair kernel, Pair dilation = 1, Pair padding = 0,
                 Pair stride = 1);
 
 // Resizing (ops/interpolate.cc).
 enum class Interpolation { nearest, bilinear };
-/// Resizes x [B, C, H, W] to `size`, or x [B, C, L] to one number, where bilinear is PyTorch's
-/// "linear". Nearest: position i takes the value at floor(i H / H'). Bilinear: positions are the
-/// centers of pixels; with align_corners the centers of the corner pixels stay where they are.
+/// Resizes x [B, C, H, W] to [B, C, size.h, size.w], or x [B, C, L] to [B, C, size.w], for which
+/// bilinear is PyTorch's "linear". Nearest: position i takes the value at floor(i H / H').
+/// Bilinear: positions are the centers of pixels. With align_corners, the centers of the corner
+/// pixels of x and of the result coincide. Throws if x or the result is empty in these dims.
 Variable interpolate(const Variable& x, Pair size, Interpolation mode = Interpolation::nearest,
                      bool align_corners = false);
-/// Resizes to floor(H scale), floor(W scale). Positions are computed with the given scales, as
-/// PyTorch does without recompute_scale_factor.
+/// Resizes x [B, C, H, W] to floor(H scale_h) x floor(W scale_w), or x [B, C, L] to floor(L
+/// scale_w). Positions are computed with the given scales, as PyTorch does without
+/// recompute_scale_factor.
 Variable interpolate_by(const Variable& x, double scale_h, double scale_w,
                         Interpolation mode = Interpolation::nearest, bool align_corners = false);
 
 // Norms (ops/group_norm.cc). They compute in float32 or wider; the result's dtype is chosen as for
 // layer_norm.
-/// Normalizes each of `groups` groups of channels of each sample: x [B, C, ...], weight and bias
-/// [C]; either may be undefined. Wu and He 2018.
+/// Normalizes each of `groups` groups of channels of each sample of x [B, C, ...]. Weight and bias
+/// are [C]; either may be undefined. Throws if a group has only one value. Wu and He 2018.
 Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = {},
                     const Variable& bias = {}, double eps = 1e-5,
                     std::optional<at::ScalarType> out = std::nullopt);
-/// Normalizes each channel of each sample. Ulyanov, Vedaldi and Lempitsky 2016.
+/// Normalizes each channel of each sample of x [B, C, L], [B, C, H, W] or more dims. Ulyanov,
+/// Vedaldi and Lempitsky 2016.
 Variable instance_norm(const Variable& x, const Variable& weight = {}, const Variable& bias = {},
                        double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
 

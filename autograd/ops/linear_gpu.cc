@@ -15,7 +15,8 @@
 namespace lathe {
 namespace {
 
-/// Returns whether cuBLASLt can take them: its fast kernels need rows of whole 16 bytes.
+/// Returns whether cuBLASLt's fast kernels take x and the weight: both must be bfloat16 or float16,
+/// with rows of a multiple of 16 bytes.
 bool product_ready(const at::Tensor& x, const at::Tensor& weight) {
   return gpu_kernel_ready(x) && gpu_kernel_ready(weight) && x.scalar_type() != at::kFloat &&
          x.scalar_type() == weight.scalar_type() && weight.size(0) % 8 == 0 &&
@@ -33,7 +34,8 @@ LinearProduct product_of(const at::Tensor& x, const at::Tensor& weight, at::Tens
           .y = y.mutable_data_ptr()};
 }
 
-/// Returns a bias as products take it, in a dtype; an undefined one stays undefined.
+/// Returns the bias in a dtype, contiguous and aligned as LinearProduct requires. Returns an
+/// undefined tensor if it is undefined.
 at::Tensor bias_of_product(const at::Tensor& bias, at::ScalarType dtype) {
   if (!bias.defined()) return bias;
   const at::Tensor b = bias.to(dtype).contiguous();

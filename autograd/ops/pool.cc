@@ -37,7 +37,7 @@ struct MaxPool2d {
   void check_kernel() const {
     LATHE_CHECK(
         at_least(kernel, 1) && at_least(stride, 1) && at_least(dilation, 1) && at_least(padding, 0),
-        "kernel, stride and dilation must be 1 at least, padding 0");
+        "kernel, stride and dilation must be at least 1, and padding at least 0");
   }
   /// Throws if one of the `out` windows along a dim lies completely in the padding: it would have
   /// no maximum.

@@ -25,7 +25,7 @@ struct Sum {
   /// Returns dy repeated along the dims that were reduced.
   template <class T>
   T repeated(const T& dy) const {
-    return expand(reshape(dy, kept_sizes(sizes, dims)), sizes);
+    return expand(reshape(dy, keepdim_sizes(sizes, dims)), sizes);
   }
   // dx = dy
   template <class T>

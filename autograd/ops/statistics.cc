@@ -32,7 +32,7 @@ struct Reduced {
   Saved x = Saved::input(0);
 
   const at::Tensor& take(const at::Tensor& x_) {
-    kept = kept_sizes(x_.sizes(), dims);
+    kept = keepdim_sizes(x_.sizes(), dims);
     return x = x_;
   }
   double count() const { return reduced_count(x.data().sizes(), dims); }

@@ -16,9 +16,9 @@ bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r') || static_cast<unsigned char>(c) >= 0x80;
 }
 
-/// Returns where to cut the text: the last line break in its second half with no white space on
-/// either side; 0 if there is none.
-size_t place_to_cut(std::string_view text) {
+/// Returns where to cut the text: after the last line break in its second half that has no white
+/// space on either side. Returns 0 if there is none.
+size_t cut_position(std::string_view text) {
   for (size_t at = text.empty() ? 0 : text.size() - 1; at > std::max<size_t>(1, text.size() / 2);
        --at) {
     if (text[at - 1] == '\n' && !is_space(text[at]) && !is_space(text[at - 2])) return at;
@@ -42,19 +42,19 @@ bool is_jsonl(const DocumentSource& source, const std::string& file) {
 
 PartReader::PartReader(const DocumentSource& source, bool whole, size_t part_bytes,
                        size_t most_whole)
-    : source_(source), whole_(whole), part_bytes_(part_bytes), most_whole_(most_whole) {}
+    : source_(source), whole_(whole), part_bytes_(part_bytes), max_document_bytes_(most_whole) {}
 
-/// Returns whether the buffer has grown. It grows to exactly so many bytes, if the file has them,
-/// so that parts do not depend on the chunks in which a pipe delivers them.
+/// Reads until the buffer has exactly `bytes` bytes or the file ends, so that parts do not depend
+/// on the chunks in which a pipe delivers the file. Returns whether the buffer has grown.
 bool PartReader::read_to(size_t bytes) {
   const size_t had = buffer_.size();
   while (!ended_ && buffer_.size() < bytes) {
     const size_t before = buffer_.size();
     ended_ = !stream_->read(buffer_, bytes - before);
-    // JSON has no NUL bytes, and what is not JSON is reported with its line.
+    // JSON Lines need no such check: the parser reports what is not JSON, with its line.
     if (!jsonl_)
       check_is_text(name_, std::string_view(buffer_).substr(before), begins_,
-                    "name text files alone");
+                    "give only text files");
     begins_ = false;
   }
   return buffer_.size() > had;
@@ -89,8 +89,8 @@ bool PartReader::next_lines(Part& part) {
       break;
     }
 
-    if (buffer_.size() > most_whole_)
-      fail(Exit::data, name_, ":", place_, ": a line of more than ", most_whole_ >> 20,
+    if (buffer_.size() > max_document_bytes_)
+      fail(Exit::data, name_, ":", place_, ": a line of more than ", max_document_bytes_ >> 20,
            " MiB; is this JSON Lines?");
 
     if (end == std::string::npos) searched_ = buffer_.size();
@@ -121,21 +121,21 @@ bool PartReader::next_text(Part& part) {
         part.ends = false;
         // The last bytes may be the beginning of a separator.
         const size_t known = buffer_.size() - std::min(buffer_.size(), separator.size());
-        take = whole_ ? 0 : place_to_cut(std::string_view(buffer_).substr(0, known));
-        if (take == 0 && buffer_.size() <= most_whole_) {
+        take = whole_ ? 0 : cut_position(std::string_view(buffer_).substr(0, known));
+        if (take == 0 && buffer_.size() <= max_document_bytes_) {
           // Doubling limits the repeated searches of a long document.
           enough = 2 * buffer_.size();
           continue;
         }
         if (take == 0 && whole_) {
-          fail(Exit::data, name_, ": a document of more than ", most_whole_ >> 20, " MiB at byte ",
-               place_,
+          fail(Exit::data, name_, ": a document of more than ", max_document_bytes_ >> 20,
+               " MiB at byte ", place_,
                " is too large for --dedup, --val-by hash, limits of length and a tokenizer with "
                "its own "
                "pattern, which need complete documents; give --separator");
         }
         if (take == 0) {
-          // There is no good position up to the limit: cut between any two characters of UTF-8.
+          // There is no good position within the limit: cut between any two UTF-8 characters.
           take = part_bytes_;
           while (take > 1 && take + 4 > part_bytes_ &&
                  (static_cast<unsigned char>(buffer_[take]) & 0xC0) == 0x80)

@@ -72,7 +72,7 @@ class PartReader {
 
   const DocumentSource& source_;
   bool whole_;
-  size_t part_bytes_, most_whole_;
+  size_t part_bytes_, max_document_bytes_;
   size_t file_ = 0;  // the next one to open
   std::unique_ptr<InputStream> stream_;
   std::string name_, buffer_;

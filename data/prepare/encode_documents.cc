@@ -11,7 +11,7 @@ namespace {
 
 using FilterResult = EncodedDocument::FilterResult;
 
-FilterResult fate_of(std::string_view text, const DocumentOptions& o) {
+FilterResult filter_result_of(std::string_view text, const DocumentOptions& o) {
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return FilterResult::empty;
   if (text.size() < o.min_bytes) return FilterResult::too_short;
   return text.size() > o.max_bytes ? FilterResult::too_long : FilterResult::kept;
@@ -34,7 +34,7 @@ class Writer {
   }
   void conversation(const Conversation& c, const std::string& where) {
     answer(c, where, /*prompt=*/0);
-    // The end of a chat's answer is learned already; the document's end follows it.
+    // A chat's last answer has a learned end token already, so the document's end is not learned.
     if (c.is_chat) end(/*learned=*/false);
   }
   void preference(const Preference& p, const std::string& where) {
@@ -46,8 +46,8 @@ class Writer {
   }
 
  private:
-  /// Appends a conversation, of whose first `prompt` messages nothing is learned, or a prompt and
-  /// its completion with its end.
+  /// Appends a chat, whose first `prompt` messages are not learned, or a prompt and its completion,
+  /// followed by the end of the document.
   void answer(const Conversation& c, const std::string& where, size_t prompt) {
     if (c.is_chat) {
       if (!chat_)
@@ -57,7 +57,7 @@ class Writer {
     const size_t begin = ids_.size();
     text(c.messages[0].text);
     mark_tokens(ids_, begin);
-    text(c.messages[1].text);
+    text(c.messages[1].text, /*begins=*/c.messages[0].text.empty());
     end(/*learned=*/true);
   }
 
@@ -76,7 +76,7 @@ struct MessageTexts {
     with_roles += m.role + '\0' + m.text + '\0';
   }
   EncodedDocument document(const DocumentOptions& o) const {
-    return {true, true, text.size(), 0, digest(with_roles), fate_of(text, o), 0};
+    return {true, true, text.size(), 0, digest(with_roles), filter_result_of(text, o), 0};
   }
 };
 
@@ -86,7 +86,7 @@ void encode_conversations(const Part& part, const DocumentOptions& o, Writer* wr
     MessageTexts texts;
     for (const ChatMessage& m : c.messages) texts.add(m);
     const EncodedDocument d = texts.document(o);
-    if (d.fate == FilterResult::kept && writer != nullptr) writer->conversation(c, part.file);
+    if (d.result == FilterResult::kept && writer != nullptr) writer->conversation(c, part.file);
     made.documents.push_back(d);
     made.documents.back().ids_end = made.ids.size();
   });
@@ -103,8 +103,8 @@ void encode_preferences(const Part& part, const DocumentOptions& o, Writer* writ
       texts.add(p.rejected.messages[i]);
 
     EncodedDocument d = texts.document(o);
-    if (is_same) d.fate = FilterResult::same_answers;
-    if (d.fate == FilterResult::kept && writer != nullptr) writer->preference(p, part.file);
+    if (is_same) d.result = FilterResult::same_answers;
+    if (d.result == FilterResult::kept && writer != nullptr) writer->preference(p, part.file);
     d.ids_end = made.ids.size();
     made.documents.push_back(d);
   });
@@ -131,10 +131,11 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     }
 
     d.bytes = text.size();
-    // Only complete documents have a length and a digest; PartReader cuts none where these matter.
-    if (d.begins && d.ends) d.fate = fate_of(text, o), d.digest = digest(text);
+    // Only complete documents have a length and a digest. PartReader does not cut documents if an
+    // option needs them.
+    if (d.begins && d.ends) d.result = filter_result_of(text, o), d.digest = digest(text);
 
-    if (d.fate == FilterResult::kept && writer != nullptr) {
+    if (d.result == FilterResult::kept && writer != nullptr) {
       writer->text(text, d.begins);
       if (d.ends) writer->end(/*learned=*/true);
     }

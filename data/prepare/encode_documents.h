@@ -17,7 +17,7 @@ struct EncodedDocument {
   uint64_t bytes, repaired;
   Digest digest;  ///< of a complete document's text
   /// Whether its ids are kept, and if not, why.
-  enum class FilterResult { kept, empty, too_short, too_long, same_answers } fate;
+  enum class FilterResult { kept, empty, too_short, too_long, same_answers } result;
   size_t ids_end;  ///< end of its ids among those of the part
 };
 /// A part's documents and their concatenated ids.

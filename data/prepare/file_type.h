@@ -16,7 +16,7 @@ std::string foreign_format(std::string_view head);
 /// "PAR1"; a text may begin so.
 void check_not_parquet(const fs::path& file);
 
-/// Checks a piece of a text file. Throws Exit::data with `remedy`, as in "name text files alone",
+/// Checks a piece of a text file. Throws Exit::data with `remedy`, as in "give only text files",
 /// where it holds a NUL byte or, with `begins`, where a file of another format begins so.
 void check_is_text(const std::string& file, std::string_view piece, bool begins,
                    const std::string& remedy);

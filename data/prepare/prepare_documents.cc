@@ -45,12 +45,12 @@ class DocumentFilter {
       if (d.begins) ++read_, in_repaired_ = false;
       if (d.repaired > 0 && !in_repaired_) ++repaired_, in_repaired_ = true;
 
-      if (d.fate != EncodedDocument::FilterResult::kept) {
+      if (d.result != EncodedDocument::FilterResult::kept) {
         using enum EncodedDocument::FilterResult;
-        ++(d.fate == empty          ? empty_
-           : d.fate == too_short    ? short_
-           : d.fate == same_answers ? same_answers_
-                                    : long_);
+        ++(d.result == empty          ? empty_
+           : d.result == too_short    ? short_
+           : d.result == same_answers ? same_answers_
+                                      : long_);
         continue;
       }
       // The digest is that of a complete document, since deduplication cuts none.

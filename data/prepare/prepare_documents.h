@@ -3,8 +3,9 @@
 //
 // The reader splits the input into parts of 1 MiB, whose boundaries depend only on the bytes.
 // Workers parse, repair, hash and encode; one thread takes the results in input order and decides
-// what is kept. The shards therefore do not depend on the number of workers. A tail for validation
-// is written to one file first, because its size is known only at the end.
+// what is kept. The shards therefore do not depend on the number of workers. If the last tokens are
+// for validation, all tokens are first written to one file and then divided, because the number of
+// tokens is known only at the end.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ struct DocumentOptions {
   fs::path out;
   Tokenizer tokenizer = Tokenizer::byte();  ///< byte or a BPE
   double val_share = 0.1;
-  /// A document's content decides its split; else the last tokens are for validation.
+  /// Choose each document's split by a hash of its content. Otherwise, the last tokens are for
+  /// validation.
   bool val_by_hash = false;
   bool dedup = false;  ///< drop a document that is, byte for byte, the same as an earlier one
   /// Drop a line that occurred before in any document, unless it is blank.
@@ -43,12 +45,12 @@ uint64_t input_bytes(const std::vector<std::string>& files);
 
 /// Writes train.bin, val.bin (or train_000000.bin ...) and, last, manifest.json, which counts the
 /// documents that were read, kept and dropped. Each document ends with the tokenizer's end token
-/// (<|endoftext|>, <|end_of_text|> or </s>), or with a line break for bytes. In documents the text
-/// of a special token is ordinary text. The output does not depend on the number of workers; memory
-/// grows with it, and by 40 bytes for each document (or line) where duplicates are dropped. Throws
-/// the errors of `prepare`. Once progress was recorded, the same call resumes after any
-/// interruption: it reads the finished part again without encoding it, and throws Exit::data where
-/// that input has changed.
+/// (<|endoftext|>, <|end_of_text|> or </s>), or with a line break for bytes. The texts of special
+/// tokens in documents are encoded as ordinary text. The output does not depend on the number of
+/// workers. Memory grows with the number of workers and, if duplicates are dropped, by about 40
+/// bytes for each document (or line). Throws the errors of prepare() in data/prepare/prepare.h. If
+/// a call is interrupted after progress was recorded, the same call resumes: it reads the finished
+/// part of the input again without encoding it, and throws Exit::data if that part has changed.
 void prepare_documents(const DocumentOptions& options);
 
 }  // namespace lathe

@@ -1,5 +1,4 @@
-// Finds out what the columns of a table are from the options and its first lines. No LibTorch
-// header.
+// Determines the columns of a table from the options and from its first lines. No LibTorch header.
 #pragma once
 
 #include <string>
@@ -16,15 +15,17 @@ struct TableLayout {
   TableFormat format;
   /// Whether each column's first cell is empty, so that further rows decide whether it is text.
   std::vector<bool> is_undecided;
-  std::vector<bool> is_forced;  ///< options make categories of its numbers
+  std::vector<bool> is_forced;  ///< --category: its numbers are categories
   size_t target = 0;
 };
 
-/// Returns the layout of a table. The first line is a header where an option names one of its
-/// columns, where it has a text above a number, where it has texts and none of them occurs again in
-/// its column, or where it counts 0, 1, 2, ... up to 4 or more, as pandas names columns. Throws
-/// Exit::usage for options that do not fit, and Exit::data for a header line with a name that is
-/// missing or occurs twice.
+/// Returns the layout of a table. The first line is a header if one of these holds:
+/// - an option names one of its columns;
+/// - it has a text above a number;
+/// - it has texts, none of them occurs again in its column, and its numbers are integers or ascend;
+/// - it counts 0, 1, 2, ... up to 4 or more, as pandas names columns.
+/// Throws Exit::usage for options that do not fit, and Exit::data for a header line with a name
+/// that is missing or occurs twice.
 TableLayout find_layout(const std::string& file, std::string_view text,
                         const TableOptions& options);
 

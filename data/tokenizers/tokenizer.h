@@ -15,9 +15,9 @@
 
 namespace lathe {
 
-/// "byte": ids are the 256 byte values. "char": ids index the sorted Unicode code points of a text.
-/// "bpe": byte-pair encoding of bytes, or SentencePiece's form. Its definition is saved with the
-/// data and with each checkpoint.
+/// A tokenizer of one of three kinds. "byte": ids are the 256 byte values. "char": ids index the
+/// sorted Unicode code points of a text. "bpe": byte-pair encoding of bytes, or SentencePiece's
+/// form. Data folders and checkpoints contain the tokenizer's definition.
 class Tokenizer {
  public:
   /// Returns the tokenizer of 256 byte values.
@@ -25,8 +25,8 @@ class Tokenizer {
   /// Returns a tokenizer of the code points of UTF-8 `text`. Throws Exit::data for malformed UTF-8,
   /// with the byte.
   static Tokenizer characters(std::string_view text);
-  /// Returns "byte", or "char" with its vocabulary. Throws Exit::data for another kind or a
-  /// repeated character.
+  /// Returns a tokenizer of the kind "byte", or of the kind "char" with this vocabulary. Throws
+  /// Exit::data for another kind or a repeated character.
   static Tokenizer from(const std::string& kind, const std::vector<std::string>& vocabulary);
   /// Reads a BPE tokenizer from files (read_bpe), with the settings if `path` is a folder. Throws
   /// Exit::data if it can't be read. For a GGUF file the error recommends `lathe import`.
@@ -49,17 +49,19 @@ class Tokenizer {
   int32_t document_end() const;
   /// Returns the token that a prompt begins with: a BPE's definition().begin, or -1.
   int32_t prompt_begin() const { return bpe_ ? bpe_->definition().begin : -1; }
-  /// Returns whether a generated text ends with this token, the end of a document or of a chat's
-  /// turn.
+  /// Returns whether generation stops at this token, because it ends a document or a turn of a
+  /// chat.
   bool ends_text(int64_t id) const;
-  /// Returns the tokens that begin and end a text: those that the settings name, or else the usual
-  /// ones. All are -1 for other kinds than BPE.
+  /// Returns the tokens that begin and end a text: those that the settings name, or else those with
+  /// the usual names. All are -1 unless this is a BPE.
   TextMarks marks() const;
-  /// Returns what came with the tokenizer; it changes no id.
+  /// Returns the settings that came with the tokenizer, such as its chat template. They do not
+  /// change ids.
   const TokenizerSettings& settings() const { return settings_; }
-  /// Replaces what came with the tokenizer.
+  /// Replaces the settings.
   void set_settings(TokenizerSettings settings) { settings_ = std::move(settings); }
-  /// Returns whether both give every text the same ids.
+  /// Returns whether both have the same kind and definition, so that they give every text the same
+  /// ids. Settings are not compared.
   bool operator==(const Tokenizer& other) const;
 
   /// Returns the ids of `text`. A BPE encodes the text of a special token as that token. Throws an

@@ -46,10 +46,10 @@ TokenData::TokenData(const fs::path& folder, const DataConfig& config)
 
   const bool pads = config.packing == "examples";
   if (config.documents != "separate" && !pads) return;
-  const int64_t document_end = config.document_end >= 0 ? config.document_end
-                               : manifest_              ? manifest_->tokenizer.document_end()
-                                                        : -1;
-  if (document_end < 0) {
+  document_end_ = config.document_end >= 0 ? config.document_end
+                  : manifest_              ? manifest_->tokenizer.document_end()
+                                           : -1;
+  if (document_end_ < 0) {
     fail(Exit::usage, pads ? "data.packing = \"examples\"" : "data.documents = \"separate\"",
          " needs a token between documents, and ", folder.string(),
          manifest_ ? " has a tokenizer without <|endoftext|>, <|end_of_text|> or </s>"
@@ -57,11 +57,11 @@ TokenData::TokenData(const fs::path& folder, const DataConfig& config)
          "; set data.document_end to its id");
   }
   if (!pads) {
-    windows_.document_end = document_end;
+    windows_.document_end = document_end_;
     return;
   }
-  if (train_) train_documents_.emplace(*train_, document_end);
-  if (val_) val_documents_.emplace(*val_, document_end);
+  if (train_) train_documents_.emplace(*train_, document_end_);
+  if (val_) val_documents_.emplace(*val_, document_end_);
 }
 
 std::unique_ptr<TrainingBatches> TokenData::training(const BatchSizes& sizes, uint64_t seed) const {
@@ -90,9 +90,9 @@ void TokenData::check_windows(const BatchSizes& sizes) const {
          " training tokens, too few for windows of ", sizes.block_size,
          " tokens and one; use more text or a shorter data.window");
   }
-  if (windows_.document_end.value_or(-1) >= sizes.vocab_size) {
-    fail(Exit::usage, "data.document_end = ", *windows_.document_end,
-         " is beyond the vocabulary of ", sizes.vocab_size,
+  if (document_end_ >= sizes.vocab_size) {
+    fail(Exit::usage, "data.document_end = ", document_end_, " is beyond the vocabulary of ",
+         sizes.vocab_size,
          ", so no document would end; set it to the id of the token between documents");
   }
   if (train_) train_->check_ids(sizes.vocab_size);

@@ -11,8 +11,8 @@ namespace lathe {
 
 class TokenData final : public Data {
  public:
-  /// Opens the splits that a folder has. Throws Exit::data where it has none, and Exit::usage where
-  /// keys of `config` do not fit.
+  /// Opens the splits that exist in a folder. Throws Exit::data if there are none, and Exit::usage
+  /// if `config` needs a token between documents and none is known.
   explicit TokenData(const fs::path& folder, const DataConfig& config = {});
   TokenData(const TokenData&) = delete;
   TokenData& operator=(const TokenData&) = delete;
@@ -23,14 +23,15 @@ class TokenData final : public Data {
   std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes, uint64_t seed) const override;
   std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                 at::Device device) const override;
-  /// Checks the ids of shards of up to 128 MiB in total; others are checked when they are read.
+  /// Checks the ids of the first shards of each split, up to 128 MiB. The other ids are checked
+  /// when they are read.
   void check_windows(const BatchSizes& sizes) const override;
   std::string hash() const override;
   bool matches(const std::string& saved) const override;
   void verify(const std::function<bool()>& stop) const override;
   std::string table() const override;
 
-  /// Returns the split that windows are made of; null where it is missing.
+  /// Return the tokens of a split; null if it is missing.
   const TokenFile* train() const { return train_ ? &*train_ : nullptr; }
   const TokenFile* val() const { return val_ ? &*val_ : nullptr; }
   /// Returns what windows contain besides tokens.
@@ -42,12 +43,14 @@ class TokenData final : public Data {
   std::optional<TokenFile> train_, val_;
   DatasetInfo facts_;
   WindowKind windows_;
+  int64_t document_end_ = -1;  // of data.documents = separate and data.packing = examples
   std::optional<PaddedDocuments> train_documents_, val_documents_;  // data.packing = examples
 };
 /// Opens token data. The table of data/data.cc lists this function.
 std::unique_ptr<Data> open_tokens(const DataConfig& config);
-/// Throws Exit::usage where keys for other kinds of data are set: those for examples and, unless
-/// `mixes`, those for mixtures.
+/// Throws Exit::usage if `config` has keys for examples, keys for mixtures although `mixes` is
+/// false, data.packing = "examples" although `mixes` is true, or keys about documents that have no
+/// effect together.
 void check_token_keys(const DataConfig& config, bool mixes);
 
 }  // namespace lathe

@@ -37,7 +37,8 @@ class WindowLayout {
     if (marked_) tokens.read_targets(begin + 1, t, row_of(1));
     if (!kind_.document_end) return;
 
-    // The end token of a document begins the next one, and a window begins one in any case.
+    // The token between two documents belongs to the second one. A window always starts with a
+    // document of its own.
     int64_t* starts = row_of(buffers.size() - 1);
     for (int64_t i = 0, start = 0; i < t; ++i) {
       if (ids[i] == *kind_.document_end) start = i;

@@ -34,8 +34,9 @@ std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource
                                                   const BatchSizes& sizes, uint64_t seed,
                                                   const WindowKind& kind);
 /// Returns all of each source in turn, in windows that do not overlap; the last one is short. With
-/// `batches` other than 0, returns that many batches of windows, spread evenly over the tokens of
-/// all sources. All rows of a batch have the same source and length.
+/// `batches` other than 0, returns the windows of that many batches, spread evenly over the tokens
+/// of all sources. All rows of a batch have the same source and length, so there can be more
+/// batches if there are several sources.
 std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
                                                       const BatchSizes& sizes, int64_t batches,
                                                       at::Device device, const WindowKind& kind);

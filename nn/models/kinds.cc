@@ -33,7 +33,7 @@ std::vector<ModelKind>& table() {
   return kinds;
 }
 
-/// Returns half of a size, and then its other divisors, the largest first.
+/// Returns half of a size, rounded down, and then its other divisors below it, the largest first.
 std::vector<int64_t> smaller_sizes(int64_t size) {
   std::vector<int64_t> large, small;
   for (int64_t divisor = 1; divisor <= size / divisor && divisor <= 1'000'000; ++divisor) {
@@ -103,7 +103,8 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind,
       if (value < least) continue;
       AnyConfig scaled = config;
       *scaled.find<int64_t>(field->key) = value;
-      // A guess must pass the kind's own check, as for heads that divide the width.
+      // Keep a guess only if it passes the kind's own check, for example that the number of heads
+      // divides the width.
       if (!kind.check || !kind.check(scaled)) ways.back().push_back(std::move(scaled));
     }
   }
@@ -138,8 +139,9 @@ Variable head_cross_entropy(const Variable& x_, const Variable& weight, double s
     return cut == nullptr ? cross_entropy(logits, wanted, divisor)
                           : cross_entropy_of_tensor_ranks(logits, *cut, wanted, divisor);
   };
-  // Without a divisor the number of targets is known only to the loss of all rows.
-  if (divisor == 0) return loss_of(x, targets);
+  // With a divisor of 0, the loss divides by the number of targets of all rows, so it needs all
+  // rows together.
+  if (divisor == 0 || x.size(0) == 0) return loss_of(x, targets);
 
   constexpr int64_t elements = int64_t{1} << 25;  // of the logits of a chunk
   const int64_t step = std::max<int64_t>(1, elements / weight.size(0));

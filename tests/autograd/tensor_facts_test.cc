@@ -1,4 +1,4 @@
-// What tensors and formats are said to be.
+// Tests of tensor_facts(), shares_memory() and the table of float formats.
 #include <cmath>
 #include <limits>
 
@@ -13,7 +13,7 @@ namespace {
 
 using namespace lathe;
 
-/// A format's figures, from std::numeric_limits of the type that has it.
+/// Compares a format's numbers with std::numeric_limits of the type T that has the format.
 template <class T>
 void check_format(const FloatFormat& f) {
   INFO(f.name);
@@ -27,7 +27,7 @@ void check_format(const FloatFormat& f) {
   CHECK(f.infinities == Limits::has_infinity);
 }
 
-TEST_CASE("the float formats' figures are those of the types that have them", "[tensor_facts]") {
+TEST_CASE("float formats have the numbers of their types", "[tensor_facts]") {
   const auto& all = float_formats();
   const auto of = [&](const std::string& name) {
     return *std::find_if(all.begin(), all.end(),
@@ -39,7 +39,7 @@ TEST_CASE("the float formats' figures are those of the types that have them", "[
   check_format<c10::BFloat16>(of("bf16"));
   check_format<c10::Float8_e4m3fn>(of("e4m3"));
   check_format<c10::Float8_e5m2>(of("e5m2"));
-  // No type has TF32: float32's range, and what is left when 13 bits of its mantissa are cut off.
+  // No type has TF32. It is float32 without the last 13 bits of the mantissa.
   const FloatFormat tf32 = of("tf32");
   CHECK(tf32.bits() == 32);
   CHECK(tf32.epsilon() == std::ldexp(std::numeric_limits<float>::epsilon(), 13));
@@ -48,7 +48,7 @@ TEST_CASE("the float formats' figures are those of the types that have them", "[
   float value = 0;
   std::memcpy(&value, &largest, sizeof value);
   CHECK(tf32.largest() == value);
-  // Every number of e4m3, by its bits: the largest is among them, and nothing above it but NaN.
+  // Find the largest and the smallest positive number among all bit patterns of e4m3.
   double most = 0, least = 1;
   for (int bits = 0; bits < 128; ++bits) {
     const auto x = static_cast<double>(

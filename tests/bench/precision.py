@@ -29,7 +29,7 @@ class Experiments:
         return subprocess.run([self.lathe, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def train(self, name, seed, *flags):
-        """Metrics of a run, made where it is not there yet."""
+        """Returns the metrics of a run, which is trained unless it has finished already."""
         folder = self.runs / name
         self.call("train", CONFIG, f"--train.out_dir={folder}", f"--train.seed={seed}", *ONE, *flags)
         return [json.loads(line) for line in open(folder / "metrics.jsonl")]

@@ -45,7 +45,7 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
     test.lr.push_back(s.config.optim.lr);
     test.loss.push_back(mean / weight);
 
-    // The exact step of the divergence is found by read_range, with a lower threshold.
+    // read_range() then finds the exact step of the divergence, with a lower threshold.
     if (test.loss.back() > 2 * test.loss.front()) break;
   }
 
@@ -56,14 +56,14 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
 void read_range(RangeTest& t) {
   const auto least = std::min_element(t.loss.begin(), t.loss.end());
   double best = 0;
-  // Beyond the lowest loss, noise falls too.
+  // Search only up to the lowest loss: beyond it, a falling loss is noise.
   for (size_t i = 2; std::cmp_less(i + 2, std::max<ptrdiff_t>(least - t.loss.begin() + 1, 0));
        ++i) {
     // The derivative over log(rate), across four steps to average out noise.
     const double slope = (t.loss[i + 2] - t.loss[i - 2]) / std::log(t.lr[i + 2] / t.lr[i - 2]);
     if (slope < best) best = slope, t.steepest = t.lr[i];
   }
-  // Less than a tenth of the fall, or of a hundredth of the loss, may be noise.
+  // A rise of less than 10% of the fall before it, or of less than 0.1% of the loss, may be noise.
   if (least != t.loss.end()) {
     const double rise = *std::max_element(least, t.loss.end()) - *least;
     const double noise = 0.1 * std::max(t.loss.front() - *least, 0.01 * std::fabs(*least));

@@ -36,7 +36,8 @@ struct NoiseScale {
 /// Returns the estimates from the squared gradient norms of batches of `small` samples (the mean of
 /// several) and of `large` samples.
 NoiseScale noise_scale(double small_norm, double large_norm, double small, double large);
-/// Measures the noise over `rounds` times `parts` micro-batches, without changing the model.
+/// Measures the noise over `rounds` times `parts` micro-batches. Changes no parameter; running
+/// statistics of batch norm are updated as in training.
 NoiseScale measure_noise(Session& session, const Data& data, int64_t parts, int64_t rounds);
 
 }  // namespace lathe

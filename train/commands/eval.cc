@@ -151,7 +151,7 @@ Json evaluate_choices(const Scoring& scoring, const std::string& file) {
   for (size_t i = 0; i < choices.size(); ++i) {
     bar.show(static_cast<double>(i));
     const Answer a = answer(scoring, choices[i]);
-    whole += a.whole == choices[i].label, by_byte += a.by_byte == choices[i].label;
+    whole += a.by_total == choices[i].label, by_byte += a.by_byte == choices[i].label;
   }
   clear_progress();
   const auto n = static_cast<double>(choices.size());
@@ -209,8 +209,11 @@ Exit run_eval(const Arguments& arguments) {
   if (data_config.dir.empty())
     fail(Exit::usage, arguments.positionals[0],
          " was imported and has no data of its own; give some as --data FOLDER");
-  if (arguments.flags.contains("data"))
-    data_config.mix.clear();  // it names sources of the run's own data
+  // These keys name sources and a split of the run's own data.
+  if (arguments.flags.contains("data")) {
+    data_config.mix.clear();
+    data_config.folds = data_config.fold = 0;
+  }
   // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
   if ((data_config.documents == "separate" || data_config.packing == "examples") &&
       data_config.document_end < 0 && m.state.tokenizer)

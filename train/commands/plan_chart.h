@@ -9,16 +9,17 @@
 
 namespace lathe {
 
-/// Returns the memory of a forecast by category: "parameters" and so on, each with its bytes.
-/// Parameters and optimizer state stay as they are made; the others are peaks of the steps, which
-/// are reached at different times.
+/// Returns the memory of a forecast by category, as pairs of a name and bytes. "parameters",
+/// "optimizer", "checkpoints" (the copy that a background save writes) and "program" are constant.
+/// The others are peaks during the steps. They are reached at different times, so their sum is not
+/// the peak of the process.
 std::vector<std::pair<std::string, double>> memory_by_category(const Forecast& forecast);
 
-/// Returns bytes in a unit that people read, such as "745.0 MB".
+/// Returns bytes as a number with a decimal unit, such as "745.0 MB".
 std::string human_bytes(double bytes);
 
 /// Returns a chart of at most 80 columns with a bar for each category and setting. All bars have
-/// one scale. `settings`: the name and the forecast of each.
+/// the same scale. `settings` has a name and a forecast for each setting.
 std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& settings);
 
 }  // namespace lathe

@@ -29,9 +29,19 @@ std::string drawn(const Axis& axis, std::mt19937_64& random) {
   if (axis.whole)
     return std::to_string(
         static_cast<int64_t>(axis.low + std::floor(u * (axis.high - axis.low + 1))));
+
   const bool log = axis.low > 0 && axis.high >= 10 * axis.low;
-  return format("%.4g", log ? axis.low * std::pow(axis.high / axis.low, u)
-                            : axis.low + u * (axis.high - axis.low));
+  const double x =
+      log ? axis.low * std::pow(axis.high / axis.low, u) : axis.low + u * (axis.high - axis.low);
+  // Few digits are easier to read. A narrow range needs more of them, so that its draws differ and
+  // lie within it.
+  for (int digits = 4; digits < 17; ++digits) {
+    const std::string text = format("%.*g", digits, x);
+    const double rounded = std::stod(text);
+    const bool is_near = std::abs(rounded - x) <= 1e-3 * (axis.high - axis.low);
+    if (is_near && rounded >= axis.low && rounded <= axis.high) return text;
+  }
+  return format("%.17g", x);
 }
 
 /// Returns combination `index` of lists, the last axis fastest.
@@ -67,6 +77,8 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
     axis.whole = std::holds_alternative<int64_t>(found->initial);
     axis.low = end(text.substr(0, dots)), axis.high = end(text.substr(dots + 2));
 
+    if (axis.whole && (axis.low != std::floor(axis.low) || axis.high != std::floor(axis.high)))
+      fail(Exit::usage, where, ": ", key, " = ", text, " is not a range of whole numbers");
     if (!(axis.low < axis.high))
       fail(Exit::usage, where, ": ", key, " = ", text, ": the range ends before it begins");
     return axis;

@@ -96,9 +96,15 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
 
   const fs::path checkpoint = find_checkpoint(folder / "points" / names[best->point]);
   RunConfig config = saved_config(read_state(checkpoint), checkpoint);
-  // New runs start from this config, so it must not name the folder of the point.
+  // New runs start from this config, so it has neither the folder of the point nor what the sweep
+  // set for its runs.
+  Overrides all = plan.fixed;
+  all.insert(all.end(), plan.points[best->point].begin(), plan.points[best->point].end());
+  const TrainConfig given = load_config(plan.config, all).config.train;
   config.train.out_dir.clear();
   config.train.pause_at = 0;
+  config.train.threads = given.threads;
+  config.train.max_time = given.max_time;
   write_file_durably(folder / "best.toml",
                      str("# The best point of a sweep of ", plan.config, ": ", best->name, ", ",
                          best->loss, "\n", config.schema().to_toml(&config, true)));

@@ -87,7 +87,8 @@ class Sweep {
         names_(point_names(plan_.points)),
         folder_(std::move(folder)),
         jobs_(jobs),
-        threads_(threads) {}
+        threads_(threads),
+        never_resumes_(load_config(plan_.config, {}).config.checkpoint.resume == "never") {}
 
   /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage where it holds
   /// another sweep, and Exit::busy where another process runs it.
@@ -242,8 +243,12 @@ class Sweep {
     words.insert(words.begin(), "train");
     words.push_back("--train.out_dir=" + point(i).string());
     // The last rung is the end of the run, where it needs no pause.
-    if (static_cast<size_t>(rung) + 1 < plan_.rungs.size())
-      words.push_back("--train.pause_at=" + std::to_string(plan_.rungs[static_cast<size_t>(rung)]));
+    const bool at_end = static_cast<size_t>(rung) + 1 == plan_.rungs.size();
+    const int64_t pause = at_end ? 0 : plan_.rungs[static_cast<size_t>(rung)];
+    words.push_back("--train.pause_at=" + std::to_string(pause));
+    // A config for single runs may stop them earlier, or refuse to resume them.
+    words.emplace_back("--train.max_time=0");
+    if (never_resumes_) words.emplace_back("--checkpoint.resume=auto");
 
     const std::string log = point(i).string() + ".log";
     const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -342,6 +347,7 @@ class Sweep {
   fs::path folder_;
   size_t jobs_;
   int threads_;
+  bool never_resumes_;  // by the config's checkpoint.resume
   std::optional<FolderLock> lock_;
   std::vector<PointState> states_;
   std::vector<pid_t> children_;  // by point; 0: not running

@@ -1,4 +1,4 @@
-// Import of models: what files of all formats share.
+// Import of models: the parts that all file formats share.
 #pragma once
 
 #include <string>
@@ -12,11 +12,11 @@ namespace lathe {
 
 struct ImportOptions {
   fs::path folder{}, out{};        ///< `folder`: a Hugging Face folder, or a GGUF file
-  int64_t block_size = 0;          ///< the context to use, 0 for all that the model was made for
+  int64_t block_size = 0;          ///< the context to use; 0: the one that the model was made for
   std::string tokenizer = "auto";  ///< auto: the model's; none; or the path of one
-  std::string chat_template{};     ///< as set_chat_template() takes it; empty: the model's
-  std::vector<std::string> ignored_keys{};  ///< of its config; the run's record has them
-  StopAsked stop{};  ///< called after each tensor; true ends the import with Exit::stopped
+  std::string chat_template{};     ///< for set_chat_template(); empty: the model's
+  std::vector<std::string> ignored_keys{};  ///< of the model's config; recorded in the run
+  StopAsked stop{};  ///< called before each tensor; true ends the import with Exit::stopped
 };
 
 /// A model in another program's files.
@@ -24,26 +24,27 @@ class ModelSource {
  public:
   virtual ~ModelSource() = default;
 
-  /// Returns [model].
+  /// Returns the [model] section of a config for the model.
   const ModelConfig& model() const { return model_; }
   /// Returns the model's parameters, shapes only.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   /// Returns the dtype of tensor(parameter).
   virtual at::ScalarType dtype(const NamedParameter& parameter) const = 0;
-  /// Returns the values of a parameter in their stored dtype, quantized ones in float32. They are
-  /// not copied if their layout is ours, and are then valid as long as this object. Throws
-  /// Exit::diverged where one is not finite.
+  /// Returns the values of a parameter in their stored dtype, or in float32 if they are quantized.
+  /// If their layout is Lathe's, they are not copied, and are valid as long as this object exists.
+  /// Throws Exit::diverged where one is not finite.
   virtual at::Tensor tensor(const NamedParameter& parameter) const = 0;
   /// Returns the model's tokenizer. Throws Exit::data where this build can't read it, or it has
   /// more tokens than the model.
   virtual Tokenizer tokenizer() const = 0;
-  /// Returns what came with the tokenizer, even where that can't be read. Throws Exit::data.
+  /// Returns the settings that came with the tokenizer, even if tokenizer() throws. Throws
+  /// Exit::data if the settings can't be read.
   virtual TokenizerSettings settings() const = 0;
 
  protected:
   ModelSource() = default;
-  /// Sets [model] from the family's kind and the values of its keys, and the parameters. `where`
-  /// begins errors.
+  /// Sets model() from a model kind and the values of its keys, and parameters() from both. Throws
+  /// Exit::checkpoint, beginning with `where`, for a kind or a value that this build refuses.
   void set_model(const std::string& kind, const std::map<std::string, ConfigValue>& values,
                  const std::string& where);
 
@@ -53,10 +54,10 @@ class ModelSource {
   std::vector<NamedParameter> parameters_;
 };
 
-/// Makes a run of a model. It has one checkpoint (step 0) with the weights in their original dtype,
-/// and no optimizer state. One tensor at a time is in memory. Returns the checkpoint. `out` is
-/// created completely or not at all. Throws Exit::usage where it contains anything, and Exit::busy
-/// where another process writes it.
+/// Creates a run from a model and returns its only checkpoint, of step 0. Matrices keep their
+/// original dtype and vectors become float32. There is no optimizer state. One tensor at a time is
+/// in memory. `out` is created completely or not at all. Throws Exit::usage if it contains
+/// anything, and Exit::busy if another process writes it.
 fs::path import_model(const ModelSource& source, const ImportOptions& options);
 
 /// Returns an entry of a float dtype as a tensor of its shape; copies it if its bytes are unaligned

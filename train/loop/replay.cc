@@ -250,6 +250,7 @@ std::string replay(const fs::path& path) {
   loaded.config.train.threads = state.threads;
   loaded.config.train.detect_anomaly = false;  // the step must run to its end
   resolve_adapter_base(loaded);
+  if (adapters_of(loaded.config).rank > 0) check_base(loaded.base, loaded.config, state.base_hash);
   const Task& task = task_of(loaded, {.task = state.task});
   resolve_frozen(loaded, task, {.tokenizer = state.tokenizer});
   Session session = Session::make(loaded, task, state.sizes);

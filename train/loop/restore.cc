@@ -10,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// Sets the number of threads: a resumed run keeps its number unless the command line gives one.
+/// Sets the number of threads to that of the saved run, unless the command line gives one.
 void restore_threads(const RunState& saved, const LoadedConfig& loaded, Session& session) {
   if (origin_of(loaded, "train.threads") != "command line") {
     const int64_t wanted = loaded.config.train.threads;
@@ -45,7 +45,8 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
          saved.data_hash, "); set data.dir to that, or start a new run in another --train.out_dir");
   }
 
-  // Each of several processes has its own number of threads, which changes no bit.
+  // With several processes, each sets its own number of threads. For which models this number does
+  // not change bits, see docs/guide/distributed.md.
   if (world().size() == 1) restore_threads(saved, loaded, session);
   const std::string model = device_model(session.device_name);
   if (saved.isa != cpu_isa() || saved.device_model != model) {
@@ -57,8 +58,9 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
   check_frozen(session.config, session.task, saved, session.run_task.frozen_hash);
   session.load(from.checkpoint, saved);
 
-  // The data may match in another form, such as more sources; its own hash is recorded. The metrics
-  // files of another run are not this one's, and neither are its evaluations.
+  // Record the hash of the current data, which may match in another form, for example with more
+  // sources. If the checkpoint is from another run, this run does not have its metrics files and
+  // evaluations.
   const std::string hash = state.data_hash;
   state = saved;
   state.data_hash = hash;

@@ -76,14 +76,17 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   // An evaluation that was interrupted runs first, so metrics.jsonl has the same lines.
   if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
-  if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
+  const bool was_due = state_.eval_due;
+  if (was_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
   if (is_trained()) {
     check_last_validation();
     checkpoints.save(/*now=*/true);
     return finish(checkpoints);
   }
-  if (c.train.pause_at > 0 && state_.step >= c.train.pause_at)
+  if (c.train.pause_at > 0 && state_.step >= c.train.pause_at) {
+    if (was_due) checkpoints.save(/*now=*/true);  // the one there lacks the evaluation
     return save_and_stop(checkpoints, stop);
+  }
 
   const auto begin = Clock::now();
   Loader loader = training_loader(session_, *data_, state_.step);

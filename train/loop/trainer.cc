@@ -78,7 +78,11 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   const fs::path run = loaded.config.train.out_dir;
   check_output_folder(origin_of(loaded, "train.out_dir") + ": train.out_dir", run, PathKind::run);
   std::optional<FolderLock> lock;
-  if (world().is_writer() && fs::exists(run / "checkpoints")) lock.emplace(run);
+  if (world().is_writer() && fs::exists(run / "checkpoints")) {
+    lock.emplace(run);
+    restore_replaced(run);
+  }
+  world().wait_for_all();  // no other rank lists checkpoints before
   const auto resume = find_resume_point(loaded);
   check_processes_agree(loaded, *data.data, resume);
 

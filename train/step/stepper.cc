@@ -271,7 +271,10 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
     const double loss = r.loss.item<double>();
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
   }
-  if (!r.is_spike) update(s, step, r, own);
+  if (r.is_spike)
+    s.optimizer.note_left_out(s.scaler ? s.scaler->state().scale : 1);
+  else
+    update(s, step, r, own);
   r.sent_bytes = world().bytes_sent() - sent_before;
   r.busy_s = seconds_since(begin) - r.exchange_wait_s;
   return r;

@@ -52,8 +52,7 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
-  if (fs::exists(target)) vacate_target(target);
-  rename_file(temporary, target);
+  move_into_place(temporary, target);
   fault_point("save: renamed");
   sync_folder(target.parent_path());
   fault_point("save: parent synced");

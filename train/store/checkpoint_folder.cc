@@ -21,6 +21,28 @@ void set_aside_unusable(const fs::path& checkpoint) {
                  checkpoint.parent_path() / ("unusable-" + checkpoint.filename().string()));
 }
 
+/// Returns the name under which move_into_place() keeps the checkpoint of this name for a moment.
+std::string replaced_name(const std::string& checkpoint) {
+  return unfinished_prefix + ("replaced-" + checkpoint);
+}
+
+/// Returns the name of the checkpoint at a path, which may have its name of replaced_name(); empty
+/// for other paths.
+std::string checkpoint_name_of(const fs::path& path) {
+  std::string name = path.filename().string();
+  if (const std::string before = replaced_name(""); name.starts_with(before))
+    name.erase(0, before.size());
+  const bool numbered = name.size() >= 13 && name.starts_with("step-") &&
+                        name.find_first_not_of("0123456789", 5) == std::string::npos;
+  return numbered ? name : "";
+}
+
+/// Returns whether a path is the only one of its checkpoint, whose second save was interrupted.
+bool is_only_copy(const fs::path& path) {
+  const std::string name = checkpoint_name_of(path);
+  return !name.empty() && path.filename() != name && !fs::exists(path.parent_path() / name);
+}
+
 bool is_intact(const fs::path& checkpoint) {
   try {
     verify_checkpoint(checkpoint);
@@ -48,10 +70,9 @@ int64_t step_of(const fs::path& checkpoint) {
 std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& run) {
   std::vector<std::pair<int64_t, fs::path>> found;
   for (const auto& path : list_folder(run / "checkpoints")) {
-    const std::string name = path.filename().string();
-    const bool numbered = name.size() >= 13 && name.starts_with("step-") &&
-                          name.find_first_not_of("0123456789", 5) == std::string::npos;
-    if (numbered) found.emplace_back(step_of(path), path);
+    const std::string name = checkpoint_name_of(path);
+    if (!name.empty() && (path.filename() == name || is_only_copy(path)))
+      found.emplace_back(step_of(path), path);
   }
   std::sort(found.begin(), found.end(), std::greater<>());
   return found;
@@ -70,6 +91,12 @@ void quarantine_newer(const fs::path& checkpoint) {
   }
 }
 
+void restore_replaced(const fs::path& run) {
+  for (const auto& path : list_folder(run / "checkpoints")) {
+    if (is_only_copy(path)) rename_file(path, path.parent_path() / checkpoint_name_of(path));
+  }
+}
+
 void clean_checkpoints(const fs::path& run) {
   for (const auto& path : list_folder(run / "checkpoints")) {
     if (!path.filename().string().starts_with(unfinished_prefix)) continue;
@@ -82,14 +109,21 @@ void clean_checkpoints(const fs::path& run) {
   }
 }
 
-/// Renames the checkpoint of a step that is saved again. The new name of an intact checkpoint makes
-/// clean_checkpoints() delete it; an unusable one is kept.
-void vacate_target(const fs::path& target) {
-  if (!is_intact(target)) return set_aside_unusable(target);
-  const fs::path replaced =
-      target.parent_path() / (unfinished_prefix + ("replaced-" + target.filename().string()));
+void move_into_place(const fs::path& written, const fs::path& target) {
+  if (fs::exists(target) && !is_intact(target)) set_aside_unusable(target);
+  if (!fs::exists(target)) return rename_file(written, target);
+
+  const fs::path replaced = target.parent_path() / replaced_name(target.filename().string());
   remove_tree(replaced);
   rename_file(target, replaced);
+  fault_point("save: replaced one renamed");
+  try {
+    rename_file(written, target);
+  } catch (const FileError&) {
+    std::error_code unknown;  // where this fails too, restore_replaced() repeats it
+    fs::rename(replaced, target, unknown);
+    throw;
+  }
 }
 
 std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Retention& keep,

@@ -38,7 +38,7 @@ std::string checkpoint_name(int64_t step);
 /// Returns the checkpoints of a run folder, newest first, by the step in their state and not by
 /// their name. Throws Exit::io if the folder exists and can't be read.
 std::vector<fs::path> list_checkpoints(const fs::path& run);
-/// Returns the same with the step of each.
+/// Returns the same with the step of each. One that restore_replaced() would rename is among them.
 std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& run);
 /// Returns the step in a checkpoint's state, or the one in its name if the state can't be read.
 int64_t step_of(const fs::path& checkpoint);
@@ -47,9 +47,12 @@ int64_t step_of(const fs::path& checkpoint);
 void quarantine_newer(const fs::path& checkpoint);
 /// Removes what interrupted and repeated saves left. Logs a warning for what can't be removed.
 void clean_checkpoints(const fs::path& run);
-/// Renames the checkpoint of a step that is saved again. clean_checkpoints() deletes it later if it
-/// is intact; an unusable one is kept under its new name.
-void vacate_target(const fs::path& target);
+/// Renames a complete checkpoint folder to its name. If the step has a checkpoint already, that one
+/// is kept under another name until clean_checkpoints() deletes it; an unusable one stays.
+void move_into_place(const fs::path& written, const fs::path& target);
+/// Gives a checkpoint its name back where a process ended within move_into_place(). Call it while
+/// the run is locked.
+void restore_replaced(const fs::path& run);
 
 /// Compares sizes and checksums with the manifest, also of batches.safetensors where it is listed.
 /// Throws Exit::checkpoint with the file that differs.

@@ -106,8 +106,8 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
 
     if (ids.size() == of_ending.size())
       fail(Exit::data,
-           "a question has no context, and the tokenizer has no token that begins a text; add a "
-           "context of at least one word");
+           "a question has no context, and the tokenizer has no token that begins a text or ends a "
+           "document; add a context of at least one word");
 
     if (std::ssize(of_ending) > s.context) {
       fail(Exit::data, "the ending \"", printable_line(c.endings[static_cast<size_t>(i)]),
@@ -119,7 +119,7 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
     const int64_t from = std::max<int64_t>(0, t - std::ssize(of_ending));
     const double loss = loss_of(s, {ids.data() + (std::ssize(ids) - 1 - t)}, t, from);
 
-    if (i == 0 || loss < best_whole) best.whole = i, best_whole = loss;
+    if (i == 0 || loss < best_whole) best.by_total = i, best_whole = loss;
     if (i == 0 || loss / bytes < best_by_byte) best.by_byte = i, best_by_byte = loss / bytes;
   }
   return best;

@@ -1,5 +1,5 @@
-// The table's rows of layers beside those of op_table_images.cc: sequences and images in further
-// forms, attention.
+// Rows of the op table for layers that op_table_images.cc does not have: convolutions and pools of
+// sequences, transposed convolutions, resizing, norms, attention and fused linear layers.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "autograd/ops/attention.h"
@@ -161,7 +161,7 @@ void add_sizes(std::vector<OpCase>& t) {
 }
 
 void add_attention(std::vector<OpCase>& t) {
-  const auto some = [](at::Device device) {  // the second query may look at nothing
+  const auto some = [](at::Device device) {  // the second query sees no key
     return torch::tensor({{true, false, true, true},
                           {false, false, false, false},
                           {false, true, false, false}})
@@ -201,7 +201,7 @@ void add_attention(std::vector<OpCase>& t) {
                    s = s.masked_fill(some(at::kCPU).logical_not(), -INFINITY).masked_fill(blind, 0);
                    return s.softmax(-1).masked_fill(blind, 0).matmul(x[2]);
                  }});
-    t.back().low_scale = 8;  // two products and a softmax
+    t.back().low_scale = 8;  // two matmuls and a softmax
   }
 }
 
@@ -254,18 +254,18 @@ void add_grouped(std::vector<OpCase>& t) {
     t.back().low_scale = 8;
     t.back().differences = c.time < 10;
   }
-  // Uneven, since attention sees differences of angles alone.
+  // The angles are unevenly spaced, since attention depends only on their differences.
   const auto angles_of = [](int64_t batch, int64_t time, int64_t half) {
     return torch::arange(batch * time * half, at::kDouble)
         .square()
         .remainder(6.1)
         .view({batch, time, half});
   };
-  const auto turns_of = [](const at::Tensor& angles) {
+  const auto rope_table_of = [](const at::Tensor& angles) {
     return torch::cat({angles.cos(), angles.sin()}, -1);
   };
-  // A turn is a product of complex numbers.
-  const auto turned = [](const at::Tensor& x, const at::Tensor& angles) {
+  // A rotation is a multiplication of complex numbers.
+  const auto rotated = [](const at::Tensor& x, const at::Tensor& angles) {
     const int64_t half = angles.size(-1);
     const at::Tensor y =
         x.view({x.size(0), x.size(1), x.size(2) / (2 * half), 2, half}).to(at::kDouble);
@@ -276,14 +276,14 @@ void add_grouped(std::vector<OpCase>& t) {
   for (const bool rows : {false, true}) {
     const at::Tensor own = rows ? angles_of(2, 3, 3) : angles_of(2, 3, 3)[1];
     t.push_back({"rotate",
-                 rows ? "places of each row" : "",
+                 rows ? "positions of each row" : "",
                  {{{2, 3, 12}}},
-                 [=](V v) { return rotate(v[0], turns_of(own).to(device_of(v))); },
-                 [=](T x) { return turned(x[0], own); }});
+                 [=](V v) { return rotate(v[0], rope_table_of(own).to(device_of(v))); },
+                 [=](T x) { return rotated(x[0], own); }});
   }
   for (const Case& c :
-       {Case{"turned", 4, 2, 2, 5, 4}, Case{"turned, places of each row", 2, 1, 2, 3, 6},
-        Case{"turned, longer than a block", 3, 1, 1, 131, 34}}) {
+       {Case{"rotated", 4, 2, 2, 5, 4}, Case{"rotated, positions of each row", 2, 1, 2, 3, 6},
+        Case{"rotated, longer than a block", 3, 1, 1, 131, 34}}) {
     const at::Tensor all = angles_of(c.batch, c.time, c.width / 2),
                      own = c.width == 6 ? all : all[0];
     t.push_back({"grouped_attention",
@@ -293,10 +293,10 @@ void add_grouped(std::vector<OpCase>& t) {
                   {{c.batch, c.time, c.kv_heads * c.width}}},
                  [=](V v) {
                    return attention(v[0], v[1], v[2], c.heads, c.kv_heads, {},
-                                    turns_of(own).to(device_of(v)));
+                                    rope_table_of(own).to(device_of(v)));
                  },
                  [=](T x) {
-                   return grouped({turned(x[0], own), turned(x[1], own), x[2].to(at::kDouble)},
+                   return grouped({rotated(x[0], own), rotated(x[1], own), x[2].to(at::kDouble)},
                                   c.heads, c.kv_heads);
                  }});
     t.back().low_scale = 8;
@@ -336,7 +336,7 @@ void add_grouped(std::vector<OpCase>& t) {
          [](V v) { return linear_swiglu(v[0], v[1], v[2]); },
          [](T x) { return torch::silu(torch::linear(x[0], x[1])) * torch::linear(x[0], x[2]); }});
     t.back().differences = rows < 10;
-    t.back().low_scale = 8;  // two products, each rounded
+    t.back().low_scale = 8;  // two matmuls, each rounded
   }
 }
 

@@ -1,4 +1,5 @@
-// Instruction data: what of a conversation is learned, and that the sums over it are exact.
+// Instruction data: which parts of a conversation are learned, and that losses are divided by the
+// exact number of learned tokens.
 #include <cmath>
 
 #include "core/io/json.h"
@@ -18,7 +19,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// The text of a split, what is learned of it in brackets.
+/// Returns the text of a split, with brackets around the parts that are learned.
 std::string marked_text(const fs::path& folder, const char* split) {
   const auto manifest = read_manifest(folder);
   const TokenFile file(folder, split, manifest);
@@ -44,7 +45,7 @@ const char* const chats =
     "{\"role\": \"assistant\", \"content\": \"Yes.\"}]}\n\n"
     "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n";
 
-TEST_CASE("of conversations the answers and their ends are learned, in each template",
+TEST_CASE("the answers of conversations and their end tokens are learned, in each template",
           "[conversations]") {
   const TempFolder f;
   write_file(f / "a.jsonl", chats);
@@ -79,7 +80,7 @@ TEST_CASE("of conversations the answers and their ends are learned, in each temp
   CHECK_THAT(marked_text(o.out, "train"),
              ContainsSubstring("<|start_header_id|>assistant<|end_header_id|>\n\n[Hello!<|eot_id|>]"
                                "<|start_header_id|>user"));
-  // What a chat asks is what was learned to be answered.
+  // The prompt that a chat gives the model is the text that precedes an answer in the data.
   const auto asked =
       ChatTemplate(o.tokenizer, "", "").ask({{"system", "Be kind."}, {"user", "Hi"}});
   const TokenFile file(o.out, "train", read_manifest(o.out));
@@ -94,6 +95,36 @@ TEST_CASE("of conversations the answers and their ends are learned, in each temp
   write_file(f / "a.jsonl", "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n");
   prepare_documents(o);
   CHECK(marked_text(o.out, "train") == "2+2=[4\n]");
+}
+
+TEST_CASE("a completion's tokens are those that generation appends to its prompt",
+          "[conversations]") {
+  const TempFolder f;
+  write_file(f / "a.jsonl", "{\"prompt\": \"abc\", \"completion\": \"ab\"}\n");
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
+                               .format = "instructions",
+                               .field = "messages"},
+                    .out = f / "out"};
+  o.val_share = 0;
+  for (const SpaceBefore rule :
+       {SpaceBefore::each, SpaceBefore::each_without, SpaceBefore::first_without}) {
+    Json json;
+    json["kind"] = "bpe";
+    json["bpe"] = bpe_to_json(sentencepiece(rule));
+    o.tokenizer = Tokenizer::from_json(json, "kind", "test");
+    o.out = f / str("out", static_cast<int>(rule));
+    prepare_documents(o);
+
+    // The space that these tokenizers put before a text is not put between prompt and completion.
+    std::vector<int32_t> wanted;
+    BPE::Encoder encoder(*o.tokenizer.bpe());
+    encoder.encode("abc", wanted, SpecialText::text);
+    encoder.encode("ab", wanted, SpecialText::text, /*begins=*/false);
+    const TokenFile file(o.out, "train", read_manifest(o.out));
+    std::vector<int64_t> begin(wanted.size());
+    file.read(0, std::ssize(wanted), 1000, begin.data());
+    CHECK(begin == std::vector<int64_t>(wanted.begin(), wanted.end()));
+  }
 }
 
 const char* const chatml_with_system = R"({%- if tools %}
@@ -173,7 +204,7 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n Hi<|eot_id|>"
        "<|start_header_id|>assistant<|end_header_id|>\n\n");
 
-  // The two by name.
+  // Both templates can be set by name.
   Tokenizer named = chatml_tokens();
   set_chat_template(named, "chatml");
   asks(named, ruled, with_rule);
@@ -190,7 +221,8 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
   CHECK_THAT(error_of([&] { set_chat_template(named, "nowhere"); }),
              ContainsSubstring("there is no file nowhere"));
 
-  // Others are not followed: of another form, with a date, with an answer that is changed.
+  // Other templates are not followed: those of another form, with a date, with an exception, with a
+  // macro or in a loop, or that change an answer.
   for (const std::string& other :
        {std::string("{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endfor %}"),
         "{{ strftime_now('%d') }}" + std::string(chatml_template),
@@ -379,7 +411,7 @@ TEST_CASE("the Jinja of chat templates", "[conversations]") {
   CHECK(render_jinja("{{ 50000*40000 + 50000*40000 }}", variables) == "4000000000");
 }
 
-TEST_CASE("lines that are no conversations are refused by their number", "[conversations]") {
+TEST_CASE("a line that is not a conversation is refused with its number", "[conversations]") {
   const TempFolder f;
   const auto told = [&](const std::string& line) {
     write_file(f / "a.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n" + line + "\n");
@@ -452,8 +484,8 @@ TEST_CASE(
   train("parts", {"--train.pause_at=9"}, 75);
   train("parts", {});
   CHECK(difference(f / "whole", f / "parts").empty());
-  // 6 windows a step as 6 x 1, 1 x 6 and 3 x 2: micro-batches have different numbers of targets, so
-  // a mean of their means would be another loss (by some percent).
+  // Split the 6 windows of a step as 3 x 2, 1 x 6 and 6 x 1. Micro-batches have different numbers
+  // of targets, so the mean of their mean losses would differ by some percent.
   const auto wanted = losses("whole");
   REQUIRE(wanted.size() == 40);
   for (const auto& [batch, accumulate] : {std::pair("1", "6"), std::pair("6", "1")}) {
@@ -465,8 +497,8 @@ TEST_CASE(
     for (size_t i = 0; i < 10; ++i)
       CHECK(got[i] == Approx(wanted[i]).epsilon(1e-5));  // float32 sums, ten updates
   }
-  // A mean over targets that are learned: at first that of a model that knows nothing, within its
-  // initial noise.
+  // The loss is a mean over the learned targets. At first it is about the logarithm of the
+  // vocabulary size, as for any untrained model.
   CHECK(wanted[0] == Approx(std::log(256.0)).epsilon(0.1));
   const Finished eval = lathe_in(f, {"eval", "whole"});
   REQUIRE(eval.code == 0);

@@ -1,4 +1,4 @@
-// Folders of images by class: what they become, and what is refused by the name of the file.
+// Preparation of images in one folder per class: the results, and errors that name the file.
 #include <zlib.h>
 
 #include <optional>
@@ -17,7 +17,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// A folder of images by class, and what preparing it gives.
+/// A folder with a folder of images for each class, and the example set prepared from it.
 struct ImageFolderCase {
   TempFolder f;
   ExampleOptions options{.val_share = 0};
@@ -38,7 +38,8 @@ struct ImageFolderCase {
     prepare_examples(options);
     return read_example_manifest(options.out);
   }
-  /// Checks the code and the sentence of a refusal, which leaves nothing.
+  /// Checks that prepare() throws an error with this exit code whose message contains `what`, and
+  /// that no output folder is left.
   void refused(Exit code, const std::string& what) {
     INFO(what);
     std::optional<Exit> given;
@@ -81,7 +82,7 @@ TEST_CASE("a folder of images by class becomes bytes with channels first", "[ima
   CHECK(m.input_sizes == std::vector<int64_t>{3, 4, 6});
   CHECK(m.train.inputs.type == ArrayType::u8);
   CHECK(m.encoding().image_files);
-  // In the order of classes, then of paths.
+  // Examples are sorted by class, then by path.
   CHECK(m.train.examples == 4);
   const std::vector<std::string> files{"in/cat/a.JPG", "in/cat/b.png", "in/dog/d.png",
                                        "in/dog/deep/c.jpeg"};
@@ -91,14 +92,14 @@ TEST_CASE("a folder of images by class becomes bytes with channels first", "[ima
     CHECK(c.example("train_targets.npy", i) == std::vector<double>{i < 2 ? 0.0 : 1.0});
   }
 
-  // Only gray images have one channel.
+  // The examples have one channel only if all images are gray.
   fs::remove_all(c.f / "in/cat");
   fs::create_directories(c.f / "in/ant");
   write_file(c.f / "in/ant/a.png", png_of(4, 4, random_bytes(32, 4), {PNG_COLOR_TYPE_GRAY_ALPHA}));
   CHECK(c.prepare().input_sizes == std::vector<int64_t>{1, 4, 6});
   CHECK(c.example("train_inputs.npy", 1) == c.resized("in/dog/d.png", 1));
 
-  // Files of validation get the channels and the size of the training files.
+  // Validation images are converted to the channels and the size of the training images.
   fs::create_directories(c.f / "val/dog");
   write_file(c.f / "val/dog/x.png", png_of(3, 9, random_bytes(81, 5)));
   c.options.val_inputs = {(c.f / "val").string()};
@@ -149,7 +150,7 @@ TEST_CASE("a manifest whose images were resized in another way is refused", "[im
   }
 }
 
-/// A PNG whose header claims a size.
+/// Returns a PNG file whose header states the given size, which its data do not have.
 std::string png_claiming(uint32_t height, uint32_t width) {
   std::string file = png_of(4, 4, random_bytes(48, 1));
   const auto put = [&](size_t at, uint32_t value) {
@@ -185,10 +186,10 @@ TEST_CASE("a file that is not a readable image is refused by its name, and nothi
   bad("a.jpg", jpeg_of(4, 4, random_bytes(64, 1), {JCS_CMYK, 4}), "is a JPEG image of 4 color");
   bad("a.png", png_claiming(30000, 5000), "has 30000 x 5000 pixels, more than 100 million");
   bad("a.png", png_claiming(0, 4), "is damaged (");
-  // 10^8 pixels are few enough to be begun, and their data are missing.
+  // 10^8 pixels are within the limit. Decoding therefore starts, and fails at the missing data.
   bad("a.png", png_claiming(10000, 10000), "is damaged (");
 
-  // A scan that is repeated costs the time of a scan for a few bytes.
+  // Each repeated scan adds only a few bytes to the file, but takes the time of a complete scan.
   const std::string scans = jpeg_of(16, 8, random_bytes(384, 2), {JCS_RGB, 3, false, true});
   const std::string last = scans.substr(scans.rfind("\xFF\xDA"));
   const auto repeated = [&](int times) {
@@ -265,7 +266,7 @@ TEST_CASE("flags of images are for images", "[image_folders]") {
   }
   CHECK(outcome({"--size", "4"}, "a.csv").code == 2);
   CHECK(outcome({"--format", "images"}, "a.csv").code == 3);
-  // A folder of images without the flag: the sentence names it.
+  // Without the flag, the error for a folder of images recommends the flag.
   const Finished hinted = outcome({});
   CHECK(hinted.code == 3);
   CHECK_THAT(hinted.err, ContainsSubstring("--format images"));

@@ -122,6 +122,7 @@ TEST_CASE("runs on padded documents resume, do not depend on accumulation, and r
 
   for (const auto& [key, value] : {std::pair("data.documents", "separate"),
                                    {"data.document_end", "-1"},
+                                   {"data.document_end", "5000"},
                                    {"data.dir", "data"},
                                    {"data.packing", "rows"}}) {
     INFO(key);

@@ -3,13 +3,14 @@
 
   tests/oracles/onnx/oracle.py LATHE LATHE_TESTS [NAME ...]
 
-- examples: models of arrays: what `lathe predict` gives, from raw inputs.
-- tables: text columns, empty cells, and a category that is not known.
-- images: pixels that `lathe prepare` makes of files, against Pillow's, and the predictions for them.
+- examples: models of arrays, whose results for raw inputs must be those of `lathe predict`.
+- tables: text columns, empty cells, and an unknown category.
+- images: pixels that `lathe prepare` reads, against Pillow's, and the predictions for them.
 - language: logits, against those of the library.
 
-Every file passes onnx.checker. Ends with 77, and a reason, where a package is absent: neither in this interpreter nor in
-the one that LATHE_ONNX_PYTHON names. Each part has a control that must fail.
+onnx.checker must accept every file. Exits with 77 and prints the reason if a package is missing
+both in this interpreter and in the one that LATHE_ONNX_PYTHON names. Each part has a control, which
+must differ.
 """
 import json
 import os
@@ -61,7 +62,7 @@ class Bench:
         return session, {p.key: p.value for p in model.metadata_props}
 
     def predicted(self, run, *files):
-        """Names, classes and numbers of each row that `lathe predict` gives."""
+        """Returns the rows that `lathe predict` writes, and their numbers as an array."""
         import numpy
 
         out = self.path("out.jsonl")
@@ -73,14 +74,14 @@ class Bench:
 
 
 def apart(a, b, least=1e-2):
-    """The largest relative difference; of numbers below `least` the absolute one counts, as a share of that."""
+    """Returns the largest difference relative to |b|, or to `least` where |b| is smaller."""
     import numpy
 
     return float((numpy.abs(a - b) / numpy.maximum(numpy.abs(b), least)).max())
 
 
 def compare(name, mine, theirs, control, least=1e-2):
-    """`control` is what other inputs give."""
+    """Checks that the results agree, and that `control`, the results for other inputs, does not."""
     assert mine.shape == theirs.shape, f"{name}: {mine.shape} and {theirs.shape}"
     far, other = apart(theirs, mine, least), apart(control, mine, least)
     print(f"{name}: {len(mine)} rows differ by {far:.1e} at most")
@@ -194,7 +195,7 @@ def images(bench):
         (folder / kind).mkdir(parents=True)
         for i in range(24):
             size = random.integers(5, 90, 2)
-            # Smooth images: what JPEG's decoders differ in is then small.
+            # Use smooth images, for which JPEG decoders differ little.
             coarse = Image.fromarray(random.integers(0, 180, (3, 4, 3)).astype(numpy.uint8) + numpy.uint8(60 * label))
             image = coarse.resize([int(n) for n in size], Image.BICUBIC)
             mode, end, more = [("RGB", "png", {}), ("RGB", "jpg", {"quality": 95}), ("L", "png", {}), ("P", "png", {}), ("RGBA", "png", {}),

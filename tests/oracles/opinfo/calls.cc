@@ -53,7 +53,7 @@ double real(const Json& j) {
 }
 int64_t integer(const Json& j) {
   if (!j.is_number_integer())
-    throw Unsupported("an argument that is not a whole number: " + j.dump().substr(0, 40));
+    throw Unsupported("an argument that is not an integer: " + j.dump().substr(0, 40));
   return j.get<int64_t>();
 }
 
@@ -72,7 +72,7 @@ Variable Call::v(size_t place, const char* name) {
 std::vector<Variable> Call::list(size_t place, const char* name) {
   const Json* j = find(place, name);
   std::vector<Variable> out;
-  if (j == nullptr || !j->is_array()) throw Unsupported("tensors that are no list");
+  if (j == nullptr || !j->is_array()) throw Unsupported("something other than a list of tensors");
   for (const Json& x : *j) out.push_back(made(x));
   return out;
 }

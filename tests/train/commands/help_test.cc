@@ -267,4 +267,50 @@ TEST_CASE("bash completes subcommands, values and runs", "[help]") {
   CHECK(std::count(first.begin(), first.end(), "runs/not-a-run") == 0);
 }
 
+TEST_CASE("completion and the man page name every command and key", "[help]") {
+  const std::string man = man_page();
+  for (const std::string shell : {"bash", "zsh", "fish"}) {
+    const std::string script = completion_script(shell);
+    for (const Command& v : commands()) {
+      INFO(shell << " " << v.name);
+      CHECK(script.find(v.name) != std::string::npos);
+      for (const Flag& flag : v.flags) {
+        const std::string fish = (flag.name.size() == 1 ? "-s " : "-l ") + flag.name + " ";
+        CHECK(script.find(shell == "fish" ? fish : flag.typed()) != std::string::npos);
+      }
+    }
+    for (const Field& field : all_fields()) {
+      INFO(shell << " " << field.key);
+      CHECK(script.find((shell == "fish" ? "-l " : "--") + field.key) != std::string::npos);
+    }
+  }
+  const auto plain = [](std::string text) {
+    for (size_t at = 0; (at = text.find("\\-", at)) != std::string::npos;) text.erase(at, 1);
+    return text;
+  };
+  const std::string text = plain(man);
+  for (const Command& v : commands()) CHECK_THAT(text, ContainsSubstring("\n.B lathe " + v.name));
+  for (const Field& field : all_fields())
+    CHECK_THAT(text, ContainsSubstring("\n.B --" + field.key + "="));
+  CHECK_THAT(error_of([] { completion_script("tcsh"); }),
+             ContainsSubstring("there are bash, zsh and fish"));
+
+  // bash itself, where it is.
+  const TempFolder f;
+  write_file(f / "lathe.bash", completion_script("bash"));
+  const auto complete = [&](const std::string& words, int at) {
+    const std::string command = "cd " + f.path().string() +
+                                " && bash -c 'source lathe.bash; compopt() { :; }; COMP_WORDS=(" +
+                                words + "); COMP_CWORD=" + std::to_string(at) +
+                                "; _lathe; echo \"${COMPREPLY[@]}\"' > out";
+    if (std::system(command.c_str()) != 0) return std::string("failed");
+    return slurp(f / "out");
+  };
+  CHECK(complete("lathe repl", 1) == "replay\n");
+  CHECK(complete("lathe train --train.see", 2) == "--train.seed=\n");
+  CHECK(complete("lathe runs --js", 2) == "--json=\n");
+  CHECK(complete("lathe train --memory.recompute = bl", 4) == "blocks\n");
+  CHECK(complete("lathe runs --train.see", 2) == "\n");
+}
+
 }  // namespace

@@ -55,6 +55,57 @@ TEST_CASE("a start removes what an unfinished save left before it trains", "[kil
   CHECK(unfinished() == 0);
 }
 
+/// Returns whether the newest checkpoint of a run still has its evaluation to come.
+bool is_evaluation_due(const fs::path& run) {
+  return read_state(list_checkpoints(run).at(0)).eval_due;
+}
+
+TEST_CASE("killed while a step is saved again", "[kill_points]") {
+  const Trials trials;
+  const TempFolder& folder = trials.folder();
+  // A stop cuts the evaluation after the last step short. The next start evaluates and saves again.
+  const auto stop_at_end = [&](const std::string& run) {
+    REQUIRE(trials.start(run, {{"LATHE_TEST_STOP", "step 40"}}).code == 75);
+    REQUIRE(is_evaluation_due(folder / run));
+  };
+
+  stop_at_end("killed");
+  REQUIRE(trials.start("killed", {{"LATHE_TEST_KILL", "save: replaced one renamed 1"}}).code ==
+          killed);
+  CHECK(step_of(list_checkpoints(folder / "killed").at(0)) == 40);
+  CHECK(lathe_in(folder, {"verify", "killed"}).code == 0);
+
+  // The second of the two renames fails, after those of state.json and manifest.json.
+  stop_at_end("failed");
+  CHECK(trials.start("failed", {{"LATHE_TEST_FAIL", "rename EIO 4 1"}}).code == 6);
+  CHECK(fs::exists(folder / "failed/checkpoints/step-00000040"));
+
+  for (const char* run : {"killed", "failed"}) {
+    const Finished f = trials.start(run, {});
+    INFO(run << ": " << f.out << f.err);
+    CHECK(f.code == 0);
+    CHECK_THAT(f.out, ContainsSubstring(str("resuming from ", run, "/checkpoints/step-00000040")));
+    CHECK(difference(folder / "reference", folder / run) == "");
+    CHECK(!is_evaluation_due(folder / run));
+    const auto there = list_folder(folder / run / "checkpoints");
+    CHECK(there.size() == list_checkpoints(folder / run).size());
+    CHECK(fs::exists(folder / run / "checkpoints/step-00000040"));
+  }
+}
+
+TEST_CASE("a pause after an evaluation that was cut short keeps the evaluation", "[kill_points]") {
+  const Trials trials({"--train.pause_at=20"});
+  const TempFolder& folder = trials.folder();
+  REQUIRE(trials.start("run", {{"LATHE_TEST_STOP", "step 20"}}).code == 75);
+  REQUIRE(is_evaluation_due(folder / "run"));
+  CHECK(trials.start("run", {}).code == 75);
+  CHECK(!is_evaluation_due(folder / "run"));
+  CHECK(trials.newest("run") == 20);
+
+  CHECK(lathe_in(folder, {"train", "tiny.toml", "--train.out_dir=run"}).code == 0);
+  CHECK(difference(folder / "reference", folder / "run") == "");
+}
+
 /// Rewrites a checkpoint's manifest after a file was changed on purpose.
 void seal(const fs::path& checkpoint) {
   Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "manifest", Exit::internal);

@@ -85,6 +85,29 @@ TEST_CASE("a run with spikes left out resumes to the bit, and keeps their tokens
         std::vector<int64_t>{2, 3, 16});  // micro-batches, sequences, tokens
 }
 
+TEST_CASE("a spike after a resume has the loss scale of its step", "[replay]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto train = [&](const std::string& out, const std::string& more) {
+    return lathe_in(
+        f, {"train", "tiny.toml", "--train.out_dir=" + out, "--train.spike_sigma=0.5",
+            "--train.steps=70", "--optim.lr=1e-5", "--amp.dtype=fp16", "--log.layers=1", more});
+  };
+  REQUIRE(train("whole", "--train.pause_at=0").code == 0);
+
+  // The last step before a spike: the resumed process begins with the spike.
+  int64_t before = 0;
+  std::istringstream lines(slurp(f / "whole/metrics.jsonl"));
+  for (std::string line; before == 0 && std::getline(lines, line);) {
+    const Json json = parse_json(line, "", Exit::internal);
+    if (json.contains("spikes")) before = json["step"].get<int64_t>() - 1;
+  }
+  REQUIRE(before > 0);
+  REQUIRE(train("parts", str("--train.pause_at=", before)).code == 75);
+  REQUIRE(train("parts", "--train.pause_at=0").code == 0);
+  CHECK(difference(f / "whole", f / "parts") == "");
+}
+
 TEST_CASE("a step that diverged is run again, and the op named where it began", "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path(), "[optim]\nkind = \"sgd\"\nlr = 1e30\ngrad_clip = 0\n");

@@ -38,11 +38,10 @@ class Trials {
 
   double seconds() const { return seconds_; }
   const TempFolder& folder() const { return folder_; }
-
- private:
   /// Verifies all checkpoints of a run, and returns the step of the newest one; 0 if there is none.
   int64_t newest(const std::string& run) const;
 
+ private:
   TempFolder folder_;
   std::vector<std::string> args_;
   std::map<std::string, std::string> environment_;

@@ -1,4 +1,4 @@
-// The replies of `lathe serve`: texts as they are shown, streams and complete objects, log
+// The replies of `lathe serve`: the text that is shown, streams, complete objects, and log
 // probabilities.
 #include <algorithm>
 
@@ -51,7 +51,7 @@ TokenScore score_of(int64_t id) {
   return {.id = id, .log_probability = -0.5, .top = {{id, -0.5}, {(id + 1) % 256, -1.5}}};
 }
 
-/// Gives a reply with one choice its tokens, and ends it.
+/// Passes the tokens to a reply with one choice, and ends the reply.
 void fill(Reply& reply, const std::vector<int64_t>& ids) {
   for (const int64_t id : ids) {
     if (!reply.on_token(0, score_of(id))) return reply.on_end(0, TextEnd::stop, "");
@@ -79,7 +79,8 @@ void add_tokens(Joined& joined, const Json& logprobs, bool is_chat) {
     joined.offsets.push_back(offset.get<size_t>());
 }
 
-/// Checks that each token of one character is at its offset in the text.
+/// Checks that the text has each token at the token's offset. Each token is one character, or bytes
+/// of one, which are not compared.
 void check_offsets(const Joined& joined) {
   std::vector<std::string> characters;
   for (const char byte : joined.text) {
@@ -94,7 +95,7 @@ void check_offsets(const Joined& joined) {
   }
 }
 
-/// What the events of a stream make together; each must be UTF-8 by itself.
+/// Returns the combined content of a stream's events, each of which must be UTF-8.
 Joined joined_stream(GenerationRequest request, const std::vector<int64_t>& ids) {
   request.streams = true;
   const bool is_chat = request.is_chat;
@@ -108,7 +109,7 @@ Joined joined_stream(GenerationRequest request, const std::vector<int64_t>& ids)
     break;
   }
   if (ids.empty() || body.find("finish_reason\":\"") == std::string::npos) {
-    // Not ended by a stop.
+    // The stream was not ended by a stop.
     if (!reply.wait_for(std::chrono::milliseconds(0))) reply.on_end(0, TextEnd::length, "");
   }
   body += reply.take_events();
@@ -169,7 +170,7 @@ TEST_CASE("a stream and a complete reply have the same text, tokens and end", "[
       CHECK(joined_stream(chat_of(options), ids) == joined_whole(chat_of(options), ids));
   }
 
-  // Against what they must be.
+  // Compare some replies with the values that they must have.
   CHECK(joined_whole(completion_of(R"(, "stop": "xyz", "logprobs": 1)"), all[8]) ==
         Joined{"a", {"a"}, "stop", {0}});
   CHECK(joined_whole(completion_of(R"(, "logprobs": 1)"), all[6]) ==

@@ -1,4 +1,4 @@
-// memory.update_in_backward: the same bits in less memory.
+// Tests of memory.update_in_backward, which must give the same bits in less memory.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -51,7 +51,7 @@ std::vector<Case> cases() {
   };
 }
 
-/// Runs of one folder with data for each kind.
+/// Trains runs in one folder, which has data for each kind of model.
 class UpdatingRuns {
  public:
   UpdatingRuns() { lathe::test::make_data(folder_); }
@@ -132,7 +132,7 @@ TEST_CASE("updates in backward save the gradients' memory, and plan knows it",
     const Finished plan = lathe::test::lathe_in(runs.folder(), words);
     INFO(plan.err);
     REQUIRE(plan.code == 0);
-    // A few tensors of 16 KB more or less at the peak.
+    // Forecast and measurement may differ by a few tensors of 16 KB.
     CHECK(Json::parse(plan.out).at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(measured).epsilon(0.05));
     return measured;

@@ -220,6 +220,25 @@ TEST_CASE("what does not go together is one sentence", "[tasks]") {
              ContainsSubstring("are for examples"));
 }
 
+TEST_CASE("eval takes the validation split of other data, whatever folds the run has", "[tasks]") {
+  const TempFolder f(fast_folder());
+  make_data(f);
+  write_config(f, {"mlp", "images", "n_hidden = 16\n"});
+  REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=folded", "--data.folds=2",
+                       "--data.fold=1", "--train.steps=4"})
+              .code == 0);
+  fs::copy(f / "images", f / "others", fs::copy_options::recursive);
+  const auto examples = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"eval", "folded"};
+    words.insert(words.end(), more.begin(), more.end());
+    return last_line(lathe_in(f, words))["samples"].get<int64_t>();
+  };
+  const Json manifest = parse_json(slurp(f / "others/manifest.json"), "", Exit::internal);
+  const int64_t val = manifest["val"]["examples"];
+  CHECK(examples({"--data", "others"}) == val);
+  CHECK(examples({}) > val);  // a half of all
+}
+
 TEST_CASE("adapters stand on any kind", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
