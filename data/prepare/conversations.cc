@@ -69,9 +69,13 @@ Conversation read_instruction(const simdjson::dom::object& json, const std::stri
 /// Puts a "system" text of the whole line before a chat without a system message.
 Conversation with_system(Conversation chat, const simdjson::dom::object& json,
                          const std::string& where) {
-  if (json["system"].error() != simdjson::SUCCESS || !chat.is_chat ||
-      chat.messages[0].role == "system")
-    return chat;
+  if (json["system"].error() != simdjson::SUCCESS) return chat;
+  std::string_view given;
+  if (!chat.is_chat && json["system"].get(given) == simdjson::SUCCESS && !given.empty()) {
+    fail(Exit::data, where,
+         ": \"system\" belongs to a chat; put its text into \"prompt\", or give \"messages\"");
+  }
+  if (!chat.is_chat || chat.messages[0].role == "system") return chat;
   const std::string system = string_in(json, "system", where);
   if (!system.empty()) chat.messages.insert(chat.messages.begin(), {"system", system});
   return chat;
@@ -159,7 +163,9 @@ void each_conversation(const Part& part, const DocumentSource& source,
       f(with_system(read_instruction(json, where), json, where));
     } else if (json["prompt"].get(prompt) == simdjson::SUCCESS &&
                json["completion"].get(completion) == simdjson::SUCCESS) {
-      f({.messages = {{"prompt", std::string(prompt)}, {"completion", std::string(completion)}}});
+      f(with_system(
+          {.messages = {{"prompt", std::string(prompt)}, {"completion", std::string(completion)}}},
+          json, where));
     } else {
       fail(Exit::data, where, " ", what);
     }

@@ -31,7 +31,9 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
     // Rates are spaced evenly in the logarithm, since useful ones span several orders of magnitude.
     const double share = steps > 1 ? static_cast<double>(step) / static_cast<double>(steps - 1) : 0;
     s.config.optim.lr = from * std::pow(to / from, share);
-    const double loss = run_step(s, loader, step).loss.item().toDouble();
+    const StepResult result = run_step(s, loader, step);
+    if (result.targets == 0) continue;  // its loss is 0, whatever the rate
+    const double loss = result.loss.item().toDouble();
 
     if (!std::isfinite(loss)) {
       test.diverged = s.config.optim.lr;

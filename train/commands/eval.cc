@@ -8,6 +8,7 @@
 #include "core/io/log.h"
 #include "core/io/progress.h"
 #include "core/memory.h"
+#include "data/folder.h"
 #include "data/prepare/documents.h"
 #include "train/commands/commands.h"
 #include "train/commands/table.h"
@@ -195,6 +196,21 @@ Exit run_eval_text(const Arguments& arguments) {
   return Exit::done;
 }
 
+/// Leaves out the keys that name sources or a split of the run's own data, and those that this data
+/// does not have.
+void set_other_data(DataConfig& config) {
+  const DataConfig initial;
+  config.mix.clear();
+  config.folds = config.fold = 0;
+
+  const auto manifest = read_manifest_json(config.dir);
+  const std::string kind = manifest ? manifest->value("kind", "tokens") : "tokens";
+  if (kind != "tokens" && config.packing == "examples")
+    config.packing = initial.packing, config.document_end = initial.document_end;
+  if (kind == "preferences")
+    config.documents = initial.documents, config.document_end = initial.document_end;
+}
+
 Exit run_eval(const Arguments& arguments) {
   if (arguments.positionals.size() > 1 || arguments.flags.contains("choices"))
     return run_eval_text(arguments);
@@ -209,11 +225,7 @@ Exit run_eval(const Arguments& arguments) {
   if (data_config.dir.empty())
     fail(Exit::usage, arguments.positionals[0],
          " was imported and has no data of its own; give some as --data FOLDER");
-  // These keys name sources and a split of the run's own data.
-  if (arguments.flags.contains("data")) {
-    data_config.mix.clear();
-    data_config.folds = data_config.fold = 0;
-  }
+  if (arguments.flags.contains("data")) set_other_data(data_config);
   // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
   if ((data_config.documents == "separate" || data_config.packing == "examples") &&
       data_config.document_end < 0 && m.state.tokenizer)
@@ -225,6 +237,11 @@ Exit run_eval(const Arguments& arguments) {
   if (arguments.flags.contains("data") && m.state.sizes.outputs == 0)
     measured.config.train.task = "auto";
   const Task& of_table = task_of(measured, data->facts());
+  if (of_table.name() != m.state.task && !of_table.frozen_key(m.config).empty()) {
+    fail(Exit::usage, data_config.dir, " is for the task ", of_table.name(),
+         ", which compares a model with the one that it was trained from; evaluate a run of that "
+         "task on it");
+  }
   check_same_kind(m, of_table, *data, data_config.dir);
   if (const auto& theirs = data->facts().encoding) {
     const ExampleEncoding ours = encoding_of(arguments.positionals[0], m.state, m.config);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <deque>
 #include <iostream>
 #include <sstream>
 
@@ -86,6 +87,27 @@ std::string token_line(int64_t prompt, int64_t sample, const GeneratedToken& tok
                         {"logprob", json_number(token.log_probability)}});
 }
 
+/// The lines of a text's tokens. A line is printed once the bytes of its token may be shown, so
+/// that the tokens of a stop text are left out.
+class TokenLines {
+ public:
+  /// Adds the line of a token with this many bytes.
+  void add(size_t bytes, std::string line) {
+    added_ += bytes;
+    waiting_.emplace_back(added_, std::move(line));
+  }
+  /// Prints the lines of the text's next bytes.
+  void show(size_t bytes) {
+    shown_ += bytes;
+    for (; !waiting_.empty() && waiting_.front().first <= shown_; waiting_.pop_front())
+      std::cout << waiting_.front().second << std::endl;
+  }
+
+ private:
+  size_t added_ = 0, shown_ = 0;
+  std::deque<std::pair<size_t, std::string>> waiting_;  // with the text's bytes to their ends
+};
+
 /// Returns the ids of `samples` texts for each prompt. They follow each other, so text i belongs to
 /// prompt i / samples.
 std::vector<std::vector<int64_t>> prompt_ids(const std::vector<std::string>& prompts,
@@ -139,6 +161,7 @@ Exit run_generate(const Arguments& arguments) {
   const bool streams = ids.size() == 1 && !w.log_probabilities;
   std::vector<StopMatcher> ends(ids.size(), StopMatcher(stops));
   std::vector<std::string> written(ids.size());
+  std::vector<TokenLines> lines(ids.size());
   if (streams) std::cout << prompts[0] << std::flush;
 
   generate(*m.model, ids, w, [&](const GeneratedToken& token) {
@@ -146,18 +169,23 @@ Exit run_generate(const Arguments& arguments) {
     if (!ignore_eos && tokenizer.ends_text(token.id)) return false;
     // feed() holds back what may be the beginning of a stop text; rest() returns it at the end.
     const std::string piece = tokenizer.piece(token.id), shown = ends[i].feed(piece);
-    if (w.log_probabilities)
-      std::cout << token_line(token.text / samples, token.text % samples, token, piece)
-                << std::endl;
-    else if (streams)
+    if (w.log_probabilities) {
+      lines[i].add(piece.size(),
+                   token_line(token.text / samples, token.text % samples, token, piece));
+      lines[i].show(shown.size());
+    } else if (streams) {
       std::cout << shown << std::flush;
-    else
+    } else {
       written[i] += shown;
+    }
     // A closed output ends the generation.
     return !ends[i].stopped() && std::cout;
   });
 
-  if (w.log_probabilities) return Exit::done;
+  if (w.log_probabilities) {
+    for (size_t i = 0; i < ids.size(); ++i) lines[i].show(ends[i].rest().size());
+    return Exit::done;
+  }
   if (streams) {
     std::cout << ends[0].rest() << std::endl;
     return Exit::done;

@@ -60,6 +60,12 @@ void StepReporter::report(const StepResult& result, bool write, std::vector<Laye
   state_.scaler = stats.scaler;
   if (session_.spikes) state_.spikes = session_.spikes->state();
   if (result.is_spike) save_spike_batch(stats);
+  if (result.targets == 0 && !std::exchange(has_warned_of_no_targets_, true)) {
+    log_warn("step ", state_.step,
+             " has no target to learn from: its loss is 0, and its update applies only momentum "
+             "and weight decay; such steps are rarer with a larger train.batch_size, "
+             "train.grad_accum or data.window");
+  }
 
   StepMetrics m{
       .step = state_.step,

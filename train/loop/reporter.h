@@ -53,6 +53,7 @@ class StepReporter {
   StepLine line_;
   decltype(MemoryStats::peak) last_reported_peaks_{};  // those in metrics.jsonl
   int64_t last_report_step_;
+  bool has_warned_of_no_targets_ = false;
   std::vector<int> slow_in_row_;  // of each rank, the logged steps in a row in which it was slow
   Clock::time_point last_report_time_ = Clock::now();
 };

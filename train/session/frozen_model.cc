@@ -2,7 +2,6 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "core/io/checksum.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "train/config/path_kind.h"
@@ -79,19 +78,6 @@ std::unique_ptr<Model> load_frozen_model(const LoadedConfig& loaded, const std::
   return model;
 }
 
-/// Returns the checksum of all weights with their paths.
-std::string hash_of(Model& model) {
-  Checksum sum;
-  const auto add = [&](const std::string& path, const at::Tensor& tensor) {
-    const at::Tensor t = tensor.to(at::kCPU).contiguous();
-    sum.update(path.data(), path.size());
-    sum.update(t.const_data_ptr(), t.nbytes());
-  };
-  for (const NamedParameter& p : saved_tensors(model)) add(p.path, p.parameter.data());
-  for (const NamedParameter& p : parameters(model)) add(p.path, p.parameter.data());
-  return sum.hex();
-}
-
 }  // namespace
 
 void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& facts) {
@@ -131,15 +117,17 @@ RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelS
   if (const std::string key = task.frozen_key(loaded.config); !key.empty()) {
     LATHE_CHECK(loaded.frozen_model, "the frozen model of ", key, " was not resolved");
     frozen = load_frozen_model(loaded, key, sizes, device);
-    if (!loaded.frozen.empty()) made.frozen_hash = hash_of(*frozen);
+    if (!loaded.frozen.empty()) made.frozen_hash = weights_checksum(*frozen);
   }
   made.own = task.of_run(loaded.config, std::move(frozen));
   return made;
 }
 
 RunTask make_run_task(const LoadedModel& m, const Task& task, const DatasetInfo& facts) {
+  LoadedConfig loaded{.config = m.config, .origins = {}};
   // The saved config has the context that the weights of a Hugging Face folder were cut to.
-  LoadedConfig loaded{.config = m.config, .origins = {{"model.block_size", "checkpoint"}}};
+  loaded.origins["model.block_size"] = loaded.origins[task.frozen_key(m.config)] =
+      "config of the run";
   resolve_frozen(loaded, task, facts);
   RunTask made = make_run_task(loaded, task, m.state.sizes, m.device);
   check_frozen(m.config, task, m.state, made.frozen_hash);
@@ -149,7 +137,7 @@ RunTask make_run_task(const LoadedModel& m, const Task& task, const DatasetInfo&
 void check_frozen(const RunConfig& config, const Task& task, const RunState& saved,
                   const std::string& now) {
   const std::string key = task.frozen_key(config);
-  // A merged run records none: its base was checked when it was merged.
+  // Runs that earlier builds merged record none.
   if (key.empty() || saved.frozen_hash.empty() || saved.frozen_hash == now) return;
   fail(Exit::checkpoint, key, " = ", frozen_name(config, key),
        " is not the model that the run was trained with (checksum ", now, " instead of ",

@@ -1,5 +1,7 @@
 #include "train/session/load.h"
 
+#include <algorithm>
+
 #include "amp/amp.h"
 #include "autograd/node.h"
 #include "core/device.h"
@@ -38,6 +40,14 @@ int64_t bytes_of(Model& model) {
     }
   }
   return bytes;
+}
+
+bool has_quantized(Model& model) {
+  const auto all = parameters(model);
+  return std::any_of(all.begin(), all.end(), [](const NamedParameter& p) {
+    const Precision* kept = precision_of(p.parameter);
+    return kept != nullptr && kept->quantized;
+  });
 }
 
 LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& device_name, int threads,
@@ -83,8 +93,18 @@ LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& devic
                 dtype_of_file(checkpoint),
                 kept};
 
+  const bool quantizes = kept == "int8" || kept == "nf4";
+  if (quantizes && !adapters && !has_quantized(*m.model)) {
+    fail(Exit::usage, "command line: --load-dtype ", kept,
+         " is for linear layers in repeated blocks, and model.kind = \"", config.model.kind,
+         "\" has none; take bf16");
+  }
+
   if (!frozen && device.is_cuda()) move_to(*m.model, device, at::kFloat);
-  apply_transforms(*m.model, {m.config, device, at::kFloat});
+  // Only float32 weights are converted to fp8.
+  RunConfig transformed = config;
+  if (frozen && !adapters && config.amp.dtype == "fp8") transformed.amp.dtype = "bf16";
+  apply_transforms(*m.model, {transformed, device, at::kFloat});
   if (adapters || !frozen) load_parameters(checkpoint, saved_tensors(*m.model));
   if (average) load_averages(checkpoint, trained_parameters(*m.model));
 

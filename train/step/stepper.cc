@@ -248,6 +248,7 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   const int64_t sent_before = world().bytes_sent();
   r.lr = learning_rate(s.config.schedule, s.config.optim.lr, step, c.steps);
 
+  r.targets = targets;
   // With no target at all, every sum is 0.
   const auto divisor = static_cast<double>(std::max<int64_t>(targets, 1));
   if (s.config.memory.update_in_backward) {
@@ -300,8 +301,10 @@ StepStats read_stats(const Session& s, const StepResult& result) {
          "; lower optim.lr, raise schedule.warmup_steps, or use amp.dtype = \"bf16\"");
   }
   if (c.failed_step != 0) {
-    fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", f.loss, ", gradient norm ",
-         f.grad_norm, diverged_remedy(s.config.optim));
+    // A NaN has a sign, which means nothing.
+    const auto shown = [](double x) { return std::isnan(x) ? std::string("nan") : str(x); };
+    fail(Exit::diverged, "step ", c.failed_step, " diverged: loss ", shown(f.loss),
+         ", gradient norm ", shown(f.grad_norm), diverged_remedy(s.config.optim));
   }
   if (c.moved > 0) f.updates_lost = static_cast<double>(c.lost) / static_cast<double>(c.moved);
   return f;

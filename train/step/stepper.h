@@ -33,6 +33,7 @@ struct StepResult {
   double exchange_wait_s = 0;  ///< waiting for the other processes' gradients
   int64_t sent_bytes = 0;      ///< to other processes, of gradients and parameters
   bool is_spike = false;       ///< its update was left out: see optim/spikes.h
+  int64_t targets = 0;         ///< of all processes; with none, `loss` and all gradients are 0
 };
 
 /// Returns the source of the random numbers of a micro-batch of a step.

@@ -1,6 +1,7 @@
 // Classification: one of several classes for each sample, by cross-entropy.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/softmax.h>
-#include <ATen/ops/topk.h>
 
 #include <algorithm>
 
@@ -33,6 +34,15 @@ void count_classes(const at::Tensor& targets_B, const at::Tensor& predicted_B, i
   }
 }
 
+/// Returns how many classes are likelier than the target of each row, [B] int64. Of equally likely
+/// classes, the first is the likeliest, as for `lathe predict`.
+at::Tensor rank_of(const at::Tensor& logits_BC, const at::Tensor& targets_B) {
+  const at::Tensor targets_B1 = targets_B.unsqueeze(-1), own_B1 = logits_BC.gather(-1, targets_B1);
+  const at::Tensor classes_C = at::arange(logits_BC.size(-1), targets_B.options());
+  const at::Tensor precedes_BC = logits_BC.eq(own_B1).logical_and(classes_C.lt(targets_B1));
+  return logits_BC.gt(own_B1).logical_or(precedes_BC).sum(-1);
+}
+
 class Classification final : public Task {
  public:
   std::string name() const override { return "classification"; }
@@ -52,15 +62,16 @@ class Classification final : public Task {
              Scores& scores) const override {
     const Variable logits_BC = model(batch.inputs);
     scores.sums["loss"] += cross_entropy(logits_BC, batch.targets, 1).item();
-    const int64_t k = std::min<int64_t>(5, logits_BC.sizes().back());
-    const at::Tensor likeliest_Bk = std::get<1>(at::topk(logits_BC.data(), k, -1));
-    const at::Tensor right_Bk = likeliest_Bk.eq(batch.targets.unsqueeze(-1));
-    scores.sums["right"] += right_Bk.select(-1, 0).sum().item<double>();
+    const at::Tensor likeliest_B = at::argmax(logits_BC.data(), -1);
+    scores.sums["right"] += likeliest_B.eq(batch.targets).sum().item<double>();
     // Of up to five classes, the right one is always among the five likeliest.
-    if (logits_BC.sizes().back() > 5) scores.sums["right_of_5"] += right_Bk.sum().item<double>();
+    if (logits_BC.sizes().back() > 5) {
+      const at::Tensor rank_B = rank_of(logits_BC.data(), batch.targets);
+      scores.sums["right_of_5"] += rank_B.lt(5).sum().item<double>();
+    }
     scores.targets += batch.targets.numel();
     if (scores.detailed)
-      count_classes(batch.targets, likeliest_Bk.select(-1, 0), logits_BC.sizes().back(), scores);
+      count_classes(batch.targets, likeliest_B, logits_BC.sizes().back(), scores);
   }
 
   /// Returns the mean negative log-likelihood and the share of samples whose likeliest class is
@@ -112,13 +123,13 @@ class Classification final : public Task {
     if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
-    const auto [p_B1, id_B1] =
-        at::topk(at::softmax(model(batch->inputs).data().to(at::kFloat), -1), 1, -1);
+    const at::Tensor p_BC = at::softmax(model(batch->inputs).data().to(at::kFloat), -1),
+                     id_B = at::argmax(p_BC, -1);
     std::string text;
     for (int64_t i = 0; i < batch->targets.size(0); ++i) {
       text += (i > 0 ? ", " : "") + label_of(data.facts(), batch->targets[i].item<int64_t>()) +
-              " read as " + label_of(data.facts(), id_B1[i][0].item<int64_t>()) +
-              format(" (%.0f%%)", 100 * p_B1[i][0].item<double>());
+              " read as " + label_of(data.facts(), id_B[i].item<int64_t>()) +
+              format(" (%.0f%%)", 100 * p_BC[i].max().item<double>());
     }
     return text;
   }

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <unordered_set>
 
+#include "amp/amp.h"
 #include "core/error.h"
 #include "core/rng.h"
 #include "train/tasks/generate.h"
@@ -104,7 +105,9 @@ void TextBatch::leave(int64_t row) {
 
 std::vector<NextToken> TextBatch::next() {
   const NoGrad no_grad;
-  const Autocast autocast(options_.compute);
+  // An fp8 layer scales all rows by the largest value among them, so that a text would depend on
+  // the others.
+  const Autocast autocast({matmul_dtype(options_.compute.dtype), options_.compute.cache});
   const std::vector<at::Tensor> logits = forward();
 
   std::vector<NextToken> tokens;

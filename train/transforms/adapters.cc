@@ -227,6 +227,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
 
   // Merging happens in float32, whatever dtype the run kept the base in.
   const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
+  const std::string base_weights = weights_checksum(*model);
   add_adapters(*model, {config, at::kCPU, at::kFloat});
   load_parameters(checkpoint, saved_tensors(*model));
   if (average) load_averages(checkpoint, trained_parameters(*model));
@@ -242,7 +243,10 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   });
 
   // The reference of a task such as dpo is where the weights began.
-  if (config.train.init_from.empty()) config.train.init_from = adapters_of(config).base;
+  if (config.train.init_from.empty()) {
+    config.train.init_from = adapters_of(config).base;
+    state.frozen_hash = base_weights;
+  }
 
   // Reset what belongs to the training of the adapters.
   config.transforms["adapters"] = AnyConfig::of<AdaptersConfig>();

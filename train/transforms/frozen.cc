@@ -1,6 +1,7 @@
 #include "train/transforms/frozen.h"
 
 #include "core/dtype.h"
+#include "core/io/checksum.h"
 #include "core/io/safetensors.h"
 #include "core/mapped_memory.h"
 #include "core/memory.h"
@@ -72,6 +73,18 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
          used);
   }
   return model;
+}
+
+std::string weights_checksum(Model& model) {
+  Checksum sum;
+  const auto add = [&](const std::string& path, const at::Tensor& tensor) {
+    const at::Tensor t = tensor.to(at::kCPU).contiguous();
+    sum.update(path.data(), path.size());
+    sum.update(t.const_data_ptr(), t.nbytes());
+  };
+  for (const NamedParameter& p : saved_tensors(model)) add(p.path, p.parameter.data());
+  for (const NamedParameter& p : parameters(model)) add(p.path, p.parameter.data());
+  return sum.hex();
 }
 
 }  // namespace lathe

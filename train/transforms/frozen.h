@@ -31,4 +31,7 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
                                    const ModelSizes& sizes, const Keep& keep, at::Device device,
                                    const std::function<void(Model&)>& change_shapes = {});
 
+/// Returns the checksum of all weights of a model with their paths.
+std::string weights_checksum(Model& model);
+
 }  // namespace lathe

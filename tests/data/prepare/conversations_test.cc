@@ -430,6 +430,8 @@ TEST_CASE("a line that is not a conversation is refused with its number", "[conv
            {"[1]", "is not a conversation"},
            {"{\"prompt\": \"a\"}", "is not a conversation"},
            {"{\"prompt\": \"a\", \"completion\": 3}", "is not a conversation"},
+           {"{\"system\": \"s\", \"prompt\": \"a\", \"completion\": \"b\"}",
+            "\"system\" belongs to a chat"},
            {"{\"messages\": []}", "has no message of the assistant"},
            {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",
             "has no message of the assistant"},
@@ -444,6 +446,38 @@ TEST_CASE("a line that is not a conversation is refused with its number", "[conv
     CHECK_THAT(told(line), ContainsSubstring(place));
     CHECK_THAT(told(line), ContainsSubstring(what));
   }
+}
+
+TEST_CASE("steps without a target are named, and a rate is found without them", "[conversations]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  std::string lines;
+  for (int i = 0; i < 300; ++i)
+    lines += Json{{"prompt", std::string(60, 'a')}, {"completion", "bbbbbbbb"}}.dump() + "\n";
+  write_file(f / "long.jsonl", lines);
+  REQUIRE(
+      lathe_in(f, {"prepare", "long.jsonl", "--format", "instructions", "--out", "long"}).code ==
+      0);
+  // A window has 16 tokens, so most of them lie in a prompt.
+  const std::vector<std::string> keys{"--data.dir=long", "--train.batch_size=1",
+                                      "--train.grad_accum=1", "--train.eval_interval=0"};
+  const auto lathe = [&](std::vector<std::string> words) {
+    words.insert(words.end(), keys.begin(), keys.end());
+    const Finished r = lathe_in(f, words);
+    INFO(r.out << r.err);
+    CHECK(r.code == 0);
+    return r;
+  };
+  const std::string warned = lathe({"train", "tiny.toml", "--train.steps=12"}).err;
+  const size_t at = warned.find("has no target to learn from");
+  REQUIRE(at != std::string::npos);
+  CHECK(warned.find("has no target to learn from", at + 1) == std::string::npos);  // once
+
+  const std::string out = lathe({"find", "lr", "tiny.toml", "--steps=60"}).out;
+  const Json found = parse_json(out.substr(out.rfind('{')), "", Exit::internal);
+  // The others have their losses; a few steps alone would have none.
+  CHECK(found["steps"].get<int64_t>() > 5);
+  CHECK(found["steps"].get<int64_t>() < 60);
 }
 
 TEST_CASE(

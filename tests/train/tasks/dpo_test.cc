@@ -220,6 +220,15 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   };
   CHECK(loss("based_merged") == Approx(loss("based")).epsilon(1e-3));
 
+  // The merged run has the reference too, and notices that it was trained further.
+  fs::copy(f / "runs/base", f / "kept", fs::copy_options::recursive);
+  dpo_in(f, {"train", "base.toml", "--train.out_dir=runs/base", "--train.steps=200"});
+  const Finished changed = lathe_in(f, {"eval", "based_merged"});
+  CHECK(changed.code == 4);
+  CHECK_THAT(changed.err, ContainsSubstring("train.init_from = runs/base"));
+  fs::remove_all(f / "runs/base");
+  fs::rename(f / "kept", f / "runs/base");
+
   // Merged into their base, the adapters have the same margins over it.
   dpo_in(f, {"merge", "whole", "--out", "merged"});
   const Json merged = parse_json(dpo_in(f, {"eval", "merged"}).out, "", Exit::internal);

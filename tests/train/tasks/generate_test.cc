@@ -337,6 +337,11 @@ TEST_CASE(
   for (size_t at = 0; (at = two.find("\n----\n", at)) != std::string::npos; ++at) ++cuts;
   CHECK(cuts >= 3);
   CHECK_THAT(two, ContainsSubstring("\n----\nand the"));
+  // The tokens of a stop text are left out, as its bytes are. A token is a byte.
+  const std::string until = out({"--prompt=the ", "--stop=" + stop, "--logprobs=true"});
+  CHECK(std::count(until.begin(), until.end(), '\n') ==
+        static_cast<ptrdiff_t>(whole.find(stop, 4)) - 4);
+
   std::istringstream lines(out({"--prompt=the ", "--logprobs=true"}));
   std::string text;
   double least = 0;

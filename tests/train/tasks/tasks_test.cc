@@ -53,6 +53,12 @@ TEST_CASE("an evaluation's figures are their definitions", "[tasks]") {
   };
   CHECK(!few(5).contains("top5"));
   CHECK(few(6).at("top5") == 1);
+  // Of equally likely classes, the first is the likeliest, as std::max_element finds it.
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor equal = torch::zeros({9, 9}, dtype), each = torch::arange(9);
+    CHECK(figures("classification", {equal, each}).at("accuracy") == Approx(1.0 / 9));
+    CHECK(figures("classification", {equal, each}).at("top5") == Approx(5.0 / 9));
+  }
 
   torch::manual_seed(1);
   const at::Tensor said = torch::randn({4, 3}), is = torch::randn({4, 3});

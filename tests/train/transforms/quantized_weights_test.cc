@@ -96,6 +96,52 @@ TEST_CASE("products of few rows read quantized weights as they are", "[quantized
              .view());
 }
 
+TEST_CASE("a run in fp8 is loaded in any dtype, and its texts do not depend on each other",
+          "[quantized_weights]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp8", "--amp.fp8_edge_blocks=0",
+                       "--train.eval_interval=0", "--optim.lr=1e-2"})
+              .code == 0);
+  const auto loss = [&](const char* dtype) {
+    const Finished r = lathe_in(f, {"eval", "runs/tiny", "--load-dtype", dtype});
+    INFO(dtype << ": " << r.err);
+    REQUIRE(r.code == 0);
+    return parse_json(r.out, "", Exit::internal)["val_loss"].get<double>();
+  };
+  // nf4 has 4 bits, so its loss differs by a few percent.
+  for (const char* dtype : {"bf16", "fp16", "int8", "nf4"})
+    CHECK(loss(dtype) == Approx(loss("fp32")).epsilon(0.05));
+
+  // A row of larger values would change the scale of an fp8 layer.
+  write_file(f / "prompts.txt", "a\nthe the the\nthe\n");
+  const std::vector<std::string> flags{"--tokens=12", "--temperature=1"};
+  const auto text = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"generate", "runs/tiny"});
+    words.insert(words.end(), flags.begin(), flags.end());
+    return lathe_in(f, words).out;
+  };
+  for (int seed = 1; seed <= 8; ++seed) {
+    const std::string of_seed = str("--seed=", seed);
+    CHECK(text({"--prompt-file=prompts.txt", of_seed}).starts_with(text({"--prompt=a", of_seed})));
+  }
+}
+
+TEST_CASE("a dtype that a model kind has no layers for is refused", "[quantized_weights]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  write_file(f / "rnn.toml",
+             "[model]\nkind = \"rnn\"\nn_embd = 8\nn_hidden = 8\nblock_size = 8\n[data]\ndir = "
+             "\"data\"\n[train]\nsteps = 1\nbatch_size = 2\neval_interval = 0\n");
+  REQUIRE(lathe_in(f, {"train", "rnn.toml"}).code == 0);
+  for (const char* dtype : {"int8", "nf4"}) {
+    const Finished r = lathe_in(f, {"eval", "runs/rnn", "--load-dtype", dtype});
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, ContainsSubstring(str("--load-dtype ", dtype)));
+  }
+  CHECK(lathe_in(f, {"eval", "runs/rnn", "--load-dtype=bf16"}).code == 0);
+}
+
 TEST_CASE("weights are loaded without ever being in float32 at once", "[quantized_weights]") {
   const TempFolder f;
   make_tiny_run(f.path());
