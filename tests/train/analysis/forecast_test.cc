@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <map>
 #include <optional>
 
 #include "autograd/engine.h"
@@ -13,19 +11,18 @@
 #include "core/io/json.h"
 #include "core/kernels/gemm.h"
 #include "core/mode.h"
-#include "nn/layers.h"
 #include "nn/models/model.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
 #include "tests/support/process.h"
 #include "train/analysis/fit.h"
 #include "train/step/stepper.h"
-#include "train/store/checkpoint.h"
 
 namespace {
 
 using namespace lathe;
 using namespace lathe::test;
+using Sizes = std::map<std::string, int64_t>;
 
 /// Returns the peak memory of tensors in two real steps of a config, with an evaluation before and
 /// after them.
@@ -310,8 +307,6 @@ TEST_CASE("a plan counts the checkpoints that the run's folder has at its end", 
   CHECK(counts(every) == Counts(3, 3));
 }
 
-using Sizes = std::map<std::string, int64_t>;
-
 /// A kind's config with those of `sizes` that it has; nullopt where it has none of the first, or
 /// its check refuses them.
 std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first,
@@ -323,113 +318,6 @@ std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& 
   }
   if (int64_t* const vocabulary = config.find<int64_t>("vocab_size")) *vocabulary = 50257;
   return kind.check(config) ? std::nullopt : std::optional(config);
-}
-
-double sum_of_sizes(const AnyConfig& config) {
-  double sum = 0;
-  for (const Field& field : config.schema().fields()) {
-    if (const int64_t* const size = config.find<int64_t>(field.key))
-      sum += static_cast<double>(*size);
-  }
-  return sum;
-}
-
-/// Parameters of a model of that config on small images.
-int64_t parameters_of(const ModelKind& kind, const AnyConfig& config) {
-  const MetaInit guard;
-  const auto model = kind.make(config, {.input = {3, 8, 8}, .outputs = 10});
-  return count(parameters(*model));
-}
-
-TEST_CASE(
-    "every kind of model gets smaller from any sizes, and each version is one that it accepts",
-    "[forecast]") {
-  const std::vector<std::pair<std::string, Sizes>> cases{
-      {"n_embd", {{"n_layer", 48}, {"n_embd", 1600}, {"n_head", 25}, {"block_size", 1024}}},
-      {"n_embd",
-       {{"n_layer", 97},
-        {"n_embd", 10007},
-        {"n_head", 1},
-        {"n_hidden", 10007},
-        {"block_size", 9973}}},
-      {"n_embd", {{"n_layer", 3}, {"n_embd", 101 * 26}, {"n_head", 101}, {"n_hidden", 99991}}},
-      {"n_embd", {{"n_embd", 100000}, {"n_head", 2}, {"n_hidden", 100000}}},
-      {"n_embd", {{"n_embd", 12 * 130}, {"n_head", 12}, {"n_hidden", 3}}},
-      {"n_kv_head", {{"n_embd", 12 * 130}, {"n_head", 12}, {"n_kv_head", 4}}},
-      {"n_kv_head", {{"n_embd", 14 * 66}, {"n_head", 14}, {"n_kv_head", 7}, {"n_inner", 99991}}},
-      {"n_kv_head",
-       {{"n_embd", 9999}, {"n_head", 45}, {"n_kv_head", 9}, {"head_dim", 34}, {"n_inner", 1}}},
-      {"n_kv_head",
-       {{"n_embd", 64},
-        {"n_head", 10},
-        {"n_kv_head", 1},
-        {"head_dim", 50002},
-        {"n_inner", 999983}}},
-      {"n_hidden", {{"n_layer", 999}, {"n_hidden", 99991}}},
-      {"n_channel", {{"n_stage", 12}, {"n_channel", 101}, {"n_block", 7}}},
-      {"n_channel", {{"n_stage", 5}, {"n_channel", 99991}, {"n_block", 1}}},
-  };
-  for (const ModelKind& kind : model_kinds()) {
-    int walks = 0;
-    for (size_t i = 0; i < cases.size(); ++i) {
-      auto config = sized_config(kind, cases[i].first, cases[i].second);
-      if (!config) continue;
-      INFO(kind.name << ", case " << i);
-      ++walks;
-      for (int versions = 0;; ++versions) {
-        REQUIRE(versions < 100);
-        const auto ways = scaled_versions(kind, *config);
-        if (ways.empty()) break;
-        const AnyConfig next = ways.at(0).at(0);
-        const auto fault = kind.check(next);
-        std::string sizes;
-        for (const Field& field : next.schema().fields()) {
-          if (const int64_t* const size = next.find<int64_t>(field.key))
-            sizes += str(field.key, " ", *size, "  ");
-        }
-        INFO(sizes);
-        CHECK_FALSE(fault.has_value());
-        CHECK(sum_of_sizes(next) < sum_of_sizes(*config));
-        CHECK(parameters_of(kind, next) < parameters_of(kind, *config) + 1);
-        config = next;
-      }
-      CHECK(parameters_of(kind, *config) < 30'000'000);
-    }
-    INFO(kind.name);
-    CHECK(walks >= 1);
-  }
-}
-
-struct OddConfig {
-  LATHE_FIELD(int64_t, n_part, 25, "parts of the width, all alike", between(1, 1000).fixed())
-  LATHE_FIELD(int64_t, width, 1600, "numbers of a row", between(20, 100000).fixed())
-  LATHE_FIELD(int64_t, seed, 0, "no size", between(-5, 100000).fixed())
-};
-/// A kind that does not say how it gets smaller.
-struct Odd {
-  Linear layer;
-  Odd(const OddConfig& c, const ModelSizes& sizes) : layer(c.width, sizes.outputs, true) {}
-  Variable operator()(const Variable& x) const { return layer(x); }
-  static std::optional<ConfigFault> check(const OddConfig& c) {
-    if (c.width % c.n_part == 0) return std::nullopt;
-    return ConfigFault{{"width"}, "parts differ"};
-  }
-  void visit(Visit& v) { v("layer", layer); }
-};
-
-TEST_CASE(
-    "a kind that does not say how it gets smaller is tried at halves and divisors of its sizes",
-    "[forecast]") {
-  const ModelKind kind = model_kind<Odd, OddConfig>("odd", "");
-  REQUIRE_FALSE(kind.scale_down);
-  const auto ways = scaled_versions(kind, kind.config);
-  REQUIRE(ways.size() == 3);
-  std::vector<int64_t> widths, parts;
-  for (const AnyConfig& config : ways[0]) widths.push_back(config.as<OddConfig>().width);
-  for (const AnyConfig& config : ways[1]) parts.push_back(config.as<OddConfig>().n_part);
-  CHECK(widths == std::vector<int64_t>{800, 400, 200, 100, 50, 25});
-  CHECK(parts == std::vector<int64_t>{5, 1});
-  CHECK(ways[2].empty());
 }
 
 TEST_CASE(
@@ -513,163 +401,6 @@ TEST_CASE("a run that needs far more memory than is free is refused unless it is
       load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}});
   const RunData data = RunData::open(loaded);
   CHECK(!resource_needs(loaded, data).hopeless);
-}
-
-TEST_CASE("--fit tries every combination of its changes", "[forecast]") {
-  const TempFolder f(fast_folder());
-  make_tiny_run(f.path());
-  const std::string path = (f / "tiny.toml").string();
-  const Overrides given{
-      {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", "64"},
-      {"model.block_size", "64"},          {"train.batch_size", "1"}, {"train.grad_accum", "1"},
-      {"model.vocab_size", "2000"}};
-  const auto needs = [&](const Overrides& more) {
-    Overrides all = given;
-    all.insert(all.end(), more.begin(), more.end());
-    return dry_step(load_config(path, all)).resident();
-  };
-  const std::pair<std::string, std::string> low{"amp.dtype", "bf16"},
-      again{"memory.recompute", "blocks"}, small{"optim.kind", "adamw8bit"};
-
-  // Two changes of three are enough, and no single one is.
-  const int64_t limit = needs({again, small});
-  CAPTURE(limit, needs({}), needs({low}), needs({again}), needs({small}));
-  REQUIRE(limit < std::min({needs({}), needs({low}), needs({again}), needs({small})}));
-
-  const Forecast now{.dry = dry_step(load_config(path, given))};
-  const auto fit = find_fit(path, given, now, limit);
-  REQUIRE(fit);
-  const Overrides wanted{again, small, {"train.batch_size", "1"}, {"train.grad_accum", "1"}};
-  CHECK(*fit == wanted);
-  CHECK(!find_fit(path, given, now, limit / 4));
-  CHECK(find_fit(path, given, now, now.peak_rss())->empty());
-}
-
-TEST_CASE("--fit and find batch try only the micro-batches that the config accepts", "[forecast]") {
-  const TempFolder f(fast_folder());
-  make_tiny_run(f.path());
-  const std::string path = (f / "tiny.toml").string();
-  // fp8 needs a multiple of 16 tokens, so micro-batches here are multiples of 16.
-  Overrides given{{"data.dir", (f / "data").string()},
-                  {"model.n_layer", "8"},
-                  {"model.n_embd", "64"},
-                  {"model.n_head", "2"},
-                  {"model.vocab_size", "2000"},
-                  {"data.window", "5"},
-                  {"amp.dtype", "fp8"},
-                  {"amp.fp8_edge_blocks", "0"}};
-
-  std::vector<std::string> words{"find",           "batch",      path,
-                                 "--memory=300MB", "--rounds=1", "--train.batch_size=16"};
-  for (const auto& [key, value] : given) words.push_back("--" + key + "=" + value);
-  const Finished found = lathe_apart(f, words);
-  INFO(found.out << found.err);
-  REQUIRE(found.code == 0);
-  const Json json =
-      parse_json(found.out.substr(found.out.rfind("\n{") + 1), "find", Exit::internal);
-  const auto batch = json["batch_size"].get<int64_t>();
-  CHECK(batch >= 16);
-  CHECK(batch % 16 == 0);
-
-  const auto needs = [&](int64_t size) {
-    Overrides all = given;
-    all.emplace_back("train.batch_size", std::to_string(size));
-    all.emplace_back("train.grad_accum", std::to_string(144 / size));
-    return dry_step(load_config(path, all)).resident();
-  };
-  CHECK_THROWS_AS(needs(1), Error);
-  given.emplace_back("train.batch_size", "144");
-  given.emplace_back("train.grad_accum", "1");
-  const Forecast now{.dry = dry_step(load_config(path, given))};
-  const int64_t small = needs(48), large = needs(144), limit = (small + large) / 2;
-  REQUIRE(large > small);
-  const auto fit = find_fit(path, given, now, limit);
-  REQUIRE(fit);
-  CHECK(*fit == Overrides{{"train.batch_size", "48"}, {"train.grad_accum", "3"}});
-}
-
-TEST_CASE("--fit does without the copies that bfloat16 keeps of the weights", "[forecast]") {
-  const TempFolder f(fast_folder());
-  make_tiny_run(f.path());
-  const std::string path = (f / "tiny.toml").string();
-  const Overrides given{
-      {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", "256"},
-      {"model.block_size", "8"},           {"train.batch_size", "1"}, {"train.grad_accum", "1"},
-      {"model.vocab_size", "4000"},        {"amp.dtype", "bf16"}};
-  const auto needs = [&](const Overrides& more) {
-    Overrides all = given;
-    for (const auto& key : more) {
-      std::erase_if(all, [&](const auto& k) { return k.first == key.first; });
-      all.push_back(key);
-    }
-    return dry_step(load_config(path, all)).resident();
-  };
-  const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"},
-      root{"memory.recompute", "sqrt"}, small{"optim.kind", "adamw8bit"};
-
-  // Recomputation and 8-bit states alone are not enough.
-  const int64_t limit = needs({blocks, small}) - 1;
-  REQUIRE(limit < needs({root, small}));
-  const auto fit = find_fit(path, given, {.dry = dry_step(load_config(path, given))}, limit);
-  REQUIRE(fit);
-  CHECK(needs(*fit) <= limit);
-  CHECK((*fit)[0].first.starts_with("amp."));
-}
-
-TEST_CASE("plan --json has the keys that bench step measures, --fit what to change",
-          "[forecast][process_memory]") {
-  const TempFolder f(fast_folder());
-  make_tiny_run(f.path(), "[log]\nlevel = \"error\"\n");
-  const std::vector<std::string> larger{"--model.n_embd=128",      "--model.block_size=32",
-                                        "--train.batch_size=64",   "--train.grad_accum=1",
-                                        "--model.vocab_size=8000", "--train.device=cpu",
-                                        "--train.eval_interval=0"};
-  const auto plan = [&](std::vector<std::string> more, const std::vector<std::string>& keys) {
-    more.insert(more.begin(), {"plan", "tiny.toml"});
-    more.insert(more.end(), keys.begin(), keys.end());
-    const Finished r = lathe_in(f, more);
-    INFO(r.err);
-    REQUIRE(r.code == (r.out.find("nothing brings it within") == std::string::npos ? 0 : 10));
-    return r.out;
-  };
-  std::vector<std::string> planned{"plan", "tiny.toml", "--json"};
-  planned.insert(planned.end(), larger.begin(), larger.end());
-  const Json forecast = parse_json(lathe_apart(f, planned).out, "plan", Exit::internal);
-  std::vector<std::string> words{"bench", "step", "tiny.toml", "--train.steps=3"};
-  words.insert(words.end(), larger.begin(), larger.end());
-  const std::string out = lathe_apart(f, words).out;
-  const Json bench = parse_json(out, "bench", Exit::internal);
-  CHECK(forecast["peak_rss_mb"].get<double>() ==
-        Approx(bench["peak_rss_mb"].get<double>()).epsilon(0.05));
-  CHECK(forecast["ms_per_step"].get<double>() > 0);
-  CHECK(forecast["memory_mb"]["activations"].get<double>() ==
-        Approx(bench["activations_mb"].get<double>()).epsilon(0.02));
-
-  const double needs = forecast["peak_rss_mb"].get<double>();
-  const auto limit = static_cast<int64_t>(needs * 0.8);
-  const std::string text = plan({"--fit", std::to_string(limit) + "MiB"}, larger);
-  INFO(text);
-  const size_t at = text.find(" --train.batch_size=");
-  REQUIRE(at != std::string::npos);
-  int batch = 0, accumulation = 0;
-  REQUIRE(std::sscanf(text.c_str() + at, " --train.batch_size=%d --train.grad_accum=%d", &batch,
-                      &accumulation) == 2);
-  CHECK(batch * accumulation == 64);
-  CHECK(batch < 64);
-  std::vector<std::string> fitted = larger;
-  fitted[2] = "--train.batch_size=" + std::to_string(batch);
-  fitted[3] = "--train.grad_accum=" + std::to_string(accumulation);
-  CHECK(parse_json(plan({"--json"}, fitted), "plan", Exit::internal)["peak_rss_mb"].get<double>() <
-        1.02 * static_cast<double>(limit));
-  CHECK_THAT(plan({"--fit", "100GB"}, {}), ContainsSubstring("stays within 100.0 GB as it is"));
-  CHECK_THAT(plan({"--fit=50MB"}, {}), ContainsSubstring("nothing brings it within"));
-  CHECK(parse_gpus("A100-40GB").first.memory_bytes < parse_gpus("2xa100").first.memory_bytes);
-  CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, from data sheets"));
-  CHECK_THAT(plan({"--fit"}, {}), ContainsSubstring("free on this machine"));
-  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err,
-             ContainsSubstring("not a known GPU"));
-  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--fit", "8 apples"}).err,
-             ContainsSubstring("not an amount of memory"));
 }
 
 }  // namespace

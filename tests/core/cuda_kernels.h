@@ -1,0 +1,52 @@
+// What the tests of GPU kernels on the stand-in share: the orders in which it runs threads, and how
+// results are compared.
+#pragma once
+
+#include <hwy/targets.h>
+
+#include "core/dtype.h"
+#include "tests/support/cuda/cuda_bf16.h"
+#include "tests/support/cuda/cuda_fp16.h"
+#include "tests/support/cuda/cuda_runtime.h"
+
+namespace lathe::test {
+
+using stand_in::Order;
+
+inline constexpr Order orders[] = {Order::forward, Order::backward, Order::shuffled};
+inline constexpr at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+
+/// While alive, the stand-in runs threads in this order, and the CPU's kernels use the compiler's
+/// baseline instructions. On x86-64 these have no fused multiply-add, so both sides, which share
+/// the source of their formulas, round in the same way. On other CPUs, a bit may differ.
+struct ThreadOrder {
+  int64_t targets = hwy::SupportedTargets();
+
+  explicit ThreadOrder(Order order) {
+    stand_in::order = order;
+    hwy::GetChosenTarget().Update(HWY_STATIC_TARGET);
+  }
+  ~ThreadOrder() {
+    stand_in::order = Order::forward;
+    stand_in::max_blocks = INT32_MAX;
+    hwy::GetChosenTarget().Update(targets);
+  }
+};
+
+/// Returns whether two tensors have the same bits. Two NaNs count as equal, since their sign and
+/// payload depend on the device.
+inline bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
+  const auto bits = a.element_size() == 8   ? at::kLong
+                    : a.element_size() == 4 ? at::kInt
+                                            : at::kShort;
+  return (a.view(bits).eq(b.view(bits)) | (a.isnan() & b.isnan())).all().item<bool>();
+}
+
+inline constexpr at::ScalarType narrow_dtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+/// Returns the largest allowed error of a result: for bfloat16 and float16, one unit in the last
+/// place of 1; for float32, an allowance for sums.
+inline double tolerance(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+}
+
+}  // namespace lathe::test

@@ -1,0 +1,176 @@
+// `lathe plan --fit` and `lathe find batch`: what they change so that a run fits.
+#include "train/analysis/forecast.h"
+
+#include <algorithm>
+
+#include "core/io/json.h"
+#include "core/mode.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+#include "tests/support/process.h"
+#include "train/analysis/fit.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+using Sizes = std::map<std::string, int64_t>;
+
+TEST_CASE("--fit tries every combination of its changes", "[fit]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  const Overrides given{
+      {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", "64"},
+      {"model.block_size", "64"},          {"train.batch_size", "1"}, {"train.grad_accum", "1"},
+      {"model.vocab_size", "2000"}};
+  const auto needs = [&](const Overrides& more) {
+    Overrides all = given;
+    all.insert(all.end(), more.begin(), more.end());
+    return dry_step(load_config(path, all)).resident();
+  };
+  const std::pair<std::string, std::string> low{"amp.dtype", "bf16"},
+      again{"memory.recompute", "blocks"}, small{"optim.kind", "adamw8bit"};
+
+  // Two changes of three are enough, and no single one is.
+  const int64_t limit = needs({again, small});
+  CAPTURE(limit, needs({}), needs({low}), needs({again}), needs({small}));
+  REQUIRE(limit < std::min({needs({}), needs({low}), needs({again}), needs({small})}));
+
+  const Forecast now{.dry = dry_step(load_config(path, given))};
+  const auto fit = find_fit(path, given, now, limit);
+  REQUIRE(fit);
+  const Overrides wanted{again, small, {"train.batch_size", "1"}, {"train.grad_accum", "1"}};
+  CHECK(*fit == wanted);
+  CHECK(!find_fit(path, given, now, limit / 4));
+  CHECK(find_fit(path, given, now, now.peak_rss())->empty());
+}
+
+TEST_CASE("--fit and find batch try only the micro-batches that the config accepts", "[fit]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  // fp8 needs a multiple of 16 tokens, so micro-batches here are multiples of 16.
+  Overrides given{{"data.dir", (f / "data").string()},
+                  {"model.n_layer", "8"},
+                  {"model.n_embd", "64"},
+                  {"model.n_head", "2"},
+                  {"model.vocab_size", "2000"},
+                  {"data.window", "5"},
+                  {"amp.dtype", "fp8"},
+                  {"amp.fp8_edge_blocks", "0"}};
+
+  std::vector<std::string> words{"find",           "batch",      path,
+                                 "--memory=300MB", "--rounds=1", "--train.batch_size=16"};
+  for (const auto& [key, value] : given) words.push_back("--" + key + "=" + value);
+  const Finished found = lathe_apart(f, words);
+  INFO(found.out << found.err);
+  REQUIRE(found.code == 0);
+  const Json json =
+      parse_json(found.out.substr(found.out.rfind("\n{") + 1), "find", Exit::internal);
+  const auto batch = json["batch_size"].get<int64_t>();
+  CHECK(batch >= 16);
+  CHECK(batch % 16 == 0);
+
+  const auto needs = [&](int64_t size) {
+    Overrides all = given;
+    all.emplace_back("train.batch_size", std::to_string(size));
+    all.emplace_back("train.grad_accum", std::to_string(144 / size));
+    return dry_step(load_config(path, all)).resident();
+  };
+  CHECK_THROWS_AS(needs(1), Error);
+  given.emplace_back("train.batch_size", "144");
+  given.emplace_back("train.grad_accum", "1");
+  const Forecast now{.dry = dry_step(load_config(path, given))};
+  const int64_t small = needs(48), large = needs(144), limit = (small + large) / 2;
+  REQUIRE(large > small);
+  const auto fit = find_fit(path, given, now, limit);
+  REQUIRE(fit);
+  CHECK(*fit == Overrides{{"train.batch_size", "48"}, {"train.grad_accum", "3"}});
+}
+
+TEST_CASE("--fit does without the copies that bfloat16 keeps of the weights", "[fit]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path());
+  const std::string path = (f / "tiny.toml").string();
+  const Overrides given{
+      {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", "256"},
+      {"model.block_size", "8"},           {"train.batch_size", "1"}, {"train.grad_accum", "1"},
+      {"model.vocab_size", "4000"},        {"amp.dtype", "bf16"}};
+  const auto needs = [&](const Overrides& more) {
+    Overrides all = given;
+    for (const auto& key : more) {
+      std::erase_if(all, [&](const auto& k) { return k.first == key.first; });
+      all.push_back(key);
+    }
+    return dry_step(load_config(path, all)).resident();
+  };
+  const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"},
+      root{"memory.recompute", "sqrt"}, small{"optim.kind", "adamw8bit"};
+
+  // Recomputation and 8-bit states alone are not enough.
+  const int64_t limit = needs({blocks, small}) - 1;
+  REQUIRE(limit < needs({root, small}));
+  const auto fit = find_fit(path, given, {.dry = dry_step(load_config(path, given))}, limit);
+  REQUIRE(fit);
+  CHECK(needs(*fit) <= limit);
+  CHECK((*fit)[0].first.starts_with("amp."));
+}
+
+TEST_CASE("plan --json has the keys that bench step measures, --fit what to change",
+          "[fit][process_memory]") {
+  const TempFolder f(fast_folder());
+  make_tiny_run(f.path(), "[log]\nlevel = \"error\"\n");
+  const std::vector<std::string> larger{"--model.n_embd=128",      "--model.block_size=32",
+                                        "--train.batch_size=64",   "--train.grad_accum=1",
+                                        "--model.vocab_size=8000", "--train.device=cpu",
+                                        "--train.eval_interval=0"};
+  const auto plan = [&](std::vector<std::string> more, const std::vector<std::string>& keys) {
+    more.insert(more.begin(), {"plan", "tiny.toml"});
+    more.insert(more.end(), keys.begin(), keys.end());
+    const Finished r = lathe_in(f, more);
+    INFO(r.err);
+    REQUIRE(r.code == (r.out.find("nothing brings it within") == std::string::npos ? 0 : 10));
+    return r.out;
+  };
+  std::vector<std::string> planned{"plan", "tiny.toml", "--json"};
+  planned.insert(planned.end(), larger.begin(), larger.end());
+  const Json forecast = parse_json(lathe_apart(f, planned).out, "plan", Exit::internal);
+  std::vector<std::string> words{"bench", "step", "tiny.toml", "--train.steps=3"};
+  words.insert(words.end(), larger.begin(), larger.end());
+  const std::string out = lathe_apart(f, words).out;
+  const Json bench = parse_json(out, "bench", Exit::internal);
+  CHECK(forecast["peak_rss_mb"].get<double>() ==
+        Approx(bench["peak_rss_mb"].get<double>()).epsilon(0.05));
+  CHECK(forecast["ms_per_step"].get<double>() > 0);
+  CHECK(forecast["memory_mb"]["activations"].get<double>() ==
+        Approx(bench["activations_mb"].get<double>()).epsilon(0.02));
+
+  const double needs = forecast["peak_rss_mb"].get<double>();
+  const auto limit = static_cast<int64_t>(needs * 0.8);
+  const std::string text = plan({"--fit", std::to_string(limit) + "MiB"}, larger);
+  INFO(text);
+  const size_t at = text.find(" --train.batch_size=");
+  REQUIRE(at != std::string::npos);
+  int batch = 0, accumulation = 0;
+  REQUIRE(std::sscanf(text.c_str() + at, " --train.batch_size=%d --train.grad_accum=%d", &batch,
+                      &accumulation) == 2);
+  CHECK(batch * accumulation == 64);
+  CHECK(batch < 64);
+  std::vector<std::string> fitted = larger;
+  fitted[2] = "--train.batch_size=" + std::to_string(batch);
+  fitted[3] = "--train.grad_accum=" + std::to_string(accumulation);
+  CHECK(parse_json(plan({"--json"}, fitted), "plan", Exit::internal)["peak_rss_mb"].get<double>() <
+        1.02 * static_cast<double>(limit));
+  CHECK_THAT(plan({"--fit", "100GB"}, {}), ContainsSubstring("stays within 100.0 GB as it is"));
+  CHECK_THAT(plan({"--fit=50MB"}, {}), ContainsSubstring("nothing brings it within"));
+  CHECK(parse_gpus("A100-40GB").first.memory_bytes < parse_gpus("2xa100").first.memory_bytes);
+  CHECK_THAT(plan({"--for", "8xH100"}, {}), ContainsSubstring("8 x H100, from data sheets"));
+  CHECK_THAT(plan({"--fit"}, {}), ContainsSubstring("free on this machine"));
+  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--for", "8xH1000"}).err,
+             ContainsSubstring("not a known GPU"));
+  CHECK_THAT(lathe_in(f, {"plan", "tiny.toml", "--fit", "8 apples"}).err,
+             ContainsSubstring("not an amount of memory"));
+}
+
+}  // namespace
