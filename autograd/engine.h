@@ -10,12 +10,12 @@ namespace lathe {
 
 /// Adds d(root)/d(parameter) to the gradient of every parameter that root depends on. `dy` is the
 /// gradient with respect to root; if it is undefined, root must have one element, whose gradient is
-/// 1. Ops may write to a `dy` that was moved here and that nothing else holds, as they do to
-/// gradients within the graph. Tensors that ops saved are freed as the ops run, so a second
-/// backward through them throws unless the first one had `retain` set. Nodes without saved tensors
-/// (an addition, a cast) can be shared by several graphs. The order is deterministic: nodes run
-/// newest first, and a parameter as soon as its gradient is complete. Threads may run separate
-/// graphs that share parameters.
+/// 1. Throws if root depends on no parameter. Ops may write to a `dy` that was moved here and that
+/// nothing else holds, as they do to gradients within the graph. Tensors that ops saved are freed
+/// as the ops run, so a second backward through them throws unless the first one had `retain` set.
+/// Nodes without saved tensors (an addition, a cast) can be shared by several graphs. The order is
+/// deterministic: nodes run newest first, and a parameter as soon as its gradient is complete.
+/// Threads may run separate graphs that share parameters.
 void backward(const Variable& root, at::Tensor dy = {}, bool retain = false);
 
 /// Returns d(root)/d(x) for each x without changing any parameter's gradient. The result is an

@@ -32,17 +32,17 @@ struct RoundedTensor final : PackedTensor {
 };
 
 /// While alive, the ops of this thread keep their activations packed: float32 tensors in bfloat16;
-/// or float32, bfloat16 and float16 tensors in fp8, with a scale for each row of the last dims with
-/// at least 64 elements. A row that is not finite becomes NaN. An activation that several ops keep
-/// is packed once.
+/// or float32, bfloat16 and float16 tensors in fp8, with a scale for each row, which spans the
+/// fewest last dims that have at least 64 elements. In fp8, a row that is not finite becomes NaN.
+/// An activation that several ops keep is packed once.
 ///
 /// What the thread allocates on the CPU while the guard is alive is counted as activations, except
 /// in a MemoryScope of another category. All else stays as it is: tensors that were made before,
 /// such as the model and the data, and those of other scopes. Memory of a GPU has no category:
-/// there, inputs of ops that need no gradient stay as they are. Also unchanged are parameters,
-/// integers, statistics such as a norm's, tensors of less than `least` elements, what ops with
-/// OpInfo::exact and the losses of autograd/ops/losses.h keep, and all that a Recomputation records
-/// or restores.
+/// there, an op's inputs that need no gradient or are casts of parameters stay as they are. Also
+/// unchanged are parameters, integers, statistics such as a norm's, tensors of less than `least`
+/// elements, what ops with OpInfo::exact and the losses of autograd/ops/losses.h keep, and all that
+/// a Recomputation records or restores.
 class PackSaved final : public ModeGuard, public SavedPacker {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.
@@ -66,7 +66,7 @@ class PackSaved final : public ModeGuard, public SavedPacker {
   Packing packing_;
   int64_t least_;
   MemoryScope scope_;
-  size_t sweep_at_;  // so many entries of known_
+  size_t sweep_at_;  // the size of known_ at which expired entries are removed
   std::unordered_map<const c10::TensorImpl*, Known> known_;
 };
 

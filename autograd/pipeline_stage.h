@@ -1,5 +1,5 @@
-// What run_blocks() (autograd/recompute.h) asks a stage of a pipeline, which runs some of a model's
-// repeated blocks. Other processes run the blocks before and after them.
+// The interface of a pipeline stage for run_blocks() (autograd/recompute.h). A stage runs some of a
+// model's repeated blocks; other processes run the blocks before and after them.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,11 @@
 
 namespace lathe {
 
-/// A stage of a pipeline. The thread's mode has one during a forward pass that the stage shares.
+/// A stage of a pipeline. Mode::stage points to it during a forward pass in which it takes part.
 class PipelineStage {
  public:
-  /// Thrown by leave(): what follows the blocks is the last stage's work.
+  /// Thrown by leave() after a stage's last block, except on the last stage, which alone computes
+  /// what follows the blocks.
   struct ForwardIsDone {};
 
   virtual ~PipelineStage() = default;
@@ -21,21 +22,22 @@ class PipelineStage {
   /// Returns the input of its first block. `x`: what this process computed before the blocks, which
   /// the first stage alone needs.
   virtual Variable enter(Variable x) = 0;
-  /// Takes the output of its last block and returns it on the last stage.
+  /// Takes the output of its last block. Returns it on the last stage, and sends it to the next one
+  /// otherwise.
   virtual Variable leave(Variable y) = 0;
-  /// Returns whether the pass that leave() has not ended runs more blocks of this stage.
+  /// Returns whether the current pass, which leave() has not ended, runs more blocks of this stage.
   virtual bool has_more_blocks() const { return false; }
-  /// Returns whether passes without a graph are the stage's too. Others run all blocks, such as
-  /// those of a second model.
+  /// Returns whether passes without a graph also run this stage's blocks only. If not, they run all
+  /// blocks, such as those of a second model.
   virtual bool serves_passes_without_graph() const { return false; }
-  /// Called before each of these passes.
+  /// Called before each pass without a graph in which the stage takes part.
   virtual void begin_pass() {}
   /// Called after each of these passes that leave() has not ended. Throws Exit::usage if the pass
   /// ran no blocks by run_blocks().
   virtual void end_pass() {}
 };
 
-/// Throws Exit::usage: the blocks take something else than one Variable, which `key` needs.
+/// Throws Exit::usage: `key` needs blocks that take one Variable, and those of the model do not.
 [[noreturn]] void refuse_several_inputs(const char* key);
 /// Throws Exit::usage: the model runs its blocks several times in a forward pass.
 [[noreturn]] void refuse_repeated_blocks();

@@ -1,5 +1,5 @@
-// What run_blocks() (autograd/recompute.h) asks if the blocks of a model compute some of the
-// positions of each row (dist/sequence_ranks.h).
+// The interface through which run_blocks() (autograd/recompute.h) divides the positions of each row
+// among processes (dist/sequence_ranks.h).
 #pragma once
 
 #include "autograd/variable.h"

@@ -75,9 +75,9 @@ struct CudaApi {
                  StepControl* control);
 };
 
-/// Makes one GPU visible to this process: number `local_rank`, modulo their number, of those that
-/// were visible. Call it before open_device() in a process that shares its machine with other
-/// ranks. Does nothing if there is at most one GPU.
+/// Makes one of the visible GPUs the only one that this process sees: the one whose index is
+/// `local_rank` modulo the number of visible GPUs. Call it before open_device() in a process that
+/// shares its machine with other ranks. Does nothing if there is at most one GPU.
 void choose_gpu(int local_rank);
 /// Prepares "auto", "cpu" or "cuda" and returns which of "cpu" and "cuda" it is. "auto" means CUDA
 /// if the library, the driver and a GPU are present. Throws Exit::usage with the reason if "cuda"
@@ -86,14 +86,16 @@ std::string open_device(const std::string& name);
 /// Returns the loaded CUDA library. Throws before open_device returned "cuda".
 const CudaApi& cuda_api();
 
-/// Returns the instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ...
+/// Returns the instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ... If
+/// Lathe's kernels use a smaller set than the machine has (core/kernels/isa.h), it is appended:
+/// "AVX2 (LATHE_ISA=avx2)".
 std::string cpu_isa();
 /// Returns the model name of the CPU or the GPU.
 std::string device_model(const std::string& device);
 /// Waits until the device has finished; does nothing on a CPU.
 void synchronize(const std::string& device);
 /// Returns the number of threads for train.threads = 0: OMP_NUM_THREADS if it is set to a number,
-/// otherwise the number of cores that this process may use.
+/// otherwise the number of cores that this process may use. Throws as check_threads() does.
 int default_threads();
 /// Throws Exit::usage if `threads` exceeds the limit: the largest of 64, twice the number of cores
 /// that this process may use, and the environment variable LATHE_MAX_THREADS.
@@ -103,7 +105,8 @@ void check_threads(int threads);
 /// a number of threads call configure_backend() later.
 void set_up_default_threads();
 /// Sets ATen's threads, makes a GPU deterministic, and sets whether its float32 matmuls and
-/// convolutions may use TF32. Throws Exit::memory if that many threads can't be started.
+/// convolutions may use TF32. Throws as check_threads() does, and Exit::memory if that many threads
+/// can't be started.
 void configure_backend(const std::string& device, int threads, bool tf32);
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// A step without its memory and its arithmetic: shows what a run will need, on a machine that could
-// not run it.
+// Runs a step without its memory and its arithmetic, which shows what a run will need, even on a
+// machine that could not run it.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Which positions of each row of tokens one of several processes computes (context parallelism and
-// sequence parallelism).
+// Describes which positions of each row of tokens a process computes if several processes share the
+// rows (context parallelism and sequence parallelism).
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,8 @@ struct PositionRange {
   int64_t begin = 0, length = 0;
 };
 
-/// Returns the positions that a process computes, which are `count`, in the order in which it has
-/// them. `of_row`: its part of the rows; `of_part`: its part of that.
+/// Returns the `count` positions that a process computes, in the order in which it has them.
+/// `of_row`: its part of the rows; `of_part`: its part of `of_row`.
 inline std::vector<PositionRange> ranges_of(const PositionPart& of_row, const SequencePart& of_part,
                                             int64_t count) {
   const int64_t first = of_part.part * count;

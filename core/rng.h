@@ -56,9 +56,9 @@ constexpr RngKey make_key(uint64_t seed, uint64_t purpose) {
 /// Returns a uniform number in (0, 1), never 0 or 1.
 inline double unit(uint32_t x) { return (x + 0.5) * 0x1p-32; }
 
-/// A keyed permutation of [0, n) in O(1) memory: a balanced Feistel network of four Philox rounds
-/// over the next even power of two. It is applied repeatedly until the value is below n (cycle
-/// walking, Black and Rogaway 2002).
+/// A keyed permutation of [0, n) in O(1) memory: a balanced Feistel network of four rounds, each
+/// with a call of philox(), over the next power of four. It is applied repeatedly until the value
+/// is below n (cycle walking, Black and Rogaway 2002).
 class Permutation {
  public:
   /// n >= 1.

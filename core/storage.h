@@ -10,14 +10,14 @@ namespace lathe {
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// Returns whether a tensor can be read: it has memory, or no elements.
 bool has_memory(const at::Tensor& t);
-/// Returns whether no other tensor can share the memory of `t`: it fills its storage.
+/// Returns whether `t` fills its storage, so it is not a view of a part of a larger tensor.
 bool owns_memory(const at::Tensor& t);
 /// Frees the memory of a tensor, which keeps its sizes. Reading it then throws. Does nothing if `t`
 /// is undefined or has no elements.
 void free_storage(const at::Tensor& t);
 /// Frees the memory of a tensor on a CPU, which keeps its sizes and reads as zeros from then on. It
-/// must not be written to. Does nothing on a GPU, if `t` is undefined or has no elements, or if the
-/// system has no addresses left.
+/// must not be written to. Does nothing if `t` is on a GPU, is undefined or has no elements, or if
+/// the system has no addresses left.
 void replace_by_zeros(const at::Tensor& t);
 /// Gives a tensor whose memory was freed new memory, which is counted as that of parameters and not
 /// initialized. Does nothing if it has memory.

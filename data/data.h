@@ -1,5 +1,5 @@
-// The interface to data folders of every kind. The trainer depends on this header alone; each kind
-// is implemented in one file and has a line in the table of data/data.cc.
+// The interface through which data folders of every kind are used. Each kind is implemented in one
+// file and has a line in the table of data/data.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,7 +70,9 @@ struct DataConfig {
 ///   examples: inputs float32 [B, ...], targets int64 [B] (classes) or float32 [B, outputs]
 struct Batch {
   at::Tensor inputs, targets;
-  at::Tensor starts{};  ///< data.documents = separate: what SeparateDocuments takes; else undefined
+  /// data.documents = separate: int64 [B, T], the position in its row where the document of each
+  /// token begins (SeparateDocuments); else undefined.
+  at::Tensor starts{};
   std::string source{};  ///< evaluation of a mixture: the source that the batch is from
 };
 /// Returns how many targets of a batch enter the loss: integers that are not -100, or all examples.

@@ -1,4 +1,4 @@
-// Ranks of a dry run.
+// The ranks that a dry run pretends to have.
 #include "dist/group.h"
 #include "dist/world.h"
 

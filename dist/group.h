@@ -26,9 +26,11 @@ class Group {
   /// Sends share r of `in` to rank r: the elements [cuts[r], cuts[r + 1]). out: [ranks * n] for a
   /// share of n elements of this rank; its part r comes from rank r.
   virtual void all_to_all(at::Tensor& out, at::Tensor& in, std::span<const int64_t> cuts) = 0;
-  /// Fills `flat`, of which each rank has its own share.
+  /// Fills `flat` with the shares of all ranks. Before the call, rank r has filled its own share,
+  /// [cuts[r], cuts[r + 1]).
   virtual void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) = 0;
-  /// Completes `flat` on rank 0 from the share of each rank. Elsewhere `flat` is that share alone.
+  /// Fills `flat` on rank 0 with the shares of all ranks. On the other ranks, `flat` is only the
+  /// rank's own share.
   virtual void collect(at::Tensor& flat, std::span<const int64_t> cuts) = 0;
   /// Returns [ranks, ...]: `mine` of each rank.
   virtual at::Tensor gather(const at::Tensor& mine) = 0;
@@ -54,13 +56,15 @@ class Group {
                                      double timeout);
   /// Returns a group that also exchanges tensors of GPUs: through the memory of the host.
   static std::unique_ptr<Group> through_host(std::unique_ptr<Group> host);
-  /// Does the same by NCCL, except in collect() and send(). `name` and `axis`: as of make(). An
-  /// exchange returns once it is over, and throws after `timeout` seconds. The ranks connect in the
-  /// first one.
+  /// Returns a group that exchanges tensors of GPUs by NCCL, except in collect(), send() and
+  /// receive(), which use the memory of the host. `name` and `axis` mean the same as in make(). An
+  /// exchange returns once it is complete, and throws after `timeout` seconds. The ranks connect in
+  /// the first exchange.
   static std::unique_ptr<Group> by_nccl(std::unique_ptr<Group> host, Rendezvous& store,
                                         const std::string& name, const RankAxis& axis,
                                         double timeout);
-  /// Makes a group of so many ranks that sends nothing, for a dry run of one of them.
+  /// Makes a group of `ranks` ranks for a dry run of rank `rank`. It sends nothing, and counts the
+  /// bytes that it would send.
   static std::unique_ptr<Group> make_dry(int ranks, int rank = 0);
 
  protected:
@@ -71,7 +75,7 @@ class Group {
   void count_all_to_all(const at::Tensor& in, std::span<const int64_t> cuts) {
     bytes_sent_ += (cuts.back() - share(cuts, rank_)) * static_cast<int64_t>(in.element_size());
   }
-  /// Counts what all_gather() sends: the own share to each other rank.
+  /// Counts what all_gather() sends: this rank's share to each other rank.
   void count_all_gather(const at::Tensor& flat, std::span<const int64_t> cuts) {
     const auto others = static_cast<int64_t>(cuts.size()) - 2;
     bytes_sent_ += others * share(cuts, rank_) * static_cast<int64_t>(flat.element_size());

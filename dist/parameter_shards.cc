@@ -15,13 +15,15 @@
 #include "core/storage.h"
 #include "dist/group.h"
 
-// OpenMP's, for the calling thread alone; clang-tidy has no omp.h.
+// OpenMP's function, which affects only the calling thread. It is declared here because clang-tidy
+// has no omp.h.
 extern "C" void omp_set_num_threads(int threads);
 
 namespace lathe {
 namespace {
 
-/// Writes a tensor whose storage may be freed. Its version stays: it has the values that it had.
+/// Writes `values` to a tensor whose storage may have been freed. Does not change the tensor's
+/// version, since gathering a parameter is not an update of it.
 void restore(const at::Tensor& t, const at::Tensor& values) {
   if (t.numel() == 0) return;
   allocate_storage(t);
@@ -29,7 +31,7 @@ void restore(const at::Tensor& t, const at::Tensor& values) {
   if (t.is_cpu())
     std::memcpy(t.data_ptr(), values.const_data_ptr(), t.nbytes());
   else
-    t.variable_data().copy_(values.view(t.sizes()));  // which has a version of its own
+    t.variable_data().copy_(values.view(t.sizes()));  // an alias with a version of its own
 }
 
 }  // namespace
@@ -62,8 +64,9 @@ void ParameterShards::share_out(size_t i) {
   free(i);
 }
 
-/// Completes the parameters of a block: what ops read of them under autocast, or, `for_all_uses`,
-/// also those that have a working copy. The caller adds it to complete_blocks_.
+/// Gathers the parameters of a block. Of parameters with working copies, gathers only the copies,
+/// which ops read under autocast; with `for_all_uses`, gathers the parameters too. The caller adds
+/// the block to complete_blocks_.
 void ParameterShards::gather(int64_t block, bool for_all_uses) {
   const NoGrad no_grad;
   for (const Bucket& bucket : layout_.buckets()) {
@@ -91,8 +94,9 @@ void ParameterShards::gather(int64_t block, bool for_all_uses) {
   }
 }
 
-/// Holds the buffer of the block's largest bucket until finish_ahead(): the thread of a real run
-/// has one while the block before computes.
+/// In a dry run, allocates a buffer as large as the block's largest bucket and keeps it until
+/// finish_ahead(). It stands for the buffer that the thread of a real run has while another block
+/// computes.
 void ParameterShards::hold_largest_bucket(int64_t block) {
   const MemoryScope memory(Memory::gradients);
   int64_t most = 0;
@@ -115,8 +119,9 @@ void ParameterShards::gather_ahead(int64_t block) {
     return;
   }
   ahead_ = std::async(std::launch::async, [this, block] {
-    // This thread computes alone: the cores belong to the block that runs. On a GPU both use one
-    // stream, so a block is collected between two others, and not beside one.
+    // Use one core here, because the block that runs needs the others. On a GPU, both threads use
+    // one stream, so gathering runs between the kernels of blocks and does not overlap with them.
+    at::get_num_threads();  // Its first call in a thread sets OpenMP's number, so it comes first.
     omp_set_num_threads(1);
     gather(block, /*for_all_uses=*/false);
   });

@@ -40,7 +40,8 @@ Placement ranks(const char* launcher, const char* rank, const char* size, const 
   return p;
 }
 
-/// Sets where the processes meet: MASTER_ADDR and MASTER_PORT where they are set.
+/// Sets where the processes meet: MASTER_ADDR and MASTER_PORT, or `host` and `port` for one that is
+/// not set. An empty host and a port of 0 stand for unknown ones.
 void set_meeting_point(Placement& p, const std::string& host, int port) {
   p.host = host;
   if (const char* given = variable("MASTER_ADDR")) p.host = given;
@@ -52,7 +53,8 @@ void set_meeting_point(Placement& p, const std::string& host, int port) {
   p.port = has_port ? port : number("MASTER_PORT", 1, 65535, p.launcher.c_str());
 }
 
-/// Returns a port that the tasks of one step of a job agree on and others are unlikely to have.
+/// Returns a port that the tasks of one step of a job agree on and other jobs are unlikely to use;
+/// 29500 if `job` is null.
 int port_of(const char* job, const char* step) {
   if (job == nullptr) return 29500;
   const auto number_of = [](const char* text) {
@@ -90,7 +92,8 @@ std::optional<Placement> placement_from_environment() {
       p.listen_fd = number("LATHE_STORE_FD", 3, 1 << 20, "lathe launch");
     const char* hosted = variable("TORCHELASTIC_USE_AGENT_STORE");
     p.agent_hosts_store = hosted != nullptr && std::string(hosted) == "True";
-    // The agent's store outlives a restart, and with it the keys of the processes before.
+    // The agent's store outlives a restart and still has the keys of the previous processes, so
+    // each attempt needs a name of its own.
     for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
       p.attempt += std::string(variable(name) != nullptr ? variable(name) : "") + "/";
     return p;

@@ -40,8 +40,8 @@ struct Placement {
 /// single process. Throws Exit::usage with the variable that is missing or out of range.
 std::optional<Placement> placement_from_environment();
 
-/// Returns how often a launcher has started this run again after a process was lost: what torchrun
-/// and `lathe launch` set; 0 without either.
+/// Returns how often torchrun or `lathe launch` has restarted this run after a process was lost; 0
+/// without either of them.
 int restarts_from_environment();
 
 /// Returns the first host of a Slurm node list, as "node03" of "node[03-07,9],other".

@@ -24,7 +24,7 @@ class Rendezvous {
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Returns the value, or "" where the key is missing.
   virtual std::string get(const std::string& key) = 0;
-  /// Returns the key of what a rank stores of itself.
+  /// Returns the key under which a rank stores `what` about itself.
   static std::string key(const char* what, int rank) {
     return std::string(what) + "/" + std::to_string(rank);
   }

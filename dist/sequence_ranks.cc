@@ -24,7 +24,8 @@ at::Tensor own_range(const at::Tensor& whole) {
   return whole.narrow(1, rank * count, count);
 }
 
-// Between the blocks and the rest of the model, where all ranks have the same tensors.
+// Gives each rank its own positions where the residual stream enters the blocks. Outside of the
+// blocks, all ranks have the same tensors.
 struct SplitSequence {
   static constexpr OpInfo info{.name = "split_sequence", .each = {0, 0}};
   at::Tensor forward(const at::Tensor& whole) { return own_range(whole).clone(); }

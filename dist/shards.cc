@@ -28,7 +28,8 @@ std::vector<int64_t> balanced_shares(const std::vector<int64_t>& loads, int64_t 
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return loads[a] < loads[b]; });
 
-  // Raise the ranks with the least load to one level, which as many as `active` reach.
+  // Find the level to which the ranks with the least load can be raised together. The other ranks
+  // are above it already and get nothing.
   size_t active = ranks;
   int64_t level = 0;
   for (; active > 0; --active) {
@@ -94,9 +95,9 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   }
 }
 
-/// Fills buckets in the reverse order of the parameters. All parameters of a bucket have one dtype,
-/// their gradients too; they are divisible or not, have working copies or not, and are cut among
-/// tensor ranks or not.
+/// Fills buckets in the reverse order of the parameters. All parameters of a bucket agree in their
+/// dtype, the dtype of their gradients, their StagePart and, with blocks_apart, their block. They
+/// also agree in whether they are divisible, have working copies, and are cut among tensor ranks.
 void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
                                const std::vector<bool>& is_divisible, const Options& options) {
   using Key = std::tuple<at::ScalarType, at::ScalarType, bool, int64_t, bool, bool, StagePart>;
@@ -138,7 +139,8 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
   });
 }
 
-/// Cuts a bucket into shares of balanced loads, at the permitted places nearest to them.
+/// Cuts a bucket into one share for each rank so that the loads are balanced, as far as the
+/// permitted positions of cuts allow. Adds the shares to `loads`.
 void ShardLayout::cut(Bucket& bucket, std::vector<int64_t>& loads) {
   std::vector<int64_t> permitted{0};
   for (const size_t i : bucket.parameters) {
@@ -263,7 +265,7 @@ void gather_bucket(World& world, Group& group, const ShardLayout& layout, const 
   const NoGrad no_grad;
   at::Tensor flat;
 
-  // This rank's elements lie one behind the other.
+  // Copy this rank's elements, which are contiguous in the bucket.
   int64_t at = bucket.cuts[static_cast<size_t>(world.data().rank)];
   for (const size_t i : bucket.parameters) {
     const at::Tensor mine = own(i);

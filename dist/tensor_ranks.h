@@ -5,7 +5,8 @@
 //
 // Every tensor rank calls the same ops in the same order. Tensors that are not cut have the same
 // bits on all of them, and so have their gradients. With one tensor rank, each op returns its
-// input's values.
+// input's values. Where a rank has only part of the positions (dist.sequence_parallel), use
+// dist/sequence_ranks.h: copy_to_tensor_ranks() and reduce_from_tensor_ranks() throw Exit::usage.
 #pragma once
 
 #include "autograd/tensor_cut.h"
@@ -24,8 +25,8 @@ Variable reduce_from_tensor_ranks(const Variable& x);
 /// that computed `x`: along dimension 0, in one section.
 Variable gather_from_tensor_ranks(const Variable& x, const TensorCut& cut);
 
-/// Returns the whole tensor, of which `part`, which is contiguous, is this rank's part. A
-/// collective without a graph.
+/// Returns the complete tensor, of which `part`, which must be contiguous, is this rank's part. A
+/// collective that records no graph.
 at::Tensor join_over_tensor_ranks(const at::Tensor& part, const TensorCut& cut);
 
 /// Returns the rows `ids` of an embedding table [V, C] whose rows are cut among the tensor ranks.

@@ -79,7 +79,8 @@ void World::wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name
     return;
   }
   group = Group::by_nccl(std::move(group), *store_, "nccl/" + name, axis, timeout_);
-  // c10d connects the ranks in the first exchange. Several groups should not do so together.
+  // c10d connects the ranks in a group's first exchange. Make it now, so that several groups do
+  // not connect at the same time.
   guarded([&] { group->gather(at::zeros({1}, at::TensorOptions().device(at::kCUDA))); });
 }
 
@@ -113,7 +114,7 @@ std::string World::use_gpus(const std::string& backend) {
   wrap_for_gpus(contexts_, context_group(), context_);
 
   control_ = Group::through_host(std::move(control_));
-  // Two stages send to each other at the same time. In one NCCL group, both would wait forever.
+  // Two stages send to each other at the same time, which would deadlock in an NCCL group.
   if (stages_) stages_ = Group::through_host(std::move(stages_));
 
   if (uses_nccl_) return "NCCL";
@@ -197,7 +198,8 @@ void World::meet() {
   store_->set(Rendezvous::key("met", p.rank), "yes");
   if (!other) return;
 
-  // Rank 0 has the store, which the others must have read before it ends.
+  // If rank 0 hosts the store, the store ends with it, so rank 0 waits up to 2 s until the others
+  // have read it.
   const auto found = Clock::now();
   for (int rank = 1; p.rank == 0 && rank < p.size; ++rank) {
     while (store_->get(Rendezvous::key("met", rank)).empty() && seconds_since(found) < 2) pause();
@@ -263,8 +265,10 @@ void World::check_same(const std::string& what, const std::string& mine) {
     // Long texts differ in a line; show that one.
     std::istringstream a(first), b(theirs);
     std::string of_first, of_other;
-    while (std::getline(a, of_first) && std::getline(b, of_other) && of_first == of_other) {
-    }
+    do {
+      if (!std::getline(a, of_first)) of_first.clear();
+      if (!std::getline(b, of_other)) of_other.clear();
+    } while (of_first == of_other && (a || b));
     fail_as_different(what, r, of_other, 0, of_first);
   }
 }

@@ -101,11 +101,11 @@ class World {
   /// Throws Exit::usage if `mine` differs between ranks. The error shows the first rank that
   /// differs from rank 0 and both values. `what` names the value, as in "the config". A collective.
   void check_same(const std::string& what, const std::string& mine);
-  /// Does the same for lines of a key, a space and a value, of which ranks may have different ones:
-  /// the values of a key must not differ. A collective.
+  /// Does the same for each line of a text. A line is a key, a space and a value. Ranks may have
+  /// different keys, but the value of a key must not differ between ranks. A collective.
   void check_same_lines(const std::string& what, const std::string& mine);
   /// Returns the data ranks' group for gradients. A thread other than the training thread may use
-  /// it.
+  /// it. This group and the next ones exist only if their axis has several ranks.
   Group& gradients() { return *gradients_; }
   /// Returns the data ranks' group for sharded parameters. The training thread may use it while
   /// gradients are exchanged.
@@ -136,9 +136,10 @@ class World {
   /// with that rank, its host and the last step and phase that it recorded. Passes other errors on.
   void guarded(const std::function<void()>& f);
   /// Lets the groups exchange tensors of GPUs, and connects the ranks of groups that use NCCL.
-  /// `backend`: dist.backend. Throws Exit::usage if that is "nccl" and processes share a GPU.
-  /// Returns what the groups use, for the log, as "NCCL". Does nothing in a single process. Call it
-  /// once, after open_device() and before a tensor of a GPU is exchanged. A collective.
+  /// `backend`: dist.backend. Throws Exit::usage if that is "nccl" and processes share a GPU or the
+  /// build has no NCCL. Returns what the groups use, for the log, such as "NCCL". Does nothing in a
+  /// single process. Call it once, after open_device() and before a tensor of a GPU is exchanged. A
+  /// collective.
   std::string use_gpus(const std::string& backend);
   /// Waits until all ranks have called it. A collective.
   void wait_for_all() { any(false); }
@@ -193,9 +194,10 @@ World& world();
 /// Returns the name of this machine.
 std::string host_name();
 
-/// While alive, world() has `ranks` ranks and sends nothing, for a dry run (core/dry_run.h) of a
-/// pipeline's stage. A process that trains alone is the first tensor rank of a data rank. One of
-/// several, which must be `ranks`, keeps its rank and its positions within the stage.
+/// While alive, world() has `ranks` ranks and sends nothing, for a dry run (core/dry_run.h) of
+/// stage `stage` of a pipeline. A process that trains alone takes the position of the first tensor
+/// rank of data rank `data_rank`. If there are several processes, `ranks` must be their number, and
+/// each keeps its rank and its positions on the other axes.
 class DryWorld {
  public:
   explicit DryWorld(int ranks, const GridSizes& sizes = {}, int stage = 0, int data_rank = 0);

@@ -200,7 +200,8 @@ Variable new_parameter(at::IntArrayRef sizes);
 /// Returns a buffer filled with `value`; under MetaInit without storage.
 at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype = at::kFloat);
 
-/// Returns the number of elements of all parameters.
+/// Returns the number of elements of all parameters. A parameter that is cut among tensor ranks
+/// counts as the complete one.
 int64_t count(const std::vector<NamedParameter>& parameters);
 /// Returns a table of the path, shape and number of elements of each parameter, with the total.
 std::string parameter_table(const std::vector<NamedParameter>& parameters);

@@ -32,18 +32,19 @@ struct StateOf {
       false;  ///< updated as a whole tensor; otherwise element by element, by the method's rule
   double flops = 0;  ///< of an update's matrix products
   /// Whether update() gives the same bits for parts of the parameter, cut at multiples of
-  /// grad_sum_chunk, so that processes can share it out. Otherwise one process updates all of it.
+  /// grad_sum_chunk, so that processes can divide it among themselves. Otherwise one process
+  /// updates all of it.
   bool divisible = false;
   /// Whether update() joins the parts of a parameter that is cut among tensor ranks where it needs
   /// all of it (SlotUpdate::join).
   bool joins_parts = false;
 };
 
-/// Returns whether optim.kind = `kind`, which keeps `state` for a parameter of these sizes, can't
-/// update one that is cut among tensor ranks.
+/// Returns whether the optimizer `kind` (optim.kind), which keeps `state` for a parameter of these
+/// sizes, can't update such a parameter if it is cut among tensor ranks.
 bool needs_whole_tensors(const StateOf& state, at::IntArrayRef sizes, const std::string& kind);
 
-/// Returns a whole tensor, of which each tensor rank gives its part. A collective of them.
+/// Returns the complete tensor; each tensor rank passes its part. A collective of the tensor ranks.
 using JoinParts = std::function<at::Tensor(const at::Tensor& part, const TensorCut& cut)>;
 
 /// One parameter of a step: the kernels' arguments and the parameter's shape.
@@ -93,7 +94,7 @@ const std::vector<OptimizerKind>& optimizer_kinds();
 /// Adds a kind. Call it before the command line is run and before an OptimConfig is made. Throws
 /// Exit::internal if the name is taken.
 void add_optimizer_kind(OptimizerKind kind);
-/// Returns the method of a config's kind.
+/// Returns the method of a config's kind. Throws Exit::usage if there is no such kind.
 std::unique_ptr<Method> make_method(const OptimConfig& config);
 
 /// Returns the dtype of state and arithmetic: float64 for float64 parameters, otherwise float32.

@@ -1,5 +1,5 @@
-// Keeps an optimizer's state in a scratch file (memory.offload), so that a model can be trained
-// whose optimizer state exceeds memory.
+// Keeps an optimizer's state in a scratch file (memory.offload), so that a model whose optimizer
+// state does not fit into memory can be trained.
 //
 // The file is divided into units, each of which is read, updated and written as a whole. A unit
 // holds the state of several small parameters, or a piece of a large one. It has at most 16 MiB,
@@ -56,7 +56,8 @@ struct OffloadedSlot {
   ElementRange part(size_t tensor, ElementRange range) const;
 };
 
-/// The state of all parameters in a scratch file. Not thread-safe; throws FileError with Exit::io.
+/// The state of all parameters in a scratch file. Only times() is thread-safe. Functions throw
+/// FileError with Exit::io.
 class StateOffload {
  public:
   /// The elements of one slot that a unit holds. They are updated together.
@@ -85,7 +86,8 @@ class StateOffload {
   /// Returns the size of the file in bytes.
   int64_t file_bytes() const { return file_bytes_; }
 
-  /// Returns the memory of a unit. The caller may read and change it until the next call.
+  /// Waits until a unit is in memory, and returns its address. The caller may read and change it
+  /// until the next call.
   std::byte* use(size_t unit);
   /// Ends a step: starts to write the last unit, and to read the first units of the next step.
   void end_step();

@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-/// Part of a run's state, so that a resumed run decides as an uninterrupted one.
+/// Part of a run's state, so that a resumed run decides as an uninterrupted one would.
 struct SpikeState {
   int64_t seen = 0;               ///< losses in mean and variance, since these were last reset
   double mean = 0, variance = 0;  ///< of recent losses, exponentially weighted
@@ -17,13 +17,13 @@ struct SpikeState {
 };
 
 /// Compares each step's loss with an exponentially weighted mean and variance (decay 0.98; Finch
-/// 2009, "Incremental calculation of weighted mean and variance"). Nothing is a spike before 50
-/// losses. After 10 spikes in a row the new level is accepted: mean and variance start again.
+/// 2009, "Incremental calculation of weighted mean and variance"). None of the first 50 losses is a
+/// spike. After 10 spikes in a row the new level is accepted: mean and variance are reset.
 class SpikeGuard {
  public:
   explicit SpikeGuard(double sigma) : sigma_(sigma) {}
-  /// Returns whether a finite `loss` is more than sigma standard deviations above the mean, and
-  /// updates the state either way.
+  /// Returns whether a finite `loss` is a spike, that is, more than sigma standard deviations above
+  /// the mean, and updates the state. A spike is counted, but does not enter mean and variance.
   bool is_spike(double loss);
   /// Returns the state for a checkpoint.
   const SpikeState& state() const { return state_; }

@@ -13,8 +13,8 @@
 
 namespace lathe {
 
-/// Returns whether the CPU kernels take tensors of this dtype: float32, bfloat16 and float16, if
-/// the CPU has at least the instructions of the float32 kernels.
+/// Returns whether the CPU kernels take tensors of this dtype: float32, bfloat16 or float16, if
+/// gemm_ready() (core/kernels/gemm.h) returns true for it.
 inline bool kernel_dtype(at::ScalarType dtype) {
   return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
          gemm_ready(element_of(dtype));
@@ -38,7 +38,7 @@ inline at::Tensor for_kernels(const at::Tensor& t) {
   return c.is_cuda() && !is_aligned(c.const_data_ptr(), 16) ? c.clone() : c;
 }
 
-/// Returns a contiguous tensor as rows of its last dim.
+/// Returns a contiguous tensor as a matrix whose rows are its last dim.
 inline Matrix matrix_of(const at::Tensor& t) {
   return {t.const_data_ptr(), t.size(-1), element_of(t.scalar_type())};
 }
@@ -66,7 +66,8 @@ inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const
   if (mode().compute != at::kFloat) return mode().compute;
   return weight.dtype() == x.dtype() ? std::optional(x.dtype()) : std::nullopt;
 }
-/// Return whether a fused op can take them with the kernels for CPUs, or with those for GPUs.
+/// Return whether a fused op can take x and the weight with the kernels for CPUs, or with those for
+/// GPUs.
 inline bool kernel_linear(const Variable& x, const Variable& weight) {
   const auto dtype = fused_linear_dtype(x, weight);
   return dtype && x.data().is_cpu() && kernel_dtype(*dtype);

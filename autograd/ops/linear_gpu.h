@@ -7,8 +7,9 @@
 
 namespace lathe {
 
-/// Returns x W^T + bias + residual by one product, in float32. Returns an undefined tensor unless x
-/// is bfloat16 or float16, the residual float32, and both sizes of the weight multiples of 8.
+/// Returns x W^T + bias + residual, computed by one matmul, in float32. Returns an undefined tensor
+/// unless x and the weight have one dtype, bfloat16 or float16, the residual is float32, and both
+/// sizes of the weight are multiples of 8, or if cuBLASLt has no algorithm for the matmul.
 at::Tensor gpu_linear_with_residual(const at::Tensor& x, const at::Tensor& weight,
                                     const at::Tensor& bias, const at::Tensor& residual);
 /// Returns gelu(u) in its tanh form and writes u = x W^T + bias to `before`.
@@ -19,7 +20,7 @@ at::Tensor gpu_gelu_backward(const at::Tensor& u, const at::Tensor& dy, at::Tens
 
 /// Returns silu(a) b.
 at::Tensor gpu_swiglu(const at::Tensor& a, const at::Tensor& b);
-/// Returns its gradients for a and b.
+/// Returns the gradients of a and b.
 std::pair<at::Tensor, at::Tensor> gpu_swiglu_backward(const at::Tensor& a, const at::Tensor& b,
                                                       const at::Tensor& dy);
 

@@ -22,7 +22,8 @@ inline std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   return out;
 }
 
-/// Returns the number of rows of x's last dim. A -1 in a shape would fail if that dim is empty.
+/// Returns the number of rows of x: the product of all sizes but the last one. A -1 in reshape()
+/// would fail if the last dim is empty.
 template <class T>
 int64_t rows_of(const T& x) {
   return c10::multiply_integers(x.sizes().slice(0, x.sizes().size() - 1));

@@ -10,7 +10,8 @@
 
 namespace lathe {
 
-// Extremes and sorting (ops/extremes.cc). NaN is larger than all numbers.
+// Extremes and sorting (ops/extremes.cc). A NaN is both the maximum and the minimum. sort() treats
+// NaN as larger than all numbers.
 /// Return the maximum or minimum over all elements. Tied elements share the gradient equally. They
 /// throw if `x` is empty.
 Variable max(const Variable& x);
@@ -24,8 +25,8 @@ at::Tensor argmax(const Variable& x, std::optional<int64_t> dim = std::nullopt,
                   bool keepdim = false);
 at::Tensor argmin(const Variable& x, std::optional<int64_t> dim = std::nullopt,
                   bool keepdim = false);
-/// Returns x sorted along a dim, and the previous positions (int64). Equal elements keep their
-/// order.
+/// Returns x sorted along a dim, and the position in x of each element of the result (int64). Equal
+/// elements keep their order.
 std::pair<Variable, at::Tensor> sort(const Variable& x, int64_t dim = -1, bool descending = false);
 
 // Sums and products (ops/scans.cc).

@@ -56,7 +56,7 @@ auto retry_interrupted(Call&& call) {
 class FileError : public Error {
  public:
   FileError(Exit code, const std::string& cause, int number);
-  /// Returns the sentence without what to do.
+  /// Returns what happened, without the advice on what to do.
   const std::string& cause() const { return cause_; }
   /// Returns errno.
   int number() const { return number_; }
@@ -90,7 +90,7 @@ class OutputFile {
   void close();
   /// Has later writes bypass the system's cache of files where the file system can do that, or pass
   /// through it again. Writes that bypass it must begin and end on pages of 4096 bytes, in the file
-  /// and in memory; another one turns it off.
+  /// and in memory; any other write turns it off.
   void bypass_cache(bool on);
   /// Returns the bytes in the file now.
   uint64_t size() const;
@@ -101,9 +101,9 @@ class OutputFile {
   int fd_ = -1;
 };
 
-/// Writes a file in parts of 8 MiB, past the system's cache of files where the file system can do
-/// that (O_DIRECT): the cache takes a copy more, and up to 2 s of CPU time for 1.5 GB, which
-/// training would lack during a save in the background. `file` must be empty.
+/// Writes a file in parts of 8 MiB that bypass the system's cache of files where the file system
+/// can do that (O_DIRECT). The cache would cost another copy and up to 2 s of CPU time for 1.5 GB,
+/// which would slow training during a save in the background. `file` must be empty.
 class LargeWrites {
  public:
   explicit LargeWrites(OutputFile& file) : file_(file) {}
@@ -132,19 +132,20 @@ void write_file_durably(const fs::path& path, std::string_view text);
 /// unreadable.
 std::string read_file(const fs::path& path, Exit code, uint64_t limit = uint64_t{1} << 30);
 
-// Each throws FileError with Exit::io if it fails; those that sync mention it.
+// Each of these throws FileError with Exit::io if it fails. They sync only what their comments
+// state.
 
 /// Creates folders as mkdir -p does, and syncs the parent of each that it creates. Returns false if
 /// all existed.
 bool make_folders(const fs::path& folder);
-/// Returns the entries of a folder in no order; none if there is no folder.
+/// Returns the paths of a folder's entries in no particular order; none if there is no folder.
 std::vector<fs::path> list_folder(const fs::path& folder);
 /// Returns the extension of a name in lowercase letters: ".csv" of "A.CSV".
 std::string lower_extension(const fs::path& path);
 /// Returns `folder`, or its nearest parent that exists: what is made in `folder` later is on the
 /// same disk.
 fs::path nearest_folder(const fs::path& folder);
-/// Replaces `to` atomically, as rename(2) does. Throws FileError with Exit::io.
+/// Replaces `to` atomically, as rename(2) does.
 void rename_file(const fs::path& from, const fs::path& to);
 /// Truncates a file to `length` bytes and syncs it.
 void cut_file(const fs::path& path, uint64_t length);

@@ -11,8 +11,9 @@ namespace lathe {
 
 /// A regular file, or standard input ("-"), as bytes in order. gzip (RFC 1952) and Zstandard (RFC
 /// 8878) are recognized by their first bytes, whatever the name, and decompressed; consecutive
-/// members or frames are one text. Memory does not grow with the file. Throws Exit::data with the
-/// file's name if the file is damaged, cut short, or followed by anything but compressed data.
+/// members or frames are one text. Memory does not grow with the file. The constructor throws
+/// Exit::data with the path if the file can't be opened or is not a regular file; read() throws it
+/// if reading fails, or if compressed data are damaged, cut short or followed by anything else.
 class InputStream {
  public:
   explicit InputStream(const std::string& path);
@@ -22,7 +23,7 @@ class InputStream {
 
   /// Appends up to `most` bytes to `out`. Returns false at the end, where it appends nothing.
   bool read(std::string& out, size_t most);
-  /// Returns how many bytes of the file itself were read so far.
+  /// Returns how many bytes of the file, before decompression, were read so far.
   uint64_t consumed() const;
 
  private:

@@ -37,7 +37,8 @@ T json_get(const Json& json, const char* key, const std::string& where, Exit cod
 /// key, its value and the bounds. A number with a fraction or an exponent is refused.
 int64_t json_whole(const Json& json, const char* key, int64_t min, int64_t max,
                    const std::string& where, Exit code);
-/// Returns json[key] as a number that json_number wrote.
+/// Returns json[key], a number or a string that json_number wrote for a non-finite one. Throws an
+/// error that names the key and `where`.
 double json_real(const Json& json, const char* key, const std::string& where, Exit code);
 
 /// Returns a number for JSON: a non-finite one becomes the string "nan", "inf" or "-inf", never

@@ -1,4 +1,5 @@
-// Launches core/kernels/activation.h's functions on a CUDA stream. All pointers are of the device.
+// Launches core/kernels/activation.h's functions on a CUDA stream. All pointers are device
+// pointers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,10 +8,12 @@
 
 namespace lathe {
 
-/// As gelu_backward, for float32, bfloat16 and float16; pointers at multiples of 16 bytes.
+/// Does what gelu_backward() does, in float32, bfloat16 or float16. Pointers must be aligned to 16
+/// bytes.
 cudaError_t gelu_backward_cuda(const void* x, const void* dy, void* dx, Element type, int64_t n,
                                cudaStream_t stream);
-/// The same for a matrix, and the sums of dx's columns, as column_sums_cuda() of linear.cuh.
+/// Does the same for a matrix, and writes the sums of dx's columns as column_sums_cuda() of
+/// linear.cuh does.
 cudaError_t gelu_backward_sums_cuda(const void* x, const void* dy, void* dx, Element type,
                                     int64_t rows, int64_t columns, float* partials, float* sums,
                                     cudaStream_t stream);

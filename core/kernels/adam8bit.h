@@ -1,8 +1,9 @@
 // Adam and AdamW whose moments are kept in 8 bits. Dettmers et al. 2022, "8-bit optimizers via
 // block-wise quantization": a block of elements shares a scale, its largest absolute value, and the
 // codes index the levels of a dynamic tree (Dettmers 2016, "8-bit approximations for parallelism in
-// deep learning"). A step reads both moments, updates them and the parameter in float32 as Adam
-// does, and rounds the moments to the nearest levels.
+// deep learning"). A step reads both moments, updates them and the parameter as Adam does (in
+// float64 if the parameter is float64, else in float32), and rounds the moments to the nearest
+// levels.
 //
 // The update uses the moments before they are rounded to 8 bits.
 #pragma once

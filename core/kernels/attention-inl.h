@@ -18,7 +18,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Returns tanh(score scale / cap), of which c tanh is the capped score.
+/// Returns tanh(score scale / cap). The capped score is `cap` times this.
 HWY_INLINE V capped_part(V score, float scale, float cap) {
   const V x = hn::Mul(score, set(scale / cap));
   // Highway's tanh does not return NaN for NaN.
@@ -113,7 +113,7 @@ void write_rows_of(const float* acc, int64_t wide, int64_t rows, int64_t columns
   });
 }
 
-/// Sets delta[r] to the sum over the columns of a b.
+/// Sets delta[r] to the dot product of row r of a and row r of b.
 void dot_rows(Matrix a, Matrix b, int64_t rows, int64_t columns, float* delta) {
   with_element(a.type, [&](auto t) HWY_ATTR {
     using T = decltype(t);
@@ -137,7 +137,7 @@ void softmax_backward(const float* scores, const float* dp, int64_t stride, int6
                       int64_t queries, int64_t width, int64_t k0, int64_t q0, const int64_t* starts,
                       float scale, float cap, const float* lse, const float* delta, T* p, T* ds) {
   const V s = set(scale);
-  int64_t last = queries;  // queries from here on start after the key
+  int64_t last = queries;  // the documents of queries from here on start after the key
   for (int64_t r = keys - 1; r >= 0; --r) {
     while (starts != nullptr && last > 0 && starts[last - 1] > k0 + r) --last;
     // Queries before the key don't see it.
@@ -178,11 +178,11 @@ void softmax_backward_block(const float* scores, const float* dp, int64_t stride
   });
 }
 
-/// Processes one block of keys for one query of each of `heads` heads that share them, in the order
-/// of the blocks' matmuls above: scores [heads][block of keys], the online softmax, and the
-/// accumulated output [heads][wide] in `acc`. q [heads rounded up to 1, 2, 4 or 8][width] in
-/// float32. `starts`, if not null: the first key that the query sees; `is_first`: no block of keys
-/// came before.
+/// Processes one block of keys for one query of each of `heads` heads that share them, in place of
+/// the blocks' matmuls in attention.cc: computes scores [heads][block of keys] and the online
+/// softmax, and adds to the output [heads][wide] in `acc`. q [heads rounded up to 1, 2, 4 or
+/// 8][width] is float32. `starts`, if not null: the first key that the query sees; `is_first`: no
+/// block of keys came before.
 template <class T>
 void one_query_as(const T* k, const T* v, int64_t stride, int64_t keys, int64_t k0,
                   const int64_t* starts, bool is_first, int64_t width, int64_t heads,

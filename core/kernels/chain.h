@@ -1,10 +1,10 @@
 // Chains: programs of elementwise ops that run block by block, so that each input is read from
-// memory once and each output written once. The blocks stay in the first cache.
+// memory once and each output written once. The blocks stay in the L1 cache.
 //
-// A chain has the bits of its ops run one by one by ATen, on any number of threads: arithmetic is
-// that of IEEE 754, a value of bfloat16 is rounded after each op, and functions such as exp() are
-// ATen's own, called on tiles that begin where ATen's vectors would. NaNs may differ in their
-// payload.
+// A chain's results have the same bits as if ATen ran its ops one by one, on any number of threads:
+// arithmetic is that of IEEE 754, a value of bfloat16 is rounded after each op, and functions such
+// as exp() are ATen's own, called on tiles that begin where ATen's vectors would. NaNs may differ
+// in their payload.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@
 
 namespace lathe {
 
-/// The type of an input or output of a chain. Values in between are float32, which those of
-/// bfloat16 are rounded to fit; those of masks are 0 or 1.
+/// The type of an input or output of a chain. Values in between are held in float32: values of
+/// bfloat16 are rounded to its precision, and those of masks are 0 or 1.
 enum class ChainType : uint8_t { f32, bf16, mask };
 
 /// An op of a chain. Operands are a, b and c; s is the op's number.
@@ -46,7 +46,7 @@ enum class ChainOp : uint8_t {
   square,    ///< a a
   load,      ///< an input, converted into a register
   store,     ///< a register, converted into an output
-  // Those from here on are ATen's functions. Its square root is not always the nearest number.
+  // Those from here on are ATen's functions. ATen's square root is not always correctly rounded.
   sqrt,
   rsqrt,
   exp,
@@ -58,9 +58,9 @@ enum class ChainOp : uint8_t {
   gelu,  ///< the tanh form
   gelu_exact,
   pow,              ///< a to the power of s
-  tanh_grad,        ///< the gradient for that of the result, a, and the result, b
+  tanh_grad,        ///< the gradient of the input; a: that of the result, b: the result
   sigmoid_grad,     ///< the same
-  silu_grad,        ///< the gradient for that of the result, a, and the input, b
+  silu_grad,        ///< the gradient of the input; a: that of the result, b: the input
   gelu_grad,        ///< the same
   gelu_exact_grad,  ///< the same
 };
@@ -83,9 +83,9 @@ class Chain {
     bool low = false;
   };
 
-  /// Adds an input, before any step, and returns its value. `size` 0: it has one element for each
-  /// of the chain. Otherwise element i of the chain takes element (i / inner) % size: a row has
-  /// inner 1, a column that of its dim's stride, a number size 1.
+  /// Adds an input, before any step, and returns its value. If `size` is 0, the input has as many
+  /// elements as the chain. Otherwise element i of the chain takes element (i / inner) % size: for
+  /// a row `inner` is 1, for a column the stride of its dim; a single number has size 1.
   int add_input(const Input& input);
   /// Adds an op of values and returns its result. `low`: the result is rounded to bfloat16.
   int add_step(const Step& step);

@@ -1,4 +1,4 @@
-// Launches core/kernels/e4m3.h's functions on a CUDA stream. All pointers are of the device.
+// Launches core/kernels/e4m3.h's functions on a CUDA stream. All pointers are device pointers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace lathe {
 
-/// As pack_e4m3 and unpack_e4m3, with their bits.
+/// Do what pack_e4m3() and unpack_e4m3() do, with results of the same bits.
 cudaError_t pack_e4m3_cuda(const void* x, Element type, uint8_t* y, float* factors, int64_t rows,
                            int64_t n, cudaStream_t stream);
 cudaError_t unpack_e4m3_cuda(const uint8_t* x, const float* factors, void* y, Element type,

@@ -12,7 +12,7 @@ namespace lathe {
 enum class Activation : int32_t { none, gelu, swiglu };
 
 /// out = activation(product + bias) + residual; `before` receives the activation's argument. All
-/// are [m, n], row-major, float32 or bfloat16, and null if absent.
+/// matrices are [m, n], row-major, in float32, bfloat16 or float16, and null if absent.
 struct Epilogue {
   Matrix out;                   ///< written, in its type
   const float* bias = nullptr;  ///< [n]
@@ -22,8 +22,8 @@ struct Epilogue {
   Matrix residual = {};  ///< may be `out` itself: adds to it
 };
 
-/// Applies it to `rows` x `columns` elements of float32, rows `stride` apart, whose position in the
-/// result is (row, column).
+/// Applies `e` to a float32 block of `rows` x `columns` elements, whose rows are `stride` apart and
+/// whose first element is at (row, column) of the result.
 void finish_block(const float* block, int64_t stride, int64_t row, int64_t column, int64_t rows,
                   int64_t columns, const Epilogue& e);
 

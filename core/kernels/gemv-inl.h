@@ -16,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// Hands the next columns of a panel to f(column, values of each row) in order: columns of 4 bytes
-/// of each row, as many as there are float32 in 16 bytes of T.
+/// Reads the next 16 bytes of each row of a panel, and calls f(column, values of all rows) for each
+/// of their columns in order: 4 columns of float32, or 8 of bfloat16.
 template <class F>
 HWY_INLINE void panel_columns(const float* w, int64_t stride, F&& f) {
   const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 4);
@@ -36,7 +36,8 @@ HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
 }
 
 /// Computes out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride`
-/// elements apart, and M rows of x. Every `step` columns start a separate sum, which is then added.
+/// elements apart, and M rows of x. Each `step` columns have a separate sum, and these sums are
+/// then added in order.
 ///
 /// A panel is read one cache line of each row at a time: rows whose stride is a power of two map to
 /// few of the cache's sets, so a line would not stay for a second visit. While these rows are read,

@@ -13,8 +13,8 @@ struct ThreeMatrices {
 };
 
 /// Writes row i of each of three matrices [rows, `bytes` bytes] one after another as row i of `out`
-/// [rows, 3 * bytes]. All pointers are of the device, contiguous, and like `bytes` multiples of 16;
-/// otherwise returns cudaErrorInvalidValue.
+/// [rows, 3 * bytes]. The matrices are contiguous and in device memory. Their addresses and `bytes`
+/// must be multiples of 16; otherwise returns cudaErrorInvalidValue.
 cudaError_t interleave_cuda(const ThreeMatrices& in, void* out, int64_t rows, int64_t bytes,
                             cudaStream_t stream);
 

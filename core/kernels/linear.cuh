@@ -1,5 +1,5 @@
-// Parts of a linear layer around its matrix products, on a CUDA stream. All pointers are of the
-// device and multiples of 16 bytes; float32, bfloat16 and float16.
+// Parts of a linear layer around its matrix products, on a CUDA stream. All pointers are device
+// pointers, aligned to 16 bytes. Elements are float32, bfloat16 or float16.
 #pragma once
 
 #include <cuda_runtime.h>

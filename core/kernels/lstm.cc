@@ -11,15 +11,15 @@ namespace lathe {
 namespace {
 
 constexpr int64_t panel_columns = 64;
+constexpr int64_t large_layer = 384;  // units, whose weight has 2.4 MB in float32
 
 /// Returns the number of rows of a task. It depends on the shape alone, so that each row is always
 /// computed in a block of the same size. Small tasks serve more threads, but each reads the
 /// complete weight at every step, which takes longer than its products where the weight exceeds a
 /// core's cache.
 int64_t rows_of_task(const LstmShape& s) {
-  constexpr int64_t large = 384;  // units: 2.4 MB of weights
   if (s.batch >= 128) return 32;
-  return s.batch >= 64 || (s.batch >= 32 && s.h >= large) ? 16 : 8;
+  return s.batch >= 64 || (s.batch >= 32 && s.h >= large_layer) ? 16 : 8;
 }
 
 /// The right factor [k, n] of the products of all steps, packed in panels of 64 columns.
@@ -29,6 +29,7 @@ class PackedFactor {
   PackedFactor(Matrix w, int64_t k, int64_t n, bool transposed)
       : type_(multiplied_as(w.type)),
         k_(k),
+        n_(n),
         panels_(divide_up(n, panel_columns)),
         panel_bytes_(packed_depth(k, type_) * panel_columns * bytes_of(type_)),
         data_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(panels_ * panel_bytes_))) {
@@ -65,13 +66,63 @@ class PackedFactor {
     }
   }
 
+  /// Computes a [rows, k] times the factor in blocks of `block` rows and 64 columns, whose panels
+  /// ATen's threads divide. Calls finish(product, row, rows, column, columns) for each block, with
+  /// its position; rows of the product are 64 elements apart. `a` has the type type(), and a
+  /// thread's part of `scratch` has room for a block.
+  template <class F>
+  void multiply_in_blocks(Matrix a, int64_t rows, int64_t block, const Scratch& scratch,
+                          const F& finish) const {
+    parallel_for(0, panels_, 1, [&](int64_t begin, int64_t end) {
+      auto* const product = reinterpret_cast<float*>(scratch.mine());
+      for (int64_t p = begin; p < end; ++p) {
+        const int64_t column = p * panel_columns, columns = std::min(panel_columns, n_ - column);
+        for (int64_t row = 0; row < rows; row += block) {
+          const int64_t n = std::min(block, rows - row);
+          block_gemm({a.at(row, 0), a.stride, type_}, {panel(p), panel_columns, type_}, n,
+                     panel_columns, k_, product, panel_columns, /*add=*/false);
+          finish(product, row, n, column, columns);
+        }
+      }
+      release_gemm(type_);
+    });
+  }
+
  private:
   char* panel(int64_t p) const { return static_cast<char*>(data_.get()) + p * panel_bytes_; }
 
   Element type_;
-  int64_t k_, panels_, panel_bytes_;
+  int64_t k_, n_, panels_, panel_bytes_;
   c10::DataPtr data_;
 };
+
+/// The left factor [rows, k] of the products of all steps: a matrix, or a copy of it in float32 if
+/// its type can't be multiplied.
+class LeftFactor {
+ public:
+  LeftFactor(Element type, Element multiplied, int64_t rows, int64_t k)
+      : k_(k),
+        copy_(type == multiplied ? c10::DataPtr()
+                                 : c10::GetCPUAllocator()->allocate(static_cast<size_t>(rows * k) *
+                                                                    sizeof(float))) {}
+  /// Notes that these rows of the matrix have new values.
+  void set_rows(Matrix a, int64_t row, int64_t rows) const {
+    if (copy_) widen({a.at(row, 0), a.stride, a.type}, rows, k_, copy() + row * k_, k_);
+  }
+  /// Returns the factor of the matrix whose rows were set.
+  Matrix of(Matrix a) const { return copy_ ? Matrix{copy(), k_, Element::f32} : a; }
+
+ private:
+  float* copy() const { return static_cast<float*>(copy_.get()); }
+
+  int64_t k_;
+  c10::DataPtr copy_;
+};
+
+/// Returns whether threads divide the units of a layer, and wait for each other twice in each step,
+/// instead of the batch. Each then reads its part of the weight once in a step. It gives the same
+/// bits.
+bool divides_units(const LstmShape& s) { return s.h >= large_layer; }
 
 /// A thread's working memory.
 struct Working {
@@ -104,12 +155,80 @@ void each_task(const LstmShape& s, const PackedFactor& factor, int64_t k, Elemen
       [&] { release_gemm(factor.type()); });
 }
 
+void forward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gates, Matrix states,
+                      float* cells) {
+  const int64_t block = rows_of_task(s);
+  const Scratch scratch(block * panel_columns * static_cast<int64_t>(sizeof(float)));
+  const LeftFactor left(states.type, factor.type(), s.batch, s.h);
+  const auto at = [](Matrix m, int64_t row) { return Matrix{m.at(row, 0), m.stride, m.type}; };
+  left.set_rows(at(states, s.first() * s.batch), 0, s.batch);
+
+  for (int64_t i = 0; i < s.steps; ++i) {
+    const int64_t t = s.reverse ? s.steps - 1 - i : i;
+    const int64_t before = s.before(t) * s.batch, after = s.after(t) * s.batch, here = t * s.batch;
+
+    factor.multiply_in_blocks(
+        left.of(at(states, before)), s.batch, block, scratch,
+        [&](const float* product, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+          finish_block(product, panel_columns, here + row, column, rows, columns,
+                       {.out = gates, .residual = gates});
+        });
+
+    parallel_for(0, s.batch, 1, [&](int64_t row, int64_t end) {
+      lstm_cell_forward(gates.at(here + row, 0), gates.type, cells + (before + row) * s.h,
+                        const_cast<void*>(states.at(after + row, 0)), cells + (after + row) * s.h,
+                        end - row, s.h);
+      left.set_rows(at(states, after), row, end - row);
+    });
+  }
+}
+
+/// As lstm_backward().
+void backward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gates,
+                       const float* cells, Matrix dy, const float* dc, Matrix dgates, Matrix dh0,
+                       float* dc0) {
+  const Element type = gates.type;
+  const int64_t block = rows_of_task(s);
+  const Scratch scratch(block * panel_columns * static_cast<int64_t>(sizeof(float)));
+  const LeftFactor left(type, factor.type(), s.batch, 4 * s.h);
+  const c10::DataPtr up_memory =
+      c10::GetCPUAllocator()->allocate(static_cast<size_t>(s.batch * s.h * bytes_of(type)));
+  const Matrix up{up_memory.get(), s.h, type};  // the gradient of a hidden state
+  const auto step = [&](int64_t i) { return s.reverse ? i : s.steps - 1 - i; };
+
+  for (int64_t i = 0; i < s.steps; ++i) {
+    const int64_t t = step(i), here = t * s.batch;
+    const int64_t before = s.before(t) * s.batch, after = s.after(t) * s.batch;
+
+    parallel_for(0, s.batch, 1, [&](int64_t row, int64_t end) {
+      const void* const first_up = dy.data == nullptr ? nullptr : dy.at(here + row, 0);
+      const float* const later = i > 0 ? dc0 : dc;
+      lstm_cell_backward(
+          gates.at(here + row, 0), type, cells + (before + row) * s.h, cells + (after + row) * s.h,
+          i > 0 ? up.at(row, 0) : first_up, later == nullptr ? nullptr : later + row * s.h,
+          const_cast<void*>(dgates.at(here + row, 0)), dc0 + row * s.h, end - row, s.h);
+      left.set_rows({dgates.at(here, 0), 4 * s.h, type}, row, end - row);
+    });
+
+    // The gradient of the hidden state before: that of the result, and through these gates.
+    Epilogue sum{.out = i + 1 < s.steps ? up : dh0};
+    if (i + 1 < s.steps && dy.data != nullptr)
+      sum.residual = {dy.at(step(i + 1) * s.batch, 0), s.h, type};
+    factor.multiply_in_blocks(
+        left.of({dgates.at(here, 0), 4 * s.h, type}), s.batch, block, scratch,
+        [&](const float* product, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+          finish_block(product, panel_columns, row, column, rows, columns, sum);
+        });
+  }
+}
+
 }  // namespace
 
 void lstm_forward(const LstmShape& s, Matrix weight, void* gates, void* hidden, float* cells) {
   const Element type = weight.type;
   const PackedFactor factor(weight, s.h, 4 * s.h, /*transposed=*/true);
   const Matrix all_states{hidden, s.h, type}, all_gates{gates, 4 * s.h, type};
+  if (divides_units(s)) return forward_by_units(s, factor, all_gates, all_states, cells);
 
   each_task(s, factor, s.h, type, [&](int64_t row, int64_t rows, const Working& w) {
     for (int64_t i = 0; i < s.steps; ++i) {
@@ -132,6 +251,10 @@ void lstm_backward(const LstmShape& s, Matrix weight, const void* gates, const f
   const PackedFactor factor(weight, 4 * s.h, s.h, /*transposed=*/false);
   const Matrix all_gates{gates, 4 * s.h, type}, all_dgates{dgates, 4 * s.h, type},
       all_dy{dy, s.h, type};
+  if (divides_units(s)) {
+    return backward_by_units(s, factor, all_gates, cells, all_dy, dc, all_dgates, {dh0, s.h, type},
+                             dc0);
+  }
 
   each_task(s, factor, 4 * s.h, type, [&](int64_t row, int64_t rows, const Working& w) {
     const float* later = dc == nullptr ? nullptr : dc + row * s.h;

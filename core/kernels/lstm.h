@@ -1,6 +1,7 @@
-// The recurrence of an LSTM layer over all steps of a batch of sequences. Each task computes some
-// rows of the batch for all steps, so threads wait for each other only once, and the packed weight
-// stays in their caches. Results are the same bits on any number of threads.
+// The recurrence of an LSTM layer over all steps of a batch of sequences. In a small layer, each
+// task computes some rows of the batch for all steps, so threads wait for each other only once. In
+// a large one, whose weight exceeds a core's cache, threads divide the units of each step, so that
+// each reads a part of the weight. Results are the same bits on any number of threads.
 #pragma once
 
 #include <cstdint>

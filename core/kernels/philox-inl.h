@@ -1,4 +1,4 @@
-// Computes Philox blocks by the group, in plain loops that the compiler turns into vectors;
+// Computes Philox blocks in groups of philox_group, in plain loops that the compiler vectorizes;
 // included in the same way as simd-inl.h.
 #if defined(LATHE_CORE_KERNELS_PHILOX_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATHE_CORE_KERNELS_PHILOX_INL_H

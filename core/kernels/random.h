@@ -10,7 +10,7 @@ namespace lathe {
 /// Sets out[i], i < n, to stddev times a normal number from Philox block i: sqrt(-2 ln u) cos(2 pi
 /// v) with the block's first two numbers, in float64 (Box and Muller 1958).
 void fill_normal(float* out, int64_t n, double stddev, RngKey key);
-/// Sets out[i] = bound (2 u - 1).
+/// Sets out[i] = bound (2 u - 1), where u is the first number of Philox block i.
 void fill_uniform(float* out, int64_t n, double bound, RngKey key);
 
 }  // namespace lathe

@@ -11,8 +11,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Computes y = x rotated, of `width` channels. rope_table [width]: cosines, then sines, which are
-/// multiplied by `sign`. y may be x.
+/// Writes x [width], rotated, to y, which may be x. rope_table [width] has cosines, then sines; the
+/// sines are multiplied by `sign`.
 template <class T>
 HWY_INLINE void rotate_head(const T* x, T* y, int64_t width, const float* rope_table, V sign) {
   const int64_t half = width / 2;

@@ -39,7 +39,7 @@ LATHE_BOTH void with_rule(int32_t kind, F&& f, RuleList<R...>) {
 }
 }  // namespace detail
 
-/// Calls f with a value of the rule's type.
+/// Calls f with a value of the type of rule `kind`.
 template <class F>
 LATHE_BOTH void with_rule(int32_t kind, F&& f) {
   detail::with_rule(kind, f, Rules{});

@@ -1,5 +1,6 @@
-// Launches SwiGLU's product (core/kernels/activation.h) on a CUDA stream. All pointers are of the
-// device and multiples of 16 bytes; float32, bfloat16 and float16, as swiglu_on_gpu() allows.
+// Launches SwiGLU's product (core/kernels/activation.h) on a CUDA stream. All pointers are device
+// pointers, aligned to 16 bytes. Elements are float32, bfloat16 or float16; swiglu_on_gpu() states
+// which sizes are allowed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +12,7 @@ namespace lathe {
 /// Computes y [rows, h] = silu(a) b. Rows of a and b are `stride` apart.
 cudaError_t swiglu_forward_cuda(const void* a, const void* b, void* y, Element type, int64_t rows,
                                 int64_t h, int64_t stride, cudaStream_t stream);
-/// As swiglu_backward.
+/// Does what swiglu_backward() does.
 cudaError_t swiglu_backward_cuda(const void* a, const void* b, const void* dy, void* da, void* db,
                                  Element type, int64_t rows, int64_t h, int64_t stride,
                                  cudaStream_t stream);

@@ -1,8 +1,8 @@
-// One optimizer step, in three parts that never wait for each other on the host. The first sums the
-// squares of the gradients, which is finite exactly if every gradient is. The second is one
-// decision (skip or not, clipping, loss scale, bias corrections). The third unscales, clips,
-// updates and writes the low-precision copy. Shared state is in StepControl and ScaleState, on the
-// parameters' device.
+// One optimizer step, in three parts that never wait for each other on the host. The first computes
+// the sum of the squares of all gradients, which is finite exactly if every gradient is. The second
+// makes one decision (skip or not, clipping, loss scale, bias corrections). The third unscales,
+// clips, updates and writes the low-precision copy. Shared state is in StepControl and ScaleState,
+// on the parameters' device.
 //
 // The moving average (optim.ema_decay) is the last tensor of each slot's state, so checkpoints,
 // resuming and plans include it.
@@ -22,8 +22,9 @@ struct UpdateRule {
   bool nesterov = false, centered = false, amsgrad = false;
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, momentum = 0, dampening = 0, alpha = 0,
          lr_decay = 0, initial_accumulator = 0, momentum_decay = 0;
-  double clip_value = 0;  ///< each element of the unscaled gradient is clamped to +- this; 0: not
-  double clip_parameter = 0;  ///< largest norm of one parameter's unscaled gradient; 0: any
+  /// Each element of the unscaled gradient is clamped to +- this; 0: no clamping.
+  double clip_value = 0;
+  double clip_parameter = 0;  ///< largest norm of a parameter's unscaled gradient; 0: no limit
   double average_decay = 0;   ///< of UpdateArgs::average
 };
 
@@ -34,15 +35,15 @@ struct ScalePolicy {
   double growth_factor = 2;     ///< after growth_interval clean steps
   double backoff_factor = 0.5;  ///< after a step with a non-finite gradient
   int64_t growth_interval = 2000;
-  double min_scale = 1;    ///< a skip that would go below it ends the run
-  int64_t max_skips = 50;  ///< as many skips in a row end the run
+  double min_scale = 1;    ///< a skip that would lower the scale below it ends the run
+  int64_t max_skips = 50;  ///< this many consecutive skips end the run
 };
 
 struct ScaleState {
   float scale = 65536;
   int32_t growth_tracker = 0;  ///< clean steps since the scale last changed
   int64_t skipped = 0;         ///< skipped steps in total
-  int64_t skipped_in_row = 0;  ///< skipped steps up to now
+  int64_t skipped_in_row = 0;  ///< skipped steps since the last one that was not skipped
 };
 
 struct StepControl {
@@ -50,7 +51,7 @@ struct StepControl {
   /// The step that ended the run, counted from 1; 0: none. Nothing is updated after it.
   int64_t failed_step = 0;
   // Of the last step:
-  int64_t skip = 0;              ///< its update is not applied
+  int64_t skip = 0;              ///< 1: its update is not applied
   double grad_norm = 0;          ///< of the unscaled gradients, before clipping
   double grad_scale = 1;         ///< factor of the gradients: unscaling and clipping together
   double loss_scale = 1;         ///< of its gradients
@@ -99,8 +100,9 @@ constexpr Element state_type(Element param_type) {
   return param_type == Element::f64 ? Element::f64 : Element::f32;
 }
 
-/// Returns the update of elements [begin, end) of `all`. The addresses in `state` stay, since an
-/// element of a state may be for several of the parameter.
+/// Returns the update of elements [begin, end) of `all`. The caller must set the addresses in
+/// `state`, which are those of `all`: one element of a state may belong to several of the
+/// parameter.
 inline UpdateArgs part_of(const UpdateArgs& all, int64_t begin, int64_t end) {
   UpdateArgs part = all;
   part.param = element_at(all.param, all.param_type, begin);
@@ -129,10 +131,11 @@ double grad_sum_cpu(const void* grad, Element type, int64_t begin, int64_t end);
 /// a scale a non-finite gradient or loss ends the run.
 void decide_cpu(const StepRequest& request, const double* partials, int64_t n, const float* loss,
                 StepControl* control, ScaleState* scale);
-/// Decides in a step in stages whether one gradient is applied: if its sums are finite and no step
+/// Decides whether one gradient is applied, in a step that updates each parameter as soon as its
+/// gradient exists (memory.update_in_backward). It is applied if its sums are finite and no step
 /// has failed.
 void decide_gradient_cpu(const double* partials, int64_t n, StepControl* control);
-/// Ends a step in stages: records the norm of all gradients, and a failed step if it or the loss,
+/// Ends such a step: records the norm of all gradients, and a failed step if the norm or the loss,
 /// which may be null, is not finite.
 void end_stages_cpu(int64_t step, const double* partials, int64_t n, const float* loss,
                     StepControl* control);

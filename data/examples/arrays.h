@@ -85,7 +85,7 @@ class ExampleArray {
   const std::byte* example(int64_t i) const {
     return bytes_.data() + i * numel_ * array_type_bytes(type_);
   }
-  /// Reads example i as doubles.
+  /// Writes the numel() elements of example i to `out` as doubles.
   void read(int64_t i, double* out) const;
   /// Releases the memory of examples [begin, end); the next access reads the file again.
   void release(int64_t begin, int64_t end) const;

@@ -25,7 +25,7 @@ struct OpenSplit {
   OpenSplit(const fs::path& folder, const ExampleSplit& split, const ExampleManifest& manifest)
       : inputs(open(folder, split.inputs, split.examples)),
         targets(open(folder, split.targets, split.examples)) {
-    // An array [N] has examples of one number, for which its sizes are {}.
+    // An array of shape [N] has one number per example, and its sizes() are empty.
     const auto& sizes = manifest.input_sizes;
     const bool is_number =
         inputs.sizes().empty() &&
@@ -81,7 +81,7 @@ class ExampleData final : public Data {
               .outputs = manifest_.outputs,
               .labels = manifest_.labels,
               .encoding = manifest_.encoding()};
-    // With folds, the statistics are not those of the manifest.
+    // Copy the statistics again: with folds, they differ from those of the manifest.
     note_statistics();
   }
 
@@ -108,8 +108,7 @@ class ExampleData final : public Data {
   Change change_of(uint64_t seed, int64_t sample) const {
     const auto r = philox(counter(static_cast<uint64_t>(sample), 0),
                           make_key(seed, hash_name("data/augment")));
-    // Uniform in -crop .. crop: the probabilities differ by at most 2^-32 times the number of
-    // shifts.
+    // Nearly uniform in -crop .. crop: the probabilities of two shifts differ by at most 2^-32.
     const auto shift = [&](uint32_t x) {
       return static_cast<int64_t>(uint64_t{x} * static_cast<uint64_t>(2 * crop_ + 1) >> 32) - crop_;
     };
@@ -136,7 +135,7 @@ class ExampleData final : public Data {
  private:
   void check_keys(const DataConfig& config) const;
   void make_folds(int64_t folds, int64_t fold);
-  /// Makes the statistics part of facts().
+  /// Copies the statistics into facts().
   void note_statistics() {
     facts_.target_mean = targets_.mean;
     facts_.target_scale = targets_.scale;

@@ -13,7 +13,7 @@ namespace {
 
 class Mixture final : public Data {
  public:
-  /// Opens those of the sources `all` in config.dir that data.mix names; all where it is empty.
+  /// Opens the sources in config.dir that data.mix names, or all of `all` if data.mix is empty.
   Mixture(const DataConfig& config, const std::vector<MixturePart>& all) {
     parts_ = config.mix.empty() ? all : read_mix(config.mix);
     for (const MixturePart& part : parts_) {

@@ -39,14 +39,19 @@ Words count_words(const DocumentSource& source, const BPETraining& t) {
   // Only reading is serial: each thread counts into a separate map.
   const auto work = [&] {
     Words words;
-    for (Part part; !stopped;) {
-      {
-        const std::lock_guard lock(mutex);
-        if (!reader.next(part)) break;
+    try {
+      for (Part part; !stopped;) {
+        {
+          const std::lock_guard lock(mutex);
+          if (!reader.next(part)) break;
+        }
+        each_document(part, source,
+                      [&](std::string_view text) { count_words(pretokenizer, text, words); });
+        if (t.stop && t.stop()) stopped = true;
       }
-      each_document(part, source,
-                    [&](std::string_view text) { count_words(pretokenizer, text, words); });
-      if (t.stop && t.stop()) stopped = true;
+    } catch (...) {
+      stopped = true;  // the other threads end too, so that the error is reported without delay
+      throw;
     }
     return words;
   };

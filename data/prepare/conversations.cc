@@ -16,7 +16,8 @@ std::string string_in(const simdjson::dom::object& object, const char* key,
   return std::string(found);
 }
 
-/// Returns the role that a message is "from": ShareGPT's names of the user and the assistant.
+/// Returns the role for the value of "from": translates ShareGPT's names of the user and the
+/// assistant, and returns other names unchanged.
 std::string role_from(const std::string& name) {
   if (name == "human") return "user";
   return name == "gpt" || name == "chatgpt" ? "assistant" : name;
@@ -66,7 +67,8 @@ Conversation read_instruction(const simdjson::dom::object& json, const std::stri
           .is_chat = true};
 }
 
-/// Puts a "system" text of the whole line before a chat without a system message.
+/// Inserts the "system" text of the line before a chat that has no system message. Throws
+/// Exit::data if the line has such a text and is not a chat.
 Conversation with_system(Conversation chat, const simdjson::dom::object& json,
                          const std::string& where) {
   if (json["system"].error() != simdjson::SUCCESS) return chat;

@@ -52,12 +52,14 @@ void each_line(const Part& part,
                const std::function<void(uint64_t line, std::string_view text)>& f);
 
 /// Reads the parts of all files in order. A long document is cut behind a line break with no white
-/// space on either side: the patterns of GPT-2, Llama 3 and Qwen 2 all end a piece there.
+/// space on either side: the patterns of GPT-2, Llama 3 and Qwen 2 all end a piece there. A
+/// document without such a line break is cut between two characters.
 class PartReader {
  public:
-  /// Creates a reader of parts of about `part_bytes` bytes. It cuts longer documents into parts
-  /// unless `whole` is true. Then next() throws Exit::data, with the remedy, for a document of more
-  /// than `most_whole` bytes. It always does so for such a line of JSON Lines.
+  /// Creates a reader of parts of about `part_bytes` bytes. `source` must outlive it. Longer
+  /// documents are cut into parts. If `whole` is true, they are not: next() then throws Exit::data,
+  /// with the remedy, where it has read more than `most_whole` bytes without reaching the end of a
+  /// document. For a line of JSON Lines it always does so.
   PartReader(const DocumentSource& source, bool whole, size_t part_bytes = size_t{1} << 20,
              size_t most_whole = size_t{64} << 20);
   /// Reads the next part; returns false at the end.

@@ -79,7 +79,7 @@ bool is_idx(const fs::path& path) {
   return IdxFile::type_of(MappedFile(path, Exit::data).bytes()).has_value();
 }
 
-/// Inputs or targets in either format.
+/// Inputs or targets from an IDX file or from one that ExampleArray reads (.npy, .safetensors).
 class Numbers {
  public:
   Numbers(const fs::path& path, const std::string& tensor) : name_(path.string()) {
@@ -122,7 +122,7 @@ class Numbers {
   std::optional<IdxFile> idx_;
 };
 
-/// New inputs alone.
+/// An array of new inputs without targets, for `lathe predict`.
 class NewArray final : public ExampleSource {
  public:
   explicit NewArray(const std::string& file) : inputs_(file, "") {}
@@ -211,7 +211,7 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
     kinds.push_back(kind_of(file));
   }
 
-  // A line of CSV has inputs and target, so there may be any number of CSV files.
+  // A line of CSV has both the inputs and the target, so any number of CSV files may be given.
   const auto is_csv = [](Kind k) { return k == Kind::csv; };
   if (std::all_of(kinds.begin(), kinds.end(), is_csv)) return open_tables(files, options, like);
 

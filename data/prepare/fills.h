@@ -11,6 +11,7 @@ namespace lathe {
 /// The mean or median of each input over the training examples where it is not empty.
 class Fills {
  public:
+  /// `table` must outlive this object. `median`: compute medians instead of means.
   Fills(const TableFormat& table, bool median)
       : table_(table),
         median_(median),

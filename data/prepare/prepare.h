@@ -16,7 +16,7 @@ namespace lathe {
 std::vector<fs::path> expand_inputs(const std::vector<std::string>& inputs);
 
 struct PrepareOptions {
-  std::vector<std::string> inputs;  ///< files, or folders whose text files are taken in name order
+  std::vector<std::string> inputs;  ///< files, or folders, as expand_inputs() takes them
   fs::path out;
   std::string tokenizer = "byte";               ///< byte or char
   bool binary = false;                          ///< byte: the input need not be text

@@ -14,7 +14,8 @@ namespace lathe {
 /// Encodes the input columns of rows, which may be in another order than those of the format.
 class RowEncoder {
  public:
-  /// `places` has the index in a row of each column of the format, which must outlive this object.
+  /// `places` has, for each column of `format`, its index in a row. `format` must outlive this
+  /// object.
   RowEncoder(const TableFormat& format, std::vector<size_t> places);
   /// Appends the inputs of a row to `inputs`. If empty cells are to be filled, an empty cell of a
   /// numeric column becomes the column's fill, or NaN if the fill is not known yet. Returns false
@@ -35,7 +36,7 @@ class RowEncoder {
 /// that is being prepared, the sentence names the options that help.
 [[noreturn]] void refuse_number(std::string_view cell, const std::string& where, bool prepares);
 
-/// Returns a text of a file for a message, cut to 100 bytes.
+/// Returns the first 100 bytes of a text in quotation marks, for a message.
 std::string quoted(std::string_view text);
 
 }  // namespace lathe

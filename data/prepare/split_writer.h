@@ -63,8 +63,8 @@ class SplitWriter {
   std::vector<ShardInfo> shards_;
 };
 
-/// Records the progress of a preparation after everything given to both splits is on disk; fills in
-/// their tokens.
+/// Waits until everything given to both splits is on disk, then records the progress of a
+/// preparation with the number of tokens and the checksum of each split.
 void record(const Journal& journal, Progress progress, SplitWriter& train, SplitWriter& val);
 /// Returns the names that OutFolder::clear must leave for a resumed preparation: the record, and
 /// the files of these splits.

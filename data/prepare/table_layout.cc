@@ -20,7 +20,7 @@ constexpr size_t rows_to_read = 1000, cells_to_read = 1 << 18;
 
 bool is_text_cell(const std::string& cell) { return !cell.empty() && !csv_number(cell); }
 
-/// The first lines of a table, and how the options use its columns.
+/// Finds the layout of a table from its first lines and from the columns that the options name.
 class LayoutFinder {
  public:
   LayoutFinder(const std::string& file, std::string_view text, const TableOptions& options);

@@ -94,6 +94,8 @@ class TableSource final : public ExampleSource {
   }
   void each_row(ProgressReporter& meter,
                 const std::function<void(const std::vector<std::string_view>&)>& f);
+  /// Returns whether --missing drop leaves a row out: a cell that is read is empty.
+  bool is_left_out(const std::vector<std::string_view>& fields) const;
   void scan_cell(std::string_view cell, size_t c, std::set<std::string>& values);
   void refuse_comma_numbers(size_t c, const std::set<std::string>& values) const;
   void give(const std::vector<double>& inputs, std::string_view target,
@@ -155,6 +157,16 @@ void TableSource::each_row(ProgressReporter& meter,
   }
 }
 
+bool TableSource::is_left_out(const std::vector<std::string_view>& fields) const {
+  if (format().missing != "drop") return false;
+  const auto& columns = format().columns;
+  for (size_t c = 0; c < columns.size(); ++c) {
+    const bool is_read = columns[c].role == ColumnRole::input || c == layout_.target;
+    if (is_read && fields[c].empty()) return true;
+  }
+  return false;
+}
+
 /// Reads the categories of text columns, and decides which columns are text where the first row has
 /// an empty cell. Numbers alone need no scan.
 void TableSource::scan(ProgressReporter& meter) {
@@ -169,6 +181,7 @@ void TableSource::scan(ProgressReporter& meter) {
   meter.begin("scanned", bytes());
   std::vector<std::set<std::string>> values(columns.size());
   each_row(meter, [&](const auto& fields) {
+    if (is_left_out(fields)) return;
     for (const size_t c : scanned) scan_cell(fields[c], c, values[c]);
   });
 
@@ -237,9 +250,8 @@ void TableSource::each(ProgressReporter& meter, const std::function<void(const R
   skipped_ = 0;
   each_row(meter, [&](const auto& fields) {
     inputs.clear();
-    const bool skips = format().missing == "drop" && fields[layout_.target].empty();
     const bool complete =
-        !skips &&
+        !is_left_out(fields) &&
         encoder.encode(fields, /*prepares=*/true, [&](size_t c) { return position(c); }, inputs);
     if (complete)
       give(inputs, fields[layout_.target], f);

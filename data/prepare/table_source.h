@@ -19,7 +19,8 @@ std::unique_ptr<ExampleSource> open_tables(const std::vector<std::string>& files
 
 /// Opens a table with new examples. Finds the columns of the format by their names or, without a
 /// header line, by their positions. The target may be missing. RawExample::label is the id, or
-/// empty if the table has none. Throws Exit::data for a missing column, with its name.
+/// empty if the table has none. `format` must outlive the source. Throws Exit::data for a missing
+/// column, with its name.
 std::unique_ptr<ExampleSource> open_new_rows(const std::string& file, const TableFormat& format);
 
 }  // namespace lathe

@@ -75,7 +75,7 @@ struct BPE::Merges {
   }
 };
 
-/// Ids of earlier pieces, each in the only slot that its hash allows.
+/// A direct-mapped cache of the ids of earlier pieces: each piece has one slot, chosen by its hash.
 struct BPE::Encoder::Cache {
   static constexpr size_t most_bytes = 23, most_ids = 9;
   struct Slot {
@@ -243,7 +243,8 @@ void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, Spec
   encode_part(text.substr(begin), begins || begin > 0, begin == 0, out);
 }
 
-/// `begins`: a space may be put before the part; `first`: it is at the beginning of the text.
+/// Encodes a part of a text between special tokens. `begins`: a space may be put before the part.
+/// `first`: the part is at the beginning of the text.
 void BPE::Encoder::encode_part(std::string_view text, bool begins, bool first,
                                std::vector<int32_t>& out) {
   if (text.empty()) return;

@@ -1,10 +1,10 @@
 // Byte-pair encoding (Sennrich et al. 2016) of bytes (Radford et al. 2019), and of characters in
 // SentencePiece's form (Kudo and Richardson 2018), which Llama 2 and Mistral use.
 //
-// In SentencePiece's form a character without a token becomes its bytes (byte_fallback). There is
-// no pre-tokenizer; if no token has a space after another character, a text is still encoded word
-// by word. Only the token that a post-processor adds before a prompt (`BPEDefinition::begin`) is
-// kept. Chat templates are in settings.h and chat_template.h.
+// In SentencePiece's form a character without a token becomes its bytes (byte_fallback). This form
+// may have no pre-tokenizer; a text is then still encoded word by word if no token has a space
+// after another character. Of a post-processor, only the token that it adds before a prompt is kept
+// (`BPEDefinition::begin`). Chat templates are in settings.h and chat_template.h.
 #pragma once
 
 #include <array>
@@ -74,7 +74,7 @@ struct TextMarks {
   int32_t begin = -1, end = -1, turn_end = -1, pad = -1;
 };
 /// Returns a tokenizer's TextMarks: the token that its post-processor adds, and tokens with the
-/// usual names. GPT-2's <|endoftext|> both begins and ends texts.
+/// usual names. GPT-2's <|endoftext|> both begins and ends texts. `pad` is not set.
 TextMarks boundary_tokens(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, so any number of threads may share one object.

@@ -174,6 +174,13 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
   if (!vocab.is_object())
     fail(Exit::data, where, ": the vocabulary must be an object of tokens and their ids");
 
+  // Gemma's files repeat runs of spaces, which merges make, among the added tokens.
+  if (!d.byte_tokens.empty()) {
+    std::erase_if(d.special, [&](const SpecialToken& s) {
+      return !s.special && vocab.contains(s.text) && replace_all(s.text, space_mark, "").empty();
+    });
+  }
+
   std::map<std::string, int32_t> ids;
   int64_t largest = -1;
   // Added tokens need not be in the vocabulary.
@@ -212,6 +219,11 @@ std::map<std::string, int32_t> read_vocabulary(const Json& vocab, BPEDefinition&
     place = *bytes;
   }
 
+  // Gemma 1 and 2 have the token of a tab instead of that of its byte.
+  for (size_t byte = 0; byte < std::min<size_t>(d.byte_tokens.size(), 128); ++byte) {
+    const auto found = ids.find(std::string(1, static_cast<char>(byte)));
+    if (d.byte_tokens[byte] < 0 && found != ids.end()) d.byte_tokens[byte] = found->second;
+  }
   const auto absent = std::ranges::find(d.byte_tokens, -1);
   if (absent != d.byte_tokens.end())
     unknown(where,

@@ -26,8 +26,8 @@ struct TokenizerSettings {
   /// The ids that end a text by generation_config.json and config.json.
   std::vector<int64_t> end_ids{};
 
-  /// Makes the id one of those that end a text, also in generation_config.json where that names
-  /// any.
+  /// Adds the id to those that end a text by config.json and by generation_config.json, in each of
+  /// them only if it names any.
   void add_end_id(int64_t id);
   /// Takes what is missing here from `other`.
   void fill_from(const TokenizerSettings& other);
@@ -43,8 +43,9 @@ void add_settings(Json& json, const TokenizerSettings& settings);
 /// Reads what add_settings wrote. Throws Exit::data, beginning with `where`.
 TokenizerSettings settings_from_json(const Json& json, const std::string& where);
 
-/// Writes chat_template.jinja and generation_config.json durably into a folder, and the others as
-/// keys of its tokenizer_config.json, `config`.
+/// Writes generation_config.json, and chat_template.jinja if the template was read from one,
+/// durably into a folder. Adds any other template and `other_tokens` to `config`, the contents of
+/// the folder's tokenizer_config.json. The caller adds the other names and ids.
 void write_settings(const TokenizerSettings& settings, const fs::path& folder, Json& config);
 
 }  // namespace lathe

@@ -25,8 +25,7 @@ class PaddedTraining final : public TrainingBatches {
   void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const override {
     for (int64_t i = 0; i < in_batch_; ++i)
       items_.put(item(micro_batch * in_batch_ + i), buffers, i, in_batch_, sizes_.vocab_size);
-    // `lathe plan` and `lathe find batch` also try batch sizes that are not a multiple of the rows
-    // of an item. The remaining rows are padding.
+    // If the batch size is not a multiple of the rows of an item, the remaining rows are padding.
     for (int64_t row = in_batch_ * items_.rows(); row < sizes_.batch_size; ++row)
       put_padded({}, {}, buffers, row);
   }

@@ -29,14 +29,15 @@ struct WindowKind {
   std::optional<int64_t> document_end{};
 };
 
-/// Returns training windows; the sources must outlive them.
+/// Returns training windows; the token files of the sources must outlive them.
 std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources,
                                                   const BatchSizes& sizes, uint64_t seed,
                                                   const WindowKind& kind);
-/// Returns all of each source in turn, in windows that do not overlap; the last one is short. With
-/// `batches` other than 0, returns the windows of that many batches, spread evenly over the tokens
-/// of all sources. All rows of a batch have the same source and length, so there can be more
-/// batches if there are several sources.
+/// Returns all of each source in turn, in windows that do not overlap; the last one is short. If
+/// `batches` is not 0 and there are enough windows, returns the windows of that many batches,
+/// spread evenly over the tokens of all sources. All rows of a batch have the same source and
+/// length, so there can be more batches if there are several sources. The token files must outlive
+/// the result.
 std::unique_ptr<EvaluationBatches> evaluation_windows(const std::vector<WindowSource>& sources,
                                                       const BatchSizes& sizes, int64_t batches,
                                                       at::Device device, const WindowKind& kind);

@@ -18,9 +18,9 @@ namespace lathe {
 /// "DoRA".
 ///
 /// Where tensor ranks have parts of the weight (dist/tensor_ranks.h), `out` or `in` is this rank's
-/// part: a weight that is cut along its outputs takes a whole x and returns a part of y, one that
-/// is cut along its inputs takes a part of x and returns the whole y. Of an adapter, B is cut with
-/// the outputs and A with the inputs.
+/// part: a weight that is cut along its outputs takes the complete x and returns a part of y; one
+/// that is cut along its inputs takes a part of x and returns the complete y. In an adapter, B is
+/// cut with the outputs and A with the inputs.
 struct Linear {
   Variable weight, bias;  ///< [out, in]; [out] or undefined
   Role role = Role::weight;
@@ -49,7 +49,8 @@ struct Linear {
   /// like the adapter. If the outputs are cut, they are this rank's part. If the inputs are cut,
   /// this and every later call of the layer is a collective of the tensor ranks.
   void add_magnitudes();
-  /// Adds the adapter, which must exist, to the float32 weight, and drops it.
+  /// Merges the adapter, which must exist, into the float32 weight, and drops it. With magnitudes,
+  /// also scales the rows of the weight.
   void merge_adapter();
   void visit(Visit& v) {
     v("weight", weight, role);

@@ -75,9 +75,9 @@ struct InstanceNorm2d : GroupNorm {
 };
 
 /// The common part of BatchNorm1d and BatchNorm2d. In training it uses the statistics of the batch,
-/// which need two values per channel, and moves the running ones by `momentum` towards them, with
-/// the unbiased variance as in torch. Each micro-batch of a step does this, but not a recomputed
-/// forward (RestoreRngState). Outside training it uses the running statistics.
+/// which need at least two values per channel, and moves the running ones by `momentum` towards
+/// them, with the unbiased variance as in torch. Each micro-batch of a step does this, but not a
+/// recomputed forward (RestoreRngState). Outside training it uses the running statistics.
 struct BatchNorm {
   Variable weight, bias;                 ///< [C]
   at::Tensor running_mean, running_var;  ///< [C], buffers

@@ -1,4 +1,5 @@
-// Pooling. Shapes: B batch, C channels, L length, H height, W width. None has parameters.
+// Pooling. Shapes: B batch, C channels, L length, H height, W width. These layers have no
+// parameters.
 #pragma once
 
 #include <cstdint>

@@ -42,7 +42,8 @@ class Sequential {
   std::vector<Step> steps_;
 };
 
-/// A multi-layer perceptron with ReLU between its linear layers. sizes {in, hidden..., out}.
+/// Returns a multi-layer perceptron with ReLU between its linear layers. `sizes`: {in, hidden...,
+/// out}.
 Sequential mlp(const std::vector<int64_t>& sizes);
 
 }  // namespace lathe

@@ -78,10 +78,10 @@ struct ConfigFault {
 struct LayerCut {
   std::string layers;
   int64_t dim = 0;
-  int64_t sections = 1;  ///< equal ones of the outputs, each of which is cut, such as 3 of packed
-                         ///< queries, keys and values
+  int64_t sections = 1;  ///< number of equal sections of the outputs, each of which is cut, such as
+                         ///< 3 of packed queries, keys and values
   int64_t units = 0;     ///< the ranks must divide this number; 0: parts may differ by a row
-  std::string unit{};    ///< what they are, with the key: "heads (model.n_head)"
+  std::string unit{};    ///< name of the units, with the key: "heads (model.n_head)"
 };
 
 /// A model of any kind.
@@ -134,7 +134,8 @@ double logit_softcap_of(const Headed& model) {
   }
 }
 /// Returns the summed cross-entropy of a model's logits over targets that are not -100, divided by
-/// `divisor` (0 stands for their number), without keeping complete logits.
+/// `divisor` (0 stands for their number). head_cross_entropy() states when it keeps complete
+/// logits.
 template <class Headed>
 Variable head_loss(const Headed& model, const at::Tensor& inputs, const at::Tensor& targets,
                    double divisor = 0) {
@@ -154,7 +155,7 @@ struct ModelKind {
   AnyConfig config;  ///< with its defaults
   /// Creates the model on the CPU in float32, with parameters of zero until they are initialized;
   /// under MetaInit without storage. It must not read or write them: under WithoutMemory, which
-  /// several processes use, they have no memory yet.
+  /// runs of several processes use, they have no memory yet.
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
   /// Returns the first fault between the keys of a config, if any.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
@@ -165,6 +166,7 @@ struct ModelKind {
   /// Returns how tensor ranks cut the layers; empty if the module has no layer_cuts().
   std::function<std::vector<LayerCut>(const AnyConfig&)> layer_cuts{};
 
+  /// Returns whether the model takes sequences of tokens: its config has block_size and vocab_size.
   bool models_tokens() const {
     return config.find<int64_t>("block_size") && config.find<int64_t>("vocab_size");
   }
@@ -283,7 +285,8 @@ ModelKind model_kind(const char* name, const char* doc) {
 
 /// Returns all kinds: Lathe's, then those that were added.
 const std::vector<ModelKind>& model_kinds();
-/// Adds a kind; call it before run_cli(). Throws Exit::internal if the name is taken.
+/// Adds a kind; call it before run_cli(). Throws Exit::internal if the name is taken, or if the
+/// config has a key "kind".
 void add_model_kind(ModelKind kind);
 /// Returns the kind of that name, or null.
 const ModelKind* find_model_kind(const std::string& name);

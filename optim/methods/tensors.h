@@ -1,5 +1,5 @@
-// Updates of whole tensors by ATen's ops, on any device: how the methods of this folder run on
-// GPUs. On CPUs they have kernels of their own, and run this way if train.kernels = "aten".
+// Updates of whole tensors by ATen's ops, on any device. The methods of this folder use them on
+// GPUs. On CPUs they have their own kernels, and use these ops only if train.kernels is "aten".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,19 +22,19 @@ class SlotTensors {
   at::Tensor gradient() const;
   /// Returns the parameter in the dtype of the state; shares its memory if it has that dtype.
   at::Tensor parameter() const;
-  /// Returns a tensor of the state.
+  /// Returns a tensor that shares the memory of state `place`, an index in UpdateArgs::state.
   at::Tensor state(int place, at::IntArrayRef sizes, at::ScalarType dtype) const;
   at::Tensor state(int place, at::IntArrayRef sizes) const { return state(place, sizes, dtype_); }
   /// Sets a tensor of the state, unless the step is skipped.
   void set(const at::Tensor& state, const at::Tensor& value) const;
   /// Returns a number of the step's control, float64 [].
   at::Tensor number(double StepControl::* member) const;
-  /// Returns the number of updates with this one, float64 [].
+  /// Returns the number of updates including this one, float64 [].
   at::Tensor updates() const;
 
-  /// Sets p = (1 - lr weight_decay) p - lr direction, with the slot's working copy and average,
-  /// unless the step is skipped. `direction`: of the state's dtype. `length`: a factor of the
-  /// direction that the host knows.
+  /// Sets p = (1 - lr weight_decay) p - lr length direction, and then the slot's working copy and
+  /// average, unless the step is skipped. `direction` has the state's dtype. `length` is a factor
+  /// whose value the host knows.
   void descend(const at::Tensor& direction, double weight_decay, double length = 1) const;
 
  private:

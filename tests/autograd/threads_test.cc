@@ -129,6 +129,11 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
        [](const Variables& v) {
          return lstm_layer(v[0], v[1], v[2], v[3], v[4], cast(v[5], at::kFloat), false).first;
        }},
+      {"lstm_layer of many units",
+       {{3, 50, 30}, {1600, 30}, {1600}, {1600, 400}, {50, 400}, {50, 400}},
+       [](const Variables& v) {
+         return lstm_layer(v[0], v[1], v[2], v[3], v[4], cast(v[5], at::kFloat), true).first;
+       }},
   };
   for (const Case& c : cases) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

@@ -12,6 +12,7 @@
 #include "autograd/node.h"
 #include "autograd/ops.h"
 #include "core/config.h"
+#include "core/io/safetensors.h"
 #include "dist/world.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
@@ -19,6 +20,7 @@
 #include "tests/support/torch_oracle.h"
 #include "train/config/run_config.h"
 #include "train/step/shares.h"
+#include "train/store/checkpoint.h"
 
 namespace {
 
@@ -292,6 +294,45 @@ TEST_CASE("checkpoints of cut layers are those of one process, and runs resume o
   const Finished evaluated = lathe::test::run(
       {.binary = "lathe", .args = {"eval", "runs/still"}, .folder = f.path(), .environment = {}});
   CHECK(evaluated.code == 0);
+}
+
+TEST_CASE("weights of another tensor rank that are not finite are never saved", "[tensor_ranks]") {
+  const TempFolder f;
+  lathe::test::make_data(f);
+  lathe::test::write_config(f, gated_llama);
+  const Words once = with_keys(tensor_keys, {"--train.steps=1", "--train.eval_interval=0"});
+  REQUIRE(train_on(f, 1, "kind.toml", "source", with_keys(once, {"--model.vocab_size=300"})).code ==
+          0);
+
+  // The last row is of no token of the text, so that it only decays: by -9 times its value.
+  const fs::path checkpoint = f / "runs/source/checkpoints/step-00000001";
+  const auto set_last_row = [&](double value) {
+    std::vector<at::Tensor> held;
+    std::vector<TensorEntry> entries;
+    {
+      const SafetensorsFile file(checkpoint / "model.safetensors");
+      for (const TensorEntry& entry : file.tensors()) {
+        at::Tensor t = entry_tensor(entry, entry.shape, "").clone();
+        if (entry.name == "tokens.weight") t.select(0, 299).fill_(value);
+        entries.push_back(make_entry(entry.name, held.emplace_back(t)));
+      }
+    }
+    write_safetensors(checkpoint / "model.safetensors", entries);
+    lathe::test::seal_checkpoint(checkpoint);
+  };
+  for (const bool is_finite : {true, false}) {
+    INFO(is_finite);
+    set_last_row(is_finite ? 1 : 3e38);
+    const std::string name = is_finite ? "finite" : "infinite";
+    const Finished done = train_on(
+        f, 2, "kind.toml", name,
+        with_keys(once, {"--train.init_from=runs/source", "--dist.tensor=2", "--optim.lr=10",
+                         "--optim.weight_decay=1", "--optim.kind=adamw"}));
+    INFO(done.out << done.err);
+    CHECK(done.code == (is_finite ? 0 : 5));
+    CHECK(fs::exists(f / "runs" / name / "checkpoints/step-00000001") == is_finite);
+    if (!is_finite) CHECK_THAT(done.err, ContainsSubstring("tokens.weight"));
+  }
 }
 
 TEST_CASE("cut layers take the memory and send the bytes that plan forecasts", "[tensor_ranks]") {

@@ -17,6 +17,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "core/timing.h"
 #include "train/store/checkpoint.h"
@@ -243,6 +244,15 @@ void write_file(const fs::path& path, const std::string& text) {
 std::string slurp(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void seal_checkpoint(const fs::path& checkpoint) {
+  Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "manifest", Exit::internal);
+  for (auto& [name, entry] : manifest["files"].items()) {
+    entry = {{"bytes", fs::file_size(checkpoint / name)},
+             {"xxh3", file_checksum(checkpoint / name)}};
+  }
+  write_file(checkpoint / "manifest.json", manifest.dump());
 }
 
 void make_tiny_run(const fs::path& folder, const std::string& extra) {

@@ -73,6 +73,8 @@ Finished lathe_apart(const TempFolder& folder, std::vector<std::string> args);
 std::string sample_text(size_t bytes);
 /// Replaces a file's contents.
 void write_file(const fs::path& path, const std::string& text);
+/// Rewrites a checkpoint's manifest after a file was changed on purpose.
+void seal_checkpoint(const fs::path& checkpoint);
 /// Returns a file's contents.
 std::string slurp(const fs::path& path);
 /// Returns the names of the entries of a folder.

@@ -11,16 +11,17 @@
 
 namespace lathe {
 
-/// Loads a config with the keys `given`, in which those of `more` replace others, and what
-/// train.init_from and adapters.base set.
+/// Loads a config with the keys `given` and `more`, where those of `more` have precedence. Resolves
+/// train.init_from and adapters.base, which set keys of [model].
 LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more);
 
 /// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text; the
 /// message begins with `where`.
 int64_t parse_bytes(const std::string& text, const std::string& where = "command line");
 
-/// The memory that a run on the CPU needs beside what the machine has, in one line. Of several
-/// machines, the one where it is scarcest. `enough` is false if the machine has less.
+/// The memory and disk space that a run on the CPU needs, and what the machine has, in one line. Of
+/// several machines, it is the one where memory is scarcest. `enough` is false if memory or disk
+/// space is not enough.
 struct ResourceNeeds {
   std::string text;  ///< the same on all processes
   bool enough = true;
@@ -32,10 +33,10 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
 /// Returns what to change so that each process of a run, of as many as `now` has, stays within
 /// `bytes` of resident memory: the largest micro-batch, with as many micro-batches as keep the
-/// global batch; where one sequence is too much, also dist.shard, another precision, recomputation,
-/// an optimizer with less state, or as many of these as it takes. `path` and `given` are those of
-/// the config. Returns no overrides where the run fits as it is, and nullopt where no combination
-/// is enough.
+/// global batch. Where one sequence is too much, it also changes keys such as dist.shard, the
+/// precision, recomputation, the optimizer and train.sum_order, as few of them as are enough, and
+/// memory.offload last. `path` and `given` are those of the config. Returns no overrides where the
+/// run fits as it is, and nullopt where no combination is enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 

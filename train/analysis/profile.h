@@ -22,7 +22,7 @@ struct Span {
   std::string inputs{};           ///< of a forward: dtypes and shapes
   double begin = 0, seconds = 0;  ///< since the first profiled step
   Flops flops{};
-  int64_t bytes = 0;         ///< of its tensors, each counted once
+  int64_t bytes = 0;         ///< of its inputs and outputs; of a backward, of gradients
   int64_t memory_peak = 0;   ///< peak of all tensors during the span
   int64_t memory_after = 0;  ///< of all tensors at its end
   int64_t kept = 0;          ///< activations that it saved for backward; negative: that it freed
@@ -65,7 +65,7 @@ struct Ceilings {
   double flops = 0;             ///< of a matmul in the compute dtype, per second
   double bytes_per_second = 0;  ///< read and written by a copy on all threads
 };
-/// Measures a copy; uses the known matmul ceiling, or measures it.
+/// Measures a copy and a matmul. On a CPU, a rate of the matmul that was measured before is used.
 Ceilings machine_ceilings(const Session& session);
 
 /// Returns a table of the costliest ops, a sentence about what limits the step, and the memory at

@@ -131,7 +131,7 @@ void check_output(const Arguments& arguments, const fs::path& file, std::string_
   if (!fs::is_regular_file(status))
     fail(Exit::usage, file.string(), " is not a regular file; name another");
 
-  std::string head(4096, '\0');
+  std::string head(std::max<size_t>(4096, mark.size()), '\0');
   std::ifstream in(file, std::ios::binary);
   in.read(head.data(), static_cast<std::streamsize>(head.size()));
   head.resize(static_cast<size_t>(in.gcount()));

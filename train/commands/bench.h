@@ -11,6 +11,7 @@ namespace lathe {
 
 struct OpSizes {
   int64_t batch = 4, context = 256, width = 768, vocab = 50304;  ///< heads are 64 wide
+  /// Times only ops whose name contains this; empty: all.
   std::string only;
 };
 /// Times forward and backward of each op and the same work in ATen, in alternating rounds. Prints a

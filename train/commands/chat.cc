@@ -10,8 +10,9 @@
 namespace lathe {
 namespace {
 
-/// Returns the prompt: the complete history, or without its oldest questions and answers where
-/// those would leave no room for an answer of `room` tokens in the context.
+/// Removes the oldest questions and answers from `history` until an answer of `room` tokens fits in
+/// the context after the prompt, but keeps the system message and the last question. Returns the
+/// ids of the prompt.
 std::vector<int64_t> question(const ChatTemplate& chat, std::vector<ChatMessage>& history,
                               int64_t context, int64_t room) {
   for (;;) {
@@ -45,9 +46,10 @@ Exit run_chat(const Arguments& arguments) {
   if (person) std::cerr << "/new starts a new conversation; end of file (Ctrl-D) ends\n";
 
   // Every message has its own seed; with one seed all answers would share their draws.
-  for (std::string line; std::cout; ++w.sampling.seed) {
+  for (std::string line; std::cout;) {
     if (person) std::cerr << "> " << std::flush;
     if (!std::getline(std::cin, line)) break;
+    if (line.ends_with('\r')) line.pop_back();
     if (line.empty()) continue;
     if (line == "/new") {
       new_conversation();
@@ -74,6 +76,7 @@ Exit run_chat(const Arguments& arguments) {
 
     std::cout << std::endl;
     history.push_back({"assistant", answer});
+    ++w.sampling.seed;
   }
   return Exit::done;
 }

@@ -105,6 +105,7 @@ std::vector<std::string> texts_of(const std::string& file) {
     InputStream input(file);
     for (texts.emplace_back(); input.read(texts[0], size_t{1} << 20);) {
     }
+    texts[0] = without_byte_order_mark(texts[0]);
   }
   return texts;
 }

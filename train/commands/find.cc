@@ -70,15 +70,20 @@ Exit find_lr(const Arguments& a) {
   return Exit::done;
 }
 
-/// Returns the peak bytes of a GPU's tensors in two steps of the config's micro-batch: in the first
-/// step there is no gradient to add to yet.
-int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) {
+/// More than any GPU has; its product with a micro-batch is still an int64.
+constexpr int64_t too_much = int64_t{1} << 46;
+
+/// Returns the peak bytes of a GPU's tensors in two steps of the config's micro-batch, or too_much
+/// if they don't fit. In the first step there is no gradient to add to yet.
+int64_t measure_on_gpu(const LoadedConfig& loaded, const RunData& data) try {
   cuda_api().reset_memory_peak();
   Session session = Session::make(loaded, *data.task, data.sizes);
   Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data, session.device);
   for (int64_t step = 0; step < 2; ++step) run_step(session, loader, step);
   synchronize("cuda");
   return cuda_api().memory_peak();
+} catch (const c10::OutOfMemoryError&) {
+  return too_much;
 }
 
 /// Returns the config with micro-batches of another size, one in a step.
@@ -89,8 +94,8 @@ LoadedConfig with_batch(LoadedConfig loaded, int64_t batch) {
 }
 
 /// Returns the largest size of a micro-batch, of at most `most`, that the config and the data
-/// accept: a task with pairs accepts even ones alone, and fp8 multiples of 16 tokens. Returns 0 if
-/// there is none near it.
+/// accept: a task with pairs accepts only even ones, and fp8 only multiples of 16 tokens. Returns 0
+/// if none of the 64 sizes up to `most` is accepted.
 int64_t accepted_batch(const LoadedConfig& loaded, const RunData& data, int64_t most) {
   constexpr int64_t tries = 64;
   for (int64_t batch = most; batch > std::max<int64_t>(0, most - tries); --batch) {
@@ -107,17 +112,15 @@ int64_t accepted_batch(const LoadedConfig& loaded, const RunData& data, int64_t 
 }
 
 /// Returns a function from the size of a micro-batch to the memory of a step: on the CPU by a dry
-/// run, on a GPU by the line through two sizes that are run, of which the first is `least` times a
-/// power of two, and the second, the largest of them that fits into `bytes`, is twice the first.
+/// run, on a GPU by the line through two sizes that are run: `least` times a power of two, and
+/// twice as many. They are doubled as long as the line has the next size within `bytes`.
 std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, const RunData& data,
                                                 bool is_gpu, int64_t least, int64_t bytes) {
   const auto with = [loaded](int64_t batch) { return with_batch(loaded, batch); };
 
   if (!is_gpu) {
     const int64_t program = process_overhead_bytes();
-    return [=, &data](int64_t batch) {
-      return dry_step(with(batch), data).peaks.touched_peak + program;
-    };
+    return [=, &data](int64_t batch) { return dry_step(with(batch), data).resident() + program; };
   }
 
   int64_t size = 2 * least, small = measure_on_gpu(with(least), data),
@@ -137,8 +140,9 @@ std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, cons
   return line();
 }
 
-/// Returns the smallest micro-batch that is accepted and that the model can be trained with: batch
-/// norm may need two examples.
+/// Returns the smallest accepted micro-batch. On the CPU, tries it in a dry run, and returns twice
+/// its size if the model can't be trained with it: batch norm may need two examples. On a GPU, does
+/// not try it.
 int64_t smallest_batch(const LoadedConfig& loaded, const RunData& data, bool is_gpu) {
   int64_t batch = 1;
   while (batch < 64 && accepted_batch(loaded, data, batch) != batch) ++batch;
@@ -155,13 +159,14 @@ int64_t smallest_batch(const LoadedConfig& loaded, const RunData& data, bool is_
 constexpr int64_t most_batch = 65536;
 
 /// Returns the largest micro-batch of at least `least` that is accepted and takes no more than
-/// `bytes`, at most most_batch; 0 where even `least` takes more. `accepted(n)`: as
-/// accepted_batch().
+/// `bytes`, at most most_batch; 0 if even `least` takes more. `accepted(n)` returns the largest
+/// accepted size of at most n, as accepted_batch() does.
 int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
                       const std::function<int64_t(int64_t)>& accepted, int64_t least,
                       int64_t bytes) {
   int64_t best = 0;
-  // Where no size from the best one up to `most` is accepted, nothing larger was found not to fit.
+  // If no size above the best one and up to `most` is accepted, nothing shows yet that a larger one
+  // does not fit, so return true to continue upwards.
   const auto fits = [&](int64_t most) {
     const int64_t batch = accepted(most);
     if (batch <= best && best > 0) return true;
@@ -185,7 +190,7 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
   return best;
 }
 
-/// Returns bytes with two decimals from a gigabyte on, so that an amount and its limit differ.
+/// Formats bytes, with two decimals from 1 GB on, so that an amount and its limit look different.
 std::string amount(int64_t bytes) {
   const auto n = static_cast<double>(bytes);
   return n < 1e9 ? human_bytes(n) : format("%.2f GB", n / 1e9);

@@ -42,7 +42,8 @@ void list_tensors(std::ostringstream& out, const std::vector<TensorEntry>& tenso
   out << "  " << tensors.size() << " tensors, " << total << " elements\n";
 }
 
-/// Lists the metadata of a GGUF file on a line each: of a list its size and first values.
+/// Writes each entry of a GGUF file's metadata on a line. A list is shown as its size and its first
+/// values.
 void list_metadata(std::ostringstream& out, const GGUFFile& file) {
   constexpr size_t most_shown = 3, most_characters = 200;
   for (const auto& [key, value] : file.metadata().items()) {
@@ -143,7 +144,7 @@ std::string inspect(const fs::path& path_) {
       for (const auto& checkpoint : all) {
         try {
           list_state(out, checkpoint);
-        } catch (const Error& e) {  // the others are of interest all the same
+        } catch (const Error& e) {  // still list the others
           out << checkpoint.filename().string() << ": " << e.what() << "\n";
         }
       }

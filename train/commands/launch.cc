@@ -13,7 +13,7 @@ namespace {
 
 constexpr int most_ranks = 1024;
 
-/// What stands before `--`.
+/// The arguments before `--`, and the command after it.
 struct LaunchArguments {
   int ranks = 0, max_restarts = 0, min_ranks = 0;
   std::vector<std::string> command;
@@ -25,7 +25,7 @@ int whole_number(const std::string& name, const std::string& text, int least, in
        " to ", most);
 }
 
-/// Returns whether `bench collectives` stands behind the `--` at words[i].
+/// Returns whether `bench collectives` follows the `--` at words[i].
 bool is_benchmark(const std::vector<std::string>& words, size_t i) {
   return words[i + 1] == "bench" && words[i + 2] == "collectives";
 }
@@ -86,7 +86,8 @@ Exit run_launch(const Arguments& arguments) {
   resolve_adapter_base(loaded);
   check_tensor_ranks(loaded, parsed.ranks);
 
-  // Where no smaller number can share a step out, all are started again, as without --min-ranks.
+  // If no smaller number of processes can divide a step evenly, start all of them again, as
+  // without --min-ranks.
   const auto ranks_after_loss = [&](int left) {
     for (int n = std::max(left, parsed.min_ranks); n >= parsed.min_ranks; --n) {
       if (can_share_out(loaded.config, n)) return n;

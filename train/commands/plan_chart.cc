@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* highest = "peak";
 
-/// Returns what a row of the chart is called, and its bytes in each setting.
+/// A row of the chart: its name, and its bytes in each setting.
 struct Row {
   std::string name;
   std::vector<double> bytes;
@@ -76,7 +76,7 @@ std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& se
     for (size_t s = 0; s < row.bytes.size(); ++s) {
       const double share = row.bytes[s] / most;
       const auto length = static_cast<size_t>(std::lround(bar_width * share));
-      // What is there at all shows.
+      // Give every amount above 0 a visible bar.
       const std::string bar(row.bytes[s] > 0 ? std::max<size_t>(length, 1) : 0, letters[s % 2]);
       text += format("%-*s%-*s %9s\n", name_width, s == 0 ? row.name.c_str() : "", bar_width,
                      bar.c_str(), human_bytes(row.bytes[s]).c_str());

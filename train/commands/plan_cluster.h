@@ -1,5 +1,5 @@
-// `lathe plan CONFIG --card NAME ...`: the step of a config on a cluster that is not here, by the
-// simulator (train/simulate/estimate.h).
+// `lathe plan CONFIG --card NAME ...` forecasts the step of a config on a cluster of other
+// machines, with the simulator (train/simulate/estimate.h).
 #pragma once
 
 #include "train/commands/commands.h"

@@ -26,7 +26,8 @@
 namespace lathe {
 namespace {
 
-/// Flags of documents; text_flags() are those of all text.
+/// Flags that make `lathe prepare` read text as documents. text_flags() adds the other flags of
+/// text.
 const std::vector<const char*> document_flags{
     "format",      "field",   "separator", "chat-template", "dedup",
     "dedup-lines", "invalid", "min-bytes", "max-bytes",     "val-by"};
@@ -36,8 +37,8 @@ std::vector<const char*> text_flags() {
   return all;
 }
 
-/// Returns true if the words ask for documents: by a flag of theirs, a JSON Lines or compressed
-/// file, or standard input.
+/// Returns whether the inputs are read as documents: if a flag of document_flags is given, or an
+/// input is a JSON Lines file, a compressed file or standard input.
 bool is_documents(const Arguments& arguments) {
   for (const char* flag : document_flags) {
     if (arguments.flags.contains(flag)) return true;
@@ -198,14 +199,16 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   return {part, path};
 }
 
-/// Returns what must be the same for sources that are already prepared to stay: all options but the
-/// number of workers, the sources, and the content of the tokenizer.
+/// Returns a checksum of what must not change if prepared sources are to be kept: the sources, the
+/// content of the tokenizer, and all options except the number of workers.
 std::string identity(const Arguments& arguments) {
   std::string all;
   for (const auto& [flag, value] : arguments.flags) {
     if (flag != "workers") all += flag + '\0' + value + '\0';
   }
   for (const std::string& source : arguments.lists.at("source")) all += source + '\0';
+  if (const fs::path chat = arguments.get("chat-template", ""); fs::is_regular_file(chat))
+    all += read_file(chat, Exit::usage) + '\0';
   if (const std::string path = arguments.get("tokenizer", "byte");
       path != "byte" && fs::exists(path)) {
     Json json;
@@ -217,7 +220,7 @@ std::string identity(const Arguments& arguments) {
 }
 
 /// Returns the checksum of the files of a source, with their paths. `meter` shows the progress, and
-/// ends it where a stop is requested.
+/// throws if a stop is requested.
 std::string input_checksum(const std::string& path, ProgressReporter& meter) {
   const std::vector<fs::path> files = expand_inputs({path});
   uint64_t bytes = 0;
@@ -269,7 +272,7 @@ void prepare_source(const Arguments& all, const std::string& path, const fs::pat
 }
 
 /// Prepares each source into its own folder in `out`. A source that the same command finished
-/// before it was interrupted stays, if its input has not changed.
+/// before it was interrupted is kept. Throws Exit::data if the input of such a source has changed.
 void prepare_sources(const Arguments& arguments, const fs::path& out,
                      const std::vector<MixturePart>& parts, const std::vector<std::string>& paths) {
   const std::string command = identity(arguments);
@@ -307,7 +310,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
         continue;
       }
 
-      // Recorded before the input is read, so that a change while it is being read is noticed too.
+      // Record the checksum before the input is read, so that a change in the meantime is noticed.
       inputs[name] = input;
       write_manifest_json(out, {{"command", command}, {"inputs", inputs}}, mixture_record);
       prepare_source(arguments, paths[i], folder);

@@ -15,9 +15,11 @@ void refuse_flags(const Arguments& arguments, const std::vector<const char*>& na
 std::vector<const char*> table_flag_names();
 /// Returns a command's own flags, followed by those of tables, arrays and images.
 Flags with_table_flags(Flags flags);
-/// Prepares tables and arrays. Refuses `text_flags`, which are those of text.
+/// Prepares tables and arrays. Throws Exit::usage for any of `text_flags`, the flags of text input,
+/// except --separator, which tables have too.
 Exit prepare_tables(const Arguments& arguments, std::vector<const char*> text_flags);
-/// Prepares a folder of images by class. Refuses `text_flags` but for --format, which names images.
+/// Prepares a folder of images by class. Throws Exit::usage for any of `text_flags` except
+/// --format, and for the flags of tables and arrays.
 Exit prepare_images(const Arguments& arguments, std::vector<const char*> text_flags);
 
 }  // namespace lathe

@@ -11,8 +11,8 @@
 namespace lathe {
 namespace {
 
-/// Parses a range such as "10:13", from step 10 until before step 13, into its first step and
-/// length.
+/// Parses a step such as "10", or a range such as "10:13", which is steps 10 to 12. Returns the
+/// first step and the number of steps.
 std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
   const size_t colon = text.find(':');
   const auto number = [&](const std::string& part) -> int64_t {
@@ -27,10 +27,10 @@ std::pair<int64_t, int64_t> parse_steps(const std::string& text) {
   return {first, last - first};
 }
 
-/// Returns where the memory of a run's profiled step is kept, which `lathe report` draws.
+/// Returns the file that holds the memory of a run's profiled steps, which `lathe report` draws.
 fs::path memory_file(const fs::path& run) { return run / "profile.json"; }
 
-/// Checks flags and output files, since profiling takes a while.
+/// Checks the flags and output files before profiling, which takes a while.
 void check_flags(const Arguments& a) {
   const bool lists_ops = a.is_true("ops");
   for (const char* other : {"trace", "kineto", "nvtx"}) {
@@ -46,8 +46,8 @@ void check_flags(const Arguments& a) {
   if (is_run(run)) check_output(a, memory_file(run), "\"categories\"");
 }
 
-/// Writes the traces that the flags ask for. Those of other tools are of the `count` steps from
-/// `next` on, since the session has trained the profiled ones.
+/// Writes the traces that the flags ask for. For --kineto and --nvtx, runs `count` more steps from
+/// step `next` on, because the session has already trained the profiled ones.
 void write_traces(const Arguments& a, Session& session, const Data& data, const Profile& profile,
                   int64_t next, int64_t count) {
   const auto tell = [](const std::string& file) {

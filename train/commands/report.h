@@ -13,8 +13,8 @@ namespace lathe {
 void check_chart_library();
 /// Returns the page, which loads nothing from elsewhere. `refresh_s`: the page reloads itself after
 /// so many seconds; 0: never. Reduces long curves to the mean, least and largest value of
-/// `report_buckets` parts, and the page states that. `sweep`: for each key that a sweep varied, its
-/// name and the "points" [value, loss, name], which are drawn over the key.
+/// `report_buckets` parts, and the page states that. `sweep`: for each key that a sweep varied, an
+/// object with the "key" and its "points" [value, loss, name], which the page draws over the value.
 std::string report_page(const std::vector<fs::path>& runs, int refresh_s = 0,
                         const Json& sweep = Json::array());
 

@@ -132,8 +132,8 @@ void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptio
 }
 
 /// Returns the [train] of the last point, after checking the config of every one and that it fits
-/// its data.
-TrainConfig check_points(const SweepPlan& plan, const SweepOptions& o) {
+/// its data. Counts the steps of the plan.
+TrainConfig check_points(SweepPlan& plan, const SweepOptions& o) {
   TrainConfig last;
   for (size_t i = 0; i < plan.points.size(); ++i) {
     Overrides all = plan.fixed;
@@ -150,6 +150,7 @@ TrainConfig check_points(const SweepPlan& plan, const SweepOptions& o) {
            "train.eval_interval as one value");
     }
     RunData::open(loaded);
+    plan.steps += c.steps;
     last = c;
   }
   return last;

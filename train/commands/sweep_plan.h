@@ -30,8 +30,9 @@ struct SweepPlan {
   Overrides fixed;     ///< the same in every point
   std::vector<Overrides> points;
   std::vector<int64_t>
-      rungs;        ///< steps at which points are compared; the last is the end of the run
-  int64_t eta = 3;  ///< one of so many continues to the next rung
+      rungs;          ///< steps at which points are compared; the last is the end of the run
+  int64_t eta = 3;    ///< one of so many continues to the next rung
+  int64_t steps = 0;  ///< of all points together, if each trains to its end
 };
 
 /// Returns every combination, the last axis fastest. With `samples` > 0, draws that many points by

@@ -208,12 +208,10 @@ class Sweep {
       before = rung;
       there /= static_cast<size_t>(plan_.eta);
     }
+    if (plan_.rungs.size() == 1) steps = plan_.steps;
 
-    log_info(
-        "steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in total",
-        plan_.rungs.size() > 1
-            ? str(", instead of ", static_cast<int64_t>(n) * plan_.rungs.back(), " without halving")
-            : "");
+    log_info("steps     ", plan_.rungs.size() > 1 ? text + ": about " : "", steps, " in total",
+             plan_.rungs.size() > 1 ? str(", instead of ", plan_.steps, " without halving") : "");
 
     if (n_done() > 0) {
       log_info("done      ", quantity(static_cast<int64_t>(n_done()), "point"),

@@ -15,10 +15,11 @@
 namespace lathe {
 
 /// Starts a sweep in `folder`, or resumes it, with `jobs` runs at a time of `threads` threads each
-/// (0: as the config sets). Returns Exit::done when nothing is left to do, and Exit::stopped where
-/// a stop is requested. Ends with a table, a report and the best point's config. Throws Exit::usage
-/// where the folder holds another sweep, Exit::busy where another process runs it, and else the
-/// exit code of the first point that failed.
+/// (0: as the config sets); a resumed sweep keeps its number of threads. When nothing is left to
+/// do, writes a table, a report and the best point's config, and returns Exit::done. Returns
+/// Exit::stopped where a stop is requested. Throws Exit::usage where the folder holds another
+/// sweep, Exit::busy where another process runs it, and the exit code of the first point that
+/// failed.
 Exit run_sweep(SweepPlan plan, const fs::path& folder, size_t jobs, int threads);
 
 }  // namespace lathe

@@ -27,7 +27,8 @@ namespace {
 /// Reads the file that the second word names, or standard input without one.
 std::string input_text(const Arguments& arguments) {
   if (arguments.positionals.size() > 1)
-    return read_file(arguments.positionals[1], Exit::data, uint64_t{1} << 40);
+    return std::string(without_byte_order_mark(
+        read_file(arguments.positionals[1], Exit::data, uint64_t{1} << 40)));
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 

@@ -1,8 +1,8 @@
-// The whole configuration of a run, where it comes from, and what must hold between its keys.
+// The complete configuration of a run, where it comes from, and what must hold between its keys.
 //
 // amp.scaler and amp.loss_scale are two keys, so that each has one type and a contradiction is
-// reported. A key without effect is an error if it differs from its default; a saved config,
-// which holds every key, therefore reads back.
+// reported. A key without effect is an error only if it differs from its default, so that a saved
+// config, which holds every key, can be loaded again.
 #pragma once
 
 #include <filesystem>
@@ -234,8 +234,8 @@ struct LogConfig {
 
 /// All of a run.
 struct RunConfig {
-  // In run_config.cc: of so many keys these are long, and inline each part of the build would
-  // compile them again.
+  // Defined in run_config.cc: with this many keys they are long, and if they were inline, each
+  // source file would compile them again.
   RunConfig();
   RunConfig(const RunConfig&);
   RunConfig(RunConfig&&) noexcept;
@@ -258,21 +258,21 @@ struct RunConfig {
   std::map<std::string, AnyConfig> tasks =
       task_configs();  ///< keys of tasks, by name; each is a section of the config
 
-  /// The keys of a model of that kind, transforms' included.
+  /// Returns the keys of a run whose model is of that kind, with those of transforms and tasks.
   static const Schema& schema(const std::string& kind);
-  /// The keys of this config.
+  /// Returns the keys of this config.
   const Schema& schema() const { return schema(model.kind); }
 
  private:
   static std::map<std::string, AnyConfig> transform_configs();
   static std::map<std::string, AnyConfig> task_configs();
 };
-/// Every key of every kind, once each.
+/// Returns the keys of all model kinds, each once.
 const std::vector<Field>& all_fields();
 /// Returns the old names of keys that were renamed. A config with one is an error that gives the
 /// new name.
 std::vector<std::string> renamed_keys();
-/// The reference page of all keys, Markdown.
+/// Returns the reference page of all keys, in Markdown.
 std::string config_reference();
 
 /// A key that was given, and where.
@@ -281,7 +281,7 @@ struct GivenKey {
   ConfigValue value;
   bool is_text;  ///< of the environment or the command line, whose type depends on the field
   std::string where;
-  /// Returns the value for a field; null: as it was given.
+  /// Returns the value with the type of `field`, or as it was given if `field` is null.
   ConfigValue read_as(const Field* field) const;
 };
 
@@ -302,8 +302,8 @@ struct LoadedConfig {
   std::vector<GivenKey> model_keys{};         ///< keys of [model] that were given, but for the kind
 };
 
-/// Returns the size of a micro-batch, whose windows are data.window or the model's context. Sizes
-/// that the model's kind does not have are 0.
+/// Returns the sizes of a micro-batch. Its windows have data.window tokens, or, if that is 0, as
+/// many as the model's context. Sizes that the model's kind does not have are 0.
 BatchSizes batch_sizes(const RunConfig& config);
 /// Returns the tokens that a model can see, model.block_size; 0 for kinds without it.
 int64_t model_context(const RunConfig& config);
@@ -316,15 +316,16 @@ int64_t units_of_micro_batch(const RunConfig& config);
 /// Returns the number of tokens or samples of an optimizer step, over all of its micro-batches.
 int64_t units_of_step(const RunConfig& config);
 
-/// Returns the source of a key's value: a place in a file, a variable, or "command line". If
-/// nothing set the key, that is "CONFIG, default of KEY".
+/// Returns where a key's value came from: a position in a file, an environment variable, "command
+/// line", or, if nothing set the key, "CONFIG, default of KEY".
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
-/// Takes [model], but for dropout, from the source that `named_by` names. Throws Exit::usage, with
-/// the place, for a key that was given and has another value there, or that its kind lacks.
+/// Sets [model], except for dropout, to `from`, the model of the source that `named_by` names.
+/// Throws Exit::usage, with the origin of the key, if a key of [model] was given that has another
+/// value in `from`, or that its kind lacks.
 void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by);
 
-/// Returns a sentence for each pair of keys that are allowed together but hardly meant so.
+/// Returns a sentence for each pair of keys that are allowed together but are probably a mistake.
 std::vector<std::string> config_warnings(const RunConfig& config);
 
 /// Keys of a config and their texts, as on a command line.

@@ -79,7 +79,7 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   shapes = find_model_kind(config.model.kind)->make(config.model.own, state.sizes);
   parameters = lathe::parameters(*shapes);
 
-  // config.json must have the width that the config leaves to the model.
+  // With n_inner = 0, the model chooses the width of the MLP. config.json needs the actual width.
   if (int64_t* inner = config.model.own.find<int64_t>("n_inner"); inner != nullptr && *inner == 0) {
     for (const NamedParameter& p : parameters) {
       if (p.path == "blocks.0.mlp.up.weight") *inner = p.parameter.size(0);

@@ -47,7 +47,7 @@ struct Family {
   std::string kind;          ///< our model kind
   std::string prefix;        ///< of tensor names but the head's; some files omit it
   std::vector<TensorRule> tensors{};
-  /// Names of tensors that follow from the config, which some files have.
+  /// Names of tensors that some files have although they follow from the config; they are ignored.
   std::vector<std::string> buffers{};
   /// Reads a config.json; `most` is the wanted context, or 0 for all. Throws the errors of
   /// ConfigKeys.
@@ -83,6 +83,8 @@ int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own);
 /// Reads ARCHITECTURE.vocab_size, which must be that of the embeddings if it is there.
 int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts);
 /// Passes over the keys that any config.json may have and that do not change the computation.
+/// Throws the errors of ConfigKeys if the model is not causal, or not a decoder without
+/// cross-attention.
 void pass_common_keys(ConfigKeys& keys);
 /// Returns the context to use: all `positions`, or `most` of them. Throws Exit::usage where `most`
 /// is larger.

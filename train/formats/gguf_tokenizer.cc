@@ -256,7 +256,15 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
     metadata.emplace_back("tokenizer.ggml.merges", merges);
   }
 
-  const TextMarks marks = tokenizer.marks();
+  TextMarks marks = tokenizer.marks();
+  // Without an end of texts, llama.cpp takes the token 11 of this form for one.
+  if (marks.end < 0) marks.end = marks.turn_end;
+  if (marks.end < 0 && !of_characters) {
+    log_warn(
+        "the tokenizer has no token that ends texts, and llama.cpp takes its token 11 for one, ",
+        "\"", printable_line(std::ssize(tokens) > 11 ? tokens[11] : ""),
+        "\"; it stops there unless it is told to ignore ends of texts (--ignore-eos)");
+  }
   for (const auto& [key, id] : {std::pair("bos", marks.begin),
                                 {"eos", marks.end},
                                 {"eot", marks.turn_end},

@@ -18,8 +18,8 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
 /// the latter are all pairs of tokens that make a token, in the order of its score. Throws
 /// Exit::data with what is wrong, or what this build does not support.
 Tokenizer read_gguf_tokenizer(const GGUFFile& file);
-/// Reads the chat template and the names of special tokens alone. The file's ids are all there are.
-/// Throws Exit::data.
+/// Reads only the chat templates and the names of the special tokens. A special token whose id the
+/// file lacks counts as not in use. Throws Exit::data for a value that is invalid.
 TokenizerSettings read_gguf_settings(const GGUFFile& file);
 
 }  // namespace lathe

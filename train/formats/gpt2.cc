@@ -54,7 +54,8 @@ GGUFMetadata gpt2_gguf(const AnyConfig& own) {
   };
   return {{"block_count", size("n_layer")},         {"context_length", size("block_size")},
           {"embedding_length", size("n_embd")},     {"feed_forward_length", 4 * size("n_embd")},
-          {"attention.head_count", size("n_head")}, {"attention.layer_norm_epsilon", 1e-5F}};
+          {"attention.head_count", size("n_head")}, {"attention.layer_norm_epsilon", 1e-5F},
+          {"vocab_size", size("vocab_size")}};
 }
 
 ModelKeys read_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {

@@ -25,7 +25,8 @@ class OnnxLayers {
   bool has(const std::string& path) const { return state_.contains(path); }
   /// Returns the tensor of that path in float32.
   const at::Tensor& tensor(const std::string& path) const { return state_.at(path); }
-  /// Adds a tensor of the model as a constant, once, or "" where the model has none.
+  /// Adds a tensor of the model as a constant, unless it was added before, and returns its name.
+  /// Returns "" where the model has no such tensor.
   std::string weight(const std::string& path);
   /// Adds a tensor that is computed from the model's.
   std::string constant(const std::string& name, const at::Tensor& t);
@@ -48,7 +49,7 @@ class OnnxLayers {
   /// [B, T, C] -> [B, T, hidden].
   std::string recurrent(const std::string& x, const std::string& path, const std::string& cell,
                         int64_t n_layer, int64_t hidden);
-  /// CausalSelfAttention. x [B, T, C] -> [B, T, C]. `mask` [T, T] is added to the scores.
+  /// Adds a CausalSelfAttention: x [B, T, C] -> [B, T, C]. `mask` [T, T] is added to the scores.
   std::string attention(const std::string& x, const std::string& path, int64_t channels,
                         int64_t heads, const std::string& mask);
 

@@ -17,11 +17,12 @@ struct PeftImport {
 };
 /// Makes a run of adapters on a base, with one checkpoint (step 0) and no optimizer state. Returns
 /// the checkpoint. `out` is created completely or not at all. Throws Exit::checkpoint where the
-/// folder holds something other than LoRA or DoRA on linear layers of the base, and Exit::usage
-/// where the base has adapters itself or `out` contains anything.
+/// folder holds something other than LoRA or DoRA on linear layers of the base, Exit::diverged
+/// where an element is not finite, and Exit::usage where the base has adapters itself or `out`
+/// contains anything.
 fs::path import_peft(const PeftImport& options);
 /// Writes the adapters of a run for PEFT, completely or not at all. Throws Exit::usage where the
-/// run has none, its model has no family, or an option is about the base's weights or tokenizer.
+/// run has no adapters, its model has no family, or `options` ask for averages or a chat template.
 void export_peft(const ExportOptions& options);
 
 }  // namespace lathe

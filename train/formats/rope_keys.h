@@ -15,8 +15,9 @@ void read_rope(const LlamaVariant& variant, ConfigKeys& keys, int64_t context, M
 /// Adds rope_theta and rope_scaling to a config.json.
 void write_rope(const LlamaVariant& variant, const AnyConfig& own, Json& config);
 
-/// Reads which layers have rotary positions and a sliding window. Throws for a window that is
-/// shorter than the context in a family without windows.
+/// Reads which layers have rotary positions and a sliding window. Call it after read_rope(), with
+/// n_layer and block_size in `model`. Throws Exit::checkpoint for a window that is shorter than the
+/// context in a family without windows.
 void read_layers(const LlamaVariant& variant, ConfigKeys& keys, ModelKeys& model);
 /// Adds the keys of layers to a config.json.
 void write_layers(const LlamaVariant& variant, const AnyConfig& own, Json& config);

@@ -21,11 +21,12 @@ class Checkpointer {
         saver_(run, session.config.checkpoint, saved_step),
         newest_(saved_step) {}
 
-  /// Saves the run after step `state.step`; `now`: returns when the checkpoint is on the disk.
-  void save(bool now);
-  /// Does the same unless that step has a checkpoint, and waits for a save in the background. All
-  /// ranks return when the writer is done: a launcher may end it soon after another rank's end. A
+  /// Saves the run after step `state.step`. `now`: returns when the checkpoint is on the disk. A
   /// collective.
+  void save(bool now);
+  /// Does the same unless that step has a checkpoint, and waits for a save in the background. No
+  /// rank returns before the writer is done, since a launcher may kill the writer soon after
+  /// another rank has ended. A collective.
   void save_last(bool now);
   /// Waits for a save in the background, and checks that the run folder is still this run's. A
   /// collective.

@@ -27,12 +27,13 @@ class Run {
   const Session& session() const { return session_; }
   /// Returns whether nothing is left to train or to evaluate.
   bool is_finished() const { return is_trained() && !state_.eval_due; }
-  /// Reports that the run is finished. Its record stays as it is, but for what an interrupted save
-  /// left behind.
+  /// Logs that the run is finished, and returns Exit::done. Changes nothing in the run folder,
+  /// except that it removes what an interrupted save left.
   Exit report_already_finished() const;
 
-  /// Trains to the end, or until the run is asked to stop. `lock`: of the run folder, null on a
-  /// rank that does not write it. `needs`: logged at the start, on a CPU.
+  /// Trains to the end and returns Exit::done, or until a stop and returns Exit::stopped. `lock`:
+  /// of the run folder; null on a rank that does not write it. `needs`: logged at the start;
+  /// nullopt where there is no forecast, such as on a GPU.
   Exit train(const FolderLock* lock, const std::optional<ResourceNeeds>& needs);
 
  private:

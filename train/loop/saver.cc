@@ -64,7 +64,7 @@ void CheckpointSaver::save(const RunState& state, const std::vector<NamedParamet
 
   // Weights that are not finite never reach a disk.
   const Timer timer(times_.copy_s);
-  check_finite(parameters, state.step);
+  check_finite(parameters, state.step, dtype_);
   copy_ = copy_state(parameters, optimizer, dtype_, std::move(copy_));
   fault_point("save: copied");
 

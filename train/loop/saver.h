@@ -22,9 +22,9 @@ class CheckpointSaver {
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-  /// Saves the current state of the run. With checkpoint.async_save, and unless `now`, it returns
-  /// when everything is copied that can't be written from the memory of training; a thread calls
-  /// `before` (checks of the run folder, the sync of metrics.jsonl) and writes the state. Then
+  /// Calls `before` (checks of the run folder, the sync of metrics.jsonl), then writes the current
+  /// state of the run. With checkpoint.async_save, and unless `now`, a thread does both, and save()
+  /// returns when everything is copied that can't be written from the memory of training. Then
   /// before_update() must be called before a parameter or the optimizer's state is changed. At most
   /// one save is in progress: the next one waits for it. Throws what save_checkpoint() throws;
   /// errors of the thread are thrown by the next call of save(), saved_step() or wait().
@@ -39,11 +39,11 @@ class CheckpointSaver {
   /// Does the same, and logs which share of the time since construction saving took.
   void finish();
 
-  /// Time that saving took from the caller, in seconds.
+  /// Seconds for which saves delayed the caller.
   struct Times {
     int64_t saves = 0;
     int64_t waits = 0;   ///< saves that found the previous one still in progress
-    double copy_s = 0;   ///< in the background: checking and copying the state
+    double copy_s = 0;   ///< for saves in the background: checking and copying the state
     double wait_s = 0;   ///< for saves in progress
     double write_s = 0;  ///< synchronously
   };

@@ -1,4 +1,4 @@
-// Decides, once a step, whether a run stops: a signal or train.max_time.
+// Decides after each step whether a run stops because of a signal or train.max_time.
 #pragma once
 
 #include "dist/world.h"

@@ -3,6 +3,10 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
+#include <utility>
+
+#include "core/io/text.h"
+
 namespace lathe {
 
 bool is_loopback(const std::string& host) {
@@ -13,7 +17,8 @@ bool is_loopback(const std::string& host) {
   return host == "localhost";
 }
 
-std::string name_of_host(const std::string& header) {
+std::string name_of_host(std::string header) {
+  header = lowercase(std::move(header));
   if (header.starts_with('[')) return header.substr(1, header.find(']') - 1);
   return header.substr(0, header.rfind(':'));
 }

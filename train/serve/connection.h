@@ -11,13 +11,13 @@
 
 namespace lathe {
 
-/// A connection that takes one request. A request must arrive within 30 s, a write must make
-/// progress within 30 s, and the answer must be taken within the limits of its maker.
+/// A connection that takes one request. The request must arrive within 30 s, a write must make
+/// progress within 30 s, and the client must have read the answer within Limits::seconds.
 class Connection {
  public:
   struct Limits {
     size_t bytes;    ///< of the request, its head and the framing of its body included
-    double seconds;  ///< from the first byte of the request to the last of the answer
+    double seconds;  ///< from the construction of this object to the end of the answer
   };
 
   /// `is_stopping` ends the wait for a request. The socket stays the caller's.

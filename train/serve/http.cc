@@ -297,7 +297,9 @@ class HttpServer::Impl final : public httplib::Server {
   /// name of its own that resolves to this machine (DNS rebinding).
   void check_host(const Request& request) const {
     const std::string host = name_of_host(request.get_header_value("Host"));
-    if (!options_.key.empty() || host.empty() || is_loopback(host) || host == options_.host) return;
+    if (!options_.key.empty() || host.empty() || is_loopback(host) ||
+        host == lowercase(options_.host))
+      return;
     throw ApiError(403,
                    "without LATHE_API_KEY, this server answers to the names of its own machine "
                    "only, such as localhost",

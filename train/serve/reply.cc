@@ -123,7 +123,7 @@ bool Reply::on_token(size_t text, const TokenScore& score) {
   const std::lock_guard lock(mutex_);
   Choice& choice = choices_[text];
   ++tokens_;
-  // Parts begin with the prompt's tokens, which are not part of the generated text.
+  // With echo, publish the prompt and its tokens first: they are not part of the generated text.
   if (!choice.has_begun && request_.echoes) publish(text, "", "");
   if (score.id == chat_end_ || tokenizer_.ends_text(score.id)) return false;
 
@@ -171,7 +171,8 @@ void Reply::publish(size_t index, std::string text, const std::string& finish) {
   }
   choice.has_begun = true;
 
-  // A token belongs to the text that is shown if it begins in it: what follows a stop does not.
+  // A token belongs to this part if it begins within the text that is shown. The last part takes
+  // all remaining tokens, unless a stop was found: tokens after a stop are dropped.
   const bool is_whole = !finish.empty() && !choice.shown.stopped();
   size_t taken = 0;
   for (; taken < choice.tokens.size(); ++taken) {

@@ -30,8 +30,8 @@ class ShownText {
   explicit ShownText(std::vector<std::string> stops) : stop_(std::move(stops)) {}
   /// Appends a token's bytes. Returns the text that can be shown now, complete characters only.
   std::string add(std::string_view bytes) { return complete(stop_.feed(bytes), false); }
-  /// Returns the index of the character at which a token begins that follows. Bytes that are no
-  /// part of a character count as one each, as add() replaces them.
+  /// Returns the index of the character at which the next token begins if it has these bytes. Bytes
+  /// that do not belong to a character count as one character each, since add() replaces them.
   size_t next_character(std::string_view bytes) const;
   /// Returns what was held back, at the end of the text.
   std::string rest() { return complete(stop_.rest(), true); }
@@ -82,7 +82,7 @@ class Reply : public TextReceiver {
   /// Returns the texts to generate, one for each choice.
   std::vector<ServedText> texts() const;
   bool streams() const { return request_.streams; }
-  /// Waits for something to read, at most so long. Returns whether there is something.
+  /// Waits for at most `most` until there is something to read. Returns whether there is.
   bool wait_for(std::chrono::milliseconds most);
   /// Returns the new events of a stream, as text/event-stream has them; empty if there are none.
   std::string take_events();

@@ -45,7 +45,7 @@ struct Prompt {
   bool is_text = true;
 };
 
-/// A request for texts. Lists have at least one element where the request is of that form.
+/// A request for texts. A completion has at least one prompt, and a chat at least one message.
 struct GenerationRequest {
   bool is_chat = false;
   std::string model;                  ///< empty: the request names none
@@ -57,7 +57,8 @@ struct GenerationRequest {
   int64_t n = 1;  ///< texts for each prompt
   std::vector<std::string> stops;
   bool echoes = false;  ///< a completion's text begins with the prompt
-  /// Number of the likeliest tokens at each position; nullopt: no log probabilities.
+  /// How many of the likeliest tokens are returned for each position, with log probabilities;
+  /// nullopt: no log probabilities are returned.
   std::optional<int64_t> top;
   bool streams = false, includes_usage = false;
 };

@@ -67,7 +67,7 @@ LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& devic
   const fs::path base = adapters ? find_base(config) : checkpoint;
   if (adapters) check_base(base, config, state.base_hash);
 
-  // What the weights are kept as, and the dtype that products are computed in with them.
+  // Choose the form in which weights are kept, and the dtype in which matrix products compute.
   const std::string kept = !dtype.empty() ? dtype : adapters ? adapted.dtype : "fp32";
   Compute compute{compute_dtype(config.amp), config.amp.cache};
   if (adapters && kept == "fp32") compute.dtype = at::kFloat;

@@ -38,14 +38,15 @@ void ParameterPages::each(int64_t block, F&& f) const {
 }
 
 void ParameterPages::begin(size_t block, bool is_recomputed) {
-  // A block that is recomputed has its backward pass behind it when the one before it begins.
+  // Recomputation goes from the last block to the first. When it reaches a block, the backward pass
+  // of the following block is over.
   const auto number = static_cast<int64_t>(block);
   if (is_recomputed) each(number + 1, MappedMemory::release);
   each(is_recomputed ? number - 1 : number + 1, MappedMemory::prefetch);
 }
 
 void ParameterPages::end(size_t block, bool is_recomputed) {
-  // The backward pass begins with the last block.
+  // The backward pass begins with the last block, so keep that one.
   const auto number = static_cast<int64_t>(block);
   if (!is_recomputed && blocks_.contains(number + 1)) each(number, MappedMemory::release);
 }

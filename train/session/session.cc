@@ -180,7 +180,8 @@ fs::path scratch_folder(const RunConfig& c) {
   return c.memory.offload_dir.empty() ? c.train.out_dir : c.memory.offload_dir;
 }
 
-/// Optimizer's refusals, with the place of the key that they begin with.
+/// Makes the optimizer. Its usage errors begin with a key, and are thrown again with the origin of
+/// that key in front.
 Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedParameter>& params,
                          const ShardLayout& layout, const StageParameters* stage,
                          std::optional<uint64_t> rounding_seed) {
@@ -360,7 +361,7 @@ double flops_per_unit(const Session& s) {
   const int64_t window = s.config.data.window;
   if (window == 0) return flops;
 
-  // Formulas have the model's context, so the difference to a shorter one is taken.
+  // The formula assumes the model's full context. Add the difference that the window makes.
   const MetaInit guard;
   const ModelKind& kind = *find_model_kind(s.config.model.kind);
   AnyConfig own = s.config.model.own;

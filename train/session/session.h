@@ -33,8 +33,8 @@ struct RunData {
   const Task* task = nullptr;
   ModelSizes sizes;  ///< what the model is made for
 
-  /// Opens data.dir and checks that config and model fit it; sets keys that follow the data.
-  /// Exit::data or Exit::usage with the place of the key.
+  /// Opens data.dir, checks that config and model fit it, and sets the keys that depend on the
+  /// data. Throws Exit::data, or Exit::usage with the origin of the key.
   static RunData open(LoadedConfig& loaded);
 };
 
@@ -49,8 +49,8 @@ struct Session {
   Compute compute;
   std::unique_ptr<Model> model;
   std::vector<NamedParameter> params;  ///< those that are trained
-  std::vector<NamedParameter>
-      saved;  ///< what a checkpoint holds of the model: they, and its buffers
+  /// The tensors of model.safetensors: parameters, also frozen ones, and buffers (saved_tensors()).
+  std::vector<NamedParameter> saved;
   std::unique_ptr<StageParameters> stage;   ///< where dist.pipeline is above 1, else null
   std::unique_ptr<ShardLayout> layout;      ///< of local_params(), among the data ranks
   std::unique_ptr<ParameterShards> shards;  ///< where dist.shard = "parameters", else null
@@ -83,7 +83,7 @@ struct Session {
   }
 
   /// Opens the device, sets threads, makes the model, transforms it and makes its optimizer. Then
-  /// begins.
+  /// calls begin().
   static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);
   /// Does the same without values: call begin() or load() then, once, before anything else.
   static Session make_without_values(const LoadedConfig& loaded, const Task& task,
@@ -92,8 +92,8 @@ struct Session {
   /// another. Each process keeps of them what dist.shard, dist.pipeline and dist.tensor leave to
   /// it, so that it never has the complete model.
   void begin(const LoadedConfig& loaded);
-  /// Loads parameters in the same way, optimizer and scaler. On one process, begin() may have been
-  /// called.
+  /// Loads the parameters in the same way, and the optimizer, the scaler and the spike guard. In a
+  /// single process, begin() may have been called before.
   void load(const fs::path& checkpoint, const RunState& state);
 
  private:
@@ -112,8 +112,8 @@ class CompleteParameters {
   StageParameters::Gathered stage_;
 };
 
-/// Returns the FLOPs of a unit by the model's formula, whose attention is that of the run's
-/// windows.
+/// Returns the training FLOPs of a token or sample by the model's formula, with attention over the
+/// run's windows (data.window).
 double flops_per_unit(const Session& session);
 
 /// Returns the dtypes that a run computes in, keeps and saves, as one line for the log.

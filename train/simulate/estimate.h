@@ -33,18 +33,19 @@ struct StepEstimate {
   GpuMemory memory{};
   double memory_bytes = 0;  ///< of a GPU
   double matmul = 0, attention = 0, elementwise = 0, optimizer = 0;
-  double recompute = 0;  ///< computed again, not counted in the three before
+  double recompute = 0;  ///< computed again; not in matmul, attention, elementwise
   double bubble = 0;     ///< waiting for the first and the last micro-batch of the pipeline
   Exchange data{}, tensor{}, context{}, pipeline{};
   double seconds = 0;
   double tokens_per_second = 0;
-  double mfu = 0;  ///< TransformerShape::flops_per_token over the peak rate of the dtype
+  double mfu = 0;  ///< FLOP/s by flops_per_token(), over the peak of all GPUs in the dtype
 
   /// Returns whether the memory of a GPU is enough.
   bool fits() const { return memory.total() <= memory_bytes; }
 };
 
-/// Returns what a step takes. The layout must have no layout_fault().
+/// Returns what a step takes. The layout must have no layout_fault(). Throws Exit::usage for fp8 on
+/// a GPU that lacks it.
 StepEstimate estimate_step(const ClusterModel& cluster, const StepWorkload& step,
                            const ParallelLayout& layout);
 

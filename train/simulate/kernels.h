@@ -1,5 +1,5 @@
-// Times of kernels on one GPU by a roofline: the slower of arithmetic and memory traffic, and the
-// start of a kernel (Williams et al. 2009). All times in seconds.
+// Times of kernels on one GPU by the roofline model (Williams et al. 2009): the larger of the times
+// of arithmetic and of memory traffic, plus the time to start a kernel. All times are in seconds.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,12 @@ struct KernelModel {
   /// them. The casts of fp8 are not part of it.
   double matmul(double m, double n, double k, MatmulDtype dtype, double count = 1) const;
 
-  /// Returns the time of kernels that only move so many bytes.
+  /// Returns the time of `kernels` kernels that move `bytes` bytes in total and hardly compute.
   double traffic(double bytes, double kernels) const;
 
-  /// Returns the time of the attention of `sequences` sequences and `heads` heads, of which each
-  /// GPU computes 1 / `context`; forward, or backward with its own recomputation of the scores.
+  /// Returns the time of attention over `sequences` sequences with `heads` heads each, of which the
+  /// GPU computes 1 / `context`: of the forward pass, or of the backward pass, in which flash
+  /// kernels compute the scores again.
   double attention(const TransformerShape& shape, double sequences, double heads, double context,
                    bool backward) const;
 

@@ -10,8 +10,8 @@
 
 namespace lathe {
 
-/// What the backward pass computes again: nothing; the scores of attention (Korthikanti et al.
-/// 2022); or whole layers from their inputs.
+/// What the backward pass computes again: nothing; what SoftwareModel::selective names, such as
+/// attention (Korthikanti et al. 2022); or complete layers from their inputs.
 enum class Recompute { none, selective, full };
 
 /// Degrees of parallelism, whose product is the number of GPUs. GPUs are numbered with tensor

@@ -24,16 +24,19 @@ struct RefusedLayouts {
 /// What a search found.
 struct LayoutSearch {
   std::vector<RatedLayout> fastest{};     ///< that fit, fastest first
-  std::vector<RatedLayout> too_large{};   ///< fastest first, of each division of the GPUs one: the
-                                          ///< layout that needs the least memory
-  std::vector<RefusedLayouts> refused{};  ///< by the number of layouts
+  std::vector<RatedLayout> too_large{};   ///< fastest first; of each division of the GPUs, only
+                                          ///< the layout that needs the least memory
+  std::vector<RefusedLayouts> refused{};  ///< the most frequent reason first
   int64_t tried = 0;                      ///< layouts
 };
 
-/// Tries all layouts that the request admits: degrees that divide the number of GPUs, stages of
-/// ZeRO, micro-batches by powers of two, recomputation. Returns at most `most` of those that fit,
-/// of those that don't, and of the reasons against the others; of the layouts of one division into
-/// data, tensor, context and pipeline parallelism only the fastest.
+/// Tries the layouts that the request admits: degrees that divide the number of GPUs, stages of
+/// ZeRO, micro-batches of powers of two up to 64, up to 8 virtual stages, and the modes of
+/// recomputation. Unless they are given, the tensor degree is at most twice the GPUs of a node, and
+/// the context degree at most 64. Returns at most `most` layouts that fit, layouts that don't, and
+/// reasons against the others. Of each division into data, tensor, context and pipeline
+/// parallelism, it returns the fastest layout that fits, or else the one that needs the least
+/// memory.
 LayoutSearch search_layouts(const ClusterModel& cluster, const StepWorkload& step,
                             const LayoutRequest& request, size_t most);
 

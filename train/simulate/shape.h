@@ -1,5 +1,5 @@
-// The shape of a transformer and a step of its training, as the simulator sees them. Shapes in
-// elements; FLOPs count a multiplication and an addition as two.
+// The shape of a transformer and a step of its training, as the simulator sees them. Sizes are in
+// elements. A multiplication and an addition count as two FLOPs.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ struct StepWorkload {
   /// Bytes of optimizer state for a parameter beside its fp32 master: 8 for Adam's two moments.
   double state_bytes = 8;
   // What Lathe needs for tensor parallelism; the simulation does not depend on it.
-  bool updates_parts = true;  ///< the optimizer updates a matrix of which a process has a part
+  bool updates_parts = true;  ///< the optimizer can update a part of a matrix on its own
   /// Numbers that the tensor ranks must divide, each with what it counts, such as "heads".
   std::vector<std::pair<int64_t, std::string>> tensor_units{};
 

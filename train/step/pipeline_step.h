@@ -20,11 +20,11 @@ struct StagePass {
   bool operator==(const StagePass&) const = default;
 };
 
-/// Returns the passes of a stage in their order: one forward and one backward ("1F1B", Narayanan et
-/// al. 2019, "PipeDream"). Stage s of S has activations of at most S - s micro-batches. With
-/// several parts per stage, groups of S micro-batches take turns at the parts (Narayanan et al.
-/// 2021, section 2.2.2), and S must divide `micro_batches`. The forward passes of a part, and its
-/// backward passes, have the order of micro-batches.
+/// Returns the passes of a stage in their order: forward and backward passes alternate ("1F1B",
+/// Narayanan et al. 2019, "PipeDream"). With one part per stage, stage s of S keeps activations of
+/// at most S - s micro-batches. With several parts, groups of S micro-batches take turns at the
+/// parts (Narayanan et al. 2021, section 2.2.2), and S must divide `micro_batches`. The forward
+/// passes of a part run in the order of micro-batches, and so do its backward passes.
 std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t micro_batches);
 
 /// The step that a stage takes part in.
@@ -33,7 +33,7 @@ struct StageStep {
   int64_t step = 0;                    ///< from 0
   double divisor = 1;                  ///< the number of targets in the step
   BatchPlan plan;
-  /// Runs backward passes: calls its last argument for a part of micro-batch n.
+  /// Called for the backward pass of a part of micro-batch `n`; must call `backward` once.
   std::function<void(int64_t n, int part, const std::function<void()>& backward)> around_backward;
 };
 

@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-/// Returns "1, 2 or 4".
+/// Returns the numbers as text, such as "1, 2 or 4".
 std::string alternatives(const std::vector<int64_t>& numbers) {
   std::string text;
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -110,7 +110,7 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
     if (can_share_out(loaded.config, n * replica)) counts.push_back(n * replica);
   }
 
-  // Other ways to cut the same global batch: the nearest with more micro-batches.
+  // Find another way to cut the same global batch, with as few more micro-batches as possible.
   const int64_t global = c.grad_accum * c.batch_size;
   std::string other;
   for (int64_t accum = processes; accum <= global && other.empty(); accum += processes) {

@@ -14,7 +14,8 @@
 namespace lathe {
 namespace {
 
-/// The dtype and the sizes of a tensor, which are sent before it.
+/// The number of int64 values that are sent before a tensor: its dtype, its number of dimensions,
+/// and up to 8 sizes.
 constexpr size_t header_size = 10;
 
 at::Tensor header_of(const at::Tensor& t) {
@@ -61,8 +62,8 @@ at::Tensor StageLink::receive_activations(const at::Tensor& x) {
 
   TensorForm form;
   if (DryWorld* const dry = world().dry()) {
-    // The first stage, which runs before the others, takes its next part's input for what its
-    // first part has sent.
+    // A dry run begins with the first stage, before any other stage has recorded what it sends. The
+    // input of its next part is assumed to have the form of the tensor that it sent last.
     form = place_.rank == 0 ? dry->sent.back() : dry->received.at(dry->received_count++);
   } else {
     const int64_t* const fields = header.const_data_ptr<int64_t>();

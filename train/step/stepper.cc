@@ -66,8 +66,8 @@ StepResult run_step(Session& s, Loader& loader, int64_t step, bool keep_gradient
 
 namespace {
 
-/// The gradients of a step while its micro-batches run: on the parameters, or, where processes
-/// share them out, the sums of the elements that this one owns.
+/// Collects the gradients of a step while its micro-batches run: on the parameters or, with
+/// dist.shard, as sums of the elements that this process owns.
 class StepGradients {
  public:
   StepGradients(Session& s, const BatchPlan& plan)
@@ -193,7 +193,7 @@ void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
   }
 }
 
-/// Gives this process the parameters that others have updated, as far as it keeps them.
+/// Exchanges the updated parameters, so that each process has those that it keeps complete.
 void publish_update(Session& s) {
   if (s.shards) {
     s.shards->publish_update();
@@ -209,7 +209,7 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   const NamedRange range([] { return std::string("optimizer"); });
   world().note(step, "update");
   StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
-  // Exact in any order: of integers, or of elements that are not 0 on one process alone.
+  // This sum is exact in any order: its terms are integers, or all but one process have a 0.
   options.sum_over_processes = [&](at::Tensor& t) {
     if (s.divides_state()) t.copy_(world().gather_over_data(t.unsqueeze(0)).sum(0));
     if (s.stage) t.copy_(world().gather_over_pipeline(t.unsqueeze(0)).sum(0));
@@ -231,7 +231,8 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   if (s.before_update) s.before_update();
   s.optimizer.step(r.lr, options);
 
-  // Asking a GPU for the decision would wait for it; what was not updated can be shared as well.
+  // Reading the decision would synchronize a GPU, so there the parameters are always published.
+  // After a skipped update, that sends unchanged values.
   const bool is_updated = s.device.is_cuda() || s.optimizer.control().skip == 0;
   if (is_updated) publish_update(s);
   advance_fp8(s.params);

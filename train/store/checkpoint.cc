@@ -103,7 +103,7 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
 fs::path save_checkpoint(const fs::path& run, const RunState& state,
                          const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          const Retention& keep, std::optional<at::ScalarType> dtype) {
-  check_finite(parameters, state.step);
+  check_finite(parameters, state.step, dtype);
   // An error of the scratch file is not one of the checkpoint's disk.
   optimizer.settle_offload();
   return store_checkpoint(run, state, view_state(parameters, optimizer, dtype), keep);

@@ -24,7 +24,7 @@ struct Series {
 /// Returns the step and value of the lowest value that is a number; of the first value if all are
 /// NaN. The series must not be empty.
 std::pair<int64_t, double> lowest(const Series& series);
-/// Returns json_number(*x), or null where there is not a number.
+/// Returns json_number(*x), or null if `x` is empty.
 Json number_or_null(const std::optional<double>& x);
 
 /// The curves in metrics.jsonl of a run, as far as it is written.
@@ -51,7 +51,7 @@ class Curves {
   std::string unit = "tokens";
 
   const fs::path& run() const { return run_; }
-  /// The series of that name, or null.
+  /// Returns the series of that name, or null.
   const Series* find(const std::string& name) const;
 
  private:
@@ -79,7 +79,7 @@ struct RunSummary {
   int64_t step = 0, steps = 0;
   std::optional<double> loss{}, val_loss{}, best_val_loss{}, units_per_sec{}, mfu{};
   std::string unit = "tokens";
-  double age_s = 0;  ///< since the last line of metrics.jsonl
+  double age_s = 0;  ///< since the last line of metrics.jsonl; NaN without that file
 };
 /// Reads the end of metrics.jsonl and the newest checkpoint's state. A run counts as running while
 /// its lock is held on this machine, or, for a run of another machine on a shared file system,

@@ -19,8 +19,8 @@ namespace lathe {
 
 class LiveTensors : public std::enable_shared_from_this<LiveTensors> {
  public:
-  /// Adds a contiguous tensor on the CPU, and returns its entry for a file, which must be written
-  /// once at most. One thread writes all entries; that uses none of ATen's threads.
+  /// Adds a contiguous tensor on the CPU. Returns its entry for a file, which must be written at
+  /// most once. One thread writes all entries, without using ATen's thread pool.
   TensorEntry add(const std::string& name, const at::Tensor& tensor);
   /// Copies the tensors that are not written completely, after waiting for the part that is being
   /// written. After that, all of them may be changed. The copies are of Memory::checkpoints, and

@@ -54,6 +54,11 @@ NewFolder::~NewFolder() {
 void NewFolder::check_free() const {
   if (fs::exists(path_) && !(fs::is_directory(path_) && fs::is_empty(path_)))
     fail(Exit::usage, path_.string(), " is there already; give another --out, or remove it");
+  if (fs::is_symlink(path_)) {
+    fail(Exit::usage, path_.string(),
+         " is a symbolic link, which a folder can't replace; give the path that it leads to as "
+         "--out");
+  }
 
   if (fs::exists(fs::symlink_status(unfinished_)) && !is_left_by_a_command(unfinished_)) {
     fail(Exit::usage, unfinished_.string(), " was not left by lathe, and ", path_.string(),

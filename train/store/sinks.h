@@ -1,4 +1,4 @@
-// All sinks of a run as one, by the keys of [log].
+// Writes the metrics of a run to all sinks that the keys of [log] ask for.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace lathe {
 /// What a sink is opened with.
 struct SinkOptions {
   fs::path run;
-  const FileLengths& lengths;  ///< to cut files back to; those that are not in it are new
+  const FileLengths& lengths;  ///< to which files are cut back; a file without one starts empty
   std::string unit;            ///< "tokens" or "samples"
 
   uint64_t length(const std::string& file) const {
@@ -21,10 +21,10 @@ struct SinkOptions {
   }
 };
 
-/// Hands everything on to each sink that the config asks for.
+/// Forwards each call to all sinks that the config asks for.
 class MetricsSinks final : public MetricsSink {
  public:
-  /// Without any sink: a rank that does not write the run folder.
+  /// Makes an object without sinks, for a rank that does not write the run folder.
   MetricsSinks() = default;
   MetricsSinks(const LogConfig& config, const SinkOptions& options);
   void add(const StepMetrics& m) override;
@@ -56,6 +56,7 @@ struct RunEvents {
   std::vector<Start> starts;
   std::vector<Sample> samples;
 };
+/// Reads the events of a run; none if it has no events.jsonl. Throws Exit::io for a malformed line.
 RunEvents read_events(const fs::path& run);
 
 }  // namespace lathe

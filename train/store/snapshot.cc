@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/dtype.h"
+#include "core/io/log.h"
 #include "core/mapped_memory.h"
 #include "core/memory.h"
 #include "dist/group.h"
@@ -217,7 +218,8 @@ std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
   return all;
 }
 
-void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
+void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
+                  std::optional<at::ScalarType> dtype) {
   for (const auto& p : parameters) {
     const at::Tensor t = kept_of(p).first;
     if (t.numel() == 0) continue;
@@ -227,6 +229,15 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step) {
            " has elements that are not finite, so no checkpoint of it is written; lower optim.lr, "
            "lower or set optim.grad_clip, and run the same command again to resume from the "
            "previous checkpoint");
+    }
+    const auto fits = [&](const at::Tensor& x) {
+      return std::isfinite(x.to(*dtype).to(at::kFloat).item<float>());
+    };
+    if (is_saved_lower(t, dtype) && !(fits(least) && fits(largest))) {
+      log_warn("after step ", step, " the parameter ", p.path, " has elements beyond the range of ",
+               dtype_name(*dtype),
+               ", which are infinite in model.safetensors; a resumed run has "
+               "their exact values, other commands do not: set checkpoint.dtype = \"bf16\"");
     }
     release_pages(t);
   }

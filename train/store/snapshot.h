@@ -61,8 +61,10 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
                          std::optional<at::ScalarType> dtype);
 
 /// Throws Exit::diverged if an element of a parameter that this process keeps is not finite, so
-/// that such weights are never saved. Reads each parameter once.
-void check_finite(const std::vector<NamedParameter>& parameters, int64_t step);
+/// that such weights are never saved. Warns of one that is not finite in `dtype`, in which
+/// model.safetensors has the matrices. Reads each parameter once.
+void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
+                  std::optional<at::ScalarType> dtype = std::nullopt);
 
 /// Calls f(name, tensor, part) for each tensor of the optimizer's state, and for the histories of
 /// fp8 layers. `part` describes which part of the complete tensor this process keeps. If `tensor`

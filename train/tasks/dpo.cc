@@ -88,8 +88,8 @@ class Dpo final : public TokenTask {
   }
 
  private:
-  /// Returns the reward of each chosen answer without that of the rejected one. [P] An odd row,
-  /// which only a plan or a search for a size may ask for, belongs to no pair.
+  /// Returns the reward of each chosen answer minus that of the rejected one. [P] The number of
+  /// rows is even, as fit() requires.
   Variable margins(const Model& model, const Batch& batch) const {
     LATHE_CHECK(is_of_run_, "the task dpo needs a reference: call of_run()");
     const int64_t pairs = batch.inputs.size(0) / 2;
@@ -104,8 +104,8 @@ class Dpo final : public TokenTask {
     }
     return (log_ratio(row_losses(model, batch)) - Variable(reference_P)) * config_.beta;
   }
-  /// Returns -log sigmoid of the margins, summed over pairs and divided. With label smoothing e, a
-  /// pair counts 1 - e times as it is, and e times with its answers exchanged. []
+  /// Returns -log sigmoid of the margins, summed over pairs and divided by `divisor`. With label
+  /// smoothing e, a pair has weight 1 - e as it is, and weight e with its answers exchanged. []
   Variable loss_of(const Variable& margins_P, double divisor) const {
     const double e = config_.label_smoothing;
     Variable likelihood = sum(logsigmoid(margins_P)) * (1 - e);

@@ -1,13 +1,13 @@
-// The forward pass of a model that a task asks for targets, not for gradients.
+// The forward pass of a frozen model, from which a task takes targets but no gradients.
 #pragma once
 
 #include "core/mode.h"
 
 namespace lathe {
 
-/// While alive, forward passes record no graph, drop nothing and leave adapters out. They are not
-/// part of what observes, recomputes or divides the trained model: its hooks, its blocks, its
-/// stage of a pipeline, and its running statistics.
+/// While alive, forward passes record no graph and use neither dropout nor adapters. They bypass
+/// what observes, recomputes or divides the trained model: its forward hooks, the recomputation of
+/// its blocks, and its stage of a pipeline. They do not change running statistics.
 struct FrozenForward : Evaluation {
   FrozenForward() {
     mode().grad = false;

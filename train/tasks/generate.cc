@@ -28,8 +28,8 @@ int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw)
   const int64_t n = logits.numel();
   if (s.temperature == 0) return std::max_element(x, x + n) - x;
 
-  // Likeliest first, and equal ones by id, so that the choice is the same everywhere. The heap
-  // sorts only as many tokens as are needed.
+  // Order tokens from the likeliest on, and equally likely ones by id, so that the choice is the
+  // same everywhere. The heap sorts only as many tokens as are needed.
   const auto after = [x](int64_t a, int64_t b) { return x[a] < x[b] || (x[a] == x[b] && a > b); };
   std::vector<int64_t> heap(static_cast<size_t>(n)), order;
   std::iota(heap.begin(), heap.end(), 0);

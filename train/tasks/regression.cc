@@ -69,7 +69,9 @@ class Regression final : public Task {
           facts.target_scale.empty() ? 1 : facts.target_scale[static_cast<size_t>(k)];
       const double around_mean =
           scale * scale * (sum("square targets") - sum("targets") * sum("targets") / n);
-      const double r2 = around_mean > 0 ? 1 - sum("squares") / around_mean : std::nan("");
+      // Targets that are all equal leave a difference of rounding.
+      const bool are_equal = around_mean <= 1e-12 * scale * scale * sum("square targets");
+      const double r2 = are_equal ? std::nan("") : 1 - sum("squares") / around_mean;
       all_r2 += r2 / static_cast<double>(facts.outputs);
       outputs.push_back({{"output", k},
                          {"mae", json_number(sum("absolutes") / n)},

@@ -10,7 +10,7 @@ struct Sampling {
   int64_t top_k = 0;         ///< only the k likeliest; 0: all. Fan et al. 2018
   /// Only the likeliest tokens that together reach this probability. Holtzman et al. 2020
   double top_p = 1;
-  /// Only tokens at least this many times as likely as the likeliest. Nguyen et al. 2024
+  /// Only tokens with at least this fraction of the likeliest one's probability. Nguyen et al. 2024
   double min_p = 0;
   /// Above 1, tokens that are in the text already become less likely: their logits are divided by
   /// it, or multiplied where they are negative. Keskar et al. 2019

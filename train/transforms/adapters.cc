@@ -262,6 +262,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   state.val_step = state.best_step = -1;
   state.evaluations_since_best = 0;
   state.scaler.reset();
+  state.spikes.reset();
   state.branched_from.clear(), state.branched_id.clear();
   state.config_path.clear(), state.changes.clear();
   state.base_hash.clear();

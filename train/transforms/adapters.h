@@ -47,7 +47,7 @@ const AdaptersConfig& adapters_of(const RunConfig& config);
 /// values to the linear layers that adapters.layers selects. Throws Exit::usage where a pattern
 /// matches no layer.
 void add_adapters(Model& model, const TransformContext& context);
-/// Checks the keys of [adapters].
+/// Returns the first fault in the keys of [adapters]; nullopt if there is none.
 std::optional<ConfigFault> check_adapters(const RunConfig& config);
 
 /// Returns the checkpoint that adapters.base names. Throws Exit::checkpoint where there is none.
@@ -69,11 +69,12 @@ std::string base_hash(const fs::path& base);
 /// adapters were trained on.
 void check_base(const fs::path& base, const RunConfig& config, const std::string& hash);
 
-/// Merges the adapters of a run, or if `average` their moving averages, into its base and writes
-/// the result, without optimizer state, as a separate run in `out`: for eval, generate, and as a
-/// base. Returns the new checkpoint. `out` is created completely or not at all. Throws Exit::usage
-/// where it contains anything or the run has no averages, and Exit::busy where another process
-/// writes it. `stop` is called after each layer; true ends the merge with Exit::stopped.
+/// Merges the adapters of a run, or if `average` their moving averages, into its base. Writes the
+/// result, without optimizer state, as a separate run in `out`, which can be evaluated, generate
+/// text, and be the base of other adapters. Returns the new checkpoint. `out` is created completely
+/// or not at all. Throws Exit::usage where `out` contains anything, or the run has no adapters or
+/// no averages, and Exit::busy where another process writes `out`. `stop` is called before each
+/// layer; true ends the merge with Exit::stopped.
 fs::path merge(const fs::path& run, const fs::path& out, bool average,
                const StopAsked& stop = nullptr);
 

@@ -19,7 +19,7 @@ struct LambApply : RuleDefaults {
     c.wd = static_cast<T>(a.weight_decay);
     c.factor1 = static_cast<T>(1 / s.correction1);
   }
-  /// u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd p
+  /// Returns u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd p.
   template <class T>
   LATHE_BOTH static T direction(T p, T m, T v, const Coefficients<T>& c) {
     return m * c.factor1 / (std::sqrt(v) / c.correction2 + c.eps) + c.wd * p;

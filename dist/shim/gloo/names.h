@@ -1,7 +1,6 @@
-// Declares the names of Gloo that PyTorch's c10d/ProcessGroupGloo.hpp mentions. Gloo itself is
-// inside libtorch_cpu, whose headers are not shipped with it. Lathe never creates, derives from or
-// calls anything declared here: the layouts are not Gloo's. dist_test checks that no object of
-// Lathe refers to a symbol of Gloo.
+// Declares the names of Gloo that PyTorch's c10d/ProcessGroupGloo.hpp mentions. Gloo is a part of
+// libtorch_cpu, which is shipped without Gloo's headers. Lathe must never create, derive from or
+// call anything declared here, because the layouts are not Gloo's. No test checks this.
 #pragma once
 
 #include <chrono>

@@ -132,6 +132,10 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
   p.options.table.missing = "drop";
   CHECK(p.csv("1.5,a,x\n2,,y\n3,a,x\n4,b,y\n").train.examples == 3);
   CHECK(p.csv("size,mark,kind\n2,,y\n3,a,x\n4,b,y\n").train.examples == 2);
+  // A line that is left out gives no category, wherever its empty cell is, and no error.
+  m = p.csv("mark,size,kind\na,1,x\nc,,y\nb,3,y\n\xff,4,\na,5,y\n");
+  CHECK(m.train.examples == 3);
+  CHECK(m.input_sizes == std::vector<int64_t>{3});  // a, b and size
   p.options.table.missing = "error";
   // Numbers with fractions, or many whole ones.
   m = p.csv("a,b\n1,0.25\n2,0.5\n");

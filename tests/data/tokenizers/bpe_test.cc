@@ -399,6 +399,20 @@ TEST_CASE(
     CHECK(again == d);
     CHECK(encoded(BPE(again, "t"), "a  ab").first.ends_with("a|_|_ab"));  // at each space
   }
+  // As Gemma's files: a tab has its own token instead of a byte's, and a run of spaces is an added
+  // token beside the merges that make it.
+  Json gemma = bpe_to_json(sentencepiece(SpaceBefore::none));
+  Json& vocabulary = gemma["model"]["vocab"];
+  const Json tab = vocabulary["<0x09>"], two = vocabulary["\u2581\u2581"];
+  REQUIRE(two.is_number());
+  vocabulary.erase("<0x09>");
+  vocabulary["\t"] = tab;
+  gemma["added_tokens"].push_back(
+      {{"id", two}, {"content", "\u2581\u2581"}, {"special", false}, {"normalized", false}});
+  const BPE as_gemma(bpe_from_json(gemma, "t.json"), "t.json");
+  CHECK(encoded(as_gemma, "a  b\tab") == encoded(none, "a  b\tab"));
+  CHECK(encoded(as_gemma, "a  b\tab").first == "a|__|b|<0x09>|ab");
+
   const Json json = bpe_to_json(sentencepiece(SpaceBefore::each));
   const auto refused = [&](const std::function<void(Json&)>& change, const std::string& said) {
     Json changed = json;

@@ -329,6 +329,16 @@ TEST_CASE("a sweep lists a point that ends without a finite loss as diverged", "
   }
 }
 
+TEST_CASE("a sweep counts the steps of each of its points", "[sweeps]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const Finished r =
+      lathe_in(f, {"sweep", "tiny.toml", "--train.steps=4,2", "--train.eval_interval=2"});
+  INFO(r.out << r.err);
+  CHECK(r.code == 0);
+  CHECK_THAT(r.out, ContainsSubstring("steps     6 in total"));
+}
+
 TEST_CASE("a sweep trains its points to the end where the config stops single runs", "[sweeps]") {
   const TempFolder f;
   make_tiny_run(f.path());

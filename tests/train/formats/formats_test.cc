@@ -157,6 +157,18 @@ TEST_CASE("an export or import that was interrupted or killed leaves nothing tha
   }
 }
 
+TEST_CASE("a symbolic link is refused as a new folder before any work", "[formats]") {
+  const TempFolder f;
+  fs::create_directory(f / "there");
+  for (const char* target : {"there", "missing"}) {
+    fs::create_symlink(target, f / "link");
+    CHECK_THAT(error_of([&] { const NewFolder out(f / "link"); }),
+               ContainsSubstring("link is a symbolic link"));
+    CHECK(fs::is_empty(f / "there"));
+    fs::remove(f / "link");
+  }
+}
+
 TEST_CASE("a run may be imported to a path that is not UTF-8", "[formats]") {
   const TempFolder f;
   export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});

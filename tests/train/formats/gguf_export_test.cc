@@ -158,6 +158,21 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("GGUF has what llama.cpp needs without a tokenizer, and an end of texts",
+          "[gguf_export]") {
+  const TempFolder f;
+  const auto exported = [&](const Tokenizer& tokenizer, int64_t vocabulary) {
+    for (const char* name : {"run", "gguf"}) fs::remove_all(f / name);
+    const Values values = with(gpt, "vocab_size", vocabulary);
+    export_gguf({.run = make_run(f, "run", "gpt", values, tokenizer), .out = f / "gguf"});
+    return GGUFReader(f / "gguf" / "model.gguf").metadata;
+  };
+  CHECK(exported(Tokenizer::byte(), 256)["gpt2.vocab_size"] == 256);
+  // Without a key, llama.cpp takes token 11 for the end.
+  const Json chat = exported(byte_tokenizer_with({"<|im_start|>", "<|im_end|>"}), 258);
+  CHECK(chat["tokenizer.ggml.eos_token_id"] == 257);
+}
+
 TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their merges",
           "[gguf_export]") {
   const TempFolder f;

@@ -106,16 +106,6 @@ TEST_CASE("a pause after an evaluation that was cut short keeps the evaluation",
   CHECK(difference(folder / "reference", folder / "run") == "");
 }
 
-/// Rewrites a checkpoint's manifest after a file was changed on purpose.
-void seal(const fs::path& checkpoint) {
-  Json manifest = parse_json(slurp(checkpoint / "manifest.json"), "manifest", Exit::internal);
-  for (auto& [name, entry] : manifest["files"].items()) {
-    entry = {{"bytes", fs::file_size(checkpoint / name)},
-             {"xxh3", file_checksum(checkpoint / name)}};
-  }
-  write_file(checkpoint / "manifest.json", manifest.dump());
-}
-
 TEST_CASE("the comparison notices a resume that is wrong", "[kill_points]") {
   Trials trials;
   const auto& folder = trials.folder();
@@ -140,7 +130,7 @@ TEST_CASE("the comparison notices a resume that is wrong", "[kill_points]") {
     write_safetensors(zeroed / "zeroed", entries);
   }
   fs::rename(zeroed / "zeroed", zeroed / "optimizer.safetensors");
-  seal(zeroed);
+  seal_checkpoint(zeroed);
   CHECK(trials.start("zeroed", {}).code == 0);
   CHECK(difference(folder / "reference", folder / "zeroed") != "");
 
@@ -152,7 +142,7 @@ TEST_CASE("the comparison notices a resume that is wrong", "[kill_points]") {
   Json state = parse_json(slurp(uncut / "state.json"), "state", Exit::internal);
   state["metrics_bytes"] = fs::file_size(folder / "uncut/metrics.jsonl");
   write_file(uncut / "state.json", state.dump());
-  seal(uncut);
+  seal_checkpoint(uncut);
   CHECK(trials.start("uncut", {}).code == 0);
   CHECK_THAT(difference(folder / "reference", folder / "uncut"), ContainsSubstring("metrics line"));
 }

@@ -205,6 +205,7 @@ TEST_CASE("addresses of this machine, names in Host, and keys", "[serve_request]
     CHECK(!is_loopback(host));
   CHECK(name_of_host("localhost:80") == "localhost");
   CHECK(name_of_host("localhost") == "localhost");
+  CHECK(name_of_host("LocalHost:80") == "localhost");
   CHECK(name_of_host("[::1]:80") == "::1");
   CHECK(name_of_host("[::1]") == "::1");
   CHECK(name_of_host("").empty());

@@ -281,6 +281,20 @@ TEST_CASE("weights that are not finite are never saved", "[resume]") {
                                ContainsSubstring("intact: step-00000002"));
 }
 
+TEST_CASE("weights beyond the range of checkpoint.dtype are named", "[resume]") {
+  const Runs r;
+  for (const auto& [dtype, lr] : {std::pair{"fp16", "1e6"}, {"bf16", "1e6"}, {"fp16", "1e-3"}}) {
+    INFO(dtype << " " << lr);
+    fs::remove_all(r / "runs/tiny");
+    const Finished done =
+        r.train({"--train.steps=1", "--train.eval_interval=0", "--schedule.kind=constant",
+                 str("--optim.lr=", lr), str("--checkpoint.dtype=", dtype)});
+    CHECK(done.code == 0);
+    const bool exceeds = std::string(dtype) == "fp16" && std::string(lr) == "1e6";
+    CHECK((done.err.find("beyond the range of float16") != std::string::npos) == exceeds);
+  }
+}
+
 TEST_CASE("lost metrics do not stop a run, a folder taken away does", "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=4", "--checkpoint.interval=2"}).code == 0);

@@ -337,6 +337,14 @@ TEST_CASE(
   for (size_t at = 0; (at = two.find("\n----\n", at)) != std::string::npos; ++at) ++cuts;
   CHECK(cuts >= 3);
   CHECK_THAT(two, ContainsSubstring("\n----\nand the"));
+  // A byte order mark is no part of a text.
+  test::write_file(f / "a.txt", test::sample_text(300));
+  test::write_file(f / "b.txt", "\xEF\xBB\xBF" + test::sample_text(300));
+  const auto loss = [&](const char* file) {
+    return parse_json(run({"eval", "run", file}).out, "", Exit::internal)["perplexity"];
+  };
+  CHECK(loss("a.txt") == loss("b.txt"));
+
   // The tokens of a stop text are left out, as its bytes are. A token is a byte.
   const std::string until = out({"--prompt=the ", "--stop=" + stop, "--logprobs=true"});
   CHECK(std::count(until.begin(), until.end(), '\n') ==

@@ -126,6 +126,9 @@ TEST_CASE("an evaluation's details are their definitions", "[tasks]") {
     mean_r2 += r2 / 2;
   }
   CHECK(errors["r2"].get<double>() == Approx(mean_r2));
+  // Equal targets have none, though sums of 0.1 are rounded.
+  const at::Tensor equal = torch::full({50, 2}, 0.1);
+  CHECK(details_of("regression", {said, equal}, facts)["outputs"][0]["r2"] == json_number(NAN));
 }
 
 TEST_CASE("lathe eval prints tables of classes and outputs", "[tasks]") {
