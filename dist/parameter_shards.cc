@@ -1,5 +1,6 @@
 #include "dist/parameter_shards.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>

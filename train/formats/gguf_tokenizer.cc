@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/io/log.h"
 #include "core/io/text.h"
 
 namespace lathe {
@@ -263,7 +264,7 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
     log_warn(
         "the tokenizer has no token that ends texts, and llama.cpp takes its token 11 for one, ",
         "\"", printable_line(std::ssize(tokens) > 11 ? tokens[11] : ""),
-        "\"; it stops there unless it is told to ignore ends of texts (--ignore-eos)");
+        "\"; it stops there, except with its option --ignore-eos");
   }
   for (const auto& [key, id] : {std::pair("bos", marks.begin),
                                 {"eos", marks.end},

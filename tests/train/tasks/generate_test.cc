@@ -337,7 +337,7 @@ TEST_CASE(
   for (size_t at = 0; (at = two.find("\n----\n", at)) != std::string::npos; ++at) ++cuts;
   CHECK(cuts >= 3);
   CHECK_THAT(two, ContainsSubstring("\n----\nand the"));
-  // A byte order mark is no part of a text.
+  // A byte order mark does not belong to a text.
   test::write_file(f / "a.txt", test::sample_text(300));
   test::write_file(f / "b.txt", "\xEF\xBB\xBF" + test::sample_text(300));
   const auto loss = [&](const char* file) {
