@@ -22,8 +22,9 @@ TEST_CASE("a row whose result or gradient is wrong by a hundredth is caught", "[
     for (const Input& in : row.inputs) x.push_back(at::ones(in.shape, at::kDouble) * in.high);
     if (row.oracle(x).numel() == 0) continue;
     ++tried;
+    // -1.37, which no op rounds to, is the only value that stays right.
     row.oracle = [right = row.oracle](const std::vector<at::Tensor>& v) {
-      return right(v) * 1.01 + 0.01;
+      return right(v) * 1.01 + 0.0137;
     };
     CHECK(!check_op(row).empty());
   }
