@@ -40,11 +40,7 @@ void add_data_kind(DataKind kind) {
 }
 
 std::unique_ptr<Data> open_data(const DataConfig& config) {
-  const auto manifest = read_manifest_json(config.dir);
-  std::string name = "tokens";
-  if (manifest && manifest->contains("kind"))
-    name = json_get<std::string>(*manifest, "kind",
-                                 (fs::path(config.dir) / "manifest.json").string(), Exit::data);
+  const std::string name = kind_of_data(config.dir);
   for (const DataKind& kind : table()) {
     if (kind.name == name) return kind.open(config);
   }

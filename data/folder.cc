@@ -42,6 +42,12 @@ void check_manifest_checksum(const Json& json, const std::string& where) {
   }
 }
 
+std::string kind_of_data(const fs::path& folder) {
+  const auto manifest = read_manifest_json(folder);
+  if (!manifest || !manifest->contains("kind")) return "tokens";
+  return json_get<std::string>(*manifest, "kind", (folder / "manifest.json").string(), Exit::data);
+}
+
 std::string manifest_file(const Json& json, const char* key, const std::string& where) {
   const auto name = json_get<std::string>(json, key, where, Exit::data);
   if (name.empty() || name.find_first_of(std::string_view("/\0", 2)) != std::string::npos)

@@ -23,6 +23,9 @@ std::optional<Json> read_manifest_json(const fs::path& folder,
 /// Throws Exit::data where a manifest was changed after it was written. A manifest of an earlier
 /// build, without a checksum, passes.
 void check_manifest_checksum(const Json& json, const std::string& where);
+/// Returns the kind of the data in a folder, by its manifest; "tokens" without one, or if it names
+/// none.
+std::string kind_of_data(const fs::path& folder);
 /// Returns json[key], a file name within the manifest's folder. Throws Exit::data for any other
 /// value.
 std::string manifest_file(const Json& json, const char* key, const std::string& where);

@@ -155,6 +155,7 @@ void each_task(const LstmShape& s, const PackedFactor& factor, int64_t k, Elemen
       [&] { release_gemm(factor.type()); });
 }
 
+/// As lstm_forward().
 void forward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gates, Matrix states,
                       float* cells) {
   const int64_t block = rows_of_task(s);
@@ -164,7 +165,7 @@ void forward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gat
   left.set_rows(at(states, s.first() * s.batch), 0, s.batch);
 
   for (int64_t i = 0; i < s.steps; ++i) {
-    const int64_t t = s.reverse ? s.steps - 1 - i : i;
+    const int64_t t = s.step(i);
     const int64_t before = s.before(t) * s.batch, after = s.after(t) * s.batch, here = t * s.batch;
 
     factor.multiply_in_blocks(
@@ -194,10 +195,9 @@ void backward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix ga
   const c10::DataPtr up_memory =
       c10::GetCPUAllocator()->allocate(static_cast<size_t>(s.batch * s.h * bytes_of(type)));
   const Matrix up{up_memory.get(), s.h, type};  // the gradient of a hidden state
-  const auto step = [&](int64_t i) { return s.reverse ? i : s.steps - 1 - i; };
 
   for (int64_t i = 0; i < s.steps; ++i) {
-    const int64_t t = step(i), here = t * s.batch;
+    const int64_t t = s.step(s.steps - 1 - i), here = t * s.batch;
     const int64_t before = s.before(t) * s.batch, after = s.after(t) * s.batch;
 
     parallel_for(0, s.batch, 1, [&](int64_t row, int64_t end) {
@@ -213,7 +213,7 @@ void backward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix ga
     // The gradient of the hidden state before: that of the result, and through these gates.
     Epilogue sum{.out = i + 1 < s.steps ? up : dh0};
     if (i + 1 < s.steps && dy.data != nullptr)
-      sum.residual = {dy.at(step(i + 1) * s.batch, 0), s.h, type};
+      sum.residual = {dy.at(s.step(s.steps - 2 - i) * s.batch, 0), s.h, type};
     factor.multiply_in_blocks(
         left.of({dgates.at(here, 0), 4 * s.h, type}), s.batch, block, scratch,
         [&](const float* product, int64_t row, int64_t rows, int64_t column, int64_t columns) {
@@ -232,7 +232,7 @@ void lstm_forward(const LstmShape& s, Matrix weight, void* gates, void* hidden, 
 
   each_task(s, factor, s.h, type, [&](int64_t row, int64_t rows, const Working& w) {
     for (int64_t i = 0; i < s.steps; ++i) {
-      const int64_t t = s.reverse ? s.steps - 1 - i : i;
+      const int64_t t = s.step(i);
       const int64_t before = s.before(t) * s.batch + row, after = s.after(t) * s.batch + row;
       const int64_t here = t * s.batch + row;
 
@@ -261,7 +261,7 @@ void lstm_backward(const LstmShape& s, Matrix weight, const void* gates, const f
     float* const dcell = dc0 + row * s.h;
 
     for (int64_t i = 0; i < s.steps; ++i) {
-      const int64_t t = s.reverse ? i : s.steps - 1 - i;
+      const int64_t t = s.step(s.steps - 1 - i);
       const int64_t before = s.before(t) * s.batch + row, after = s.after(t) * s.batch + row;
       const int64_t here = t * s.batch + row;
 

@@ -19,6 +19,8 @@ struct LstmShape {
   int64_t steps = 0, batch = 0, h = 0;
   bool reverse = false;
 
+  /// Returns the step that is the i-th in the order of the recurrence.
+  int64_t step(int64_t i) const { return reverse ? steps - 1 - i : i; }
   /// Return the positions of the states before and after step t.
   int64_t before(int64_t t) const { return reverse ? t + 1 : t; }
   int64_t after(int64_t t) const { return reverse ? t : t + 1; }

@@ -18,8 +18,7 @@ void refuse_number(std::string_view cell, const std::string& where, bool prepare
     if (prepares)
       remedy =
           "repair it (an empty cell is a missing number, which --missing handles), leave the "
-          "column "
-          "out with --drop, or make categories of the column with --category";
+          "column out with --drop, or make categories of the column with --category";
     if (comma) remedy = "write it with a decimal point and no other separator";
     fail(Exit::data, where, " is ", quoted(cell), ", which is not a number; ", remedy);
   }
@@ -36,7 +35,7 @@ RowEncoder::RowEncoder(const TableFormat& format, std::vector<size_t> places)
   }
 }
 
-bool RowEncoder::encode(const std::vector<std::string_view>& fields, bool prepares,
+void RowEncoder::encode(const std::vector<std::string_view>& fields, bool prepares,
                         const std::function<std::string(size_t column)>& where,
                         std::vector<double>& inputs) const {
   const std::string& missing = format_.missing;
@@ -46,7 +45,6 @@ bool RowEncoder::encode(const std::vector<std::string_view>& fields, bool prepar
     if (column.role != ColumnRole::input) continue;
     const std::string_view cell = fields[places_[c]];
     if (cell.empty() && !fills) {
-      if (prepares && missing == "drop") return false;
       fail(Exit::data, where(c), " is empty; fill it in, ",
            prepares ? "leave the line out, or give --missing mean, median or drop"
                     : "or leave the line out");
@@ -67,7 +65,6 @@ bool RowEncoder::encode(const std::vector<std::string_view>& fields, bool prepar
     inputs.resize(inputs.size() + values_[c].size());
     (inputs.end() - std::ssize(values_[c]))[static_cast<int64_t>(found->second)] = 1;
   }
-  return true;
 }
 
 }  // namespace lathe

@@ -18,11 +18,10 @@ class RowEncoder {
   /// object.
   RowEncoder(const TableFormat& format, std::vector<size_t> places);
   /// Appends the inputs of a row to `inputs`. If empty cells are to be filled, an empty cell of a
-  /// numeric column becomes the column's fill, or NaN if the fill is not known yet. Returns false
-  /// if the row must be dropped: it has an empty cell, the format drops such rows, and `prepares`
-  /// is true. Throws Exit::data for a cell that can't be encoded; the message begins with
-  /// `where(column)`. `prepares` is true while a data set is being prepared.
-  bool encode(const std::vector<std::string_view>& fields, bool prepares,
+  /// numeric column becomes the column's fill, or NaN if the fill is not known yet. Throws
+  /// Exit::data for a cell that can't be encoded; the message begins with `where(column)`.
+  /// `prepares` is true while a data set is being prepared.
+  void encode(const std::vector<std::string_view>& fields, bool prepares,
               const std::function<std::string(size_t column)>& where,
               std::vector<double>& inputs) const;
 

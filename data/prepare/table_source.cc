@@ -249,14 +249,13 @@ void TableSource::each(ProgressReporter& meter, const std::function<void(const R
   std::vector<double> inputs;
   skipped_ = 0;
   each_row(meter, [&](const auto& fields) {
-    inputs.clear();
-    const bool complete =
-        !is_left_out(fields) &&
-        encoder.encode(fields, /*prepares=*/true, [&](size_t c) { return position(c); }, inputs);
-    if (complete)
-      give(inputs, fields[layout_.target], f);
-    else
+    if (is_left_out(fields)) {
       ++skipped_;
+      return;
+    }
+    inputs.clear();
+    encoder.encode(fields, /*prepares=*/true, [&](size_t c) { return position(c); }, inputs);
+    give(inputs, fields[layout_.target], f);
   });
 }
 

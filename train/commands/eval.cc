@@ -204,8 +204,7 @@ void set_other_data(DataConfig& config) {
   config.mix.clear();
   config.folds = config.fold = 0;
 
-  const auto manifest = read_manifest_json(config.dir);
-  const std::string kind = manifest ? manifest->value("kind", "tokens") : "tokens";
+  const std::string kind = kind_of_data(config.dir);
   if (kind != "tokens" && config.packing == "examples")
     config.packing = initial.packing, config.document_end = initial.document_end;
   if (kind == "preferences")

@@ -136,9 +136,7 @@ void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptio
 TrainConfig check_points(SweepPlan& plan, const SweepOptions& o) {
   TrainConfig last;
   for (size_t i = 0; i < plan.points.size(); ++i) {
-    Overrides all = plan.fixed;
-    all.insert(all.end(), plan.points[i].begin(), plan.points[i].end());
-    LoadedConfig loaded = load_config(plan.config, all);
+    LoadedConfig loaded = load_config(plan.config, plan.keys_of(i));
     const TrainConfig c = loaded.config.train;
     if (c.eval_interval == 0)
       fail(Exit::usage, "a sweep compares validation losses, and train.eval_interval is 0; set it");

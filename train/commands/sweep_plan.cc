@@ -57,6 +57,12 @@ Overrides combination(const std::vector<Axis>& axes, int64_t index) {
 
 }  // namespace
 
+Overrides SweepPlan::keys_of(size_t point) const {
+  Overrides all = fixed;
+  all.insert(all.end(), points.at(point).begin(), points.at(point).end());
+  return all;
+}
+
 Axis read_axis(const std::string& key, const std::string& text, const std::string& where) {
   Axis axis{.key = key, .values = {}};
 

@@ -33,6 +33,9 @@ struct SweepPlan {
       rungs;          ///< steps at which points are compared; the last is the end of the run
   int64_t eta = 3;    ///< one of so many continues to the next rung
   int64_t steps = 0;  ///< of all points together, if each trains to its end
+
+  /// Returns all keys of a point, with those that are the same in every point.
+  Overrides keys_of(size_t point) const;
 };
 
 /// Returns every combination, the last axis fastest. With `samples` > 0, draws that many points by

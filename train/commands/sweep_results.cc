@@ -98,9 +98,7 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
   RunConfig config = saved_config(read_state(checkpoint), checkpoint);
   // New runs start from this config, so it has neither the folder of the point nor what the sweep
   // set for its runs.
-  Overrides all = plan.fixed;
-  all.insert(all.end(), plan.points[best->point].begin(), plan.points[best->point].end());
-  const TrainConfig given = load_config(plan.config, all).config.train;
+  const TrainConfig given = load_config(plan.config, plan.keys_of(best->point)).config.train;
   config.train.out_dir.clear();
   config.train.pause_at = 0;
   config.train.threads = given.threads;

@@ -265,9 +265,7 @@ class Sweep {
   /// Returns the config of a point and its keys, as words of a command line.
   std::vector<std::string> run_words(size_t i) const {
     std::vector<std::string> words{plan_.config};
-    for (const Overrides* set : {&plan_.fixed, &plan_.points[i]}) {
-      for (const auto& [key, value] : *set) words.push_back("--" + key + "=" + value);
-    }
+    for (const auto& [key, value] : plan_.keys_of(i)) words.push_back("--" + key + "=" + value);
     if (threads_ > 0) words.push_back("--train.threads=" + std::to_string(threads_));
     return words;
   }

@@ -90,8 +90,7 @@ struct TrainConfig {
       std::string, init_from, "",
       "Run, checkpoint or Hugging Face folder whose weights a new run starts from. It sets all "
       "keys of [model] but dropout. A resumed run needs it only for the task dpo, whose reference "
-      "it "
-      "is. Empty: random weights.",
+      "it is. Empty: random weights.",
       anything().fixed())
   LATHE_FIELD(std::string, device, "auto",
               "Device. auto: cuda if a usable GPU is present, else cpu.",
