@@ -8,6 +8,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
 #include "tests/support/process.h"
+#include "tests/train/analysis/resident.h"
 #include "train/analysis/fit.h"
 
 namespace {
@@ -97,14 +98,7 @@ TEST_CASE("--fit does without the copies that bfloat16 keeps of the weights", "[
       {"data.dir", (f / "data").string()}, {"model.n_layer", "8"},    {"model.n_embd", "256"},
       {"model.block_size", "8"},           {"train.batch_size", "1"}, {"train.grad_accum", "1"},
       {"model.vocab_size", "4000"},        {"amp.dtype", "bf16"}};
-  const auto needs = [&](const Overrides& more) {
-    Overrides all = given;
-    for (const auto& key : more) {
-      std::erase_if(all, [&](const auto& k) { return k.first == key.first; });
-      all.push_back(key);
-    }
-    return dry_step(load_config(path, all)).resident();
-  };
+  const auto needs = [&](const Overrides& more) { return resident_with(path, given, more); };
   const std::pair<std::string, std::string> blocks{"memory.recompute", "blocks"},
       root{"memory.recompute", "sqrt"}, small{"optim.kind", "adamw8bit"};
 

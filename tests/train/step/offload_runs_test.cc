@@ -6,6 +6,7 @@
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
+#include "tests/train/analysis/resident.h"
 #include "tests/train/loop/trials.h"
 #include "train/analysis/fit.h"
 #include "train/store/checkpoint.h"
@@ -332,12 +333,7 @@ TEST_CASE("--fit proposes state on the disk last", "[offload_runs]") {
       {"data.dir", (f / "data").string()}, {"model.n_layer", "4"},    {"model.n_embd", "256"},
       {"model.block_size", "8"},           {"train.batch_size", "1"}, {"train.grad_accum", "1"}};
   const auto needs = [&](const Overrides& more) {
-    Overrides all = given;
-    for (const auto& key : more) {
-      std::erase_if(all, [&](const auto& k) { return k.first == key.first; });
-      all.push_back(key);
-    }
-    return dry_step(load_config(path, all)).resident();
+    return lathe::test::resident_with(path, given, more);
   };
   const std::pair<std::string, std::string> small{"optim.kind", "adamw8bit"},
       during{"memory.update_in_backward", "true"}, disk{"memory.offload", "optimizer"};

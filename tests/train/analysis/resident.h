@@ -1,0 +1,21 @@
+// What a dry run forecasts for variants of a config.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "train/analysis/dry_step.h"
+
+namespace lathe::test {
+
+/// Returns the resident bytes of a config with these keys, with those of `more` added or in their
+/// place.
+inline int64_t resident_with(const std::string& path, Overrides keys, const Overrides& more) {
+  for (const auto& key : more) {
+    std::erase_if(keys, [&](const auto& k) { return k.first == key.first; });
+    keys.push_back(key);
+  }
+  return dry_step(load_config(path, keys)).resident();
+}
+
+}  // namespace lathe::test
