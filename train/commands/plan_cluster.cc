@@ -14,6 +14,8 @@
 #include "train/commands/table.h"
 #include "train/session/session.h"
 #include "train/simulate/search.h"
+#include "train/tasks/task.h"
+#include "train/transforms/adapters.h"
 #include "train/transforms/tensor_parallel.h"
 
 namespace lathe {
@@ -28,6 +30,8 @@ struct ClusterPlan {
   int64_t steps = 0;
   double price = 0;  ///< of a GPU for an hour; 0: not given
   bool has_layout = false;
+  std::vector<std::string>
+      left_out{};  ///< sentences on keys of the config that change nothing here
   LayoutSearch found{};
 
   double gpu_hours(const StepEstimate& e) const {
@@ -51,6 +55,8 @@ TransformerShape shape_of(const GPTConfig& c) {
 }
 
 TransformerShape shape_of(const LlamaConfig& c) {
+  double windowed = 0;
+  for (int64_t i = 0; i < c.n_layer; ++i) windowed += c.has_window(i) ? 1 : 0;
   return {.layers = c.n_layer,
           .width = c.n_embd,
           .heads = c.n_head,
@@ -59,6 +65,8 @@ TransformerShape shape_of(const LlamaConfig& c) {
           .hidden = c.hidden(),
           .vocab = c.vocab_size,
           .sequence = c.block_size,
+          .window = c.sliding_window,
+          .windowed = windowed / static_cast<double>(c.n_layer),
           .gated = true,
           .tied = c.tie_weights,
           .learned_positions = false,
@@ -110,11 +118,28 @@ StepWorkload step_of(LoadedConfig& loaded) {
   step.shape.sequence = batch_sizes(c).block_size;
   step.global_batch = c.train.batch_size * c.train.grad_accum;
   step.dtype = dtype_of(c.amp);
+  step.master = c.amp.master;
   set_optimizer(step, c.optim);
   for (const LayerCut& rule : layer_cuts_of(c)) {
     if (rule.units > 0) step.tensor_units.emplace_back(rule.units, rule.unit);
   }
   return step;
+}
+
+/// Returns a sentence for each thing that the config asks for and the simulator does not know.
+std::vector<std::string> left_out_of(const RunConfig& c) {
+  std::vector<std::string> notes;
+  if (adapters_of(c).rank > 0) {
+    notes.push_back(
+        "adapters.rank is not simulated: the plan is for training all parameters, which takes more "
+        "memory and time");
+  }
+  const Task* task = find_task(c.train.task);
+  if (task != nullptr && !task->frozen_key(c).empty()) {
+    notes.push_back(str("the frozen model of the task ", task->name(),
+                        " is not simulated: its memory and its forward pass come on top"));
+  }
+  return notes;
 }
 
 ClusterModel cluster_of(const Arguments& a) {
@@ -212,12 +237,14 @@ std::string layout_text(const ClusterPlan& p, const RatedLayout& r) {
 
 std::string head_text(const ClusterPlan& p) {
   const ClusterModel& c = p.cluster;
+  std::string notes;
+  for (const std::string& note : p.left_out) notes += "note: " + note + "\n";
   return str("on ", c.gpus(), " x ", printable_line(c.gpu.name), " (", quantity(c.nodes, "node"),
              " of ", c.gpus_per_node, ", ", printable_line(c.link.name),
              " for each GPU, software \"", printable_line(c.software.name),
              "\"), simulated; nothing was measured\n", count_text(p.step.shape.parameters()),
              " parameters, ", p.step.global_batch, " sequences of ", p.step.shape.sequence,
-             " tokens in a step\n");
+             " tokens in a step\n", notes);
 }
 
 std::string search_text(const ClusterPlan& p) {
@@ -300,6 +327,7 @@ Json json_of(const ClusterPlan& p) {
             {"card", p.cluster.gpu.name},
             {"params", p.step.shape.parameters()},
             {"flops_per_token", p.step.shape.flops_per_token()},
+            {"notes", p.left_out},
             {"tried", p.found.tried}};
   for (const auto& [name, list] :
        {std::pair{"fastest", &p.found.fastest}, std::pair{"too_large", &p.found.too_large}}) {
@@ -351,6 +379,7 @@ Exit plan_cluster(const Arguments& a, LoadedConfig loaded) {
   }
   plan.step = step_of(loaded);
   plan.steps = loaded.config.train.steps;
+  plan.left_out = left_out_of(loaded.config);
 
   if (plan.has_layout && !request.shard) {
     const std::string& shard = loaded.config.dist.shard;

@@ -118,8 +118,11 @@ LayerTimes StepSimulator::layer() {
 
   const double sequences = as_double(layout_.micro_batch),
                heads = as_double(shape_.heads) / tensor_;
-  t.attention = {kernels_.attention(shape_, sequences, heads, as_double(layout_.context), false),
-                 kernels_.attention(shape_, sequences, heads, as_double(layout_.context), true)};
+  const auto attention = [&](bool backward) {
+    return kernels_.attention(shape_, sequences, heads, as_double(layout_.context), step_.dtype,
+                              backward);
+  };
+  t.attention = {attention(false), attention(true)};
   t.elementwise = elementwise();
   add_tensor_exchange(t);
   add_context_exchange(t);
@@ -249,10 +252,10 @@ void StepSimulator::add_optimizer(double own) {
   const double g = cluster_.software.gradient_bytes;
   const double share = layout_.shard >= 1 ? as_double(layout_.data * layout_.context) : 1;
 
-  // The norm of the gradients, then the update: gradient, fp32 parameter, state, weight.
-  const double weight = step_.has_master() ? e_ : 0;
-  out_.optimizer =
-      kernels_.traffic(own / share * (2 * g + 8 + 2 * step_.state_bytes + weight), 100);
+  // The norm of the gradients, then the update: it reads and writes the master or the weight
+  // itself, and the state, and writes the weight of a master.
+  const double weight = step_.has_master() ? 2 * 4 + e_ : 2 * e_;
+  out_.optimizer = kernels_.traffic(own / share * (2 * g + weight + 2 * step_.state_bytes), 100);
 }
 
 void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head,

@@ -56,9 +56,11 @@ double KernelModel::traffic(double bytes, double kernels) const {
 }
 
 double KernelModel::attention(const TransformerShape& s, double sequences, double heads,
-                              double context, bool backward) const {
+                              double context, MatmulDtype dtype, bool backward) const {
+  if (dtype == MatmulDtype::fp8) dtype = MatmulDtype::bf16;
   const double matrices = sequences * heads;
-  if (software.attention == "unfused") return unfused_attention(s, matrices, context, backward);
+  if (software.attention == "unfused")
+    return unfused_attention(s, matrices, context, dtype, backward);
 
   const auto tokens = static_cast<double>(s.sequence), d = static_cast<double>(s.head_width);
   const bool is_native = software.attention == "flash3";
@@ -69,29 +71,31 @@ double KernelModel::attention(const TransformerShape& s, double sequences, doubl
   // Kernels for the GPU's own instructions are never slower than the portable ones.
   const double native = is_native ? 1.0 : gpu.portable_share;
   const double heads_of_128 = (128 + constants.attention_head_ramp) / 128;
-  const double rate = gpu.bf16_tflops * 1e12 * share * native * heads_of_128 * d /
+  const double rate = peak(dtype) * share * native * heads_of_128 * d /
                       (d + constants.attention_head_ramp) * tokens /
                       (tokens + constants.attention_ramp);
 
-  // Causal: half of 4 T^2 D; backward has five products in place of two (Dao 2023).
-  const double forward_flops = 2 * matrices * tokens * tokens * d / context;
+  // Two products of D multiplications for each pair; backward has five of them (Dao 2023).
+  const double forward_flops = 4 * matrices * s.attended_pairs() * d / context;
   const double flops =
       backward ? 2.5 * forward_flops / constants.attention_backward_share : forward_flops;
   return flops / rate + constants.kernel_us * 1e-6;
 }
 
 double KernelModel::unfused_attention(const TransformerShape& s, double matrices, double context,
-                                      bool backward) const {
+                                      MatmulDtype dtype, bool backward) const {
   const auto tokens = static_cast<double>(s.sequence), d = static_cast<double>(s.head_width);
   const double rows = tokens / context;
   const double scores = matrices * rows * tokens;
 
   // Q K^T and P V over the complete mask; each has two products in the backward pass.
-  const double products = matmul(rows, tokens, d, MatmulDtype::bf16, matrices) +
-                          matmul(rows, d, tokens, MatmulDtype::bf16, matrices);
+  const double products =
+      matmul(rows, tokens, d, dtype, matrices) + matmul(rows, d, tokens, dtype, matrices);
 
-  // A score has 2 bytes: the softmax reads and writes it, dropout reads, writes and keeps a mask.
-  const double softmax = traffic(scores * (software.dropout ? 9 : 4), software.dropout ? 2 : 1);
+  // The softmax reads and writes each score. Dropout reads it, writes it and keeps a mask.
+  const double e = dtype == MatmulDtype::bf16 ? 2 : 4;
+  const double softmax =
+      traffic(scores * (software.dropout ? 4 * e + 1 : 2 * e), software.dropout ? 2 : 1);
   return backward ? 2 * products + softmax * 1.3 : products + softmax;
 }
 

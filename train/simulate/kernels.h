@@ -29,13 +29,14 @@ struct KernelModel {
 
   /// Returns the time of attention over `sequences` sequences with `heads` heads each, of which the
   /// GPU computes 1 / `context`: of the forward pass, or of the backward pass, in which flash
-  /// kernels compute the scores again.
+  /// kernels compute the scores again. Models in fp8 compute it in bf16. Flash kernels skip the
+  /// keys outside a window.
   double attention(const TransformerShape& shape, double sequences, double heads, double context,
-                   bool backward) const;
+                   MatmulDtype dtype, bool backward) const;
 
  private:
   double unfused_attention(const TransformerShape& shape, double matrices, double context,
-                           bool backward) const;
+                           MatmulDtype dtype, bool backward) const;
 };
 
 }  // namespace lathe

@@ -1,5 +1,7 @@
 #include "train/simulate/shape.h"
 
+#include <algorithm>
+
 namespace lathe {
 
 double TransformerShape::layer_matrices() const {
@@ -22,11 +24,18 @@ double TransformerShape::parameters() const {
          (learned_positions ? as_double(sequence) * c : 0) + (bias ? 2 : 1) * c;
 }
 
+double TransformerShape::attended_pairs() const {
+  const auto t = as_double(sequence), w = as_double(window);
+  const double causal = t * t / 2, in_window = w < t ? w * (t - w / 2) : causal;
+  return windowed * in_window + (1 - windowed) * causal;
+}
+
 double TransformerShape::flops_per_token() const {
   const auto l = as_double(layers), t = as_double(sequence);
+  const double keys = windowed * std::min(as_double(window), t) + (1 - windowed) * t;
   const auto matmul = parameters() - (tied ? 0 : as_double(vocab) * as_double(width)) -
                       (learned_positions ? t * as_double(width) : 0);
-  return 6 * matmul + 12 * l * as_double(heads * head_width) * t;
+  return 6 * matmul + 12 * l * as_double(heads * head_width) * keys;
 }
 
 }  // namespace lathe

@@ -20,8 +20,10 @@ struct TransformerShape {
   int64_t layers = 1, width = 1, heads = 1, kv_heads = 1, head_width = 1;
   int64_t hidden = 1;  ///< units of the feed-forward part
   int64_t vocab = 1, sequence = 1;
-  bool gated = false;              ///< three matrices in the feed-forward part, as SwiGLU
-  bool tied = true;                ///< the head shares the embedding's weight
+  int64_t window = 0;   ///< tokens that a query attends to in windowed layers; 0: no such layers
+  double windowed = 0;  ///< share of the layers that have the window
+  bool gated = false;   ///< three matrices in the feed-forward part, as SwiGLU
+  bool tied = true;     ///< the head shares the embedding's weight
   bool learned_positions = false;  ///< an embedding of positions
   bool bias = false;               ///< biases in linear layers and norms
 
@@ -31,8 +33,12 @@ struct TransformerShape {
   double layer_parameters() const;
   /// Returns all parameters of the model.
   double parameters() const;
+  /// Returns the pairs of a query and a key in a sequence that a causal kernel computes, the mean
+  /// of the layers: half of T^2, or W (T - W / 2) for a window W below T.
+  double attended_pairs() const;
   /// Returns the FLOPs of a token in training: 6 N + 12 L (heads x head_width) T, with N the
-  /// parameters in matrix products, as GPT::flops_per_unit. Chowdhery et al. 2022, appendix B.
+  /// parameters in matrix products, as GPT::flops_per_unit. Chowdhery et al. 2022, appendix B. For
+  /// layers with a window, its size replaces T.
   double flops_per_token() const;
 };
 
@@ -43,6 +49,7 @@ struct StepWorkload {
   MatmulDtype dtype = MatmulDtype::bf16;
   /// Bytes of optimizer state for a parameter beside its fp32 master: 8 for Adam's two moments.
   double state_bytes = 8;
+  bool master = true;  ///< weights in 2 bytes have an fp32 master
   // What Lathe needs for tensor parallelism; the simulation does not depend on it.
   bool updates_parts = true;  ///< the optimizer can update a part of a matrix on its own
   /// Numbers that the tensor ranks must divide, each with what it counts, such as "heads".
@@ -57,7 +64,7 @@ struct StepWorkload {
     return dtype == MatmulDtype::fp32 || dtype == MatmulDtype::tf32 ? 4 : 2;
   }
   /// Returns whether parameters have an fp32 master beside the weight that is used.
-  bool has_master() const { return element_bytes() < 4; }
+  bool has_master() const { return master && element_bytes() < 4; }
 };
 
 }  // namespace lathe

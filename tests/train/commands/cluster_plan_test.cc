@@ -75,6 +75,41 @@ TEST_CASE("a cluster plan has the model, batch and optimizer of the config", "[c
   }
 }
 
+TEST_CASE("a cluster plan follows windows and masters, and names what it leaves out",
+          "[cluster_plan]") {
+  const ConfigFolder f;
+  const std::vector<std::string> words{"--card", "h100", "--layout", "data=8,micro=4,shard=0"};
+  const auto json_with = [&](const std::vector<std::string>& keys) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), keys.begin(), keys.end());
+    return f.json(all, "llama.toml");
+  };
+  const Json base = json_with({});
+  CHECK(base["notes"].empty());
+
+  // Every second layer has the window; the FLOPs of a token are those of the model.
+  const std::vector<std::string> window{"--model.sliding_window=64", "--model.window_layers=10"};
+  const Json windowed = json_with(window);
+  const DryStep dry =
+      dry_step(load_config((f.folder / "llama.toml").string(),
+                           {{"model.sliding_window", "64"}, {"model.window_layers", "10"}}));
+  CHECK(windowed["flops_per_token"].get<double>() * 4 * 512 == Approx(dry.formula_flops));
+  CHECK(windowed["fastest"][0]["step_s"].get<double>() <
+        base["fastest"][0]["step_s"].get<double>());
+
+  // Without masters a parameter takes 4 bytes less.
+  const Json low = json_with({"--amp.master=false"});
+  const auto optimizer = [](const Json& plan) {
+    return plan["fastest"][0]["memory_bytes"]["optimizer"].get<double>();
+  };
+  CHECK(optimizer(base) - optimizer(low) == Approx(4 * base["params"].get<double>()));
+
+  for (const char* key : {"--train.task=dpo", "--train.task=distill"}) {
+    INFO(key);
+    CHECK(json_with({key})["notes"].size() == 1);
+  }
+}
+
 TEST_CASE("a cluster plan knows which layouts Lathe refuses to train", "[cluster_plan]") {
   const ConfigFolder f;
   const auto has_it = [&](const char* layout, const char* config,

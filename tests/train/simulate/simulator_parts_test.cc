@@ -1,4 +1,5 @@
 // The parts of the simulator: times of collectives and of kernels against their formulas.
+#include <algorithm>
 #include <cmath>
 
 #include "tests/support/catch.h"
@@ -74,18 +75,55 @@ TEST_CASE("kernels are no faster than the roofline, and take longer for larger s
   TransformerShape s;
   s.head_width = 128;
   s.sequence = 32768;
-  const double once = kernels.attention(s, 1, 8, 1, false);
+  const MatmulDtype bf16 = MatmulDtype::bf16;
+  const double once = kernels.attention(s, 1, 8, 1, bf16, false);
   CHECK(2 * 32768. * 32768 * 128 * 8 / once < kernels.peak(MatmulDtype::bf16));
   s.sequence *= 2;
-  CHECK(kernels.attention(s, 1, 8, 1, false) == Approx(4 * once).epsilon(0.05));
-  CHECK(kernels.attention(s, 1, 8, 4, false) == Approx(once).epsilon(0.05));
-  CHECK(kernels.attention(s, 1, 8, 1, true) ==
+  CHECK(kernels.attention(s, 1, 8, 1, bf16, false) == Approx(4 * once).epsilon(0.05));
+  CHECK(kernels.attention(s, 1, 8, 4, bf16, false) == Approx(once).epsilon(0.05));
+  CHECK(kernels.attention(s, 1, 8, 1, bf16, true) ==
         Approx(4 * once * 2.5 / c.constants.attention_backward_share).epsilon(0.05));
 
   // Attention that is not fused computes all of it.
   const KernelModel unfused{c.gpu, known_hardware().program("megatron-2021"), c.constants};
-  CHECK(unfused.attention(s, 1, 8, 1, false) * unfused.peak(MatmulDtype::bf16) >
+  CHECK(unfused.attention(s, 1, 8, 1, bf16, false) * unfused.peak(bf16) >
         4 * 65536. * 65536 * 128 * 8);
+
+  // Its time is in proportion to the peak rate of the dtype; in fp8 it computes in bf16.
+  const double start = c.constants.kernel_us * 1e-6,
+               whole = kernels.attention(s, 1, 8, 1, bf16, false);
+  CHECK(kernels.attention(s, 1, 8, 1, MatmulDtype::fp32, false) - start ==
+        Approx((whole - start) * c.gpu.bf16_tflops / c.gpu.fp32_tflops));
+  CHECK(kernels.attention(s, 1, 8, 1, MatmulDtype::fp8, false) == whole);
+}
+
+TEST_CASE("a window leaves the pairs of queries and keys that it shows", "[simulator_parts]") {
+  TransformerShape s{.layers = 4, .head_width = 64, .sequence = 2048};
+  const double causal = s.attended_pairs(), flops = s.flops_per_token();
+  CHECK(causal == 2048. * 2048 / 2);
+
+  // Counted query by query; the formula leaves out the half of a pair on the diagonal of each.
+  s.window = 300;
+  s.windowed = 1;
+  double pairs = 0;
+  for (int64_t query = 0; query < s.sequence; ++query)
+    pairs += static_cast<double>(std::min(query + 1, s.window));
+  CHECK(s.attended_pairs() == Approx(pairs).epsilon(1. / 300));
+  CHECK(flops - s.flops_per_token() == Approx(12. * 4 * 64 * (2048 - 300)));
+
+  s.windowed = 0.5;
+  CHECK(s.attended_pairs() == Approx((pairs + causal) / 2).epsilon(1. / 300));
+
+  // A window beyond the sequence shows all of it.
+  s.window = 4096;
+  CHECK(s.attended_pairs() == causal);
+  CHECK(s.flops_per_token() == flops);
+
+  const ClusterModel c = named_cluster("h100", 1, "compiled");
+  const KernelModel kernels{c.gpu, c.software, c.constants};
+  const double full = kernels.attention(s, 8, 8, 1, MatmulDtype::bf16, true);
+  s.window = 256;
+  CHECK(kernels.attention(s, 8, 8, 1, MatmulDtype::bf16, true) < 0.65 * full);
 }
 
 }  // namespace
