@@ -18,15 +18,15 @@ struct AmpConfig {
   LATHE_FIELD(std::string, dtype, "fp32",
               "Dtype of matrix products and attention. Norms, softmax, losses and long sums stay "
               "in fp32. fp8: the linear layers of the blocks compute in e4m3 (forward) and e5m2 "
-              "(backward), everything else in bf16.",
+              "(backward), other matrix products in bf16.",
               one_of({"fp32", "bf16", "fp16", "fp8"}).fixed())
   LATHE_FIELD(
       bool, tf32, false,
       "Whether fp32 matrix products on a GPU may round their inputs to TF32 (10 mantissa bits).",
       anything().fixed())
   LATHE_FIELD(std::string, grad, "auto",
-              "Dtype of the gradients of matmul weights. low: the dtype of the products; auto: low "
-              "without gradient accumulation and context parallelism, else fp32.",
+              "Dtype of the gradients of matmul weights. low: the dtype of matmuls; auto: low "
+              "without gradient accumulation, context and sequence parallelism, else fp32.",
               one_of({"auto", "fp32", "low"}).fixed())
   LATHE_FIELD(bool, working_copies, true,
               "Whether each matmul weight has a low-precision copy, which the optimizer step "
@@ -105,8 +105,8 @@ class Autocast : public ModeGuard {
 
 /// Gives float32 matmul weights (is_multiplied) a working copy in the matmul dtype, unless they
 /// belong to fp8 layers or `copies` is false. Also sets the gradient dtype of matmul weights and of
-/// parameters that are not float32: the matmul dtype if `low_grad`, otherwise float32. The copy of
-/// a parameter without memory has none either. Does nothing if `compute` is float32.
+/// parameters that are not float32: the matmul dtype if `low_grad`, otherwise float32. If a
+/// parameter has no memory, its copy has none. Does nothing if `compute` is float32.
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute,
                          bool copies, bool low_grad);
 /// Rewrites every working copy from its parameter. Call it after parameters were loaded.

@@ -73,8 +73,8 @@ detail::StoredActivation::~StoredActivation() {
       found != store->by_storage.end() && found->second == number)
     store->by_storage.erase(found);
   if (is_in_window) store->window_bytes -= bytes;
-  // Graphs are freed from their end, so space in the file before an activation that is alive is not
-  // reused.
+  // The space of a freed activation is reused only after all activations behind it are freed.
+  // Little space is lost, since graphs are freed from their end.
   store->alive.erase(number);
   store->end = store->alive.empty() ? 0 : store->alive.rbegin()->second.end;
 }
@@ -262,7 +262,7 @@ at::Tensor DiskOffloader::restore(const std::shared_ptr<StoredActivation>& store
   return stored->memory;
 }
 
-/// Begins to read an activation that is in the file alone.
+/// Begins to read an activation that is only in the file.
 void DiskOffloader::read(const std::shared_ptr<StoredActivation>& stored) {
   const MemoryScope scope(Memory::activations);
   const at::Tensor memory = at::empty({static_cast<int64_t>(stored->bytes)}, at::kByte);

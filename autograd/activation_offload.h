@@ -1,5 +1,6 @@
-// Activations on a disk (memory.offload = "activations"): what ops and recomputed parts keep for
-// backward is written to a scratch file during the forward pass and read again ahead of its use.
+// Activations on a disk (memory.offload = "activations"): tensors that ops and recomputed parts
+// save for backward are written to a scratch file in the forward pass, and read back before they
+// are used.
 // Every tensor comes back with its bytes and its strides, so no bit of a run changes. Compare
 // Rajbhandari et al. 2021, "ZeRO-Infinity", and torch.autograd.graph.save_on_cpu.
 //
@@ -27,12 +28,12 @@ struct ActivationStore;
 struct StoredActivation;
 }  // namespace detail
 
-/// Keeps activations out of the memory that a model trains in.
+/// Moves saved activations out of the memory of the device that a model trains on.
 class ActivationOffloader : public SavedPacker {
  public:
   /// Returns the bytes of the scratch file.
   virtual int64_t file_bytes() const = 0;
-  /// Returns what the transfers took so far.
+  /// Returns the statistics of the transfers so far.
   virtual TransferTimes times() const = 0;
 };
 
@@ -48,7 +49,8 @@ class DiskOffloader final : public ActivationOffloader {
                          size_t least = size_t{64} << 10);
   ~DiskOffloader() override;
 
-  /// Keeps t in the file if it is counted as an activation; see Memory.
+  /// Stores t in the file if it is counted as an activation (see Memory), is on the CPU, and its
+  /// storage has at least `least` bytes. Returns null otherwise.
   std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) override;
   bool is_exact() const override { return true; }
 
@@ -76,7 +78,7 @@ class DiskOffloader final : public ActivationOffloader {
 };
 
 /// While alive, the ops of this thread and its recomputed parts keep their activations in
-/// `offload`. What the thread allocates is counted as activations, except in a MemoryScope of
+/// `offload`. The thread's allocations are counted as activations, except in a MemoryScope of
 /// another category; see PackSaved.
 class OffloadActivations : public ModeGuard {
  public:

@@ -26,7 +26,7 @@ struct ChainValue {
 struct ChainUse {
   int input = 0;
   int value = 0, operand = 0;
-  int gradient = -1;  ///< a value; -1: none is asked for
+  int gradient = -1;  ///< the value that is this gradient; -1: it is not wanted
 };
 
 /// Values in the order in which they are computed.

@@ -20,8 +20,8 @@
 
 namespace lathe {
 
-/// The node of a deferred op: its place in the graph, which it has before the op runs. `made` is
-/// the node of the op that then computes its output.
+/// The node of a deferred op: its position in the graph, which it has before the op runs. `made` is
+/// the node of the op that later computes its output.
 struct DeferredNode final : Node {
   explicit DeferredNode(const at::Tensor& output) : Node({&output, 1}) {}
 
@@ -67,7 +67,7 @@ at::Tensor tensor_without_memory(at::IntArrayRef sizes, at::ScalarType dtype) {
   return t;
 }
 
-/// Makes `to` the tensor `from`, which no longer may be used: same memory, same version.
+/// Gives `to` the memory and the version counter of `from`, which must not be used afterward.
 void become(const at::Tensor& to, const at::Tensor& from) {
   LATHE_CHECK(from.sizes() == to.sizes() && from.scalar_type() == to.scalar_type() &&
                   from.is_contiguous() && from.storage_offset() == 0,
@@ -124,7 +124,7 @@ class DeferredTrace final : public ChainTrace {
   /// Finds for each value the one that computes it: itself if it is stored, else the only stored
   /// value that depends on it; `none` for inputs, and for values that nothing needs.
   void divide();
-  /// Returns whether each input gets its gradients in the order of the ops one by one.
+  /// Returns whether each input gets its gradients in the same order as if the ops ran one by one.
   bool keeps_order() const;
   bool has_handle(int value) const;
   void run_part(int result);
@@ -274,8 +274,8 @@ void DeferredTrace::compute() {
 namespace detail {
 namespace {
 
-/// Values after which the ops run, so that a long program of elementwise ops needs no more memory
-/// than one by one.
+/// The number of values after which the ops run, so that a long program of elementwise ops needs no
+/// more memory than if the ops ran one by one.
 constexpr size_t most_values = 64;
 
 }  // namespace
@@ -299,10 +299,11 @@ Variable DeferOps::record(const ChainForm& form, const OpInfo& info,
   if (m.observers != nullptr || m.recording != nullptr || m.replaying != nullptr ||
       m.flops != mode_.flops || m.packer != mode_.packer)
     return {};
-  // An op "fused" keeps other tensors than its ops, so packing would round others.
+  // An op "fused" saves different tensors than the ops that it replaces, so a packer that rounds
+  // would round different tensors.
   if (m.packer != nullptr && !m.packer->is_exact()) return {};
 
-  // What follows reads the tensors of `inputs`, which must not run the ops.
+  // Variable::data() would run the deferred ops. Prevent that while this function reads `inputs`.
   has_deferred_ops = false;
   struct Restore {
     const std::unique_ptr<DeferredTrace>& trace;

@@ -60,8 +60,8 @@ FusionCount fusion_count();
 /// Returns f() and fuses its elementwise ops. Each op is recorded when it is called. The recorded
 /// ops run when one of their values is read, when an op of another kind is called, when an op of
 /// another shape would be recorded, and after 64 values. Results that still have handles at that
-/// time are stored. So are results that several stored ones need, and others if gradients would be
-/// added in another order without them. The remaining ops run inside the op "fused"
+/// time are stored. So are results that several stored ones need. If gradients would otherwise be
+/// added in another order, all results are stored. The remaining ops run inside the op "fused"
 /// (autograd/fused.h) of a stored result that depends on them. The following ops run as they do
 /// without deferred(): an op that can't be combined with another one, an op with a small result, an
 /// op that fused() does not support, and all ops while they are observed or recomputed.

@@ -65,12 +65,12 @@ class Parser {
     };
     for (const size_t a : in_left) {
       if (has(in_right, a)) continue;
-      check(kind_ == Kind::reduce, "axis ", name(a), " is on the left alone");
+      check(kind_ == Kind::reduce, "axis ", name(a), " appears only on the left");
       recipe_.reduced.push_back(a);
     }
     for (const size_t a : in_right) {
       if (has(in_left, a)) continue;
-      check(kind_ == Kind::repeat && a != ellipsis, "axis ", name(a), " is on the right alone");
+      check(kind_ == Kind::repeat && a != ellipsis, "axis ", name(a), " appears only on the right");
       recipe_.added.push_back(a);
     }
     recipe_.with_ellipsis = has(in_left, ellipsis);
@@ -106,8 +106,8 @@ class Parser {
         ++i;
       } else {
         const std::optional<size_t> axis = token(text, i, is_left, seen);
-        // On the left "..." stands for dims of x as they are; on the right, in parentheses, it
-        // joins them.
+        // On the left, "..." stands for separate dims of x. On the right, parentheses around it
+        // join these dims.
         check(!(axis == ellipsis && open && is_left), "\"...\" in parentheses on the left");
         if (!open) groups.push_back({.spread = axis == ellipsis});
         if (axis) groups.back().axes.push_back(*axis);
@@ -145,7 +145,7 @@ class Parser {
       // A 1 adds no axis: its group stays empty, which is a dim of size 1.
       if (word == "1") return std::nullopt;
       check(kind_ == Kind::reduce ? is_left : kind_ == Kind::repeat && !is_left, "axis ", word,
-            " has no name, which reduce takes on the left and repeat on the right");
+            " has no name; only reduce accepts a number on the left, and repeat on the right");
       recipe_.axes.push_back({word, std::stoll(word)});
       seen.push_back(recipe_.axes.size() - 1);
       return seen.back();

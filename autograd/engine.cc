@@ -421,6 +421,8 @@ std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs
       out.emplace_back(x.requires_grad() ? captured[{x.node().get(), x.edge().output}] : T());
   };
   if (create_graph) {
+    const ModeGuard guard;
+    mode().grad = true;  // also within NoGrad, as in PyTorch
     collect(dy.defined() ? cast(dy, root.dtype()) : Variable(seed));
   } else {
     const NoGrad no_grad;

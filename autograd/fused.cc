@@ -38,8 +38,8 @@ std::optional<TracedFunction> traced(std::span<const Variable> inputs,
   } catch (const LeftChain&) {
     // It runs op by op.
   } catch (const std::exception&) {
-    // For example, fn read a value, which traced tensors do not have. fn runs again below, op by
-    // op, which throws a real error again.
+    // For example, fn read a value, which traced tensors do not have. The caller runs fn again, op
+    // by op, so that a real error is thrown again.
   }
 
   if (!found || silent) {

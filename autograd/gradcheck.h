@@ -8,6 +8,7 @@
 
 namespace lathe {
 
+/// Options of gradcheck().
 struct GradcheckOptions {
   double step = 1e-6;  ///< multiplied by max(1, |x|) of an element x
   double tolerance =

@@ -72,7 +72,8 @@ class GradSlots {
 /// A step of a recorded forward pass: the op that made the outputs, and where the gradients of its
 /// inputs go. It is owned by the Variables that it made and by the nodes that use them.
 struct Node : std::enable_shared_from_this<Node> {
-  /// Receives the gradient of an output; a defined result of the same shape replaces it.
+  /// Receives the gradient of an output. A defined result, of the same shape and dtype, replaces
+  /// it.
   using Hook = std::function<at::Tensor(const at::Tensor&)>;
 
   explicit Node(std::span<const at::Tensor> outputs_);
@@ -151,9 +152,9 @@ struct Leaf final : Node {
   /// Whether checkpoints contain it. False for the frozen weights under adapters, which stay in the
   /// checkpoint that they came from.
   bool is_saved = true;
-  /// What this process keeps of a parameter that is shared out: its consecutive elements, 1-D, and
-  /// the index behind the last of them. The parameter's own tensor then has memory only while it is
-  /// used. Undefined elements: the parameter is not shared out.
+  /// The shard of a parameter that this process keeps (dist/parameter_shards.h): consecutive
+  /// elements, 1-D, and the index after the last of them. The parameter's own tensor then has
+  /// memory only while it is used. Undefined elements: the parameter is not sharded.
   struct OwnElements {
     at::Tensor elements;
     int64_t end = 0;

@@ -46,7 +46,7 @@ class PackedTensor;
 enum class Amp {
   low,      ///< cast to the compute dtype: matmuls
   fp32,     ///< cast to float32: norms, softmax, losses, reductions
-  promote,  ///< left alone; ATen promotes mixed inputs to the wider one
+  promote,  ///< not cast; ATen promotes mixed inputs to the wider dtype
 };
 
 /// Floating-point operations per element of an op's result, without matrix products.
@@ -67,8 +67,8 @@ struct OpInfo {
   Amp amp = Amp::promote;
   PerElement each = {};   ///< the cost of an op that does not define flops()
   uint32_t optional = 0;  ///< inputs that may be undefined: inputs_at({...})
-  /// Whether memory.saved leaves its tensors as they are: backward divides by them, compares them
-  /// or takes exponentials of them, or they are gradients already.
+  /// Whether memory.saved must not round the tensors that the op saves: backward divides by them,
+  /// compares them or takes exponentials of them, or they already are gradients.
   bool exact = false;
   /// Whether each element of the result depends on one element of each input (swiglu: of each half
   /// of it). An op with a member chain() (see ChainForm) does not need it.
@@ -129,6 +129,7 @@ class Saved {
   /// Returns a slot for an intermediate of the size of the result.
   static Saved activation() { return Saved(Place::activation, 0); }
 
+  /// Saves `t` for backward and returns it.
   const at::Tensor& operator=(const at::Tensor& t);
   /// Returns the tensor; for T = Variable, connected to its position in the graph.
   template <class T = at::Tensor>
@@ -176,7 +177,7 @@ class VisitSaved {
   const SavedVisit* outer_;
 };
 
-/// Returns a tensor as a T that nothing is differentiated through.
+/// Returns a tensor as a T through which no gradient flows.
 template <class T>
 T constant(const at::Tensor& t) {
   return T(t);

@@ -47,8 +47,8 @@ void add_needs(const char* name, std::span<bool> needs);
 /// During a recomputation, returns the node that was created when this op ran first, or null if
 /// that is gone.
 std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
-/// While a Recomputation records, hands it the node, which then keeps no tensors of its own until
-/// it is recomputed.
+/// Passes the node to the Recomputation that records. It drops the tensors that the op saved, or,
+/// in a selective recording, decides in Recomputation::select() which to drop.
 void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
                  std::span<const at::Tensor> outputs, const Flops& forward);
 /// Packs the tensors that the op of the node keeps, by the thread's SavedPacker.

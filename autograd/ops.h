@@ -74,7 +74,7 @@ Variable unsqueeze(const Variable& x, int64_t dim);
 Variable select(const Variable& x, int64_t dim, int64_t index);
 /// Indexes the first dims of x, as at::index and NumPy's indexing by arrays do. An int64 tensor
 /// indexes one dim, and all of them are broadcast together. A bool mask indexes as many dims as it
-/// has. For an undefined tensor, all of its dim is kept. A position may occur many times.
+/// has. An undefined tensor keeps all positions of one dim. A position may occur many times.
 Variable index(const Variable& x, const std::vector<at::Tensor>& indices);
 /// The adjoint of index: returns zeros of `sizes`, with x added at the indices.
 Variable index_backward(const Variable& x, const std::vector<at::Tensor>& indices,

@@ -1,6 +1,7 @@
-// Packing of what ops keep for backward (memory.saved): activations are rounded to bfloat16 or fp8
-// once forward has used them, and widened again when backward reads them. Jain et al. 2018, "Gist:
-// efficient data encoding for deep neural network training"; Chen et al. 2021, "ActNN".
+// Packing of the tensors that ops save for backward (memory.saved): activations are rounded to
+// bfloat16 or fp8 after forward has used them, and widened again when backward reads them. Jain et
+// al. 2018, "Gist: efficient data encoding for deep neural network training"; Chen et al. 2021,
+// "ActNN".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,13 +37,13 @@ struct RoundedTensor final : PackedTensor {
 /// fewest last dims that have at least 64 elements. In fp8, a row that is not finite becomes NaN.
 /// An activation that several ops keep is packed once.
 ///
-/// What the thread allocates on the CPU while the guard is alive is counted as activations, except
-/// in a MemoryScope of another category. All else stays as it is: tensors that were made before,
-/// such as the model and the data, and those of other scopes. Memory of a GPU has no category:
-/// there, an op's inputs that need no gradient or are casts of parameters stay as they are. Also
-/// unchanged are parameters, integers, statistics such as a norm's, tensors of less than `least`
-/// elements, what ops with OpInfo::exact and the losses of autograd/ops/losses.h keep, and all that
-/// a Recomputation records or restores.
+/// The thread's CPU allocations while the guard is alive are counted as activations, except in a
+/// MemoryScope of another category. All other CPU tensors are not packed: those made before, such
+/// as the model and the data, and those of other scopes. GPU memory has no category: there, inputs
+/// that need no gradient or are casts of parameters are not packed. Also not packed are parameters,
+/// integers, statistics such as a norm's, tensors with fewer than `least` elements, the tensors
+/// that ops with OpInfo::exact and the losses of autograd/ops/losses.h save, and all tensors that a
+/// Recomputation records or restores.
 class PackSaved final : public ModeGuard, public SavedPacker {
  public:
   /// Installs Lathe's allocator, which knows the category of a tensor's memory.

@@ -17,7 +17,7 @@
 namespace lathe {
 namespace detail {
 
-/// What the activations share.
+/// The state that all activations share.
 struct PinnedStore {
   std::map<uint64_t, std::weak_ptr<PinnedActivation>> alive;  // by number
   std::unordered_map<const c10::StorageImpl*, uint64_t> by_storage;
@@ -27,7 +27,7 @@ struct PinnedStore {
   int64_t copied = 0;       // bytes
 };
 
-/// The memory of an activation, as long as a node keeps a tensor of it.
+/// The memory of an activation. It lives as long as a node keeps a tensor in that memory.
 struct PinnedActivation {
   PinnedActivation(std::shared_ptr<PinnedStore> store, const at::Tensor& t)
       : store(std::move(store)),
@@ -50,7 +50,7 @@ struct PinnedActivation {
   const c10::StorageImpl* const key;
   const at::Device device;
 
-  at::Tensor memory;  // any tensor with the bytes; undefined where they are on the host alone
+  at::Tensor memory;  // any tensor with the bytes; undefined while they are only on the host
   at::Tensor on_host;
   std::optional<c10::Event> copied;  // of the copy that was begun last
   bool is_in_window = true;          // `memory` is the original then
@@ -79,7 +79,7 @@ at::Tensor bytes_of(const at::Tensor& t) {
       .set_(t.storage(), 0, {static_cast<int64_t>(t.storage().nbytes())}, {1});
 }
 
-/// Begins to copy from one memory to another, once the GPU has computed all that was asked so far.
+/// Queues a copy that starts after all work that was queued on the computing stream so far.
 void begin_copy(PinnedActivation& a, const at::Tensor& to, const at::Tensor& from) {
   const at::Device gpu = a.device;
   const c10::Stream copying = copying_stream(gpu);
@@ -94,7 +94,7 @@ void begin_copy(PinnedActivation& a, const at::Tensor& to, const at::Tensor& fro
   a.store->copied += static_cast<int64_t>(a.bytes);
 }
 
-/// Has the GPU wait for the copy that was begun last.
+/// Makes the computing stream wait for the last copy of an activation.
 void wait_for_copy(const PinnedActivation& a) {
   if (a.copied && a.memory.defined()) a.copied->block(computing_stream(a.device));
 }
@@ -102,7 +102,7 @@ void wait_for_copy(const PinnedActivation& a) {
 }  // namespace
 
 detail::PinnedActivation::~PinnedActivation() {
-  // The memory may be used for something else from now on.
+  // The allocator may reuse the memory from now on.
   wait_for_copy(*this);
   if (const auto found = store->by_storage.find(key);
       found != store->by_storage.end() && found->second == number)
@@ -184,7 +184,7 @@ void PinnedOffloader::shrink_window() {
   }
 }
 
-/// Returns a tensor with the memory of an activation, and has those before it read.
+/// Returns a tensor with the memory of an activation, and begins to copy earlier ones back.
 at::Tensor PinnedOffloader::restore(PinnedActivation& stored) {
   LATHE_CHECK(
       !stored.has_changed && (!stored.is_in_window || stored.memory._version() == stored.version),
@@ -196,14 +196,15 @@ at::Tensor PinnedOffloader::restore(PinnedActivation& stored) {
   return stored.memory;
 }
 
-/// Begins to copy an activation back that is on the host alone.
+/// Begins to copy back an activation that is only on the host.
 void PinnedOffloader::read(PinnedActivation& stored) {
   stored.memory = at::empty({static_cast<int64_t>(stored.bytes)},
                             at::TensorOptions(at::kByte).device(stored.device));
   begin_copy(stored, stored.memory, stored.on_host);
 }
 
-/// Has the activations copied back that were kept before one, up to as many bytes as the window.
+/// Begins to copy back the activations that were stored before activation `number`, up to the size
+/// of the window.
 void PinnedOffloader::read_ahead(uint64_t number) {
   size_t bytes = 0;
   for (auto at = store_->alive.find(number); at != store_->alive.begin();) {

@@ -1,13 +1,14 @@
-// Activations of a GPU in pinned memory of the host (memory.offload = "activations"): what ops and
-// recomputed parts keep for backward is copied on a stream of its own beside the forward pass, and
-// copied back ahead of its use. Every tensor comes back with its bytes and its strides, so no bit
-// of a run changes. Compare torch.autograd.graph.save_on_cpu, and Rhu et al. 2016, "vDNN".
+// GPU activations in pinned host memory (memory.offload = "activations"): tensors that ops and
+// recomputed parts save for backward are copied to the host on a separate stream during the forward
+// pass, and copied back before they are used. Every tensor comes back with its bytes and its
+// strides, so no bit of a run changes. Compare torch.autograd.graph.save_on_cpu, and Rhu et al.
+// 2016, "vDNN".
 //
-// A window of the activations that were kept last stays on the GPU, as in activation_offload.h. An
-// activation that leaves the window is freed once its copy is complete: the GPU waits for that, not
-// the host, so the memory that is in use does not depend on the speed of the copies.
+// A window of the most recently saved activations stays on the GPU, as in activation_offload.h. An
+// activation that leaves the window is freed once its copy is complete. The GPU waits for the copy,
+// not the host, so memory use does not depend on the speed of the copies.
 //
-// Tensors that are views of one memory are copied once, with all of it.
+// Tensors that share a storage are copied once, as the complete storage.
 #pragma once
 
 #include <deque>
@@ -22,12 +23,12 @@ struct PinnedStore;
 struct PinnedActivation;
 }  // namespace detail
 
-/// The activations of one thread's graphs in the host's memory. It must outlive these graphs. Not
-/// thread-safe; for tensors of one GPU.
+/// Keeps the activations of one thread's graphs in host memory, for tensors of one GPU. It must
+/// outlive these graphs. Not thread-safe.
 class PinnedOffloader final : public ActivationOffloader {
  public:
-  /// `window`: bytes that stay on the GPU, or three times the largest activation where that is
-  /// more. `least`: bytes of memory below which an activation is not copied.
+  /// At most `window` bytes of activations stay on the GPU, or three times the largest activation
+  /// if that is more. Activations whose storage has fewer than `least` bytes are not copied.
   explicit PinnedOffloader(size_t window = size_t{128} << 20, size_t least = size_t{64} << 10);
   ~PinnedOffloader() override;
 
@@ -37,7 +38,7 @@ class PinnedOffloader final : public ActivationOffloader {
   int64_t file_bytes() const override { return 0; }
   /// Returns the number of activations that it remembers in the window.
   size_t remembered() const { return in_window_.size(); }
-  /// Returns the bytes that were copied. Their times are not known on the host.
+  /// Returns the bytes that were copied. The times are 0, since the host does not measure them.
   TransferTimes times() const override;
 
  private:

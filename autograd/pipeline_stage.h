@@ -19,8 +19,8 @@ class PipelineStage {
   virtual ~PipelineStage() = default;
   /// Returns which of the model's `n` blocks this stage runs: [first, end).
   virtual std::pair<size_t, size_t> blocks(size_t n) = 0;
-  /// Returns the input of its first block. `x`: what this process computed before the blocks, which
-  /// the first stage alone needs.
+  /// Returns the input of its first block. `x` is the result of the model's part before the blocks,
+  /// which only the first stage uses.
   virtual Variable enter(Variable x) = 0;
   /// Takes the output of its last block. Returns it on the last stage, and sends it to the next one
   /// otherwise.

@@ -11,6 +11,7 @@ namespace lathe {
 struct Fp8Scaling;
 class QuantizedTensor;
 
+/// The mixed-precision state of a parameter (Leaf::precision).
 struct Precision {
   at::ScalarType grad_dtype;  ///< dtype of the parameter's gradient
   at::Tensor low;  ///< the low-precision working copy that ops read under autocast, or undefined

@@ -12,7 +12,7 @@ namespace lathe {
 namespace {
 
 constexpr int64_t most = 1000;  // tensors of up to this many elements are printed in full
-constexpr int64_t edge = 3;     // of larger ones, so many elements at each end of a dim
+constexpr int64_t edge = 3;     // number of elements at each end of a dim of larger tensors
 
 /// Prints a tensor of any shape; is_shown() is false between the ends of a dim.
 class Printer {

@@ -44,7 +44,7 @@ void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Va
   const bool is_in_place = std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) {
     return !outputs.empty() && v.data().is_same(outputs[0]);
   });
-  // Of an op that is kept, its inputs are not: the recomputation provides them again.
+  // The inputs of a kept op are not stored: the recomputation provides them again.
   Held& held =
       held_.emplace_back(Held{entries_.size() - 1, is_in_place ? Flops{} : forward, {}, {}, {}});
   for (const at::Tensor& t : may_keep(held.forward) ? outputs : std::span<const at::Tensor>()) {

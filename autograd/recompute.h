@@ -33,12 +33,13 @@ namespace lathe {
 
 /// How much of a part recompute_selectively() keeps. Of the matrix products, convolutions and
 /// attentions of the part, it keeps the results of those with the most FLOPs per byte, as long as
-/// they take at most `share` of what the part's ops would keep without recomputation. What one part
-/// leaves of that, the next may take. Korthikanti et al. 2022, "Reducing activation recomputation
-/// in large transformer models", keep all but attention's inner results in this way.
+/// they take at most `share` of the bytes that the part's ops would save without recomputation. A
+/// part may also use the bytes that previous parts left unused. Korthikanti et al. 2022, "Reducing
+/// activation recomputation in large transformer models", keep all but attention's inner results in
+/// this way.
 struct Selection {
   double share = 0.4;
-  double spare = 0;           ///< bytes that the parts so far have left
+  double spare = 0;           ///< bytes that previous parts left unused
   bool products_only = true;  ///< false: any op with FLOPs may be kept
 };
 
@@ -48,20 +49,20 @@ struct Selection {
 /// 2022).
 class Recomputation : public std::enable_shared_from_this<Recomputation> {
  public:
-  /// Remembers the thread's mode; `again` runs the part. With a selection, what its ops keep stays
-  /// until select() chooses.
+  /// Stores the thread's mode. `again` runs the part. With a selection, all tensors that the part's
+  /// ops save stay alive until select() chooses which to keep.
   Recomputation(std::function<void()> again, const Selection* selection);
-  /// Appends a node that was created from `inputs` with this result, by so many FLOPs.
+  /// Appends a node with its op's inputs and outputs. `forward` counts the FLOPs of its forward.
   void append(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
               std::span<const at::Tensor> outputs, const Flops& forward);
   /// Gives up a result, which an op in place is going to change: the op that made it is not kept.
   void release(const at::Tensor& result);
-  /// Chooses the ops whose results are kept, and drops what the others keep. Call it when the part
-  /// has run and returned, and nothing but its result is held from outside.
+  /// Chooses the ops whose results are kept, and drops the tensors that the others save. Call it
+  /// after the part has returned, while the caller holds only its result.
   void select(Selection& selection);
   /// Returns the next op in order if it is called `name` and was kept, and hands over its results.
   detail::KeptOp next_kept(const char* name);
-  /// Returns the next node in order if it is that of an op called `name`, and else null.
+  /// Returns the next node in order if its op is called `name`, otherwise null.
   std::shared_ptr<Node> peek(const char* name) const;
   /// Returns the next node in order, or null if it is gone. Throws if op `name` or its inputs
   /// differ from the first run.
@@ -85,12 +86,12 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
     bool is_kept = false;                   // the op does not run again
     std::vector<at::Tensor> outputs{};      // its result, if it does not rebuild that
   };
-  /// Returns whether select() may keep an op that does so many operations.
+  /// Returns whether select() may keep an op with these FLOPs.
   bool may_keep(const Flops& forward) const {
     return forward.matmul > 0 || (!products_only_ && forward.other > 0);
   }
-  /// What an op keeps while the part runs for the first time, by entry. Its outputs are held if it
-  /// may be kept.
+  /// The tensors that an op saves while the part runs for the first time. `outputs` is empty unless
+  /// the op may be kept.
   struct Held {
     size_t entry;
     Flops forward;
@@ -125,8 +126,8 @@ class Recording : public ModeGuard {
   std::shared_ptr<Recomputation> recomputation_;
 };
 
-/// An input of a recomputed part that is a Variable, which the thread's SavedPacker keeps if its
-/// values stay exact.
+/// A Variable that is an input of a recomputed part. The thread's SavedPacker packs it, if that
+/// packer is exact and the Variable is not a parameter.
 class KeptInput {
  public:
   explicit KeptInput(const Variable& v);
@@ -149,7 +150,7 @@ auto kept(const T& input) {
     return input;
 }
 
-/// Returns the input of which kept() has kept this.
+/// Returns the input that kept() stored as `input`.
 template <class T>
 decltype(auto) given(T& input) {
   if constexpr (std::is_same_v<T, KeptInput>)
@@ -194,8 +195,8 @@ auto recompute_selectively(Selection& selection, const F& fn, const In&... input
   return result;
 }
 
-/// While alive, run_blocks() follows a policy. `blocks_run`, if given, counts the blocks that ran
-/// under it.
+/// While alive, run_blocks() follows a policy. `blocks_run`, if given, counts the blocks that the
+/// policy recomputes.
 struct RecomputeBlocks : ModeGuard {
   explicit RecomputeBlocks(RecomputePolicy policy, int64_t* blocks_run = nullptr) {
     mode().recompute = policy;

@@ -1,5 +1,5 @@
-// What may replace the activations that ops keep for backward: packing.h rounds them,
-// activation_offload.h keeps them on a disk, and pinned_activations.h in the memory of the host.
+// The interface for replacing the activations that ops save for backward: packing.h rounds them,
+// activation_offload.h keeps them on a disk, and pinned_activations.h in host memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +25,8 @@ class SavedPacker {
   virtual ~SavedPacker() = default;
   /// Returns t in another form; null if t stays as it is.
   virtual std::shared_ptr<const PackedTensor> pack(const at::Tensor& t) = 0;
-  /// Returns whether unpacked() has the very values. If not, ops with OpInfo::exact, losses, and
-  /// statistics that an op keeps are left out.
+  /// Returns whether unpacked() has exactly the same values. If not, the tensors of ops with
+  /// OpInfo::exact and of losses, and statistics that an op saves, are not packed.
   virtual bool is_exact() const = 0;
 };
 

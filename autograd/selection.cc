@@ -36,8 +36,8 @@ class PartMemory {
     }
   }
 
-  /// Finds what is held from outside: tensors with more references than the part's, and memory with
-  /// more tensors.
+  /// Marks memory that is also held outside of the part: its tensors have more references than the
+  /// part's, or it has more tensors.
   void find_held(const Tensors& tensors) {
     for (const at::Tensor& t : tensors) {
       if (!t.defined() || !t.has_storage()) continue;
@@ -85,7 +85,7 @@ class PartMemory {
 }  // namespace
 
 void Recomputation::select(Selection& selection) {
-  // An op holds its inner tensors as well as held_ does.
+  // Two handles refer to a tensor of Held::inside: that of held_ and that of the op.
   PartMemory blocks;
   for (const Held& held : held_) {
     blocks.add(held.inputs, 1, true);

@@ -22,7 +22,7 @@ std::vector<int64_t> TensorCut::part_sizes(at::IntArrayRef sizes, int64_t part_)
   return result;
 }
 
-std::vector<int64_t> TensorCut::whole_sizes(at::IntArrayRef sizes) const {
+std::vector<int64_t> TensorCut::full_sizes(at::IntArrayRef sizes) const {
   std::vector<int64_t> result = sizes.vec();
   result[static_cast<size_t>(dim)] = std::accumulate(sections.begin(), sections.end(), int64_t{0});
   return result;
@@ -79,11 +79,11 @@ bool is_cut(const Variable& v, int64_t dim) {
   return cut != nullptr && cut->dim == dim;
 }
 
-std::vector<int64_t> whole_sizes(const Variable& v) {
+std::vector<int64_t> full_sizes(const Variable& v) {
   const TensorCut* cut = cut_of(v);
-  return cut == nullptr ? v.sizes().vec() : cut->whole_sizes(v.sizes());
+  return cut == nullptr ? v.sizes().vec() : cut->full_sizes(v.sizes());
 }
 
-int64_t whole_numel(const Variable& v) { return c10::multiply_integers(whole_sizes(v)); }
+int64_t full_numel(const Variable& v) { return c10::multiply_integers(full_sizes(v)); }
 
 }  // namespace lathe

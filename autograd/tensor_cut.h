@@ -24,7 +24,7 @@ struct TensorCut {
   /// read from `sizes`, which may be those of any part.
   std::vector<int64_t> part_sizes(at::IntArrayRef sizes, int64_t part_) const;
   /// Returns the sizes of the whole tensor. `sizes`: those of any part's tensor.
-  std::vector<int64_t> whole_sizes(at::IntArrayRef sizes) const;
+  std::vector<int64_t> full_sizes(at::IntArrayRef sizes) const;
   /// Returns a contiguous copy of this process's part of the whole tensor.
   at::Tensor part_of(const at::Tensor& whole) const;
   /// Returns the whole tensor, joined from the tensors of all parts in the order of parts.
@@ -41,8 +41,8 @@ const TensorCut* cut_of(const Variable& v);
 /// Returns whether a parameter is cut along `dim`.
 bool is_cut(const Variable& v, int64_t dim);
 /// Returns the sizes of a parameter before it was cut.
-std::vector<int64_t> whole_sizes(const Variable& v);
+std::vector<int64_t> full_sizes(const Variable& v);
 /// Returns the number of elements of a parameter before it was cut.
-int64_t whole_numel(const Variable& v);
+int64_t full_numel(const Variable& v);
 
 }  // namespace lathe

@@ -118,7 +118,7 @@ Variable Variable::index(const std::vector<Index>& indices) const {
     if (const auto* position = std::get_if<int64_t>(&index)) {
       x = select(x, dim, *position);
     } else if (const auto* range = std::get_if<Slice>(&index)) {
-      LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has not the dims of ",
+      LATHE_CHECK(dim < x.dim(), "index: ", describe(data_), " has too few dims for ",
                   indices.size(), " indices");
       // Skip a full range, which would add a node without effect.
       if (range->start || range->end || range->step != 1)
@@ -202,7 +202,7 @@ Comparison mirrored(Comparison op) {
 
 /// Runs f and turns an error of ATen into an Error that names the operation and its operands.
 template <class F>
-auto told(const char* what, const Operand& a, const Operand& b, F&& f) {
+auto with_named_error(const char* what, const Operand& a, const Operand& b, F&& f) {
   try {
     return f();
   } catch (const c10::Error&) {
@@ -219,7 +219,7 @@ void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
   if (!mode().grad || !(a.requires_grad() || b.variable.requires_grad())) {
     if (mode().chain != nullptr) [[unlikely]]
       leave_chain_with(std::array{a, b.variable});
-    told("in-place arithmetic", a, b, [&] {
+    with_named_error("in-place arithmetic", a, b, [&] {
       if (is_number)
         in_place(op, a.data(), at::Scalar(b.number));
       else
@@ -228,13 +228,12 @@ void assign(Arithmetic op, Variable& a, const Operand& b, bool is_temporary) {
     return;
   }
   LATHE_CHECK(!is_temporary, "in-place arithmetic on a part of ", describe(a.data()),
-              ", of which a graph is recorded; put the whole together by cat() or masked_fill(), "
-              "or change values under "
-              "NoGrad");
+              ", for which a graph is recorded; build the new tensor with cat() or masked_fill(), "
+              "or change values under NoGrad");
   LATHE_CHECK(a.as_leaf() == nullptr, "in-place arithmetic on the parameter ",
               a.node() ? a.node()->name() : "",
-              ", of which a graph is recorded; change its values under NoGrad, or give the result "
-              "a name of its own");
+              ", for which a graph is recorded; change its values under NoGrad, or assign the "
+              "result to another Variable");
   a = is_number ? arithmetic(op, a, b.number) : arithmetic(op, a, b.variable);
 }
 
@@ -242,7 +241,7 @@ at::Tensor compare(Comparison op, const Operand& a, const Operand& b) {
   if (mode().chain != nullptr) [[unlikely]] {
     if (at::Tensor mask = compare_in_chain(op, a, b); mask.defined()) return mask;
   }
-  return told("comparison", a, b, [&] {
+  return with_named_error("comparison", a, b, [&] {
     if (!b.variable.defined()) return compare_to(op, a.variable.data(), at::Scalar(b.number));
     if (!a.variable.defined())
       return compare_to(mirrored(op), b.variable.data(), at::Scalar(a.number));

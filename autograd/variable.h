@@ -126,9 +126,10 @@ class Variable {
   Leaf* as_leaf() const;
   /// Returns the leaf of a parameter. Throws for anything else.
   Leaf& leaf() const;
-  /// Returns a parameter's accumulated gradient; undefined before the first backward.
+  /// Returns a parameter's accumulated gradient; undefined before the first backward. Throws for
+  /// anything else.
   const at::Tensor& grad() const;
-  /// Calls the function of that name (autograd/engine.h).
+  /// Calls lathe::backward() (autograd/engine.h) with this Variable as the root.
   void backward(const at::Tensor& dy = {}, bool retain = false) const;
 
   /// Registers a hook that is called with the gradient that reaches this Variable, before it flows

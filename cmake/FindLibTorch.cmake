@@ -1,6 +1,6 @@
 # LibTorch as imported targets, without its own TorchConfig.cmake, which asks for a CUDA toolkit even for a CPU build.
 # In:  LIBTORCH, the folder that holds include/ and lib/ (a LibTorch archive, or the `torch` folder of a PyPI wheel).
-# Out: LibTorch::cpu (libtorch_cpu, libc10); LibTorch::cuda (headers and libraries of the CUDA half) where it is there.
+# Out: LibTorch::cpu (libtorch_cpu, libc10); LibTorch::cuda (its CUDA libraries too), if LIBTORCH has them.
 find_path(LIBTORCH_INCLUDE ATen/core/Tensor.h PATHS "${LIBTORCH}/include" NO_DEFAULT_PATH NO_CACHE)
 find_library(LIBTORCH_CPU torch_cpu PATHS "${LIBTORCH}/lib" NO_DEFAULT_PATH NO_CACHE)
 find_library(LIBTORCH_C10 c10 PATHS "${LIBTORCH}/lib" NO_DEFAULT_PATH NO_CACHE)

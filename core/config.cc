@@ -166,7 +166,7 @@ ConfigValue Schema::get(const void* config, const Field& field) const {
 
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
   std::string best;
-  // Nothing is near so long a word, and computing the distances takes time in proportion to it.
+  // No candidate is near such a long word, and computing the distances would take long.
   if (word.size() > 200) return best;
 
   // Most characters of a short word must be right, or any other short word would be near.

@@ -179,7 +179,7 @@ void check_threads(int threads) {
   fail(Exit::usage, threads, " threads are too many for the ", cores,
        cores == 1 ? " core" : " cores", " that this process may use; use at most ", most,
        " (--threads, train.threads or OMP_NUM_THREADS), or set LATHE_MAX_THREADS=", threads,
-       " in the environment to have them all the same");
+       " in the environment to allow them");
 }
 
 void set_up_default_threads() {

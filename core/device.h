@@ -20,7 +20,8 @@ class Store;
 namespace lathe {
 
 /// The functions of liblathe_cuda.so. The current device is device 0 of those visible through
-/// CUDA_VISIBLE_DEVICES.
+/// CUDA_VISIBLE_DEVICES. Kernels without a comment here are documented in core/kernels/*.cuh, under
+/// the same name with the suffix _cuda. They run on the current stream.
 struct CudaApi {
   int (*device_count)();
   std::string (*device_name)();

@@ -9,6 +9,7 @@
 
 namespace lathe {
 
+/// A value of a trivially copyable type in the memory of a device.
 template <class T>
 class DeviceValue {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -14,8 +14,9 @@
 #include "core/memory.h"
 #include "core/mode.h"
 
-// Once a thread has included `key`, the dispatcher calls what is registered for it before all else.
-// LibTorch reserves this key for modes made by others and registers nothing for it.
+// Once a thread has included `key`, the dispatcher calls the function that is registered for this
+// key before any other. LibTorch reserves the key for modes of other libraries and registers
+// nothing for it.
 namespace lathe {
 namespace {
 
@@ -91,12 +92,13 @@ const c10::IValue& aliased(const c10::FunctionSchema& schema, const c10::Argumen
     const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
     if (alias != nullptr && *alias == *result.alias_info()) return arguments[i];
   }
-  fail(Exit::internal, "dry run: ", schema.name(), " returns what it was not given");
+  fail(Exit::internal, "dry run: ", schema.name(),
+       " returns an alias of a tensor that is not one of its arguments");
 }
 
-/// Memory like that of the copies that oneDNN makes of image tensors [B, C, H, W] while it computes
-/// a convolution: it works on blocks of 16 channels. Measured with LibTorch 2.11 on AVX-512 and
-/// AVX2.
+/// Allocates as much memory as oneDNN does for its copies of image tensors [B, C, H, W] while it
+/// computes a convolution: it works on blocks of 16 channels. Measured with LibTorch 2.11 on
+/// AVX-512 and AVX2.
 class BlockedCopies {
  public:
   BlockedCopies(const at::Tensor& weight, const Values& arguments)
@@ -105,11 +107,12 @@ class BlockedCopies {
                  !arguments[6].toBool() && arguments[8].toInt() == 1),
         is_one_by_one_(weight.dim() == 4 && weight.size(2) == 1 && weight.size(3) == 1) {}
 
-  /// Of an input: few channels are read as they are, unless for a kernel of 1 x 1.
+  /// Returns the copy of an input; undefined if oneDNN reads it in place, as it does with fewer
+  /// than 16 channels unless the kernel is 1 x 1.
   at::Tensor of_input(at::IntArrayRef sizes) const {
     return is_used_ && (sizes[1] >= 16 || is_one_by_one_) ? of_output(sizes) : at::Tensor();
   }
-  /// Of what is computed, or its gradient.
+  /// Returns the copy of an output or of its gradient.
   at::Tensor of_output(at::IntArrayRef sizes) const {
     if (!is_used_) return {};
     constexpr int64_t block = 16;
@@ -219,7 +222,7 @@ void run_dry(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(count);
   const Values arguments(first, stack->end());
 
-  // What fused() records has no values in a real run either: reading them fails.
+  // Placeholders of fused() have no values in a real run either: reading them fails.
   const bool is_recorded =
       mode().chain != nullptr &&
       std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& v) {

@@ -14,8 +14,8 @@ bool is_dry_run();
 /// usual (memory_stats() is the dry run's). ATen's ops infer the shapes of their results and
 /// compute nothing; Lathe's kernels return immediately. Reads give 0, except from tensors of one
 /// element that were filled. An op of ATen whose result's shape depends on data runs, and takes
-/// real memory. Tensors of a dry run must not be used after its end, only destroyed. One at a time
-/// in a process.
+/// real memory. Tensors of a dry run must not be used after its end, only destroyed. Only one may
+/// be alive in a process.
 class DryRun {
  public:
   DryRun();

@@ -24,10 +24,9 @@ const char* safetensors_dtype(at::ScalarType dtype);
 /// Returns the dtype of a safetensors name such as "BF16"; nullopt if Lathe has none.
 std::optional<at::ScalarType> dtype_from_safetensors(const std::string& name);
 
-/// Returns the element type by which kernels know a dtype. Throws for a dtype that they do not
-/// take.
+/// Returns the kernels' element type for a dtype. Throws for a dtype that kernels do not take.
 Element element_of(at::ScalarType dtype);
-/// Returns the dtype that kernels know by that element type.
+/// Returns the dtype of a kernel element type.
 at::ScalarType dtype_of(Element type);
 
 /// Returns `dim`, where negative values count from the end, as an index from 0 of an

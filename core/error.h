@@ -19,12 +19,13 @@ enum class Exit : int {
   diverged = 5,
   io = 6,
   peer_lost = 7,
-  busy = 8,  ///< run folder in use by another process
+  busy = 8,  ///< the folder is in use by another process
   memory = 9,
-  no_fit = 10,   ///< `plan --fit` found nothing that fits
+  no_fit = 10,   ///< `lathe plan` found nothing that fits
   stopped = 75,  ///< a signal or time limit, with a checkpoint written: run it again to resume
 };
 
+/// An error with the exit code of the process.
 class Error : public std::runtime_error {
  public:
   /// NUL bytes of `what`, at which what() would end, become "\x00".

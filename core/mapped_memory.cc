@@ -107,7 +107,7 @@ void MappedMemory::prefetch(const c10::DataPtr& data) {
 
 void MappedMemory::release(const c10::DataPtr& data) {
   const Block& block = *static_cast<const Block*>(data.get_context());
-  // Of a shared mapping, this drops no contents: a changed page stays in the cache of files.
+  // This does not drop the contents of a shared mapping: a changed page stays in the page cache.
   if (block.state->file) madvise(block.data, block.bytes, MADV_DONTNEED);
 }
 

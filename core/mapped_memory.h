@@ -33,7 +33,7 @@ class MappedMemory final : public MemorySource {
 
   /// Returns whether a block is from any MappedMemory.
   static bool holds(const c10::DataPtr& data);
-  /// Has the kernel read the pages of a block, without waiting for it.
+  /// Asks the kernel to read the pages of a block, and does not wait.
   static void prefetch(const c10::DataPtr& data);
   /// Gives up the pages of a block that are resident.
   static void release(const c10::DataPtr& data);

@@ -53,9 +53,11 @@ void close_memory(const void*, size_t) {}
 void open_memory(const void*, size_t) {}
 #endif
 
-/// In front of each block's data. Larger blocks are cut from segments: memory from the system that
-/// starts on a huge page. The blocks of a segment form a list in the order of their addresses.
 class CachingAllocator;
+
+/// The header in front of each block's data. Larger blocks are cut from segments: memory from the
+/// system that starts on a huge page. The blocks of a segment form a list in the order of their
+/// addresses.
 struct Header {
   size_t block = 0;  // bytes of the block, header included
   size_t used = 0;   // bytes counted to the category
@@ -78,8 +80,8 @@ size_t small_size(size_t bytes) {
   return round_to(bytes, bytes <= 512 ? 64 : std::bit_floor(bytes - 1) / 8);
 }
 
-/// Returns whole huge pages, or null. A phantom's are reserved addresses: the system commits no
-/// memory for them, and a write takes a small page.
+/// Returns memory that consists of complete huge pages, or null. With `phantom`, it is reserved
+/// addresses: the system commits no memory for them, and a write takes a small page.
 void* from_system(size_t bytes, bool phantom) {
   // Map one huge page more, then unmap both ends, so that the segment starts on a huge page.
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (phantom ? MAP_NORESERVE : 0);

@@ -55,7 +55,7 @@ void recategorize(const c10::DataPtr& data, Memory category);
 /// Returns the category of a tensor's storage; Memory::other if it is not from this allocator.
 Memory category_of(const c10::DataPtr& data);
 
-/// Where blocks of memory come from in place of the allocator.
+/// A source of memory blocks that a thread can use in place of the allocator; see TakeMemoryFrom.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
@@ -64,8 +64,8 @@ class MemorySource {
 };
 
 /// While alive, allocations of this thread in `category` with at least `least` bytes come from
-/// `source`. They are not counted, and their category is Memory::other. Guards do not add up: only
-/// the innermost one of a thread applies.
+/// `source`. They are not counted, and their category is Memory::other. Only the innermost guard of
+/// a thread applies.
 class TakeMemoryFrom {
  public:
   TakeMemoryFrom(MemorySource& source, Memory category, size_t least);

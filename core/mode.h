@@ -113,8 +113,8 @@ struct Mode {
   Recomputation* recording = nullptr;
   Recomputation* replaying = nullptr;  ///< the recomputation that is running, or null
   SavedPacker* packer = nullptr;  ///< packs saved tensors, or null: see autograd/saved_packer.h
-  RecomputePolicy recompute{};
-  /// Where run_blocks() counts the blocks that `recompute` concerns, or null.
+  RecomputePolicy recompute{};    ///< the policy that run_blocks() follows
+  /// Where run_blocks() counts the blocks that `recompute` recomputes, or null.
   int64_t* blocks_run = nullptr;
   BlockHooks* block_hooks = nullptr;  ///< what run_blocks() calls around each block, or null
   /// The stage of a pipeline whose blocks run_blocks() runs, or null: all blocks. See
@@ -122,16 +122,16 @@ struct Mode {
   PipelineStage* stage = nullptr;
   /// Where attention keeps keys and values, or null: see nn/layers/cache.h.
   KeyValueCache* cache = nullptr;
-  /// Where running statistics are recorded instead of moved, or null: see
+  /// Where running statistics are recorded instead of updated, or null: see
   /// core/running_statistic.h.
   std::vector<RunningStatistic>* running_statistics = nullptr;
-  /// The positions of each row of tokens that forwards take, or null: all. See
+  /// The positions of each row of tokens that this process computes, or null: all. See
   /// dist/context_ranks.h.
   const PositionPart* position_part = nullptr;
   /// Divides the positions of a pass with a graph among processes while it runs blocks, or null.
   /// See dist/sequence_ranks.h.
   const SequenceSplit* sequence_split = nullptr;
-  /// Within such a block: which of the positions this process has.
+  /// While a divided block runs, the positions that this process has; otherwise null.
   const SequencePart* sequence_part = nullptr;
   /// Document starts of the rows of tokens, or null: see nn/layers/documents.h.
   const at::Tensor* document_starts = nullptr;
@@ -219,7 +219,7 @@ struct DrawState {
 };
 
 /// While alive, layers draw the numbers that they drew after `state` was taken, so that a forward
-/// can be recomputed. The draws outside are not affected.
+/// pass can be recomputed. Draws after the guard's end are not affected.
 class RestoreRngState : public ModeGuard {
  public:
   explicit RestoreRngState(DrawState state) : uses_(std::move(state.uses)) {

@@ -18,6 +18,7 @@
 
 namespace lathe {
 
+/// A frozen tensor in 8 or 4 bits.
 class QuantizedTensor {
  public:
   /// int8: 8 bits of 255 levels; nf4: 4 bits of 16 levels (Dettmers et al. 2023). Both have a scale
@@ -29,7 +30,7 @@ class QuantizedTensor {
   /// floating-point tensor.
   QuantizedTensor(const at::Tensor& t, Format format, bool double_quant, at::Device device);
 
-  /// Returns the whole tensor in a floating-point dtype.
+  /// Returns the complete tensor in a floating-point dtype.
   at::Tensor dequantize(at::ScalarType dtype) const;
   /// Returns pointers to codes and scales for gemv_quantized(), valid while this tensor lives;
   /// nullopt unless the tensor is a matrix on the CPU whose rows are a multiple of 64 elements.

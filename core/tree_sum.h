@@ -19,6 +19,7 @@
 
 namespace lathe {
 
+/// A running sum in the order of the tree.
 template <class T>
 class TreeSum {
  public:

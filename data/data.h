@@ -65,8 +65,8 @@ struct DataConfig {
 
 /// A micro-batch on the run's device.
 ///   tokens:   inputs int64 [B, T], targets int64 [B, T] shifted by one, -100 where none is learned
-///   pairs:    as tokens; the first half of the rows are the chosen answers behind their prompts,
-///             and the second half the rejected ones of the same pairs
+///   pairs:    as tokens; the first half of the rows are the chosen answers after their prompts,
+///             and the second half the rejected answers of the same pairs
 ///   examples: inputs float32 [B, ...], targets int64 [B] (classes) or float32 [B, outputs]
 struct Batch {
   at::Tensor inputs, targets;
@@ -131,7 +131,7 @@ class Data {
   /// Returns what the config, the model and the task need to know; valid as long as this object.
   virtual const DatasetInfo& facts() const = 0;
   /// Normalizes examples by a model's statistics from now on, instead of by those of this folder,
-  /// so that batches mean what they meant in training. Does nothing for tokens.
+  /// so that inputs have the scale of the model's training data. Does nothing for tokens.
   virtual void normalize_as(const ExampleEncoding& /*encoding*/) {}
   /// Returns the number of tokens or examples of the training split; 0 where it is missing.
   virtual int64_t train_size() const = 0;
@@ -139,7 +139,7 @@ class Data {
   virtual int64_t val_size() const = 0;
   /// Checks token data against the sizes. Throws Exit::data where there are too few tokens for a
   /// training window, or, with the file and the position, where an id is not below the vocabulary's
-  /// size.
+  /// size; Exit::usage if data.document_end is not.
   virtual void check_windows(const BatchSizes& /*sizes*/) const {}
   /// Returns the training micro-batches; this object must outlive them.
   virtual std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes,
@@ -148,7 +148,8 @@ class Data {
   /// not 0, a sample of that many batches, spread evenly over it and the same each time.
   virtual std::unique_ptr<EvaluationBatches> evaluation(const BatchSizes& sizes, int64_t batches,
                                                         at::Device device) const = 0;
-  /// Returns a short identity of the contents of both splits, sampled in a fraction of a second.
+  /// Returns a fingerprint of the contents of both splits, from samples that are read in a fraction
+  /// of a second.
   virtual std::string hash() const = 0;
   /// Returns whether `saved`, the fingerprint that a run recorded, identifies this data.
   virtual bool matches(const std::string& saved) const = 0;
@@ -162,8 +163,8 @@ class Data {
 /// A kind of data folder, identified by "kind" in its manifest.json.
 struct DataKind {
   std::string name;
-  /// Opens data.dir. Throws Exit::data with what, where and what to do, or Exit::usage for keys
-  /// that do not fit this kind.
+  /// Opens data.dir. Throws Exit::data, with the fault, its position and a remedy, or Exit::usage
+  /// for keys that do not fit this kind.
   std::function<std::unique_ptr<Data>(const DataConfig&)> open;
 };
 /// Adds a kind; call it before the command line is run. Throws Exit::internal where its name is

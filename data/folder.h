@@ -33,7 +33,7 @@ std::string manifest_file(const Json& json, const char* key, const std::string& 
 /// Returns the checksum of all bytes if there are at most `pieces` MiB of them, otherwise that of
 /// `pieces` evenly spaced pieces of 1 MiB. `pieces` must be at least 2.
 std::string sampled_checksum(std::span<const std::byte> bytes, size_t pieces);
-/// Reads every byte and compares it with the manifest's checksum. Throws Exit::data with the file
+/// Reads the file and compares its checksum with `xxh3`. Throws Exit::data with the file's name
 /// where it differs or where `xxh3` is empty, and Exit::stopped once `stop`, which is called every
 /// 16 MiB, returns true.
 void verify_file(const MappedFile& file, const std::string& xxh3,

@@ -68,9 +68,10 @@ struct DistConfig {
       std::string, shard, "none",
       "What is sharded among the processes. optimizer: the optimizer state (ZeRO 1); gradients: "
       "also the gradients (ZeRO 2), which are then exchanged after every micro-batch if the number "
-      "of processes is a power of two; parameters: also the parameters of the model's blocks (ZeRO "
-      "3), which needs memory.recompute = \"blocks\" or \"selective\". Changes no bit if each "
-      "process has a power of two of micro-batches.",
+      "of data parallel processes is a power of two and dist.context = 1; parameters: also the "
+      "parameters of the model's blocks (ZeRO 3), which needs memory.recompute = \"blocks\" or "
+      "\"selective\". Changes no bit if the number of micro-batches of each process is a power of "
+      "two.",
       one_of({"none", "optimizer", "gradients", "parameters"}))
 
   /// Returns the sizes of the grid that several processes form.

@@ -1,8 +1,8 @@
 // Context parallelism: the context ranks (dist/world.h) compute the same rows of tokens together,
 // each with some of the positions (core/position_part.h). Layers that treat positions alike need no
 // change. Attention gathers the keys and values of all ranks, as Llama 3 was trained (Dubey et al.
-// 2024, section 3.3.2), and the gradients of these are summed over the ranks. What a rank keeps for
-// backward therefore includes the keys and values of whole rows.
+// 2024, section 3.3.2), and the gradients of these are summed over the ranks. The tensors that a
+// rank saves for backward therefore include the keys and values of complete rows.
 //
 // Every context rank calls the same ops in the same order.
 #pragma once

@@ -40,9 +40,9 @@ c10::Stream exchange_stream(at::Device gpu) {
   return stream;
 }
 
-/// Returns the sum of [ranks, n] over the data ranks, each part of the positions by itself: with a
-/// number of batch groups that is not a power of two, a part is not a subtree of them all.
-/// Overwrites them.
+/// Returns the sum of `of_ranks` [ranks, n] over the data ranks, and overwrites it. If the number
+/// of batch groups is not a power of two, the ranks of one part of the positions are not a subtree
+/// of all ranks, so each part is summed separately first.
 at::Tensor sum_of_parts(const at::Tensor& of_ranks, int64_t parts) {
   const int64_t groups = of_ranks.size(0) / parts;
   if (parts == 1 || std::has_single_bit(static_cast<uint64_t>(groups)))
@@ -97,7 +97,7 @@ void GradientExchange::start_with_next_backward() {
     hooks_.push_back(parameters_[i].parameter.register_post_accumulate_grad_hook(
         [this, i](Leaf&) { complete(i); }));
   }
-  // A dry run is one thread's.
+  // A dry run has one thread.
   if (!is_dry_run()) thread_ = std::thread([this] { work(); });
 }
 
@@ -120,8 +120,8 @@ void GradientExchange::complete(size_t i) {
   ready_.notify_one();
   if (is_dry_run()) return send_in_dry_run();
 
-  // Gradients that are freed once they are sent must not pile up where backward is faster. A rank
-  // whose blocks are collected by others must not wait: they may wait for it.
+  // Gradients that are freed once they are sent must not pile up where backward is faster. With
+  // sharded parameters a rank must not wait: others may wait for it to gather the next block.
   const bool has_blocks = layout_.buckets().at(0).block >= 0 || layout_.buckets().back().block >= 0;
   if (result_ == Result::all || has_blocks || !thread_.joinable()) return;
   std::unique_lock lock(mutex_);
@@ -174,8 +174,8 @@ void GradientExchange::finish() {
   settle_absent(anywhere);
 }
 
-/// Sends the quiet buckets that have a gradient after all, and takes the gradients away from
-/// parameters that have none on any rank. `anywhere`: which parameters have one.
+/// Sends the quiet buckets that have a gradient after all, and drops the gradients of parameters
+/// that have none on any rank. `anywhere`: which parameters have one on some rank.
 void GradientExchange::settle_absent(const std::vector<char>& anywhere) {
   const NoGrad no_grad;
   for (size_t b = 0; b < is_quiet_.size(); ++b) {
@@ -193,8 +193,8 @@ void GradientExchange::settle_absent(const std::vector<char>& anywhere) {
 
 /// Sends buckets as they become sendable, until all are sent or the step ends early.
 void GradientExchange::work() {
-  // This thread computes alone: the cores belong to the backward pass. ATen sets a new thread's
-  // number at the first question for it, so ask it first.
+  // Use one core here, because the backward pass needs the others. at::get_num_threads() sets
+  // OpenMP's number at its first call in a thread, so call it first.
   at::get_num_threads();
   omp_set_num_threads(1);
   const NoGrad no_grad;
@@ -241,7 +241,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
     const at::Tensor place = flat.narrow(0, offset, parameter.numel());
     if (grad.defined()) {
       place.copy_(grad.reshape({-1}));
-      // Its memory is used again once it was copied, not when the training thread gets it back.
+      // The allocator must not reuse its memory before this stream has copied it.
       if (grad.is_cuda()) grad.record_stream(exchange_stream(device_));
     } else {
       place.fill_(-0.0);

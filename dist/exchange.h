@@ -3,9 +3,9 @@
 // Each rank has the sum of its own block of micro-batches, a subtree of the step's sum
 // (core/tree_sum.h). The ranks continue that tree: gradients are laid into buckets; an all-to-all
 // gives every rank its share of the bucket from all others; it adds these in the order of the tree;
-// and a gather returns the sums to all, unless each rank needs its own share alone. That moves the
-// (N - 1) / N of the bytes twice that a ring moves, and no library's order of sums is part of the
-// result: neither the size of a bucket nor the time at which it is sent changes a bit.
+// and a gather returns the sums to all, unless each rank needs its own share alone. As in a ring
+// all-reduce, (N - 1) / N of the bytes are sent twice. The result does not depend on a library's
+// order of sums: neither the size of a bucket nor the time at which it is sent changes a bit.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -37,11 +37,11 @@ using ExchangeHistory = std::vector<char>;
 /// if a rank has a gradient now.
 class GradientExchange {
  public:
-  /// What a rank gets: the sums of all gradients, or only those of the elements that it owns.
+  /// The sums that a rank gets: of all gradients, or only of the elements that it owns.
   enum class Result : uint8_t { all, own };
 
   /// `complete(i)` makes the gradient of parameter i the sum of this rank's micro-batches; it is
-  /// called once for each parameter. What is given must outlive it.
+  /// called once for each parameter. The arguments must outlive this object.
   GradientExchange(World& world, std::span<const NamedParameter> parameters,
                    const ShardLayout& layout, Result result, ExchangeHistory& history,
                    std::function<void(size_t i)> complete);
@@ -52,15 +52,16 @@ class GradientExchange {
   /// Sends each bucket as soon as the backward pass that begins now has made its gradients.
   void start_with_next_backward();
   /// Completes a parameter's gradient and sends the buckets that are full. The backward pass calls
-  /// it for what it changes; call it for others, whose buckets then need not wait for finish().
+  /// it for the parameters that it reaches. Call it for others, so that their buckets are sent
+  /// before finish().
   void complete(size_t i);
   /// Waits until the gradient of each parameter is the sum over all ranks. A parameter without a
   /// gradient on some ranks counts as zero there; without one on all of them it stays without.
   /// Throws Exit::peer_lost where a rank was lost.
   void finish();
-  /// After finish(), of Result::own: returns the sums of the elements that this rank owns, 1-D, one
-  /// tensor for each parameter; undefined where no rank has a gradient. The parameters then have
-  /// none.
+  /// Returns, after finish() with Result::own, the sums of the elements that this rank owns, 1-D,
+  /// one tensor for each parameter; undefined where no rank has a gradient. The parameters
+  /// themselves then have no gradients.
   std::vector<at::Tensor> take_own() { return std::move(own_); }
 
  private:

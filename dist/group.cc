@@ -188,7 +188,8 @@ class GlooGroup final : public Group {
     for (const auto& work : works) work->wait();
   }
   static void check(const at::Tensor& t) {
-    LATHE_CHECK(t.is_contiguous() && t.is_cpu(), "a collective of a tensor that is not contiguous");
+    LATHE_CHECK(t.is_contiguous() && t.is_cpu(),
+                "a collective of a tensor that is not contiguous or not on the CPU");
   }
 
   c10::intrusive_ptr<c10d::Backend> group_;
@@ -281,7 +282,7 @@ class NcclGroup final : public HostGroup {
     if (flat.is_cpu()) return HostGroup::all_gather(flat, cuts);
     count_all_gather(flat, cuts);
 
-    // Into place. Shares of different sizes are sent one by one.
+    // Gather directly into `flat`. Shares of different sizes are sent one by one.
     std::vector<std::vector<at::Tensor>> shares(1);
     for (size_t r = 0; r < size_; ++r) shares[0].push_back(flat.narrow(0, cuts[r], share(cuts, r)));
     std::vector<at::Tensor> mine{shares[0][rank_]};

@@ -36,7 +36,7 @@ class Group {
   virtual at::Tensor gather(const at::Tensor& mine) = 0;
 
   /// Starts to send `t` to one rank, and returns a function that waits until it was received. `t`
-  /// must not change before. Unlike in a collective, no other rank takes part.
+  /// must not change before that. Unlike in a collective, no other rank takes part.
   virtual std::function<void()> send(const at::Tensor& t, int to) = 0;
   /// Fills `t` with the next tensor that rank `from` sends to this one. Sizes and dtypes must be
   /// equal.

@@ -245,7 +245,7 @@ Exit launch(const LaunchOptions& options) {
     Attempt attempt(options, ranks, restarts, signals);
     const Exit result = attempt.wait();
 
-    // Only the loss of a process is worth another attempt: an error would come again.
+    // Try again only after the loss of a process: an error would occur again.
     if (result != Exit::peer_lost || attempt.was_stopped() || restarts == options.max_restarts)
       return result;
     ranks = options.ranks_after_loss(ranks - attempt.lost());

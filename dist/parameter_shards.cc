@@ -53,7 +53,7 @@ ParameterShards::ParameterShards(World& world, std::span<const NamedParameter> p
   }
 }
 
-void ParameterShards::share_out(size_t i) {
+void ParameterShards::shard(size_t i) {
   own_.resize(parameters_.size());
   if (layout_.buckets()[layout_.bucket_of(i)].block < 0) return;
   const NoGrad no_grad;
@@ -109,8 +109,8 @@ void ParameterShards::hold_largest_bucket(int64_t block) {
   ahead_buffer_ = at::empty({most}, at::kByte);
 }
 
-/// Starts to collect a block that runs next. All ranks do so at the same point, so their
-/// collectives have one order; a dry run has one thread.
+/// Starts to gather the block that runs next. All ranks do so at the same point, so their
+/// collectives have one order. A dry run gathers it immediately, since it has one thread.
 void ParameterShards::gather_ahead(int64_t block) {
   if (complete_blocks_.contains(block)) return;
   prefetched_block_ = block;
@@ -128,7 +128,7 @@ void ParameterShards::gather_ahead(int64_t block) {
   });
 }
 
-/// Waits for the block that is collected ahead. Throws what gather() throws.
+/// Waits for the block that is gathered ahead. Throws the errors of gather().
 void ParameterShards::finish_ahead() {
   if (prefetched_block_ < 0) return;
   const int64_t block = std::exchange(prefetched_block_, -1);
@@ -152,7 +152,7 @@ void ParameterShards::free(size_t i) {
 }
 
 void ParameterShards::begin(size_t block, bool is_recomputed) {
-  if (!is_shared_out() || gathered_ > 0) return;
+  if (!is_sharded() || gathered_ > 0) return;
   const auto number = static_cast<int64_t>(block);
   finish_ahead();
   // The backward pass of the block that was recomputed before is over.
@@ -168,7 +168,7 @@ void ParameterShards::begin(size_t block, bool is_recomputed) {
 
 void ParameterShards::end(size_t block, bool is_recomputed) {
   // A recomputed block still has its backward pass to run.
-  if (!is_shared_out() || gathered_ > 0 || is_recomputed) return;
+  if (!is_sharded() || gathered_ > 0 || is_recomputed) return;
   const auto number = static_cast<int64_t>(block);
   if (blocks_.contains(number) && number != *blocks_.rbegin()) free_block(number);
 }
@@ -190,17 +190,17 @@ void ParameterShards::publish_update() {
   for (size_t i = 0; i < own_.size(); ++i) {
     if (own_[i].defined()) bump_version(parameters_[i].parameter.data());
   }
-  gather_parameters(world_, layout_, parameters_, /*blocks_too=*/!is_shared_out());
+  gather_parameters(world_, layout_, parameters_, /*blocks_too=*/!is_sharded());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Variable& p = parameters_[i].parameter;
-    if (!is_shared_out() || !own_[i].defined()) p.leaf().precision.refresh_low(p.data());
+    if (!is_sharded() || !own_[i].defined()) p.leaf().precision.refresh_low(p.data());
   }
   if (gathered_ == 0) return;
   for (const int64_t block : blocks_) gather(block, /*for_all_uses=*/true);
 }
 
 ParameterShards::Gathered::Gathered(ParameterShards* shards)
-    : shards_(shards != nullptr && shards->is_shared_out() ? shards : nullptr) {
+    : shards_(shards != nullptr && shards->is_sharded() ? shards : nullptr) {
   if (shards_ == nullptr || shards_->gathered_++ > 0) return;
   shards_->finish_ahead();
   for (const int64_t block : shards_->blocks_) shards_->gather(block, /*for_all_uses=*/true);

@@ -25,7 +25,7 @@ namespace lathe {
 /// parameters between steps must hold a Gathered.
 class ParameterShards final : public BlockHooks {
  public:
-  /// Does not shard anything yet; see share_out(). `layout` must have been made with blocks_apart.
+  /// Does not shard anything yet; see shard(). `layout` must have been made with blocks_apart.
   /// All arguments must outlive this object. Throws Exit::usage if a parameter of a block shares
   /// its memory with another tensor.
   ParameterShards(World& world, std::span<const NamedParameter> parameters,
@@ -34,10 +34,10 @@ class ParameterShards final : public BlockHooks {
   /// If parameter i belongs to a block, keeps only the elements that this rank owns and frees the
   /// others. The parameter must be complete. Call this once for each parameter, before the first
   /// step.
-  void share_out(size_t i);
+  void shard(size_t i);
   /// Returns the elements that this rank owns of each parameter, as 1-D tensors that the optimizer
   /// updates. A tensor is undefined if its parameter is outside of blocks, and therefore complete
-  /// on every rank. Empty before share_out().
+  /// on every rank. Empty before shard().
   std::span<const at::Tensor> own() const { return own_; }
   /// Call this after the optimizer's update. Sends the updated parameters outside of blocks to all
   /// ranks. Those of a block are gathered when it runs next, or now while a Gathered is alive. A
@@ -63,7 +63,7 @@ class ParameterShards final : public BlockHooks {
   };
 
  private:
-  bool is_shared_out() const { return !own_.empty(); }
+  bool is_sharded() const { return !own_.empty(); }
   void gather(int64_t block, bool for_all_uses);
   void gather_ahead(int64_t block);
   void hold_largest_bucket(int64_t block);

@@ -6,8 +6,8 @@
 // many bytes as the sums of tensor parallelism alone. The backward pass gathers inputs again, which
 // adds a quarter if the layers with the same input are one fused op.
 //
-// A parameter of a block that is not cut has a gradient of these positions, so it must be added
-// over the tensor ranks: sum_block_gradients().
+// A parameter of a block that is not cut has the gradient of this rank's positions only, so
+// gradients must be summed over the tensor ranks: sum_block_gradients().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -57,9 +57,9 @@ Variable join_sequence(const Variable& x);
 /// [B, T, C].
 Variable input_of_cut_outputs(const Variable& x);
 /// Returns f(input_of_cut_outputs(x)), where `f` computes a matrix product. In a divided block,
-/// what is kept of the input are this process's positions, and the backward pass gathers it again;
-/// a SavedPacker keeps it gathered. `f` is copied and must meet the conditions for the fn of
-/// recompute() (autograd/recompute.h).
+/// saves only this process's positions of the input, and the backward pass gathers the input again.
+/// With a SavedPacker, the gathered input is saved. `f` is copied and must meet the conditions for
+/// the fn of recompute() (autograd/recompute.h).
 template <class F>
 auto with_input_of_cut_outputs(const Variable& x, const F& f) {
   if (mode().sequence_part == nullptr || mode().packer != nullptr)

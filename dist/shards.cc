@@ -64,7 +64,7 @@ ShardLayout::ShardLayout(std::span<const NamedParameter> parameters,
   // Tensor ranks must give a parameter to the same data rank, since its owners update it together.
   // Their parts may differ in size, so the elements of the whole tensors count.
   std::vector<int64_t> whole;
-  for (const NamedParameter& p : parameters) whole.push_back(whole_numel(p.parameter));
+  for (const NamedParameter& p : parameters) whole.push_back(full_numel(p.parameter));
   const bool has_parts = whole != sizes_;
 
   const auto is_whole = [&](const Bucket& bucket) {
@@ -117,7 +117,7 @@ void ShardLayout::fill_buckets(std::span<const NamedParameter> parameters,
     const StagePart part = part_of(options, left);
     const bool is_cut = cut_of(parameter) != nullptr;
     const Key key{dtype, parameter.dtype(), is_divisible[left], block, has_copy, is_cut, part};
-    const int64_t elements = is_divisible[left] ? sizes_[left] : whole_numel(parameter);
+    const int64_t elements = is_divisible[left] ? sizes_[left] : full_numel(parameter);
     const int64_t size = elements * static_cast<int64_t>(c10::elementSize(dtype));
 
     if (open.contains(key) && bytes[key] + size > options.bucket_bytes) close(key);

@@ -22,7 +22,7 @@
 
 namespace lathe {
 
-/// Parameters one behind the other in a flat tensor.
+/// Parameters that are concatenated in a flat tensor.
 struct Bucket {
   std::vector<size_t> parameters;
   at::ScalarType dtype;  ///< of the gradients
@@ -30,7 +30,7 @@ struct Bucket {
   /// [ranks + 1]: rank r owns the elements [cuts[r], cuts[r + 1]).
   std::vector<int64_t> cuts{};
   bool is_divisible = true;
-  int64_t block = -1;  ///< the repeated block that all of them are of; -1: of any
+  int64_t block = -1;  ///< the repeated block that all of them belong to; -1: any
   int owner = 0;       ///< the stage of the pipeline that updates them
 
   int64_t elements() const { return cuts.back(); }
@@ -71,8 +71,8 @@ class ShardLayout {
   ElementRange range(size_t parameter, int rank) const;
   /// Returns the same for all parameters.
   std::vector<ElementRange> ranges(int rank) const;
-  /// Returns the rank that owns the most elements of what a stage of a pipeline updates; 0 if that
-  /// is less than 1% more than rank 0 owns.
+  /// Returns the rank that owns the largest part of the elements that a stage of a pipeline
+  /// updates; 0 if that is less than 1% more than rank 0 owns.
   int largest_owner(int stage) const;
 
  private:
@@ -84,7 +84,7 @@ class ShardLayout {
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;
   std::vector<int64_t> sizes_,
-      offsets_;  // of each parameter: elements, and its place in its bucket
+      offsets_;  // of each parameter: elements, and its offset in its bucket
 };
 
 /// Returns whether gradients are exchanged after every micro-batch, as dist.shard asks for. With a
@@ -102,11 +102,10 @@ bool has_any(const Bucket& bucket, const std::vector<char>& has_gradient);
 
 /// Returns the bytes of gradients and parameters that a data rank sends in a step of `rounds`
 /// micro-batches. `has_gradient`: as for has_any(), in the previous step; empty: all have one.
-/// `shard`: as dist.shard. Each rank sends every other one its share of the
-/// gradients, after each micro-batch where they are shared out, and then its own share: of the
-/// sums, or of the updated parameters where only the owner has the sums. Parameters of blocks that
-/// are shared out are sent before each forward pass and, but for the last block's, again before
-/// each backward pass.
+/// `shard`: as dist.shard. Each rank sends every other rank its share of the gradients, after each
+/// micro-batch if exchanges_every_micro_batch(). Then it sends its own share of the sums, or of the
+/// updated parameters where only the owner has the sums. Sharded parameters of blocks are sent
+/// before each forward pass and, except those of the last block, again before each backward pass.
 int64_t bytes_sent_in_step(const World& world, int data_rank, const ShardLayout& layout,
                            std::span<const NamedParameter> parameters,
                            const std::vector<char>& has_gradient, const std::string& shard,

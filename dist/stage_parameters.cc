@@ -106,7 +106,8 @@ bool StageParameters::is_foreign(size_t i) const {
   return owner_[i] != stages_.rank && !is_head_here;
 }
 
-/// Returns whether parameter i has no values here. Those before the blocks are read (above).
+/// Returns whether parameter i has no values here. On GPUs, foreign parameters outside of blocks
+/// keep theirs.
 bool StageParameters::is_freed(size_t i) const {
   return is_foreign(i) && (parameters_[i].block >= 0 || !parameters_[i].parameter.data().is_cuda());
 }
@@ -138,8 +139,8 @@ void StageParameters::divide(std::span<const ElementRange> shares) {
   }
 }
 
-void StageParameters::share_out() {
-  is_shared_out_ = true;
+void StageParameters::free_foreign_parameters() {
+  has_freed_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Variable& p = parameters_[i].parameter;
     if (is_foreign(i)) p.leaf().own = {at::empty({0}, p.data().options()), owned_[i].end};
@@ -177,7 +178,7 @@ std::vector<uint8_t> StageParameters::stages_with_gradients(
   for (size_t i = 0; i < n; ++i) mine[i] = own[i].defined() ? 1 : 0;
 
   if (is_dry_run()) {
-    // There is no one to ask.
+    // A dry run has no other stages to ask.
     for (size_t i = 0; i < n; ++i) {
       all[i * stages + stages - 1] = is_tied(i) ? 1 : 0;
       all[i * stages + static_cast<size_t>(stages_.rank)] = mine[i];
@@ -254,14 +255,14 @@ at::Tensor StageParameters::summed(size_t i, const at::Tensor& own, const uint8_
   return sum;
 }
 
-/// Gives parameter i of its owner to all stages, which have memory for it.
+/// Sends parameter i from its owner to all stages, which must have memory for it.
 void StageParameters::publish(size_t i) {
   at::Tensor flat = parameters_[i].parameter.data().view({-1});
   world_.stages().all_gather(flat, cuts_of(i));
   if (owner_[i] != stages_.rank) mark_updated(i);
 }
 
-/// Gives parameter i of the first stage to the last one.
+/// Sends parameter i from the first stage to the last one.
 void StageParameters::publish_to_last(size_t i) {
   const int last = stages_.size - 1;
   at::Tensor data = parameters_[i].parameter.data();
@@ -271,7 +272,7 @@ void StageParameters::publish_to_last(size_t i) {
   mark_updated(i);
 }
 
-/// Makes parameter i, which was received, known as changed.
+/// Marks parameter i, which was received, as updated, and refreshes its working copy.
 void StageParameters::mark_updated(size_t i) {
   const Variable& p = parameters_[i].parameter;
   bump_version(p.data());
@@ -291,7 +292,7 @@ void StageParameters::publish_update() {
 }
 
 StageParameters::Gathered::Gathered(StageParameters* stage)
-    : stage_(stage != nullptr && stage->is_shared_out_ ? stage : nullptr) {
+    : stage_(stage != nullptr && stage->has_freed_ ? stage : nullptr) {
   if (stage_ == nullptr || stage_->gathered_++ > 0) return;
   const NoGrad no_grad;
   for (size_t i = 0; i < stage_->parameters_.size(); ++i) {

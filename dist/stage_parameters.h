@@ -2,10 +2,10 @@
 // large-scale language model training on GPU clusters"). A stage, a position on the pipeline axis
 // of dist/world.h, runs some consecutive blocks of the model, or several parts of such blocks
 // (dist.virtual_stages): part p belongs to stage p % stages. It alone keeps their parameters and
-// their state. Of the parameters outside of blocks, the first stage has those that the model
-// names before its blocks, and the last stage has the others. Both have an embedding that is tied
-// to the head: the first stage adds up its gradients and updates it. With dist.shard, the data
-// ranks of a stage divide what it updates among them (dist/shards.h).
+// their state. Of the parameters outside of blocks, the first stage has those that the model names
+// before its blocks, and the last stage has the others. Both have an embedding that is tied to the
+// head: the first stage adds up its gradients and updates it. With dist.shard, the data ranks of a
+// stage divide its updates among them (dist/shards.h).
 //
 // Every stage runs the computations before the blocks, and those that are not the first drop the
 // results. There, on CPUs, the parameters of the first stage read as zeros and take no memory; on
@@ -24,19 +24,20 @@
 
 namespace lathe {
 
-/// Returns [parts + 1]: part p has the blocks [cuts[p], cuts[p + 1]), at least one. Of all such
-/// cuts, the most expensive part costs the least. `costs`: of each block; `after`: of what follows
-/// the blocks, in the last part. There must be as many blocks as parts.
+/// Returns cuts [parts + 1] that minimize the cost of the most expensive part. Part p has the
+/// blocks [cuts[p], cuts[p + 1]), at least one. `costs`: of each block; `after`: of the layers
+/// after the blocks, which belong to the last part. There must be at least as many blocks as parts.
 std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after, int parts);
 
-/// The parameters that this stage trains. What needs those of all stages holds a Gathered.
+/// The parameters that this stage trains. Code that needs those of all stages must hold a Gathered.
 ///
 /// A parameter of another stage's block has its sizes but no memory; reading it throws.
 class StageParameters {
  public:
   /// Begins with complete parameters, which must outlive it. `cuts`: as cut_into_stages() returns
   /// them, with the same number of parts for each stage. `head`: the weight of the model's head, or
-  /// null. Throws Exit::usage if a block's parameter shares its memory with another tensor.
+  /// null. Throws Exit::usage if a parameter that only other stages use shares its memory with
+  /// another tensor.
   StageParameters(World& world, std::vector<NamedParameter> parameters, std::vector<int64_t> cuts,
                   const Leaf* head = nullptr);
 
@@ -54,26 +55,27 @@ class StageParameters {
   size_t index_of_local(size_t i) const { return index_of_local_[i]; }
   /// Returns which stages have each of local().
   std::vector<StagePart> parts_of_local() const;
-  /// Divides what this stage updates among its data ranks. `shares`: for each of local(), the
-  /// elements of this process. Call it at most once, before owned_ranges().
+  /// Divides the parameters that this stage updates among its data ranks. `shares`: for each of
+  /// local(), the elements of this process. Call it at most once, before owned_ranges().
   void divide(std::span<const ElementRange> shares);
   /// Returns for each parameter the elements that this process updates.
   const std::vector<ElementRange>& owned_ranges() const { return owned_; }
 
-  /// Returns whether this process needs the values of a parameter, one of all that it was made
-  /// with or another: not those that share_out() frees.
+  /// Returns whether this process needs the values of a parameter: false for those that
+  /// free_foreign_parameters() frees, true for all others, including parameters that this object
+  /// was not made with.
   bool needs(const Leaf* parameter) const;
   /// Frees the parameters that this stage does not use; on GPUs, only those of blocks. They may be
   /// without memory already (core/storage.h). Call it once, before the first step.
-  void share_out();
+  void free_foreign_parameters();
   /// Adds up, on its owner, the gradients that several stages have of a parameter. Returns for each
   /// parameter its gradient, 1-D: without elements if another stage owns it, and undefined if no
   /// stage has one. `shares`: for each of local(), the gradient of this process's share, 1-D, or
-  /// undefined; empty if the gradients are on the parameters. Throws Exit::usage if a parameter
-  /// that another stage has has a gradient here. A collective of the stages.
+  /// undefined; empty if the gradients are on the parameters. Throws Exit::usage if this stage has
+  /// a gradient of a parameter that only other stages use. A collective of the stages.
   std::vector<at::Tensor> sum_gradients(std::vector<at::Tensor> shares = {});
-  /// Gives the last stage a tied embedding that the first one has updated, and, while a Gathered is
-  /// alive, all stages all parameters. A collective of the stages.
+  /// Sends a tied embedding that the first stage has updated to the last stage; while a Gathered is
+  /// alive, sends all parameters to all stages. A collective of the stages.
   void publish_update();
 
   /// While alive, all parameters are complete. `stage` may be null. A collective of the stages.
@@ -110,7 +112,7 @@ class StageParameters {
   std::vector<int64_t> cuts_;
   const Leaf* head_;
   std::vector<int> owner_;  // the stage that updates each parameter
-  bool is_shared_out_ = false;
+  bool has_freed_ = false;
   int gathered_ = 0;  // Gathered that are alive
 };
 

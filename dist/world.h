@@ -205,9 +205,9 @@ class DryWorld {
   DryWorld(const DryWorld&) = delete;
   DryWorld& operator=(const DryWorld&) = delete;
 
-  /// What this stage sends to the next one, and what it receives from the stage before, in order.
+  /// Tensors that this stage sends to the next one and receives from the previous one, in order.
   std::vector<TensorForm> sent, received;
-  size_t received_count = 0;  ///< that this stage has received so far
+  size_t received_count = 0;  ///< number of tensors that this stage has received so far
 
  private:
   void swap_groups();
@@ -219,8 +219,8 @@ class DryWorld {
 
 /// Joins the other processes. Call it once, before anything else of this folder. Throws
 /// Exit::peer_lost with the first rank that did not join within dist.timeout, and Exit::usage if
-/// two processes have the same rank or if their WORLD_SIZE differs. The product of dist.pipeline,
-/// dist.context and dist.tensor must divide their number.
+/// two processes have the same rank, or if their WORLD_SIZE or their grids differ. The product of
+/// dist.pipeline, dist.context and dist.tensor must divide their number.
 void join_world(const Placement& placement, const DistConfig& config);
 
 }  // namespace lathe

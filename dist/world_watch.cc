@@ -107,7 +107,7 @@ std::string World::find_lost_rank() {
   const std::string own = std::to_string(step_.load());
   for (int r = 0; r < size(); ++r) {
     if (r != rank() && (now[r].step != own || now[r].phase != phase_.load()))
-      return sentence(r, now[r], "lives but does not take part");
+      return sentence(r, now[r], "is alive but does not take part");
   }
   return "";
 }
@@ -156,7 +156,7 @@ void World::wait_for_readers() const {
   if (rank() == 0 && !placement_.agent_hosts_store) std::this_thread::sleep_for(2 * pulse_interval);
 }
 
-/// Stores what was found for the ranks that look later.
+/// Stores the sentence about the lost rank, for ranks that look for it later.
 void World::store_answer(const std::string& lost) {
   try {
     monitor_->set("lost", lost);

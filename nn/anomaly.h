@@ -19,7 +19,7 @@ namespace lathe {
 /// torch.autograd.detect_anomaly checks only gradients, for NaN.
 class DetectAnomaly : public ModeGuard {
  public:
-  /// What is checked besides results of the forward pass.
+  /// The checks in addition to those of forward results.
   struct Options {
     bool backward = true;  ///< check gradients too
   };

@@ -31,7 +31,7 @@ void uniform(const at::Tensor& t, double bound, RngKey key) {
 void fill_weight(const NamedParameter& p, const at::Tensor& t, Init init, int64_t depth,
                  RngKey key) {
   LATHE_CHECK(t.dim() >= 2, p.path, " is a ", p.role.name, " of shape ", describe(t.sizes()),
-              "; only 2 dimensions and more have a fan to start by: give it another Role::Start");
+              "; fan-in and fan-out need 2 dimensions or more: give it another Role::Start");
   const auto out = static_cast<double>(t.size(0)), in = static_cast<double>(t.size(1));
   const double field = static_cast<double>(t.numel()) / (out * in);  // positions of a filter
   const double fan_out = out * field, fan_in = in * field;
@@ -97,7 +97,7 @@ void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_
 }
 
 void initialize(const ModuleRef& model, Init init, uint64_t seed, int64_t depth) {
-  place(model);
+  assign_random_streams(model);
   initialize(parameters(model), init, depth, seed);
 }
 

@@ -33,7 +33,7 @@ std::vector<std::string> init_names();
 void initialize(const std::vector<NamedParameter>& parameters, Init init, int64_t depth,
                 uint64_t seed);
 /// Fills every parameter of a model, and gives its layers their streams of random numbers
-/// (place()).
+/// (assign_random_streams()).
 void initialize(const ModuleRef& model, Init init, uint64_t seed, int64_t depth = 1);
 
 }  // namespace lathe

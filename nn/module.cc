@@ -141,7 +141,7 @@ int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool froze
   return n;
 }
 
-void place(const ModuleRef& model) {
+void assign_random_streams(const ModuleRef& model) {
   Visit visit({.stream = [](const std::string& path, uint64_t& stream) {
     stream = hash_name("dropout/" + path);
   }});
@@ -176,7 +176,7 @@ at::Tensor new_buffer(at::IntArrayRef sizes, double value, at::ScalarType dtype)
 
 int64_t count(const std::vector<NamedParameter>& parameters) {
   int64_t n = 0;
-  for (const auto& p : parameters) n += whole_numel(p.parameter);
+  for (const auto& p : parameters) n += full_numel(p.parameter);
   return n;
 }
 

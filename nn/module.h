@@ -43,7 +43,7 @@ class Visit {
   /// Visits a tensor that a module keeps and saves and that is not a parameter, such as batch
   /// norm's statistics. An undefined one is skipped.
   void buffer(std::string_view name, at::Tensor& tensor);
-  /// Visits the stream of random numbers of the current module; see place().
+  /// Visits the stream of random numbers of the current module; see assign_random_streams().
   void stream(uint64_t& stream);
 
   template <class Child>
@@ -58,12 +58,14 @@ class Visit {
   template <class Children>
   void blocks(std::string_view name, Children& children) {
     const std::string prefix = std::string(name) + ".";
+    // Blocks within a block belong to that block.
+    const int64_t outer = block_;
     int64_t i = 0;
     for (auto& child : children) {
-      block_ = i;
+      if (outer < 0) block_ = i;
       (*this)(prefix + std::to_string(i++), child);
     }
-    block_ = -1;
+    block_ = outer;
   }
   /// Visits a child that adds nothing to the path.
   template <class Child>
@@ -170,13 +172,13 @@ void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype);
 /// Drops the gradients; frozen parameters have none.
 void zero_grad(const ConstModuleRef& model);
 /// Freezes every parameter whose path `pattern` matches (see matches() in autograd/parameter.h), or
-/// makes it trainable again with false. Returns their number, and throws if it is 0. Frozen
-/// parameters get no gradients and no updates.
+/// makes it trainable again if `frozen` is false. Returns their number, and throws if it is 0.
+/// Frozen parameters get no gradients and no updates.
 int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen = true);
 /// Gives each layer that draws random numbers the stream of its path, so that its numbers do not
 /// depend on which other layers ran. Without it such layers draw from one stream, in the order in
 /// which they run.
-void place(const ModuleRef& model);
+void assign_random_streams(const ModuleRef& model);
 
 /// Parameters and buffers by path.
 using StateDict = std::map<std::string, at::Tensor>;
@@ -189,8 +191,8 @@ struct LoadedState {
 };
 /// Copies the values of `state` into the model's tensors, cast to their dtype and device. Tied
 /// parameters stay tied: `state` may have one under any of its paths, or under several with equal
-/// values. Throws one error that names all mismatches and writes nothing: of shapes and kinds of
-/// dtype, and with `strict` missing and unexpected paths.
+/// values. Throws one error that names all mismatches of shapes and kinds of dtype, and with
+/// `strict` all missing and unexpected paths; the model is then unchanged.
 LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 

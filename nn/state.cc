@@ -29,7 +29,7 @@ std::vector<Place> places_of(const ConstModuleRef& model) {
   const auto add = [&](const std::string& path, const at::Tensor& t) {
     LATHE_CHECK(paths.insert(path).second, "two tensors of a model are called ", path,
                 "; give one another name in its module's visit()");
-    LATHE_CHECK(!t.is_meta(), path, " has no values here: it is quantized, or a shape alone");
+    LATHE_CHECK(!t.is_meta(), path, " has no values here: it is quantized, or has only a shape");
     const auto [at, is_new] = known.emplace(t.unsafeGetTensorImpl(), out.size());
     if (is_new) out.push_back({{}, t});
     out[at->second].paths.push_back(path);

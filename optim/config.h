@@ -53,7 +53,8 @@ struct OptimConfig {
               "divide by the standard deviation of the gradients instead of their root "
               "mean square.",
               anything().fixed().of({"rmsprop"}))
-  LATHE_FIELD(double, lr_decay, 0.0, "the learning rate is divided by 1 + updates * lr_decay.",
+  LATHE_FIELD(double, lr_decay, 0.0,
+              "the learning rate is divided by 1 + (updates - 1) * lr_decay.",
               at_least(0).of({"adagrad"}))
   LATHE_FIELD(double, initial_accumulator, 0.0, "initial value of the sum of squares.",
               at_least(0).fixed().of({"adagrad"}))

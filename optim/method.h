@@ -21,9 +21,9 @@ struct StateTensor {
   std::string name;
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
-  int place = 0;  ///< index in UpdateArgs::state
-  double start = 0;
-  int64_t per = 1;  ///< elements of the parameter that one element of a divisible state is for
+  int place = 0;     ///< index in UpdateArgs::state
+  double start = 0;  ///< initial value of all elements
+  int64_t per = 1;   ///< elements of the parameter for each element of a divisible state
 };
 /// The state that a method keeps for one parameter.
 struct StateOf {

@@ -57,7 +57,7 @@ std::vector<OptimizerKind>& all() {
         made.end(),
         {
             {"lamb", "Adam with steps in proportion to each tensor's norm", make_lamb},
-            {"adafactor", "squares kept by rows and columns alone", make_adafactor},
+            {"adafactor", "second moments only of rows and columns", make_adafactor},
             {"adam8bit", "adam with moments in 8 bits", make_adam8bit},
             {"adamw8bit", "adamw with moments in 8 bits", make_adam8bit},
             {"muon", "orthogonalized momentum for hidden matrices, adamw for others", make_muon},

@@ -16,8 +16,8 @@
 namespace lathe {
 namespace {
 
-constexpr size_t page = 4096;              // units and buffers begin on one
-constexpr size_t line = 64;                // tensors within a unit begin on one
+constexpr size_t page = 4096;              // alignment of units and buffers
+constexpr size_t line = 64;                // alignment of tensors within a unit
 constexpr size_t largest_unit = 16 << 20;  // bytes; of a unit that can be cut
 constexpr size_t units_at_least = 16;      // where parameters are small enough
 constexpr size_t buffers_at_least = 4;     // one in use, two ahead, one being written
@@ -130,7 +130,7 @@ std::byte* StateOffload::memory_of(size_t unit) const {
          status_[unit].buffer * buffer_bytes_;
 }
 
-/// Waits for the threads, and throws what went wrong there.
+/// Waits until `is_true`, and throws an error that occurred in the threads.
 void StateOffload::wait_until(std::unique_lock<std::mutex>& lock,
                               const std::function<bool()>& is_true) {
   if (error_ == nullptr && !is_true()) {
@@ -168,7 +168,7 @@ void StateOffload::transfer(size_t unit, bool is_write) {
   changed_.notify_all();
 }
 
-/// Has the unit written that was in use.
+/// Starts to write the unit that was in use.
 void StateOffload::retire() {
   if (!current_) return;
   const size_t unit = *std::exchange(current_, std::nullopt);
@@ -176,14 +176,14 @@ void StateOffload::retire() {
   writer_->add([this, unit] { transfer(unit, /*is_write=*/true); });
 }
 
-/// Has a unit read into free buffers.
+/// Starts to read a unit into adjacent free buffers, the first of which is `buffer`.
 void StateOffload::fetch(size_t unit, size_t buffer) {
   status_[unit] = {.place = Place::reading, .buffer = buffer};
   for (size_t i = 0; i < buffers_of(unit); ++i) holds_[buffer + i] = static_cast<int64_t>(unit);
   reader_->add([this, unit] { transfer(unit, /*is_write=*/false); });
 }
 
-/// Returns the first of so many free buffers in a row.
+/// Returns the first of `count` adjacent free buffers, or nullopt.
 std::optional<size_t> StateOffload::free_buffers(size_t count) const {
   size_t row = 0;
   for (size_t i = 0; i < holds_.size(); ++i) {
@@ -193,8 +193,8 @@ std::optional<size_t> StateOffload::free_buffers(size_t count) const {
   return std::nullopt;
 }
 
-/// Returns the unit in memory that was used the longest ago; of those that were read ahead and not
-/// used yet, with `unused_too` and where there is no other, the one that is needed last.
+/// Returns the unit in memory that was used the longest ago. If there is none and `unused_too` is
+/// true, returns the unit that is needed last of those that were read ahead and not used yet.
 std::optional<size_t> StateOffload::least_needed(bool unused_too) const {
   std::optional<size_t> used, unused;
   for (const int64_t held : holds_) {
@@ -223,7 +223,7 @@ void StateOffload::evict(size_t unit) {
   }
 }
 
-/// Returns the first of so many buffers in a row, whose units it has evicted.
+/// Evicts units until `count` adjacent buffers are free, and returns the first of them.
 size_t StateOffload::make_room(std::unique_lock<std::mutex>& lock, size_t count) {
   for (;;) {
     if (const auto found = free_buffers(count)) return *found;

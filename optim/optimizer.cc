@@ -60,7 +60,8 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const StepOpti
            slot.own.begin * static_cast<int64_t>(t.element_size());
   };
 
-  // A parameter whose elements this process owns apart has no memory, nor has its working copy.
+  // If this process keeps its own elements in a separate tensor, the parameter and its working copy
+  // have no memory.
   const at::Tensor own =
       options.own_parameters.empty() ? at::Tensor() : options.own_parameters[slot.index];
   UpdateArgs a;
@@ -90,7 +91,7 @@ UpdateArgs args_of(const Slot& slot, const ParameterGroup& group, const StepOpti
   return a;
 }
 
-/// Makes the counts of rounded updates those of all processes. `control`: the bytes of the step's
+/// Sums the counts of rounded updates over all processes. `control`: the bytes of the step's
 /// StepControl.
 void share_rounding_counts(const at::Tensor& control, const StepOptions& options) {
   static_assert(offsetof(StepControl, lost) == offsetof(StepControl, moved) + sizeof(int64_t));
@@ -107,7 +108,7 @@ void Optimizer::set_updates(int64_t n) {
   control_.set(control);
 }
 
-void Optimizer::note_left_out(double loss_scale) {
+void Optimizer::record_skipped_update(double loss_scale) {
   StepControl control = control_.get();
   control.loss_scale = loss_scale;
   control.moved = control.lost = 0;
@@ -152,7 +153,8 @@ void Optimizer::sum_gradients(const StepOptions& options) {
 }
 
 /// Replaces the sums of each parameter that is cut by those of all tensor ranks: the first of them
-/// by the total, the others by 0. What is not cut has the same gradient on all of them.
+/// by the total, the others by 0. Parameters that are not cut have the same gradient on all of
+/// them.
 void Optimizer::add_sums_of_tensor_ranks(const StepOptions& options) {
   const at::Tensor on_host = partials_.cpu();  // on a CPU, partials_ itself
   double* const sums = on_host.mutable_data_ptr<double>();

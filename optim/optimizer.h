@@ -157,11 +157,11 @@ class Optimizer {
   /// Calls `put` with the bytes of a part of state in a file, as StateOffload::read() does.
   void stream_state(const StatePart& part,
                     const std::function<void(std::span<const std::byte>)>& put) const;
-  /// Sets the values of a tensor as read_state() returns it. `values`: as many elements, on the
-  /// CPU.
+  /// Sets the values of a tensor as read_state() returns it. `values`: as many elements; on the CPU
+  /// if the state is in a file.
   void write_state(const at::Tensor& state, const StatePart& part, const at::Tensor& values);
-  /// Records that a step left its update out, whose loss was scaled by `loss_scale`.
-  void note_left_out(double loss_scale);
+  /// Records that the caller skips the update of a step whose loss was scaled by `loss_scale`.
+  void record_skipped_update(double loss_scale);
   /// Returns the result of the last step and the number of updates so far. Waits for a GPU.
   StepControl control() const { return control_.get(); }
   /// Sets the moving averages (optim.ema_decay) to the current values of the parameters. The

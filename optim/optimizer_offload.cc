@@ -15,7 +15,7 @@
 namespace lathe {
 namespace {
 
-/// Returns how the state of a slot lies in the file.
+/// Returns the layout of a slot's state in the file.
 OffloadedSlot offloaded(const Slot& slot, const StateOf& state) {
   OffloadedSlot of{.tensors = {},
                    .elements = slot.param.numel(),
@@ -32,7 +32,7 @@ OffloadedSlot offloaded(const Slot& slot, const StateOf& state) {
 
 }  // namespace
 
-/// Makes the file, with the state at its start.
+/// Creates the file and writes the initial state.
 void Optimizer::offload_state(const std::filesystem::path& folder,
                               const std::vector<NamedParameter>& parameters) {
   LATHE_CHECK(control_.bytes().is_cpu(), "optimizer: state in a file is for CPUs");
@@ -59,7 +59,7 @@ void Optimizer::offload_state(const std::filesystem::path& folder,
     const StateOf state = method_->state(parameters[i]);
     if (slot.own.size() == 0) continue;
     for (size_t t = 0; t < slot.state.size(); ++t) {
-      // The average, which comes last, starts apart.
+      // The average, which comes last, is set by start_averages().
       if (t == state.tensors.size() || state.tensors[t].start == 0) continue;
       const at::TensorOptions options = slot.state[t].options().device(at::kCPU);
       write_state(slot.state[t], slot.parts[t],

@@ -29,13 +29,23 @@ bool chooses(const GroupOptions& o, const NamedParameter& p) {
   return o.which ? o.which(p) : matches(o.pattern, p.path);
 }
 
-/// Returns the group of a parameter: of the pair of the first of `own` that chooses it, the one
-/// with weight decay or the one without. Without a role that decides, parameters of 2 and more
-/// dimensions decay.
+/// Returns the index of a parameter's group. The first of `own` that chooses the parameter selects
+/// a pair of groups, one with weight decay and one without. Unless the role decides, parameters
+/// with two or more dimensions decay.
 size_t group_of(const std::vector<GroupOptions>& own, const NamedParameter& p) {
   const auto at = std::ranges::find_if(own, [&](const GroupOptions& o) { return chooses(o, p); });
   const size_t pair = at == own.end() ? 0 : static_cast<size_t>(at - own.begin()) + 1;
   return 2 * pair + (p.role.decayed.value_or(p.parameter.dim() >= 2) ? 0 : 1);
+}
+
+/// Throws Exit::usage if a value breaks the rule of its field.
+void check_values(OptimConfig config) {
+  static const Schema& schema = schema_of<OptimConfig>();
+  for (const Field& field : schema.fields())
+    schema.set(&config, field.key, schema.get(&config, field), "OptimConfig");
+  if (config.kind == "momentum" && config.nesterov &&
+      (config.dampening != 0 || config.momentum == 0))
+    fail(Exit::usage, "optim.nesterov needs optim.dampening = 0 and optim.momentum > 0");
 }
 
 /// Throws Exit::usage if one of `own` has no effect, with the reason.
@@ -67,9 +77,10 @@ Optimizer::Optimizer(const OptimConfig& config, const std::vector<NamedParameter
       control_(parameters.empty() ? at::Device(at::kCPU)
                                   : parameters[0].parameter.data().device()) {
   const MemoryScope scope(Memory::optimizer);
+  check_values(config);
   if (control_.bytes().is_cuda() && !method_->runs_on_gpu())
     fail(Exit::usage, "optim.kind = \"", config.kind,
-         "\" has no code for GPUs yet; take adamw there, or train.device = \"cpu\"");
+         "\" has no code for GPUs yet; use adamw there, or train.device = \"cpu\"");
 
   // Groups come in pairs, with and without weight decay. Pair 0 is for parameters that no group
   // chooses; groups given in code come before those of the config.
@@ -130,7 +141,7 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
   const StateOf state = method_->state(p);
   const bool is_complete = own.size() == data.numel();
   LATHE_CHECK(is_complete || own.size() == 0 || state.divisible, "optimizer: ", p.path,
-              " can't be shared out in parts");
+              " can't be divided among processes");
 
   Slot slot{.path = p.path,
             .param = p.parameter,
@@ -144,10 +155,11 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
   if (const auto& cut = p.parameter.leaf().cut;
       cut && needs_whole_tensors(state, data.sizes(), config_.kind)) {
     fail(Exit::usage, "optim.kind = \"", config_.kind, "\" needs whole tensors, and ", p.path,
-         " is cut among ", cut->parts, " processes (dist.tensor); take adamw, or set it to 1");
+         " is cut among ", cut->parts, " processes (dist.tensor); use adamw, or dist.tensor = 1");
   }
   if (own.size() > 0) update_flops_ += state.flops;
-  // State in a file has a shape alone, made without ATen's dispatcher, which a dry run replaces.
+  // State in a file has only a shape. It is made without ATen's dispatcher, which a dry run
+  // replaces.
   const auto shape = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
     return at::detail::empty_meta(sizes, data.options().dtype(dtype).device(at::kMeta));
   };

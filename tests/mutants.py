@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Mutation tests: whether the tests notice faults that are put into the sources on purpose.
+"""Mutation tests: check that the tests notice faults that are put into the sources on purpose.
 
 Each mutant of mutants.toml replaces a piece of one source file in a copy of the sources (build-mutants/src; the working
 tree is never written to), which is then built and tested with the tags that should notice. A mutant that no tag notices
-shows a hole in the tests. The unmutated tests run first as control.
+shows a gap in the tests. The tests of the unmutated sources run first as a control.
 """
 import argparse
 import re
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def places(text, find):
-    """Where a mutant's text stands in a source, whatever white space the formatter has put between its tokens."""
+    """Returns the matches of a mutant's text in a source, with any white space between tokens."""
     words = re.findall(r'"(?:\\.|[^"\\])*"|\w+|[^\w\s]', find)
     pattern = ""
     for before, word in zip([""] + words, words):
@@ -34,14 +34,14 @@ def note(text):
 
 
 def sources():
-    """Files that git tracks or would, by their path."""
+    """Returns the paths of files that git tracks or would track."""
     out = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
                          capture_output=True, text=True).stdout
     return [p for p in out.split("\0") if p and (ROOT / p).is_file()]
 
 
 def copy_sources(to):
-    """Makes `to` a copy of the sources; what is the same already stays untouched, so that builds are incremental."""
+    """Makes `to` a copy of the sources. Does not write equal files, so builds are incremental."""
     wanted = sources()
     for path in wanted:
         new, old = (ROOT / path).read_bytes(), to / path
@@ -76,7 +76,10 @@ class Runner:
                               text=True, errors="replace")
 
     def attempt(self, tags):
-        """Builds, and runs the tags' tests until one fails: a kind (passed, broken, failed) and what to say of it."""
+        """Builds, and runs the tags' tests until one fails.
+
+        Returns a kind (passed, broken, failed) and a message.
+        """
         but = "".join(f'~"{name}"' for name in self.but)
         script = [f"ninja -C {shlex.quote(str(self.build))} lathe_tests || exit 9"]
         for tag in tags:
@@ -102,7 +105,7 @@ class Runner:
         return any((self.copy / "tests").rglob(f"{tag}_test.cc"))
 
     def verdict(self, mutant):
-        """One of the words killed, survived, stale, broken, and what to say of it."""
+        """Returns killed, survived, stale or broken, and a message."""
         path = self.copy / mutant["file"]
         if not path.exists():
             return "stale", f"does not apply: there is no {mutant['file']}"
@@ -169,7 +172,7 @@ def main():
         tags = list(dict.fromkeys(t for m in mutants for t in m["tags"] if runner.known(t)))
         kind, text = runner.attempt(tags)
         if kind != "passed":
-            sys.exit(f"mutants: the unmutated sources do not pass, so nothing can be said of mutants ({text})")
+            sys.exit(f"mutants: the unmutated sources do not pass, ({text})")
         note(f"control: {text} pass, {time.monotonic() - begin:.0f} s")
     counts = {"killed": 0, "survived": 0, "stale": 0, "broken": 0}
     for m in mutants:

@@ -50,7 +50,7 @@ class Shell:
             line = line.rstrip("\n")
             if is_last(line):
                 return line
-            if not line.startswith("bash: "):  # no terminal here, which job control mentions
+            if not line.startswith("bash: "):  # bash warns about job control without a terminal
                 self.transcript[-1]["output"].append(line)
         raise SystemExit("bash ended early:\n" + json.dumps(self.transcript, indent=1))
 
@@ -63,7 +63,7 @@ class Shell:
 
 
 def losses(run):
-    """[step, loss] of each logged step of a run."""
+    """Return [step, loss] for each logged step of a run."""
     lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
     return [[line["step"], round(line["loss"], 4)] for line in lines if "loss" in line]
 
@@ -74,7 +74,7 @@ def step_of(line):
 
 
 def record(lathe):
-    # The global batch of the quickstart, in micro-batches that four processes can share out.
+    # The global batch of the quickstart, as one micro-batch for each of four processes.
     keys = f"quickstart.toml --train.steps={STEPS} --checkpoint.interval=100 --train.batch_size=4 --train.grad_accum=4"
     train = f"lathe train {keys}"
     with tempfile.TemporaryDirectory() as name:
@@ -121,7 +121,7 @@ PLOT_TOP, PLOT_HEIGHT = 432, 150
 
 
 def shorten(line):
-    """Cut what does not matter here out of a line, and mark each cut with an ellipsis."""
+    """Shorten a line for the picture, and mark most cuts with an ellipsis."""
     line = re.sub(r"  lr \S+.*", "", line)
     line = re.sub(r"train quickstart.toml .* (?=--train.out_dir)", "train quickstart.toml … ", line)
     line = re.sub(r"^([0-9a-f]{32})[0-9a-f]{32}  (runs/[a-z]+/).*/", r"\1…  \2…/", line)

@@ -40,17 +40,17 @@ RETIRED = [
 ]
 PATTERNS = [(re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE), suggestion) for phrase, suggestion in RETIRED]
 
-# What is text in a file, by the end of its name.
+# Patterns that match comments and strings, by a file's extension. None: Markdown.
 C_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
 SCRIPT_TEXT = re.compile(r'""".*?"""|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?<![$\w{])#[^\n]*', re.DOTALL)
 TEXT = {**dict.fromkeys((".h", ".cc", ".cu", ".cuh"), C_TEXT), ".md": None,
         **dict.fromkeys((".py", ".sh", ".toml", ".txt", ".cmake", ".sbatch", ""), SCRIPT_TEXT)}
-# They name the phrases, or are generated from the text of sources.
+# These files contain the phrases on purpose, or are generated from strings in the sources.
 LEFT_OUT = {"CONTRIBUTING.md", "tools/prose.py", "docs/reference/cli.md", "docs/reference/config.md"}
 
 
 def text_lines(name, content):
-    """The lines of a file, from the first on, with what is not text in them left out."""
+    """Return the lines of a file without code: documentation, comments and strings remain."""
     if name.endswith(".md"):
         content = re.sub(r"^```.*?^```|^    [^\n]*", lambda m: "\n" * m[0].count("\n"), content,
                          flags=re.DOTALL | re.MULTILINE)
@@ -64,7 +64,7 @@ def text_lines(name, content):
 
 
 def findings(name, content, numbers):
-    """What is retired in these lines of a file, numbered from 1."""
+    """Return the retired phrases in these lines of a file; `numbers` has line numbers from 1."""
     lines, found = content.split("\n"), []
     for number, text in enumerate(text_lines(name, content), 1):
         line = lines[number - 1]
@@ -80,7 +80,7 @@ def git(*words):
 
 
 def added_lines(base):
-    """The numbers of the lines that were added since a commit, by file."""
+    """Return the numbers of the lines that were added since a commit, by file."""
     added, name = {}, None
     for line in git("diff", "-U0", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/", base).split("\n"):
         if line.startswith("+++ "):

@@ -9,6 +9,7 @@
 
 namespace lathe {
 
+/// Options of scaled_dot_product_attention().
 struct AttentionOptions {
   /// A bool mask is true where a query may attend to a key. A floating-point mask is added to the
   /// scores, and gets a gradient if it requires one. The mask broadcasts to [..., L, S]. A query

@@ -42,7 +42,7 @@ int64_t full_rounds(int64_t batch, int64_t heads, int64_t processors) {
   return cost(whole) + cost(batch - whole) < 0.9 * cost(batch) ? whole : batch;
 }
 
-/// One call of a kernel: its arguments beside q, k and v.
+/// The arguments of a kernel call other than q, k and v.
 struct Call {
   std::optional<at::Tensor> begins;
   int64_t queries, keys;                 // of the longest document
@@ -175,7 +175,7 @@ std::vector<Gradients> efficient_backward(const at::Tensor& dy, const at::Tensor
 
 /// Returns efficient_backward() for fewer queries than keys with a window, where ATen's kernel is
 /// wrong: it places the window as if the first query were at the first key. Queries of zero with
-/// gradients of zero, which contribute nothing, take the missing places.
+/// gradients of zero, which contribute nothing, fill the missing positions.
 std::vector<Gradients> efficient_backward_for_all_places(const at::Tensor& dy, const at::Tensor& q,
                                                          const at::Tensor& k, const at::Tensor& v,
                                                          const GpuAttended& a, Call call,

@@ -27,13 +27,13 @@ struct DocumentBounds {
 /// The blocks of a model therefore wait only once.
 DocumentBounds document_bounds(const at::Tensor& starts);
 
-/// Which scores the kernels compute.
+/// Options of the GPU attention kernels.
 struct GpuAttention {
   double scale = 1;            ///< multiplies q k^T
   int64_t window = 0;          ///< number of keys that a query sees, itself included; 0: no limit
   DocumentBounds documents{};  ///< undefined: each row of the batch is one document
 };
-/// What forward leaves for backward.
+/// The results of the forward pass, which the backward pass reads.
 struct GpuAttended {
   at::Tensor out;           ///< [B, T, H, D], contiguous
   at::Tensor lse;           ///< logarithms of the sums over keys, in the kernel's layout
@@ -46,8 +46,8 @@ bool gpu_attention_ready(at::ScalarType dtype, int64_t width);
 /// Query t is at position S - T + t. The last dim must be contiguous. Documents need S = T.
 GpuAttended gpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const GpuAttention& options);
-/// Returns the gradients of q, k and v for consecutive parts of the batch, which are two where this
-/// is faster than one.
+/// Returns the gradients of q, k and v for consecutive parts of the batch: one part, or two if that
+/// is faster.
 std::vector<std::array<at::Tensor, 3>> gpu_attention_backward(
     const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const GpuAttended& attended, const GpuAttention& options);

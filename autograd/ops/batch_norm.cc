@@ -151,11 +151,14 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
                     std::optional<at::ScalarType> out) {
   require_defined("batch_norm", {&x});
   LATHE_CHECK(mean.defined() && var.defined(), "batch_norm: mean and variance are both needed");
-  BatchNormOp op{.eps = eps, .out = batch_norm_out(x, out), .given = true};
   const at::ScalarType wide = x.dtype() == at::kDouble ? at::kDouble : at::kFloat;
-  op.mean = mean.to(wide);
-  op.var = var.to(wide);
-  return apply(std::move(op), x, weight, bias)[0];
+  // Constructed with both, so that recompute() notices if they are changed in place.
+  return apply(BatchNormOp{.eps = eps,
+                           .out = batch_norm_out(x, out),
+                           .given = true,
+                           .mean = mean.to(wide),
+                           .var = var.to(wide)},
+               x, weight, bias)[0];
 }
 
 }  // namespace lathe

@@ -15,9 +15,9 @@
 namespace lathe {
 namespace {
 
-/// Returns a factor in the dtype that is multiplied. CPUs use float32 for bfloat16 if they lack its
-/// instructions, as for all matrix products, and always for float16: ATen has no fast backward for
-/// it on any CPU (140 times slower with AVX512_FP16).
+/// Returns a factor in the dtype that is multiplied. CPUs use float32 for bfloat16 if
+/// multiplied_as() returns float32, as for other matrix products, and always for float16: ATen has
+/// no fast backward for it on any CPU (140 times slower with AVX512_FP16).
 at::Tensor factor(const at::Tensor& t) {
   const bool wide = t.scalar_type() == at::kHalf || (t.scalar_type() == at::kBFloat16 &&
                                                      multiplied_as(Element::bf16) != Element::bf16);

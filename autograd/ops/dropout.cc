@@ -14,7 +14,8 @@
 namespace lathe {
 namespace {
 
-/// Drops elements of `in` whose places in the global batch begin at mask.first. All contiguous.
+/// Applies dropout to `in`, whose elements begin at index mask.first of the global batch. Both
+/// tensors are contiguous.
 void drop(const at::Tensor& in, const at::Tensor& y, const DropoutMask& mask) {
   const Element type = element_of(in.scalar_type());
   if (in.is_cuda())
@@ -28,8 +29,8 @@ void drop(const at::Tensor& in, const at::Tensor& y, const DropoutMask& mask) {
 struct Dropout {
   static constexpr OpInfo info{.name = "dropout", .elementwise = true};
   DropoutMask mask;
-  PositionPart part{};   // of dim 1
-  SequencePart share{};  // of that
+  PositionPart part{};   // the part of dim 1 that this process has (context parallelism)
+  SequencePart share{};  // the range of that part (sequence parallelism)
 
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor in = x.contiguous();

@@ -61,8 +61,8 @@ struct EmbeddingOp {
 
 Variable embedding(const at::Tensor& ids, const Variable& weight) {
   require_defined("embedding", {&weight});
-  EmbeddingOp op;
-  op.ids = ids;
+  // Constructed with the ids, so that recompute() notices if they are changed in place.
+  EmbeddingOp op{.ids = ids};
   // Under autocast, return float32 even for a low-precision weight: the result begins the residual
   // stream, which is float32.
   const bool widen = mode().compute != at::kFloat && weight.dtype() != at::kDouble;

@@ -58,7 +58,7 @@ struct IndexOp {
     const Tensors taken = tensors_of(indices);
     for (const auto& t : taken) {
       LATHE_CHECK(!t.defined() || t.scalar_type() == at::kLong || t.scalar_type() == at::kBool,
-                  "indices must be int64 places or bool masks, not ", describe(t));
+                  "indices must be int64 positions or bool masks, not ", describe(t));
     }
     return index(x, taken);
   }

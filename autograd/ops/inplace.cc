@@ -1,4 +1,4 @@
-// Ops that write their result into their input. They save their result, or nothing.
+// Ops that write their result into their input. They save their result, a mask, or nothing.
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/leaky_relu_backward.h>
 #include <ATen/ops/sigmoid_backward.h>
@@ -114,13 +114,12 @@ Variable& in_place(Op op, Variable& x, const Others&... others) {
   if (mode().grad && (x.requires_grad() || (others.requires_grad() || ...))) {
     LATHE_CHECK(x.as_leaf() == nullptr, Op::info.name, "(", describe(t), "): the parameter ",
                 x.node() ? x.node()->name() : "",
-                " would lose what it was; change its values under NoGrad, or give the result a "
-                "name of its own");
+                " can't be overwritten while a graph is recorded; change its values under NoGrad, "
+                "or assign the result to another Variable");
     if (mode().recording != nullptr) mode().recording->release(t);
     LATHE_CHECK(t.use_count() == 1 && t.storage().use_count() == 1, Op::info.name, "(", describe(t),
                 "): its memory is also held by another handle, a view, or an op that saved it for "
-                "backward; the form "
-                "that is not in place leaves those as they are");
+                "backward; use the op that is not in place");
   }
 
   // If no graph is recorded, only the values change, and the handle keeps its position in its

@@ -51,8 +51,9 @@ struct Interpolate {
   ImageSizes from{};
   at::Tensor forward(const at::Tensor& x) {
     from = image_sizes(x.sizes());
-    LATHE_CHECK(by.size.h > 0 && by.size.w > 0 && x.size(2) > 0 && x.size(3) > 0, "neither x nor ",
-                by.size.h, " x ", by.size.w, " places may be empty");
+    LATHE_CHECK(by.size.h > 0 && by.size.w > 0 && x.size(2) > 0 && x.size(3) > 0,
+                "x and the result must not be empty, and the result would be ", by.size.h, " x ",
+                by.size.w);
     return by(x);
   }
   // dx: each position of dy goes to the pixels that it was computed from
@@ -96,7 +97,7 @@ Variable of_image(const Variable& x, F&& f) {
 Variable interpolate(const Variable& x, Pair size, Interpolation mode, bool align_corners) {
   require_defined("interpolate", {&x});
   LATHE_CHECK(!align_corners || mode != Interpolation::nearest,
-              "interpolate: align_corners is for bilinear alone");
+              "interpolate: align_corners needs Interpolation::bilinear");
   return of_image(x, [&](const Variable& v) {
     const Pair to = x.dim() == 3 ? Pair(1, size.w) : size;
     return Resampling{to, mode, align_corners, {}, {}}(v);
@@ -106,7 +107,7 @@ Variable interpolate_by(const Variable& x, double scale_h, double scale_w, Inter
                         bool align_corners) {
   require_defined("interpolate_by", {&x});
   LATHE_CHECK(!align_corners || mode != Interpolation::nearest,
-              "interpolate_by: align_corners is for bilinear alone");
+              "interpolate_by: align_corners needs Interpolation::bilinear");
   LATHE_CHECK(scale_h > 0 && scale_w > 0 && std::isfinite(scale_h) && std::isfinite(scale_w),
               "interpolate_by: scales ", scale_h, " and ", scale_w, " must be finite and above 0");
   return of_image(x, [&](const Variable& v) {

@@ -19,7 +19,8 @@ inline bool kernel_dtype(at::ScalarType dtype) {
   return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
          gemm_ready(element_of(dtype));
 }
-/// Returns whether the CPU kernels take this tensor, which must be on the CPU and not empty.
+/// Returns whether the CPU kernels take this tensor: it is on the CPU, not empty, and of a dtype
+/// that kernel_dtype() accepts.
 inline bool kernel_ready(const at::Tensor& t) {
   return t.is_cpu() && kernel_dtype(t.scalar_type()) && t.numel() > 0;
 }

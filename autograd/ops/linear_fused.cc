@@ -1,6 +1,5 @@
-// Linear layers together with what surrounds them, in one op each, where there are kernels for it:
-// a layer with its GELU, the two layers of a SwiGLU, and the projections to queries, keys and
-// values.
+// Linear layers fused with adjacent ops, where there are kernels for it: a layer with its GELU, the
+// two layers of a SwiGLU, and the projections to queries, keys and values.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>

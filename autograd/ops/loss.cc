@@ -11,6 +11,7 @@
 
 #include "autograd/node.h"
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/losses.h"
 #include "autograd/ops/plain.h"
 #include "autograd/ops/product.h"
 #include "core/device.h"
@@ -273,6 +274,7 @@ Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, d
 
 Variable mse_loss(const Variable& a, const Variable& b) {
   require_defined("mse_loss", {&a, &b});
+  const ExactTensors exact;
   const auto wide = [](const Variable& x) {
     return x.dtype() == at::kHalf || x.dtype() == at::kBFloat16 ? cast(x, at::kFloat) : x;
   };

@@ -1,4 +1,5 @@
-// Losses composed of other ops. One that would save more than its inputs that way is an op.
+// Losses composed of other ops. smooth_l1_loss is an op of its own, because the composed form would
+// save more than its inputs.
 #include "autograd/ops/losses.h"
 
 #include <ATen/ops/smooth_l1_loss.h>
@@ -15,19 +16,16 @@
 #include "core/error.h"
 
 namespace lathe {
+
+ExactTensors::ExactTensors() {
+  if (mode().packer != nullptr && !mode().packer->is_exact()) mode().packer = nullptr;
+}
+
 namespace {
 
 [[maybe_unused]] const bool losses_registered =
     register_composed({"l1_loss", "mse_loss", "binary_cross_entropy_with_logits", "nll_loss",
                        "kl_div", "cosine_similarity", "pairwise_distance", "triplet_margin_loss"});
-
-/// While alive, memory.saved leaves what ops keep as it is. The gradients of a loss are part of all
-/// others, and its tensors are small.
-struct ExactTensors : ModeGuard {
-  ExactTensors() {
-    if (mode().packer != nullptr && !mode().packer->is_exact()) mode().packer = nullptr;
-  }
-};
 
 /// Returns x in float32 or wider.
 Variable wide(const Variable& x) {
@@ -215,7 +213,7 @@ Variable kl_div(const Variable& input, const Variable& target, Reduction reducti
 Variable kl_div_batchmean(const Variable& input, const Variable& target, bool log_target) {
   require_defined("kl_div_batchmean", {&input, &target});
   const ExactTensors exact;
-  LATHE_CHECK(input.dim() > 0, "kl_div_batchmean: a tensor of no dims");
+  LATHE_CHECK(input.dim() > 0, "kl_div_batchmean: input must have at least one dim");
   return kl_div(input, target, Reduction::sum, log_target) / static_cast<double>(input.size(0));
 }
 Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, double eps) {

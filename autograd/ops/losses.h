@@ -5,8 +5,15 @@
 #include <cstdint>
 
 #include "autograd/variable.h"
+#include "core/mode.h"
 
 namespace lathe {
+
+/// While alive, memory.saved does not round the tensors that ops save. A loss's gradient is a
+/// factor of all other gradients, and its tensors are small.
+struct ExactTensors : ModeGuard {
+  ExactTensors();
+};
 
 /// How the losses of all elements are combined: not at all, by their mean, or by their sum.
 enum class Reduction { none, mean, sum };

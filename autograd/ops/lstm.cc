@@ -1,5 +1,5 @@
-// An LSTM layer over a whole sequence: one op where the kernels of core/kernels/lstm.h apply, else
-// linear layers and lstm_cell() for each step. Shapes: T steps, B batch, C inputs, H units.
+// An LSTM layer over a complete sequence: one op where the kernels of core/kernels/lstm.h apply,
+// else linear layers and lstm_cell() for each step. Shapes: T steps, B batch, C inputs, H units.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -128,8 +128,8 @@ struct LstmLayer {
   }
 };
 
-/// Returns whether the op takes a layer. With fewer sequences there is nothing to divide among
-/// threads, and one step does not repay packing the weight.
+/// Returns whether the op takes a layer. With fewer sequences there is too little work to divide
+/// among threads, and for a single step packing the weight takes longer than it saves.
 bool is_fused(const Variable& x, const Variable& weight_ih, const Variable& weight_hh,
               const Variable& h, const Variable& c) {
   return kernel_linear(x, weight_ih) && kernel_linear(h, weight_hh) &&

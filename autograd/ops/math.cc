@@ -224,7 +224,7 @@ struct Where {
 
 Variable like(const Variable& x, double value) {
   LATHE_CHECK(x.defined(), "where: an input is an undefined Variable; it must hold a tensor");
-  // What fused() records has no device of its own.
+  // Placeholders of fused() are meta tensors, but the fused op runs on the CPU.
   const at::Device device = mode().chain != nullptr ? at::Device(at::kCPU) : x.data().device();
   return Variable(at::full({}, value, x.data().options().device(device)));
 }

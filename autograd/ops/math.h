@@ -66,9 +66,9 @@ Variable mish(const Variable& x);
 // In place (ops/inplace.cc): the result is written into the memory of x, and x becomes the result.
 // If no graph is recorded, every handle and view of x changes, as with x += b. If one is recorded,
 // nothing else may hold the memory of x: no handle, no view, and no op that saved it for backward.
-// Also, x must not be a parameter. Otherwise the function throws, so that no gradient is wrong. The
-// op saves the result, which is in x; later changes of it are noticed by its version. x keeps its
-// dtype.
+// Also, x must not be a parameter. Otherwise the function throws, so that no gradient is wrong.
+// relu_, leaky_relu_, tanh_ and sigmoid_ save the result, which is in x: backward throws if it is
+// changed in place later. x keeps its dtype.
 Variable& relu_(Variable& x);
 Variable& leaky_relu_(Variable& x, double negative_slope = 0.01);
 Variable& tanh_(Variable& x);

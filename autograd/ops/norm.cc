@@ -92,7 +92,7 @@ struct Norm {
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
 
-      // The residual stream's gradient has already arrived around the block: add to it directly.
+      // The gradient of the skip connection has already arrived: add to it directly.
       if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);

@@ -13,6 +13,7 @@
 
 namespace lathe {
 
+/// Computes an op's outputs from its inputs by ops that have second derivatives.
 using PlainForm = std::function<std::vector<Variable>(const std::vector<Variable>& inputs)>;
 
 /// Returns the gradients of an op's `inputs` that `needs` marks, given those of its outputs; they
@@ -34,7 +35,7 @@ std::array<Variable, N> plain_gradients(const std::array<Variable, N>& inputs,
   return out;
 }
 
-/// Returns x in float32; float64 stays as it is.
+/// Returns x in float32, or x itself if it is float64, float32 or undefined.
 Variable wide_of(const Variable& x);
 
 }  // namespace lathe

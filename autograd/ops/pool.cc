@@ -50,7 +50,7 @@ struct MaxPool2d {
         sees = position >= 0 && position < size;
       }
       LATHE_CHECK(sees, "window ", i,
-                  " lies in the padding alone; make the dilation or the padding smaller");
+                  " lies completely in the padding; make the dilation or the padding smaller");
     }
   }
   // dx[place] += dy; overlapping windows are summed in float32 or wider
@@ -141,8 +141,9 @@ struct AdaptiveAvgPool2d {
 
   at::Tensor forward(const at::Tensor& x) {
     check_image(x);
-    LATHE_CHECK(out.h >= 1 && out.w >= 1 && x.size(2) >= 1 && x.size(3) >= 1, "neither x nor ",
-                out.h, " x ", out.w, " windows may be empty");
+    LATHE_CHECK(out.h >= 1 && out.w >= 1 && x.size(2) >= 1 && x.size(3) >= 1,
+                "x and the result must not be empty, and the result would be ", out.h, " x ",
+                out.w);
     sizes = image_sizes(x.sizes());
     return at::_adaptive_avg_pool2d(x.contiguous(), both(out));
   }

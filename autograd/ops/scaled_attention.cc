@@ -24,7 +24,7 @@ Variable repeated_heads(const Variable& x, int64_t n) {
   const int64_t h = x.size(-3);
   if (h == n) return x;
   LATHE_CHECK(h > 0 && n % h == 0, "scaled_dot_product_attention: ", n,
-              " heads of queries are no multiple of ", h);
+              " heads of queries are not a multiple of ", h);
   Dims sizes = dims_of(x.sizes()), joined = sizes;
   sizes.insert(sizes.end() - 2, n / h);
   joined[joined.size() - 3] = n;

@@ -201,7 +201,7 @@ struct Gather {
                 describe(i));
     for (int64_t d = 0; d < x.dim(); ++d) {
       LATHE_CHECK(i.dim() == x.dim() && (d == dim || i.size(d) == x.size(d)), "index ", describe(i),
-                  " must have the dims of x, and no size above x's but for dim ", dim);
+                  " must have as many dims as x, and no size above x's except along dim ", dim);
     }
     return x.gather(dim, i);
   }

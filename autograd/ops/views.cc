@@ -68,7 +68,7 @@ struct Diagonal {
   Dims from{};
   at::Tensor forward(const at::Tensor& x) {
     dim1 = wrap_dim(dim1, x.dim()), dim2 = wrap_dim(dim2, x.dim());
-    LATHE_CHECK(dim1 != dim2, "dims ", dim1, " and ", dim2, " are one");
+    LATHE_CHECK(dim1 != dim2, "the two dims must differ, but both are ", dim1);
     from = dims_of(x.sizes());
     return x.diagonal(offset, dim1, dim2);
   }
@@ -189,11 +189,11 @@ Variable squeeze(const Variable& x, at::IntArrayRef dims) {
 }
 std::vector<Variable> split(const Variable& x, int64_t size, int64_t dim) {
   require_defined("split", {&x});
-  LATHE_CHECK(x.dim() > 0, "split: a tensor of no dims");
+  LATHE_CHECK(x.dim() > 0, "split: x must have at least one dim");
   dim = wrap_dim(dim, x.dim());
   const int64_t n = x.size(dim);
-  LATHE_CHECK(size > 0 || (size == 0 && n == 0), "split(", describe(x.data()), "): parts of ",
-              size);
+  LATHE_CHECK(size > 0 || (size == 0 && n == 0), "split(", describe(x.data()),
+              "): the size of a part must be above 0, not ", size);
   Dims lengths;
   for (int64_t at = 0; at < n; at += size) lengths.push_back(std::min(size, n - at));
   if (n == 0) lengths.push_back(0);
@@ -201,8 +201,8 @@ std::vector<Variable> split(const Variable& x, int64_t size, int64_t dim) {
 }
 std::vector<Variable> chunk(const Variable& x, int64_t chunks, int64_t dim) {
   require_defined("chunk", {&x});
-  LATHE_CHECK(chunks > 0, "chunk: ", chunks, " parts");
-  LATHE_CHECK(x.dim() > 0, "chunk: a tensor of no dims");
+  LATHE_CHECK(chunks > 0, "chunk: the number of parts must be above 0, not ", chunks);
+  LATHE_CHECK(x.dim() > 0, "chunk: x must have at least one dim");
   dim = wrap_dim(dim, x.dim());
   const int64_t n = x.size(dim);
   if (n == 0) return split(x, at::IntArrayRef(Dims(static_cast<size_t>(chunks), 0)), dim);
@@ -229,8 +229,8 @@ Variable stack(const std::vector<Variable>& xs, int64_t dim) {
   std::vector<Variable> slices;
   for (const Variable& x : xs) {
     require_defined("stack", {&xs[0], &x});
-    LATHE_CHECK(x.sizes() == xs[0].sizes(), "stack: ", describe(x.data()), " beside ",
-                describe(xs[0].data()), "; all must have one shape");
+    LATHE_CHECK(x.sizes() == xs[0].sizes(), "stack: ", describe(x.data()), " and ",
+                describe(xs[0].data()), " differ in shape; all must have the same shape");
     slices.push_back(unsqueeze(x, dim));
   }
   return cat(slices, wrap_dim(dim, xs[0].dim() + 1));
@@ -248,7 +248,7 @@ Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode, double value
               describe(x.data()), "): pads ", describe(pads),
               " must be two for each of the last dims");
   if (mode == PadMode::constant) return padded(x, dims_of(pads), value);
-  LATHE_CHECK(value == 0, "pad: a value is for PadMode::constant alone");
+  LATHE_CHECK(value == 0, "pad: only PadMode::constant accepts a value");
   Variable y = x;
   for (size_t i = 0; i < pads.size() / 2; ++i) {
     const int64_t dim = x.dim() - 1 - static_cast<int64_t>(i), size = x.size(dim);
@@ -258,10 +258,10 @@ Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode, double value
                       : mode == PadMode::circular ? most <= size + std::min<int64_t>(0, before) +
                                                                 std::min<int64_t>(0, behind)
                                                   : size > 0),
-        "pad(", describe(x.data()), "): dim ", dim, " of size ", size, " has no ", most,
-        " places to give");
+        "pad(", describe(x.data()), "): dim ", dim, " of size ", size, " is too small to pad by ",
+        most, " positions in this mode");
     LATHE_CHECK(size + before + behind >= 0, "pad(", describe(x.data()), "): dim ", dim,
-                " of size ", size, " has not the places that ", before, " and ", behind, " cut");
+                " of size ", size, " can't be cropped by ", before, " and ", behind);
     if (before != 0 || behind != 0)
       y = index_select(y, dim, sources(x, size, before, behind, mode));
   }

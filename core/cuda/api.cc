@@ -84,9 +84,9 @@ int64_t memory_free() {
   return static_cast<int64_t>(free) + stats.reserved_bytes[0].current -
          stats.allocated_bytes[0].current;
 }
-int64_t memory_now() { return allocator_stats().allocated_bytes[0].current; }
-int64_t memory_highest() { return allocator_stats().allocated_bytes[0].peak; }
-void forget_highest() {
+int64_t memory_used() { return allocator_stats().allocated_bytes[0].current; }
+int64_t memory_peak() { return allocator_stats().allocated_bytes[0].peak; }
+void reset_memory_peak() {
   at::globalContext().lazyInitDevice(at::kCUDA);
   c10::cuda::CUDACachingAllocator::resetPeakStats(0);
 }
@@ -221,9 +221,9 @@ extern "C" const lathe::CudaApi* lathe_cuda_api() {
                                   .synchronize = lathe::synchronize_device,
                                   .make_nccl = lathe::nccl_maker,
                                   .memory_free = lathe::memory_free,
-                                  .memory_used = lathe::memory_now,
-                                  .memory_peak = lathe::memory_highest,
-                                  .reset_memory_peak = lathe::forget_highest,
+                                  .memory_used = lathe::memory_used,
+                                  .memory_peak = lathe::memory_peak,
+                                  .reset_memory_peak = lathe::reset_memory_peak,
                                   .compute_capability = lathe::compute_capability,
                                   .multiprocessors = lathe::multiprocessors,
                                   .gelu_backward = lathe::gelu_backward_on_gpu,

@@ -37,7 +37,7 @@ cudaDataType_t cuda_type(Element type) {
   return CUDA_R_32F;
 }
 
-/// Owns a description of cuBLASLt's.
+/// Destroys a cuBLASLt descriptor.
 template <class T, cublasStatus_t (*destroy)(T*)>
 struct Destroy {
   void operator()(T* t) const { destroy(t); }
@@ -85,8 +85,8 @@ class Plan {
     if (has_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.y_type));
     if (has_gelu) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.out);
 
-    // The heuristic reads the alignment of these addresses. Real ones may be aligned better by
-    // chance, and must not choose.
+    // The heuristic reads the alignment of these addresses. Real addresses may be better aligned by
+    // chance, which must not influence its choice.
     LinearProduct aligned = p;
     void* const least = reinterpret_cast<void*>(uintptr_t{product_vector_alignment});
     if (has_bias) aligned.bias = least;
@@ -132,7 +132,7 @@ class Plan {
     // Split products add their parts in float32.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    // What callers promise.
+    // LinearProduct requires this alignment of its pointers.
     for (const auto what :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})

@@ -12,6 +12,7 @@
 
 namespace lathe {
 
+/// A checksum of bytes that arrive in parts.
 class Checksum {
  public:
   Checksum();

@@ -100,7 +100,7 @@ int open_to_write(const fs::path& path, int flags, const fs::path& shown = {}) {
 
 std::string advice(int number) {
   if (number == ENOSPC || number == EDQUOT) return "; free space and run the same command again";
-  if (number == EACCES || number == EPERM) return "; change the permissions, or name another";
+  if (number == EACCES || number == EPERM) return "; change the permissions, or give another path";
   if (number == EFBIG) {
     // Either the process's file size limit or the largest file of the file system.
     rlimit limit{};
@@ -208,7 +208,7 @@ void OutputFile::write(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t n = retry_interrupted([&] { return file_calls.write(fd_, at, bytes); });
-    // A part that does not consist of pages, as after a short write.
+    // O_DIRECT refuses a part that does not consist of complete pages, as after a short write.
     if (n < 0 && errno == EINVAL && (fcntl(fd_, F_GETFL) & O_DIRECT) != 0) {
       bypass_cache(false);
       continue;
@@ -351,7 +351,7 @@ void rename_file(const fs::path& from, const fs::path& to) {
     io_error(str("rename ", from.string(), " to"), to);
 }
 
-void cut_file(const fs::path& path, uint64_t length) {
+void truncate_file(const fs::path& path, uint64_t length) {
   const int fd = open_to_write(path, O_WRONLY);
   const bool cut = retry_interrupted(
                        [&] { return file_calls.ftruncate(fd, static_cast<off_t>(length)); }) == 0 &&

@@ -58,7 +58,7 @@ class FileError : public Error {
   FileError(Exit code, const std::string& cause, int number);
   /// Returns what happened, without the advice on what to do.
   const std::string& cause() const { return cause_; }
-  /// Returns errno.
+  /// Returns errno, or 0 if the cause is not an error of the system: not a regular file.
   int number() const { return number_; }
   /// Returns whether space, or the user's quota, ran out.
   bool is_full() const;
@@ -81,16 +81,16 @@ class OutputFile {
   OutputFile& operator=(OutputFile&& o) noexcept;
   ~OutputFile();
 
-  // Writes all bytes or throws; interrupted and short writes are continued.
+  /// Writes all bytes or throws; interrupted and short writes are continued.
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   /// Waits until the disk has all that was written (fsync).
   void sync();
   /// Closes the file; an error that the system reports then is thrown like any other.
   void close();
-  /// Has later writes bypass the system's cache of files where the file system can do that, or pass
-  /// through it again. Writes that bypass it must begin and end on pages of 4096 bytes, in the file
-  /// and in memory; any other write turns it off.
+  /// Makes later writes bypass the page cache (O_DIRECT) if the file system supports that, or use
+  /// it again. Writes that bypass it must begin and end on pages of 4096 bytes, in the file and in
+  /// memory; any other write turns this off.
   void bypass_cache(bool on);
   /// Returns the bytes in the file now.
   uint64_t size() const;
@@ -101,15 +101,15 @@ class OutputFile {
   int fd_ = -1;
 };
 
-/// Writes a file in parts of 8 MiB that bypass the system's cache of files where the file system
-/// can do that (O_DIRECT). The cache would cost another copy and up to 2 s of CPU time for 1.5 GB,
+/// Writes a file in parts of 8 MiB that bypass the page cache if the file system supports that
+/// (O_DIRECT). The cache would cost another copy and up to 2 s of CPU time for 1.5 GB,
 /// which would slow training during a save in the background. `file` must be empty.
 class LargeWrites {
  public:
   explicit LargeWrites(OutputFile& file) : file_(file) {}
   /// Appends these bytes. Throws FileError as OutputFile::write() does.
   void add(const void* data, size_t bytes);
-  /// Writes what is left. Call it before sync().
+  /// Writes the remaining bytes. Call it before sync().
   void finish();
 
  private:
@@ -148,7 +148,7 @@ fs::path nearest_folder(const fs::path& folder);
 /// Replaces `to` atomically, as rename(2) does.
 void rename_file(const fs::path& from, const fs::path& to);
 /// Truncates a file to `length` bytes and syncs it.
-void cut_file(const fs::path& path, uint64_t length);
+void truncate_file(const fs::path& path, uint64_t length);
 /// Removes a file, or a folder with everything in it, without following links. Does nothing if
 /// there is none.
 void remove_tree(const fs::path& path);
@@ -171,6 +171,7 @@ class ScratchWatch {
 class MappedFile {
  public:
   MappedFile() = default;
+  /// Maps a file. Throws FileError with `code` if it can't be read or is not a regular file.
   MappedFile(const fs::path& path, Exit code);
   MappedFile(MappedFile&& o) noexcept;
   MappedFile& operator=(MappedFile&& o) noexcept;

@@ -22,7 +22,8 @@ enum ValueType : uint32_t {
 
 const GGUFType& type_of(const TensorEntry& tensor) {
   const GGUFType* type = find_gguf_type(tensor.dtype);
-  LATHE_CHECK(type != nullptr, "GGUF: tensor \"", tensor.name, "\" is ", tensor.dtype);
+  LATHE_CHECK(type != nullptr, "GGUF: tensor \"", tensor.name, "\" has the dtype ", tensor.dtype,
+              ", which is not a GGUF type");
   return *type;
 }
 
@@ -113,7 +114,7 @@ void write_gguf(const fs::path& path, const GGUFMetadata& metadata,
 
   OutputFile file(path, OutputFile::Open::create);
   file.write(head.bytes());
-  // The last tensor is padded too, as the format asks.
+  // The last tensor is padded too, as the format requires.
   const std::string zeros(alignment, '\0');
   for (const TensorEntry& t : tensors) {
     t.write([&](std::span<const std::byte> part) { file.write(part.data(), part.size()); });

@@ -15,7 +15,7 @@ namespace lathe {
 namespace {
 
 constexpr std::string_view magic = "GGUF";
-// A file from a stranger can claim anything; these bound the memory of what its header becomes.
+// An untrusted file can claim anything. These limits bound the memory of its parsed header.
 constexpr size_t most_header = size_t{1} << 30;
 constexpr uint64_t most_values = uint64_t{1} << 25, most_dimensions = 4;
 constexpr int most_depth = 4;  // of lists in lists
@@ -122,8 +122,8 @@ std::pair<TensorEntry, uint64_t> read_info(HeaderReader& in) {
   uint64_t elements = 1;
   for (uint32_t i = 0; i < dimensions; ++i) {
     const auto size = in.number<uint64_t>();
-    // Eight bytes for each element leave no product that overflows. Sizes of 0 are left out, so
-    // that no product of the others overflows either.
+    // With at most 2^60 elements, the number of bytes can't overflow. Sizes of 0 are skipped, so
+    // that the product of the other sizes can't overflow either.
     if (size > most_bytes / 8 || (size != 0 && elements > most_bytes / 8 / size))
       fail(Exit::checkpoint, where, ": a shape too large");
     elements *= std::max<uint64_t>(size, 1);
@@ -196,7 +196,7 @@ GGUFFile::GGUFFile(const fs::path& path) : file_(path, Exit::checkpoint) {
   }
   const auto aligned = [&](uint64_t at) { return (at + alignment - 1) / alignment * alignment; };
 
-  // Offsets count from the first multiple of the alignment behind the header.
+  // Offsets count from the first multiple of the alignment after the header.
   uint64_t begin = aligned(in.at()), end = in.at();
   for (size_t i = 0; i < tensors_.size(); ++i) {
     TensorEntry& entry = tensors_[i];

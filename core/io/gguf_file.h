@@ -14,7 +14,7 @@ namespace lathe {
 
 /// A mapped GGUF file of version 2 or 3 in little-endian order. Opening it checks every length and
 /// offset against the file, and that tensors follow each other in the order of the header, each at
-/// the next multiple of general.alignment, with nothing behind the last. Errors are
+/// the next multiple of general.alignment, with nothing after the last. Errors are
 /// Exit::checkpoint, and name the file and the key or tensor.
 class GGUFFile {
  public:
@@ -26,7 +26,7 @@ class GGUFFile {
   /// Returns the value of a key, or null.
   const Json* find_value(const std::string& key) const;
   /// Returns the tensors in the order of the file. The dtype is the name of a GGUFType, and the
-  /// last size of the shape is that of rows. Entries are valid as long as this object.
+  /// last size of the shape is the length of a row. Entries are valid as long as this object.
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   /// Returns the entry of that name, or null.
   const TensorEntry* find(const std::string& name) const;
@@ -37,7 +37,7 @@ class GGUFFile {
  private:
   MappedFile file_;
   Json metadata_ = Json::object();
-  std::unordered_map<std::string, size_t> keys_, names_;  // places in metadata_ and tensors_
+  std::unordered_map<std::string, size_t> keys_, names_;  // positions in metadata_ and tensors_
   std::vector<TensorEntry> tensors_;
 };
 

@@ -60,10 +60,12 @@ struct InputStream::State {
     const auto starts = [&](const char* magic, size_t n) {
       return left() >= n && std::memcmp(packed.data(), magic, n) == 0;
     };
+    // pzstd begins its files with a frame that decoders skip (RFC 8878, 3.1.2).
+    const bool is_skippable = starts("\x50\x2a\x4d\x18", 4);
     if (starts("\x1f\x8b", 2)) {
       form = Form::gzip;
       if (inflateInit2(&gzip, 15 + 16) != Z_OK) fail(Exit::memory, "no memory to unpack ", path);
-    } else if (starts("\x28\xb5\x2f\xfd", 4)) {
+    } else if (starts("\x28\xb5\x2f\xfd", 4) || is_skippable) {
       form = Form::zstd;
       zstd = ZSTD_createDStream();
       if (zstd == nullptr) fail(Exit::memory, "no memory to unpack ", path);

@@ -9,14 +9,15 @@
 namespace lathe {
 namespace {
 
-constexpr size_t max_depth = 8, max_values = 10'000'000;
+constexpr size_t max_values = 10'000'000;
 
 /// Builds the document from the parser's events. The library's own builder searches all earlier
 /// keys of an object for each new one. This one appends the key, and a set detects one that occurs
 /// twice.
 class Builder {
  public:
-  Builder(const std::string& where, Exit code) : where_(where), code_(code) {}
+  Builder(const std::string& where, Exit code, size_t depth)
+      : where_(where), code_(code), depth_(depth) {}
   Json take() { return std::move(root_); }
 
   bool null() { return put(nullptr); }
@@ -54,7 +55,7 @@ class Builder {
     return true;
   }
   bool open(Json value) {
-    if (open_.size() == max_depth) fail(code_, where_, ": JSON deeper than ", max_depth, " levels");
+    if (open_.size() == depth_) fail(code_, where_, ": JSON deeper than ", depth_, " levels");
     open_.push_back({place(std::move(value)), {}});
     return true;
   }
@@ -72,6 +73,7 @@ class Builder {
 
   const std::string& where_;
   Exit code_;
+  size_t depth_;
   Json root_;
   std::vector<Level> open_;
   size_t values_ = 0;
@@ -85,17 +87,17 @@ const Json* member(const Json& json, const char* key) {
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& where, Exit code) {
+Json parse_json(std::string_view text, const std::string& where, Exit code, size_t depth) {
   // The library would treat a NUL as the end and ignore what follows it.
   if (const auto at = text.find('\0'); at != std::string_view::npos)
-    fail(code, where, ": byte ", at, " is NUL, which JSON has nowhere");
-  Builder builder(where, code);
+    fail(code, where, ": byte ", at, " is NUL, which JSON does not allow");
+  Builder builder(where, code, depth);
   Json::sax_parse(text, &builder);
   return builder.take();
 }
 
-int64_t json_whole(const Json& json, const char* key, int64_t min, int64_t max,
-                   const std::string& where, Exit code) {
+int64_t json_integer(const Json& json, const char* key, int64_t min, int64_t max,
+                     const std::string& where, Exit code) {
   const Json* value = member(json, key);
   if (value == nullptr)
     fail(code, where, ": the field \"", key, "\" is missing or of the wrong type");

@@ -1,5 +1,6 @@
-// Strict JSON: at most 8 levels deep and ten million values, no key twice, nothing after its end.
-// Keys keep their order. Reading takes time in proportion to the text.
+// Strict JSON: at most 8 levels deep, unless the caller allows more, and ten million values, no key
+// twice, nothing after its end. Keys keep their order. Reading takes time in proportion to the
+// text.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +15,16 @@ namespace lathe {
 /// Keeps the order in which keys were set.
 using Json = nlohmann::ordered_json;
 
-/// Parses `text`. Throws Exit `code`; the message begins with `where`.
-Json parse_json(std::string_view text, const std::string& where, Exit code);
+/// Parses `text`. Throws an Error with `code`, whose message begins with `where`, if it is not
+/// strict JSON as described above, with at most `depth` levels.
+Json parse_json(std::string_view text, const std::string& where, Exit code, size_t depth = 8);
 
 /// Returns `json` as text: on one line, or indented by `indent` spaces a level. Bytes of a string
 /// that are not UTF-8, which are possible in a path, become U+FFFD. It is a function because the
 /// library's serializer is a template that every part of the build would otherwise instantiate.
 std::string json_text(const Json& json, int indent = -1);
 
-/// Returns json[key] as a T (text, a flag, a list; for numbers use json_whole and json_real).
+/// Returns json[key] as a T (text, a flag, a list; for numbers use json_integer and json_real).
 /// Throws an error that names the key and `where`.
 template <class T>
 T json_get(const Json& json, const char* key, const std::string& where, Exit code) {
@@ -35,8 +37,8 @@ T json_get(const Json& json, const char* key, const std::string& where, Exit cod
 
 /// Returns json[key] as a whole number from `min` to `max`. Throws an error that names `where`, the
 /// key, its value and the bounds. A number with a fraction or an exponent is refused.
-int64_t json_whole(const Json& json, const char* key, int64_t min, int64_t max,
-                   const std::string& where, Exit code);
+int64_t json_integer(const Json& json, const char* key, int64_t min, int64_t max,
+                     const std::string& where, Exit code);
 /// Returns json[key], a number or a string that json_number wrote for a non-finite one. Throws an
 /// error that names the key and `where`.
 double json_real(const Json& json, const char* key, const std::string& where, Exit code);

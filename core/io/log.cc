@@ -121,6 +121,7 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
 struct Log {
   std::shared_ptr<ConsoleSink> console = std::make_shared<ConsoleSink>();
   spdlog::logger logger{"lathe", console};
+  std::mutex mutex;                                        // of the next three
   std::vector<std::pair<Level, std::string>> before_file;  // logged before log.txt was open
   std::string prefix;
   bool has_file = false;
@@ -130,7 +131,7 @@ struct Log {
     console->set_level(spdlog::level::info);
     logger.set_error_handler([this](const std::string& what) {
       if (std::exchange(has_failed, true)) return;
-      std::fprintf(stderr, "warning: %s; the log file lacks what follows\n",
+      std::fprintf(stderr, "warning: %s; later lines are missing from the log file\n",
                    printable(what).c_str());
     });
   }
@@ -152,13 +153,21 @@ spdlog::level::level_enum level_of(Level level) {
 
 }  // namespace
 
-void set_log_prefix(const std::string& prefix) { instance().prefix = prefix; }
+void set_log_prefix(const std::string& prefix) {
+  const std::lock_guard lock(instance().mutex);
+  instance().prefix = prefix;
+}
 
 void log(Level level, const std::string& text) {
   auto& log = instance();
   // A problem may quote anything from a file or a command line, and log.txt must stay text.
-  const std::string message = log.prefix + (level >= Level::warn ? printable(text) : text);
-  if (!log.has_file && log.before_file.size() < 1000) log.before_file.emplace_back(level, message);
+  std::string message = level >= Level::warn ? printable(text) : text;
+  {
+    const std::lock_guard lock(log.mutex);
+    message.insert(0, log.prefix);
+    if (!log.has_file && log.before_file.size() < 1000)
+      log.before_file.emplace_back(level, message);
+  }
   log.logger.log(level_of(level), spdlog::string_view_t(message));
 }
 

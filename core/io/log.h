@@ -1,7 +1,7 @@
-// The console and the log file, by spdlog behind plain strings. Information goes to standard
-// output; warnings and errors go to standard error. The run's log.txt gets all of it, including up
-// to 1000 lines that were logged before it was opened. A progress line is rewritten in place on a
-// terminal and omitted otherwise.
+// The console and the log file. They are written with spdlog, which this header does not include.
+// Information goes to standard output; warnings and errors go to standard error. The run's log.txt
+// gets all of it, including up to 1000 lines that were logged before it was opened. A progress line
+// is rewritten in place on a terminal and omitted otherwise.
 #pragma once
 
 #include <cstddef>

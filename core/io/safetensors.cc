@@ -12,7 +12,7 @@
 namespace lathe {
 namespace {
 
-constexpr std::array<std::pair<const char*, int64_t>, 10> dtypes{{{"F64", 8},
+constexpr std::array<std::pair<const char*, int64_t>, 12> dtypes{{{"F64", 8},
                                                                   {"F32", 4},
                                                                   {"F16", 2},
                                                                   {"BF16", 2},
@@ -21,6 +21,8 @@ constexpr std::array<std::pair<const char*, int64_t>, 10> dtypes{{{"F64", 8},
                                                                   {"I16", 2},
                                                                   {"I8", 1},
                                                                   {"U8", 1},
+                                                                  {"F8_E4M3", 1},
+                                                                  {"F8_E5M2", 1},
                                                                   {"BOOL", 1}}};
 constexpr uint64_t max_header = 100'000'000;  // the format's own limit
 
@@ -38,7 +40,7 @@ TensorEntry read_entry(const std::string& file, const std::string& name, const J
   if (item == 0) fail(Exit::checkpoint, where, ": unknown dtype \"", entry.dtype, "\"");
   uint64_t bytes = static_cast<uint64_t>(item);
 
-  // A header from a stranger can claim any shape: refuse one whose bytes overflow.
+  // An untrusted header can claim any shape: refuse one whose number of bytes overflows.
   const auto shape = json_get<Json>(json, "shape", where, Exit::checkpoint);
   if (!shape.is_array()) fail(Exit::checkpoint, where, ": its shape is not a list");
   for (const auto& dim : shape) {
@@ -104,6 +106,8 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t offset = 0;
   for (const auto& t : tensors) {
+    LATHE_CHECK(safetensors_dtype_size(t.dtype) > 0, "safetensors: the tensor ", t.name,
+                " has the dtype ", t.dtype, ", whose size is not known");
     // Appended, since header[name] would search all names before it.
     header.get_ref<Json::object_t&>().emplace_back(
         t.name,

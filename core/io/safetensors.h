@@ -14,6 +14,7 @@
 
 namespace lathe {
 
+/// A tensor in a file or for one. In GGUF files, `dtype` is the name of a GGUFType.
 struct TensorEntry {
   std::string name;
   std::string dtype;  ///< "F64" "F32" "F16" "BF16" "I64" "I32" "I16" "I8" "U8" "BOOL"
@@ -25,7 +26,7 @@ struct TensorEntry {
 
   /// Returns the product of the sizes.
   int64_t numel() const;
-  /// Returns how many bytes the elements take.
+  /// Returns how many bytes the elements take; 0 for a dtype that safetensors does not have.
   uint64_t size() const;
   /// Passes the bytes to `put`, part by part.
   void write(const std::function<void(std::span<const std::byte>)>& put) const;

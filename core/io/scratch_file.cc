@@ -29,8 +29,8 @@ int open_unnamed(const fs::path& folder) {
   const bool is_unknown = fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL);
   if (!is_unknown) return fd;
 
-  // The file system has no files without a name, as NFS: the name is removed as soon as it is open.
-  // Processes of other machines may have the same number.
+  // The file system has no unnamed files (NFS, for example): create a file and remove its name as
+  // soon as it is open. A process of another machine may have the same process ID.
   int named = -1;
   for (int i = 0; i < 1000; ++i) {
     const fs::path path = folder / str(".lathe-scratch-", ::getpid(), "-", i);

@@ -3,8 +3,8 @@
 //
 // The file has no name (O_TMPFILE). Where the file system has no unnamed files, its name is removed
 // as soon as it is open. The kernel therefore frees it however the process ends, even with kill -9.
-// Its space is reserved when it is opened, so that a run on a disk that is too small fails at its
-// start and not during a step.
+// Space is reserved when the file is opened or grown, so that a full disk is an error there and not
+// in a later write. The optimizer's state is reserved at the start of a run.
 #pragma once
 
 #include <condition_variable>

@@ -5,10 +5,10 @@
 
 namespace lathe {
 
-/// Returns the path of a file that comes with Lathe, by its name in the repository, such as
-/// "configs/quickstart.toml" or "docs/guide/gpu.md": the name itself where the working folder has
-/// that file, else the path of the installed file (share/lathe/configs, share/doc/lathe), else the
-/// name. Never throws.
+/// Returns the path of a file that comes with Lathe, given its name in the repository, such as
+/// "configs/quickstart.toml" or "docs/guide/gpu.md". This is the name itself if the working folder
+/// has that file, otherwise the path of the installed file (share/lathe/configs, share/doc/lathe).
+/// If there is neither, returns the name. Never throws.
 std::string shipped_file(const std::string& name);
 
 /// Returns a text with each path that begins with "configs/" replaced by its shipped_file.

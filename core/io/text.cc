@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -173,6 +174,30 @@ std::string short_number(double x, int digits) {
 
 std::string quantity(int64_t n, const std::string& noun) {
   return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
+}
+
+int64_t parse_bytes(const std::string& text, const std::string& where) {
+  size_t end = 0;
+  double number = 0;
+  try {
+    number = std::stod(text, &end);
+  } catch (const std::exception&) {
+    end = 0;
+  }
+
+  std::string unit = text.substr(std::min(end, text.size()));
+  unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
+  unit = lowercase(unit);
+
+  constexpr std::pair<const char*, double> units[]{
+      {"", 1},         {"b", 1},        {"kb", 1e3},     {"mb", 1e6},     {"gb", 1e9}, {"tb", 1e12},
+      {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}, {"g", 1e9},  {"m", 1e6}};
+  for (const auto& [name, factor] : units) {
+    if (end > 0 && unit == name && std::isfinite(number) && number > 0 && number * factor < 0x1p62)
+      return static_cast<int64_t>(number * factor);
+  }
+  fail(Exit::usage, where, ": ", text,
+       " is not an amount of memory; write it as 8GB, 500MB or 16GiB");
 }
 
 }  // namespace lathe

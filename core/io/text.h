@@ -51,12 +51,17 @@ std::string lowercase(std::string text);
 std::string count_text(double n);
 /// Returns a time such as "31.4 ms", "12.3 s", "15.0 minutes", "5.2 hours" or "346 days".
 std::string human_time(double seconds);
-/// Returns a number with so many significant digits at most: "0.0032", "3.2e-5".
+/// Returns a number with at most `digits` significant digits: "0.0032", "3.2e-5".
 std::string short_number(double x, int digits);
 /// Returns "1 thread", "2 threads".
 std::string quantity(int64_t n, const std::string& noun);
 
-/// Returns a text that is an integer from `least` to `most` and nothing else.
+/// Returns the integer that `text` is. Returns nullopt unless the complete text is an integer from
+/// `least` to `most`.
 std::optional<int> integer_between(const std::string& text, int least, int most);
+
+/// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text; the
+/// message begins with `where`.
+int64_t parse_bytes(const std::string& text, const std::string& where = "command line");
 
 }  // namespace lathe

@@ -74,7 +74,7 @@ std::string tf_record(std::string_view data) {
   return length + bytes_of(masked_crc(length)) + std::string(data) + bytes_of(masked_crc(data));
 }
 
-uint64_t whole_tf_records(std::string_view file) {
+uint64_t complete_tf_records_end(std::string_view file) {
   uint64_t end = 0;
   while (file.size() - end >= header + footer) {
     const std::string_view rest = file.substr(end);

@@ -17,7 +17,7 @@ uint32_t crc32c(std::string_view bytes);
 std::string tf_record(std::string_view data);
 /// Returns where the last complete record of a file's bytes ends; what follows is cut short or not
 /// a record.
-uint64_t whole_tf_records(std::string_view file);
+uint64_t complete_tf_records_end(std::string_view file);
 
 /// Counts of values between limits: counts[i] counts those from limits[i - 1] (or min) up to
 /// limits[i].

@@ -39,8 +39,8 @@ HWY_INLINE V silu_of(V x) { return hn::Mul(x, zero_far_below(x, sigmoid_of(x)));
 HWY_INLINE V silu_grad(V given) {
   const V x = at_most(100, at_least(-100, given));
   const V e = exp_of(hn::Neg(x)), s = inverse_of(hn::Add(set(1), e));
-  const V slope = zero_far_below(given, hn::MulAdd(hn::Mul(x, s), hn::Mul(e, s), s));
-  return hn::MulAdd(given, set(0), slope);
+  const V derivative = zero_far_below(given, hn::MulAdd(hn::Mul(x, s), hn::Mul(e, s), s));
+  return hn::MulAdd(given, set(0), derivative);
 }
 
 }  // namespace lathe::HWY_NAMESPACE

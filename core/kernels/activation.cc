@@ -36,7 +36,7 @@ void swiglu_product_range(const void* a_, const void* b_, void* y, Element type,
 }
 
 template <class T>
-void gelu_slope_as(const void* x_, const void* dy_, void* dx_, int64_t begin, int64_t end) {
+void gelu_backward_as(const void* x_, const void* dy_, void* dx_, int64_t begin, int64_t end) {
   const T* x = static_cast<const T*>(x_) + begin;
   const T* dy = static_cast<const T*>(dy_) + begin;
   T* dx = static_cast<T*>(dx_) + begin;
@@ -44,9 +44,10 @@ void gelu_slope_as(const void* x_, const void* dy_, void* dx_, int64_t begin, in
     part(hn::Mul(part(dy + i), gelu_grad(part(x + i))), dx + i);
   });
 }
-void gelu_slope_range(const void* x, const void* dy, void* dx, Element type, int64_t begin,
-                      int64_t end) {
-  with_element(type, [&](auto t) HWY_ATTR { gelu_slope_as<decltype(t)>(x, dy, dx, begin, end); });
+void gelu_backward_range(const void* x, const void* dy, void* dx, Element type, int64_t begin,
+                         int64_t end) {
+  with_element(type,
+               [&](auto t) HWY_ATTR { gelu_backward_as<decltype(t)>(x, dy, dx, begin, end); });
 }
 
 template <class T>
@@ -63,8 +64,8 @@ void swiglu_rows(const void* x, void* y, Element type, int64_t begin, int64_t en
 }
 
 template <class T>
-void swiglu_slope_as(const void* a_, const void* b_, const void* dy, void* da_, void* db_,
-                     int64_t begin, int64_t end, int64_t h, int64_t stride) {
+void swiglu_backward_as(const void* a_, const void* b_, const void* dy, void* da_, void* db_,
+                        int64_t begin, int64_t end, int64_t h, int64_t stride) {
   for (int64_t r = begin; r < end; ++r) {
     const T* a = static_cast<const T*>(a_) + r * stride;
     const T* b = static_cast<const T*>(b_) + r * stride;
@@ -78,10 +79,10 @@ void swiglu_slope_as(const void* a_, const void* b_, const void* dy, void* da_, 
     });
   }
 }
-void swiglu_slope_rows(const void* a, const void* b, const void* dy, void* da, void* db,
-                       Element type, int64_t begin, int64_t end, int64_t h, int64_t stride) {
+void swiglu_backward_rows(const void* a, const void* b, const void* dy, void* da, void* db,
+                          Element type, int64_t begin, int64_t end, int64_t h, int64_t stride) {
   with_element(type, [&](auto t) HWY_ATTR {
-    swiglu_slope_as<decltype(t)>(a, b, dy, da, db, begin, end, h, stride);
+    swiglu_backward_as<decltype(t)>(a, b, dy, da, db, begin, end, h, stride);
   });
 }
 
@@ -93,9 +94,9 @@ namespace lathe {
 
 HWY_EXPORT(gelu_range);
 HWY_EXPORT(swiglu_product_range);
-HWY_EXPORT(gelu_slope_range);
+HWY_EXPORT(gelu_backward_range);
 HWY_EXPORT(swiglu_rows);
-HWY_EXPORT(swiglu_slope_rows);
+HWY_EXPORT(swiglu_backward_rows);
 
 namespace {
 constexpr int64_t grain = 1 << 13;  // elements that are worth a thread
@@ -113,7 +114,7 @@ void swiglu_product(const void* a, const void* b, void* y, Element type, int64_t
 }
 void gelu_backward(const void* x, const void* dy, void* dx, Element type, int64_t n) {
   parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(gelu_slope_range)(x, dy, dx, type, begin, end);
+    HWY_DYNAMIC_DISPATCH(gelu_backward_range)(x, dy, dx, type, begin, end);
   });
 }
 void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t h) {
@@ -124,7 +125,7 @@ void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t 
 void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type,
                      int64_t rows, int64_t h, int64_t stride) {
   parallel_for(0, rows, divide_up(grain, h), [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(swiglu_slope_rows)(a, b, dy, da, db, type, begin, end, h, stride);
+    HWY_DYNAMIC_DISPATCH(swiglu_backward_rows)(a, b, dy, da, db, type, begin, end, h, stride);
   });
 }
 

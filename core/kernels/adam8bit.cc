@@ -19,20 +19,20 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-/// Returns the level nearest to x in [-1, 1], the lower one of two at the same distance. `middles`
-/// [255] are halfway between levels.
-inline uint8_t nearest_level(float x, const float* middles) {
+/// Returns the level nearest to x in [-1, 1], by the bounds [255] between levels (level_bounds()):
+/// the lower level of two where x is a bound.
+inline uint8_t nearest_level(float x, const float* bounds) {
   int at = 0;
-  for (int step = levels / 2; step > 0; step /= 2) at += middles[at + step - 1] < x ? step : 0;
+  for (int step = levels / 2; step > 0; step /= 2) at += bounds[at + step - 1] < x ? step : 0;
   return static_cast<uint8_t>(at);
 }
 /// Stores the level nearest to each lane of x, the same as nearest_level's.
-HWY_INLINE void store_nearest_levels(V x, const float* middles, uint8_t* codes) {
+HWY_INLINE void store_nearest_levels(V x, const float* bounds, uint8_t* codes) {
   const hn::RebindToSigned<D> di;
   auto at = hn::Zero(di);
   for (int step = levels / 2; step > 0; step /= 2) {
-    const V middle = hn::GatherIndex(D(), middles + step - 1, at);
-    at = hn::Add(at, hn::IfThenElseZero(hn::RebindMask(di, hn::Lt(middle, x)), hn::Set(di, step)));
+    const V bound = hn::GatherIndex(D(), bounds + step - 1, at);
+    at = hn::Add(at, hn::IfThenElseZero(hn::RebindMask(di, hn::Lt(bound, x)), hn::Set(di, step)));
   }
   const hn::Rebind<uint8_t, D> d8;
   hn::StoreU(hn::DemoteTo(d8, at), d8, codes);
@@ -43,7 +43,7 @@ template <class T>
 void read_codes(const uint8_t* codes, float scale, const float* values, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(values[codes[i]] * scale);
 }
-void write_codes(const float* x, int64_t n, const float* middles, uint8_t* codes, float* scale) {
+void write_codes(const float* x, int64_t n, const float* bounds, uint8_t* codes, float* scale) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(D()));
   V all = hn::Zero(D());
   int64_t i = 0;
@@ -60,15 +60,15 @@ void write_codes(const float* x, int64_t n, const float* middles, uint8_t* codes
   for (i = 0; i + lanes <= n; i += lanes) {
     const V v = hn::LoadU(D(), x + i);
     store_nearest_levels(
-        divide ? hn::Div(v, hn::Set(D(), most)) : hn::Mul(v, hn::Set(D(), inverse)), middles,
+        divide ? hn::Div(v, hn::Set(D(), most)) : hn::Mul(v, hn::Set(D(), inverse)), bounds,
         codes + i);
   }
-  for (; i < n; ++i) codes[i] = nearest_level(divide ? x[i] / most : x[i] * inverse, middles);
+  for (; i < n; ++i) codes[i] = nearest_level(divide ? x[i] / most : x[i] * inverse, bounds);
 }
 
 template <class Rule, class T>
 void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, int64_t begin,
-         int64_t end, const float* const values[2], const float* const middles[2], T* moments) {
+         int64_t end, const float* const values[2], const float* const bounds[2], T* moments) {
   const UpdateArgs& a = q.update;
   const Coefficients<T> c = coefficients<Rule, T>(rule, a, *control);
   T grads[update_block];
@@ -100,19 +100,19 @@ void run(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, in
             out[i] = Rule::element(p[i], x, own_m + i, own_v + i, static_cast<T*>(nullptr), c);
           }
         });
-    write(m, n, middles[0], codes[0], scales[0]);
-    write(v, n, middles[1], codes[1], scales[1]);
+    write(m, n, bounds[0], codes[0], scales[0]);
+    write(v, n, bounds[1], codes[1], scales[1]);
   }
 }
 
 }  // namespace
 
 void adam8bit(const Adam8bitArgs& q, const UpdateRule& rule, StepControl* control, int64_t begin,
-              int64_t end, const float* const values[2], const float* const middles[2],
+              int64_t end, const float* const values[2], const float* const bounds[2],
               void* moments) {
   const auto as = [&](auto r, auto zero) {
     using T = decltype(zero);
-    run<decltype(r), T>(q, rule, control, begin, end, values, middles, static_cast<T*>(moments));
+    run<decltype(r), T>(q, rule, control, begin, end, values, bounds, static_cast<T*>(moments));
   };
   const bool wide = q.update.param_type == Element::f64;
   if (q.decoupled)
@@ -144,11 +144,12 @@ std::array<float, 256> make_levels(bool with_sign) {
   return levels;
 }
 
-/// Returns the values halfway between neighbors.
-std::array<float, 255> make_middles(const std::array<float, 256>& levels) {
-  std::array<float, 255> middles{};
-  for (size_t i = 0; i < middles.size(); ++i) middles[i] = (levels[i] + levels[i + 1]) / 2;
-  return middles;
+std::array<float, 255> make_bounds(bool with_sign) {
+  const std::array<float, 256>& levels = dynamic_levels(with_sign);
+  std::array<float, 255> bounds{};
+  for (size_t i = 0; i < bounds.size(); ++i) bounds[i] = (levels[i] + levels[i + 1]) / 2;
+  if (!with_sign) bounds[0] = 0;
+  return bounds;
 }
 
 }  // namespace
@@ -158,16 +159,19 @@ const std::array<float, 256>& dynamic_levels(bool with_sign) {
   return with_sign ? with : without;
 }
 
+const std::array<float, 255>& level_bounds(bool with_sign) {
+  static const std::array<float, 255> with = make_bounds(true), without = make_bounds(false);
+  return with_sign ? with : without;
+}
+
 HWY_EXPORT(adam8bit);
 
 void adam8bit_cpu(const Adam8bitArgs& args, const UpdateRule& rule, StepControl* control,
                   int64_t begin, int64_t end) {
-  static const std::array<float, 255> signed_middles = make_middles(dynamic_levels(true)),
-                                      positive_middles = make_middles(dynamic_levels(false));
   const float* const values[2] = {dynamic_levels(true).data(), dynamic_levels(false).data()};
-  const float* const middles[2] = {signed_middles.data(), positive_middles.data()};
+  const float* const bounds[2] = {level_bounds(true).data(), level_bounds(false).data()};
   std::vector<double> moments(static_cast<size_t>(2 * args.block));  // room for either type
-  HWY_DYNAMIC_DISPATCH(adam8bit)(args, rule, control, begin, end, values, middles, moments.data());
+  HWY_DYNAMIC_DISPATCH(adam8bit)(args, rule, control, begin, end, values, bounds, moments.data());
 }
 
 }  // namespace lathe

@@ -145,14 +145,15 @@ void softmax_backward(const float* scores, const float* dp, int64_t stride, int6
     T* to_p = p + r * width;
     T* to_ds = ds + r * width;
     for_vectors(queries, [&](int64_t i, auto part) HWY_ATTR {
-      V x = part(scores + r * stride + i), factor = s, slope = s;
+      V x = part(scores + r * stride + i), factor = s, derivative = s;
       if constexpr (is_capped) {
         // The derivative of c tanh(x / c) is 1 - tanh^2.
         x = capped_part(x, scale, cap), factor = set(cap);
-        slope = hn::NegMulAdd(hn::Mul(x, s), x, s);
+        derivative = hn::NegMulAdd(hn::Mul(x, s), x, s);
       }
       const V e = part.keep(exp_of(hn::MulSub(x, factor, part(lse + i))));
-      const V d = hn::Mul(hn::Mul(e, hn::Sub(part(dp + r * stride + i), part(delta + i))), slope);
+      const V d =
+          hn::Mul(hn::Mul(e, hn::Sub(part(dp + r * stride + i), part(delta + i))), derivative);
       part(e, to_p + i);
       part(d, to_ds + i);
     });

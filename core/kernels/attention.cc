@@ -254,10 +254,10 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 
       // m, l and acc carry the online softmax from one block of keys to the next.
       const int64_t first = head.first_block(0);
-      for (int64_t j = first; j < s.seen(); j += block) {
+      for (int64_t j = first; j < s.key_count(); j += block) {
         HWY_DYNAMIC_DISPATCH(one_query)
-        (below(k, j), below(v, j), std::min(block, s.seen() - j), j, head.starts_of(0), j == first,
-         s.width, heads, q, s.scale, s.softcap, scores, p, m, l, acc, wide, space);
+        (below(k, j), below(v, j), std::min(block, s.key_count() - j), j, head.starts_of(0),
+         j == first, s.width, heads, q, s.scale, s.softcap, scores, p, m, l, acc, wide, space);
       }
 
       HWY_DYNAMIC_DISPATCH(write_rows_of)
@@ -289,10 +289,11 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
     return attend_one(s, type, q_rows, k_rows, v_rows, out, lse);
 
   const Types types(type);
-  const Packed shape_k(s.seen(), s.width, types, true), shape_v(s.seen(), s.width, types, false);
+  const Packed shape_k(s.key_count(), s.width, types, true),
+      shape_v(s.key_count(), s.width, types, false);
   const Scratch scratch(ForwardSpace(s, types, shape_k, shape_v, nullptr).used);
   const int64_t wide = round_up(s.width, 16),
-                before = s.seen() - s.time;  // positions before the first query
+                before = s.key_count() - s.time;  // positions before the first query
 
   const HeadParts parts(s, s.time);
   const auto run = [&](int64_t task) {
@@ -321,7 +322,7 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
       // Documents before the first query's own are masked, so their blocks are skipped.
       const int64_t first = head.first_block(i);
       for (int64_t j = first; j < before + i + rows; j += block) {
-        const int64_t columns = std::min(block, s.seen() - j),
+        const int64_t columns = std::min(block, s.key_count() - j),
                       depth = packed_depth(columns, types.as);
         block_gemm(queries, keys.block_at(j), rows, round_up(columns, 16), s.width, w.scores, block,
                    false);
@@ -355,13 +356,13 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
   // q and dout both ways, and k for dq.
   const Types types(type);
   const Packed across(s.time, s.width, types, true), along(s.time, s.width, types, false),
-      keys_along(s.seen(), s.width, types, false);
+      keys_along(s.key_count(), s.width, types, false);
   const Packed shapes[5] = {across, across, along, along, keys_along};
   const Scratch scratch(BackwardSpace(s, types, shapes, nullptr).used);
 
   const int64_t wide = round_up(s.width, 16),
-                before = s.seen() - s.time;  // positions before the first query
-  const HeadParts key_parts(s, s.seen()), query_parts(s, s.time);
+                before = s.key_count() - s.time;  // positions before the first query
+  const HeadParts key_parts(s, s.key_count()), query_parts(s, s.time);
   const bool together = key_parts.count == 1 && query_parts.count == 1;
   const auto write_rows = HWY_DYNAMIC_DISPATCH(write_rows_of);
 
@@ -407,7 +408,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
 
     const int64_t n = q_along.copied() ? wide : s.width;
     for (int64_t j = first_key; j < last_key; j += block) {
-      const int64_t keys = std::min(block, s.seen() - j);
+      const int64_t keys = std::min(block, s.key_count() - j);
       const Matrix k_rows = left_rows(k, j, keys, s.width, types, w.k);
       const Matrix v_rows = left_rows(v, j, keys, s.width, types, w.v);
 

@@ -12,12 +12,12 @@
 namespace lathe {
 
 /// Sizes: q [batch, time, heads width]; k and v [batch, keys, kv_heads width], where each key head
-/// serves heads / kv_heads query heads in turn (Ainslie et al. 2023, "GQA"); out [batch, time,
+/// serves heads / kv_heads consecutive query heads (Ainslie et al. 2023, "GQA"); out [batch, time,
 /// heads width], contiguous. Query t has position keys - time + t and sees the keys up to it.
 struct AttentionShape {
   int64_t batch = 0, time = 0, heads = 0, width = 0;
   float scale = 1;       ///< of the scores
-  float softcap = 0;     ///< c: a score s, once scaled, becomes c tanh(s / c); 0: stays
+  float softcap = 0;     ///< c: a scaled score s becomes c tanh(s / c); 0: no cap
   int64_t kv_heads = 0;  ///< 0: heads
   int64_t keys = 0;      ///< 0: time
   /// If not null: [batch, time], not decreasing along a row; query t sees no key before starts[t],
@@ -31,7 +31,8 @@ struct AttentionShape {
 
   /// Returns the number of query heads for each key head.
   int64_t groups() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
-  int64_t seen() const { return keys == 0 ? time : keys; }
+  /// Returns the number of keys.
+  int64_t key_count() const { return keys == 0 ? time : keys; }
 };
 
 /// The layout of q, k or v: heads side by side in rows `stride` elements apart, samples

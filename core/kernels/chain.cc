@@ -51,8 +51,8 @@ HWY_INLINE V rounded(V v) {
 
 HWY_INLINE hn::Mask<D> holds(V mask) { return hn::Ne(mask, hn::Zero(D())); }
 
-// How many vectors an instruction works on: enough to hide the choice of the next one, and half of
-// the registers.
+// The number of vectors that an instruction works on. They use half of the registers, and are
+// enough to hide the dispatch of the next instruction.
 constexpr int at_once = HWY_TARGET == HWY_AVX3 ? 16 : 8;
 
 /// Hides from the compiler how an address was computed. It would otherwise keep the sums of an
@@ -63,16 +63,16 @@ HWY_INLINE T* opaque(T* p) {
   return p;
 }
 
-// The processor's own prefetching waits for a loop that reads on without many instructions in
-// between.
+// Prefetch explicitly: the processor's own prefetcher does not recognize a loop with this many
+// instructions between its loads.
 constexpr int64_t ahead = 2048;  // elements
 HWY_INLINE void fetch(const float* from) {
   const float* const p = opaque(from);
   for (int k = 0; k < at_once; ++k) hwy::Prefetch(p + k * lanes());
 }
 
-/// Runs instructions on the vectors that begin at element `at` of a tile. What one instruction
-/// hands to the next stays in vectors.
+/// Runs instructions on the vectors that begin at element `at` of a tile. A result that one
+/// instruction passes to the next stays in vector registers.
 template <int K, class P>
 class Machine {
  public:
@@ -271,11 +271,11 @@ HWY_EXPORT(chain_block);
 
 namespace {
 
-constexpr int64_t block = 1024;  // elements of a register in the first cache
+constexpr int64_t block = 1024;  // elements of a register: registers stay in the L1 cache
 constexpr int64_t tile_of_calls =
-    8192;  // those that one of ATen's functions gets: a multiple of its vectors
-// The last tile takes this many more, since gelu() of one element has other bits than within a
-// vector's rest.
+    8192;  // elements that one call of an ATen function gets: a multiple of its vector length
+// The last tile may have up to this many more elements. ATen's gelu() of a single element has other
+// bits than gelu() of that element at the end of a longer tensor.
 constexpr int64_t slack = 64;
 
 /// Calls ATen's function of an instruction.

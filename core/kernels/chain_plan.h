@@ -1,4 +1,4 @@
-// What Chain::run() makes of a chain: instructions on registers, which are blocks of float32.
+// The program that Chain::run() executes: instructions on registers, which are blocks of float32.
 #pragma once
 
 #include <cstdint>
@@ -58,10 +58,10 @@ bool gelu_splits_alike(int64_t n);
 
 /// The memory of a tile that a thread works on.
 struct ChainFrame {
-  float* const* places;        ///< at the begin of the tile
+  float* const* places;        ///< at the beginning of the tile
   const Chain::Input* inputs;  ///< how each input is read
-  const void* const* sources;  ///< the inputs, from their begin
-  void* const* results;        ///< the outputs, from their begin
+  const void* const* sources;  ///< the inputs, from their first element
+  void* const* results;        ///< the outputs, from their first element
   const ChainType* types;      ///< of the outputs
   int read;                    ///< how many places belong to inputs
 };

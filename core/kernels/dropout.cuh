@@ -7,7 +7,8 @@
 
 namespace lathe {
 
-/// y[i] = dropped(i) ? 0 : x[i] * scale for 0 <= i < n. Contiguous device pointers.
+/// Sets y[i] = dropped(i) ? 0 : x[i] * scale for 0 <= i < n. x and y are contiguous and in device
+/// memory.
 cudaError_t dropout_cuda(const void* x, void* y, int64_t n, Element type, DropoutMask mask,
                          cudaStream_t stream);
 

@@ -10,6 +10,7 @@
 
 namespace lathe {
 
+/// Determines which elements are dropped, and the factor of the others.
 struct DropoutMask {
   RngKey key;
   uint64_t step = 0;

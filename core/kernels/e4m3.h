@@ -10,8 +10,8 @@ namespace lathe {
 
 /// Writes rows of n elements as bytes of e4m3: y = round(x / factor), where the factor of a row
 /// maps its largest absolute value to 448, the largest number of the format. The factor of a row
-/// that is not finite is NaN, and that of a row of numbers below 1e-30 is 1. `type`: float32,
-/// bfloat16 or float16.
+/// that is not finite is NaN. The factor of a row whose largest absolute value is at most 1e-30 is
+/// 1. `type`: float32, bfloat16 or float16.
 void pack_e4m3(const void* x, Element type, uint8_t* y, float* factors, int64_t rows, int64_t n);
 /// Writes y = x factor, rounded to `type`.
 void unpack_e4m3(const uint8_t* x, const float* factors, void* y, Element type, int64_t rows,

@@ -44,6 +44,7 @@ Element multiplied_as(Element type);
 /// Sets whether ops use these kernels for the types for which gemm_possible() returns true (the
 /// default), or always use ATen's kernels. Not thread-safe.
 void use_kernels(bool on);
+/// Returns the value that use_kernels() set; true by default.
 bool kernels_wanted();
 /// Returns the instruction set that Highway chose for the vector loops: "AVX3" (AVX-512), "AVX2",
 /// "NEON", ...

@@ -21,7 +21,8 @@ namespace detail {
 extern Isa isa_in_use;
 extern bool multiplies_bf16;
 }  // namespace detail
-/// Returns the set that kernels use now. A plain load, since vector loops ask at each store.
+/// Returns the set that kernels use now. It is a plain load, since vector loops call it at each
+/// store.
 inline Isa active_isa() { return detail::isa_in_use; }
 /// Returns whether bfloat16 is multiplied by its own instructions. AVX512_BF16 without AMX is not
 /// used on Intel's processors unless `use_isa` was called: VDPBF16PS has half the rate of VFMADD

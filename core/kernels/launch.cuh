@@ -1,5 +1,5 @@
-// Launching a kernel. Under nvcc this is CUDA's launch; the tests compile .cu files as C++ over a
-// stand-in for CUDA's headers (tests/support/cuda), which brings a launch of its own.
+// Launches a kernel. Under nvcc this is CUDA's launch. The tests compile .cu files as C++ with
+// replacements of CUDA's headers (tests/support/cuda), which define their own launch().
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
-// Linear layers on a GPU: products with what follows them, and which sums of columns the kernels
-// take.
+// Linear layers on a GPU: matrix products with their epilogues, and the shapes for which the
+// kernels sum columns.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-/// What the addresses of a product's vector of biases and of `before` must be multiples of.
+/// Alignment in bytes that LinearProduct::bias and LinearProduct::before require.
 constexpr int64_t product_vector_alignment = 256;
 
 /// y = x W^T + bias + residual, or y = gelu(u) with u = x W^T + bias, in its tanh form. Rows have
@@ -26,9 +26,9 @@ struct LinearProduct {
   void* before = nullptr;          ///< null, or where to write u [rows, out], in `type`
 };
 
-/// Returns whether column_sums_cuda (core/kernels/linear.cuh) takes rows of so many columns.
+/// Returns whether column_sums_cuda (core/kernels/linear.cuh) takes rows with this many columns.
 inline bool column_sums_on_gpu(int64_t columns) { return columns > 0 && columns % 8 == 0; }
-/// Rows of which one block adds up the columns.
+/// Number of rows whose columns one block of threads sums.
 constexpr int64_t column_sum_rows = 128;
 /// Returns the floats of scratch memory that column_sums_cuda needs.
 inline int64_t column_partials(int64_t rows, int64_t columns) {

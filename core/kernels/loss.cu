@@ -8,8 +8,8 @@ namespace {
 
 constexpr int most_loss_threads = 1024;
 
-/// Returns the number of threads for a row of so many packs, in complete warps. With the most
-/// threads, few blocks run at a time, so that their rows stay in the GPU's cache.
+/// Returns the number of threads for a row of `packs` packs, in complete warps. With many threads
+/// in a block, few blocks run at a time, so that their rows stay in the GPU's cache.
 int loss_threads(int64_t packs) {
   const int64_t warps = (packs + 31) / 32;
   return static_cast<int>(warps < most_loss_threads / 32 ? 32 * warps : most_loss_threads);

@@ -8,8 +8,9 @@
 
 namespace lathe {
 
-/// As cross_entropy_rows, for float32, bfloat16 and float16; rows begin at multiples of 16 bytes,
-/// and classes + padding are the stride. A target that is not a class gives NaN.
+/// Does what cross_entropy_rows() does, for float32, bfloat16 and float16. Rows must begin at
+/// multiples of 16 bytes, and the padding is the stride minus `classes`. A target that is not a
+/// class gives NaN.
 cudaError_t cross_entropy_rows_cuda(Matrix logits, int64_t rows, int64_t classes,
                                     const int64_t* targets, int64_t ignore, float weight,
                                     bool gradient, float* losses, cudaStream_t stream);

@@ -155,7 +155,7 @@ void each_task(const LstmShape& s, const PackedFactor& factor, int64_t k, Elemen
       [&] { release_gemm(factor.type()); });
 }
 
-/// As lstm_forward().
+/// Does what lstm_forward() does, with units divided among threads.
 void forward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gates, Matrix states,
                       float* cells) {
   const int64_t block = rows_of_task(s);
@@ -184,7 +184,7 @@ void forward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gat
   }
 }
 
-/// As lstm_backward().
+/// Does what lstm_backward() does, with units divided among threads.
 void backward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix gates,
                        const float* cells, Matrix dy, const float* dc, Matrix dgates, Matrix dh0,
                        float* dc0) {

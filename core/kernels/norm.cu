@@ -43,7 +43,7 @@ __device__ void for_packs(int64_t columns, F&& f) {
 template <class Group, int held, class In, class Out>
 __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) {
   const int64_t row = Group::row();
-  const bool has_row = row < n.rows;  // other warps of the last block take part in sums alone
+  const bool has_row = row < n.rows;  // other warps of the last block only take part in sums
   const int64_t columns = has_row ? n.columns : 0;
   const float inverse = 1.0f / static_cast<float>(n.columns);
   // The row stays in registers: x is read once.

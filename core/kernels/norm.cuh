@@ -8,11 +8,12 @@
 
 namespace lathe {
 
-/// y as norm_forward's. Columns as norm_on_gpu() allows, rows without gaps between them.
+/// Does what norm_forward() does, for row lengths that norm_on_gpu() allows and rows without gaps
+/// between them.
 cudaError_t norm_forward_cuda(const NormRows& n, Matrix x, Matrix y, float eps,
                               cudaStream_t stream);
-/// dx as norm_backward's, and dweight and dbias where `partials` is not null, which has
-/// norm_partials() floats.
+/// Does what norm_backward() does. Computes dweight and dbias only if `partials` is not null, which
+/// must have room for norm_partials() floats.
 cudaError_t norm_backward_cuda(const NormRows& n, Matrix x, Matrix dy, Matrix dx, bool add,
                                float* partials, float* dweight, float* dbias, cudaStream_t stream);
 

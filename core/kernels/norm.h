@@ -9,12 +9,13 @@
 
 namespace lathe {
 
-/// mean is null for RMS norm. float32, bfloat16 and float16.
+/// The rows of a norm, its weights, and the statistics that it saves for backward. Elements of x
+/// and y are float32, bfloat16 or float16.
 struct NormRows {
   int64_t rows = 0, columns = 0;
   const float* weight = nullptr;  ///< [columns] or null: ones
   const float* bias = nullptr;    ///< [columns] or null: zeros
-  float* mean = nullptr;          ///< [rows]
+  float* mean = nullptr;          ///< [rows]; null for RMS norm
   float* rstd = nullptr;          ///< [rows]: 1 / sqrt(variance + eps)
 };
 

@@ -8,7 +8,7 @@ namespace lathe {
 struct DevicePhilox {
   uint32_t words[4];
 
-  /// Block `index` at `step`, as philox(counter(index, step), key).
+  /// Computes block `index` at `step`, as philox(counter(index, step), key) does.
   __device__ DevicePhilox(uint64_t index, uint64_t step, RngKey key)
       : words{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
               static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)} {

@@ -20,7 +20,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int64_t group = philox_group;
 
-/// Writes the first two numbers of blocks first .. first + group, as uniform numbers in (0, 1).
+/// Writes the first two numbers of blocks [first, first + group) as uniform numbers in (0, 1).
 void uniforms(uint64_t first, RngKey key, double* u, double* v) {
   uint32_t words[4][group];
   philox_blocks(first, 0, key, words);

@@ -17,7 +17,7 @@ HWY_INLINE V tanh_of(V v) { return hn::Tanh(D(), v); }
 /// A logistic gate and its derivative s (1 - s), computed as s e s with e = exp(-v), since 1 - s
 /// would cancel.
 struct Gate {
-  V s, slope;
+  V s, derivative;
 };
 HWY_INLINE Gate gate_of(V v) {
   const V e = exp_of(hn::Neg(v)), s = inverse_of(hn::Add(set(1), e));
@@ -47,9 +47,9 @@ void lstm_rows(const void* gates, Element type, const float* c, void* h_out, flo
 }
 
 template <class T>
-void lstm_slope_as(const void* gates, const float* c, const float* c_out, const void* dh,
-                   const float* dc_out, void* dgates, float* dc, int64_t begin, int64_t end,
-                   int64_t h) {
+void lstm_backward_as(const void* gates, const float* c, const float* c_out, const void* dh,
+                      const float* dc_out, void* dgates, float* dc, int64_t begin, int64_t end,
+                      int64_t h) {
   for (int64_t r = begin; r < end; ++r) {
     const T* g = static_cast<const T*>(gates) + r * 4 * h;
     T* dg = static_cast<T*>(dgates) + r * 4 * h;
@@ -61,19 +61,19 @@ void lstm_slope_as(const void* gates, const float* c, const float* c_out, const 
       const V up = dh != nullptr ? part(static_cast<const T*>(dh) + at) : set(0);
       const V later = dc_out != nullptr ? part(dc_out + at) : set(0);
       const V grad = hn::Add(later, through_tanh(hn::Mul(up, out.s), t));
-      part(hn::Mul(hn::Mul(grad, cell), in.slope), dg + i);
-      part(hn::Mul(hn::Mul(grad, part(c + at)), forget.slope), dg + h + i);
+      part(hn::Mul(hn::Mul(grad, cell), in.derivative), dg + i);
+      part(hn::Mul(hn::Mul(grad, part(c + at)), forget.derivative), dg + h + i);
       part(through_tanh(hn::Mul(grad, in.s), cell), dg + 2 * h + i);
-      part(hn::Mul(hn::Mul(up, t), out.slope), dg + 3 * h + i);
+      part(hn::Mul(hn::Mul(up, t), out.derivative), dg + 3 * h + i);
       part(hn::Mul(grad, forget.s), dc + at);
     });
   }
 }
-void lstm_slope_rows(const void* gates, Element type, const float* c, const float* c_out,
-                     const void* dh, const float* dc_out, void* dgates, float* dc, int64_t begin,
-                     int64_t end, int64_t h) {
+void lstm_backward_rows(const void* gates, Element type, const float* c, const float* c_out,
+                        const void* dh, const float* dc_out, void* dgates, float* dc, int64_t begin,
+                        int64_t end, int64_t h) {
   with_element(type, [&](auto t) HWY_ATTR {
-    lstm_slope_as<decltype(t)>(gates, c, c_out, dh, dc_out, dgates, dc, begin, end, h);
+    lstm_backward_as<decltype(t)>(gates, c, c_out, dh, dc_out, dgates, dc, begin, end, h);
   });
 }
 
@@ -102,9 +102,9 @@ void gru_rows(const void* x_gates, const void* h_gates, const void* state, void*
 
 // out = (1 - update) fresh + update before, fresh = tanh(x_new + reset h_new).
 template <class T>
-void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, const void* dout,
-                  void* dx_gates, void* dh_gates, void* dstate, int64_t begin, int64_t end,
-                  int64_t h) {
+void gru_backward_as(const void* x_gates, const void* h_gates, const void* state, const void* dout,
+                     void* dx_gates, void* dh_gates, void* dstate, int64_t begin, int64_t end,
+                     int64_t h) {
   for (int64_t r = begin; r < end; ++r) {
     const T *x = static_cast<const T*>(x_gates) + r * 3 * h,
             *g = static_cast<const T*>(h_gates) + r * 3 * h;
@@ -120,8 +120,8 @@ void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, c
       const V fresh = tanh_of(hn::MulAdd(reset.s, inner, part(x + 2 * h + i)));
 
       const V dn = through_tanh(hn::NegMulAdd(up, update.s, up), fresh);
-      const V dr = hn::Mul(hn::Mul(dn, inner), reset.slope);
-      const V dz = hn::Mul(hn::Mul(up, hn::Sub(part(before + i), fresh)), update.slope);
+      const V dr = hn::Mul(hn::Mul(dn, inner), reset.derivative);
+      const V dz = hn::Mul(hn::Mul(up, hn::Sub(part(before + i), fresh)), update.derivative);
 
       // x and h enter reset and update as a sum, so both get the same gradient. The reset gate
       // scales only h's part of the new state.
@@ -135,12 +135,12 @@ void gru_slope_as(const void* x_gates, const void* h_gates, const void* state, c
     });
   }
 }
-void gru_slope_rows(const void* x_gates, const void* h_gates, const void* state, const void* dout,
-                    void* dx_gates, void* dh_gates, void* dstate, Element type, int64_t begin,
-                    int64_t end, int64_t h) {
+void gru_backward_rows(const void* x_gates, const void* h_gates, const void* state,
+                       const void* dout, void* dx_gates, void* dh_gates, void* dstate, Element type,
+                       int64_t begin, int64_t end, int64_t h) {
   with_element(type, [&](auto t) HWY_ATTR {
-    gru_slope_as<decltype(t)>(x_gates, h_gates, state, dout, dx_gates, dh_gates, dstate, begin, end,
-                              h);
+    gru_backward_as<decltype(t)>(x_gates, h_gates, state, dout, dx_gates, dh_gates, dstate, begin,
+                                 end, h);
   });
 }
 
@@ -151,9 +151,9 @@ HWY_AFTER_NAMESPACE();
 namespace lathe {
 
 HWY_EXPORT(lstm_rows);
-HWY_EXPORT(lstm_slope_rows);
+HWY_EXPORT(lstm_backward_rows);
 HWY_EXPORT(gru_rows);
-HWY_EXPORT(gru_slope_rows);
+HWY_EXPORT(gru_backward_rows);
 
 namespace {
 /// f(begin, end) on ranges of rows of h columns that are worth a thread.
@@ -173,8 +173,8 @@ void lstm_cell_backward(const void* gates, Element type, const float* c, const f
                         const void* dh, const float* dc_out, void* dgates, float* dc, int64_t rows,
                         int64_t h) {
   each_rows(rows, h, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(lstm_slope_rows)(gates, type, c, c_out, dh, dc_out, dgates, dc, begin, end,
-                                          h);
+    HWY_DYNAMIC_DISPATCH(lstm_backward_rows)(gates, type, c, c_out, dh, dc_out, dgates, dc, begin,
+                                             end, h);
   });
 }
 void gru_cell_forward(const void* x_gates, const void* h_gates, const void* state, void* out,
@@ -187,7 +187,7 @@ void gru_cell_backward(const void* x_gates, const void* h_gates, const void* sta
                        const void* dout, void* dx_gates, void* dh_gates, void* dstate, Element type,
                        int64_t rows, int64_t h) {
   each_rows(rows, h, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(gru_slope_rows)
+    HWY_DYNAMIC_DISPATCH(gru_backward_rows)
     (x_gates, h_gates, state, dout, dx_gates, dh_gates, dstate, type, begin, end, h);
   });
 }

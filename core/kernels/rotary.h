@@ -1,5 +1,5 @@
-// Rotary positions (Su et al. 2021), in the form of GPT-NeoX and LLaMA: channels i and i + width /
-// 2 of a head are a pair, which is rotated by an angle that depends on the position.
+// Rotary position embeddings (Su et al. 2021), in the form of GPT-NeoX and Llama: channels i and i
+// + width / 2 of a head are a pair, which is rotated by an angle that depends on the position.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 namespace lathe {
 
 /// Computes y = x rotated, by the opposite angles if `back`. x and y [rows, heads width] are
-/// contiguous, in float32, bfloat16 or float16, and may be the same. rope_table [rope_rows, width]:
-/// cosines, then sines, of half a head's pairs; row r of x uses row r % rope_rows. `width` is even.
+/// contiguous, in float32, bfloat16 or float16, and may be the same. A row of rope_table
+/// [rope_rows, width] has the cosines of the width / 2 angles of a head, then their sines; row r of
+/// x uses row r % rope_rows. `width` is even.
 void rotate_heads(const void* x, void* y, Element type, int64_t rows, int64_t heads, int64_t width,
                   const float* rope_table, int64_t rope_rows, bool back);
 

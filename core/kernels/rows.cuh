@@ -1,5 +1,5 @@
-// What kernels over rows of elements share: wide loads and stores, and sums over a block in an
-// order that is always the same.
+// Helpers of kernels that process rows of elements: wide loads and stores, and sums over a block of
+// threads in an order that is always the same.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,7 +16,7 @@ struct alignas(N * sizeof(T)) Pack {
   T at[N];
 };
 
-/// Pack i of a row as float32.
+/// Loads pack i of a row as float32.
 template <int N, class T>
 __device__ void load_pack(const T* row, int64_t i, float* out) {
   const Pack<T, N> pack = reinterpret_cast<const Pack<T, N>*>(row)[i];
@@ -46,14 +46,14 @@ __device__ float inverse_of(float x) {
   return sizeof(T) == 4 ? 1 / x : __fdividef(1, x);
 }
 
-/// The sum over a warp, in every thread.
+/// Returns the sum over a warp in every thread.
 __device__ float warp_sum(float a) {
   for (int lane = 16; lane > 0; lane /= 2) a += __shfl_xor_sync(0xffffffffu, a, lane);
   return a;
 }
 
-/// Of two numbers of each thread: their sums over the block, in every thread. Blocks of whole
-/// warps.
+/// Replaces a and b by their sums over the block, in every thread. The block must consist of
+/// complete warps.
 __device__ void block_sums(float& a, float& b) {
   __shared__ float warps[2][32];
   for (int lane = 16; lane > 0; lane /= 2) {
@@ -72,7 +72,7 @@ __device__ float block_sum(float a) {
   return a;
 }
 
-/// The largest over the block, in every thread; NaN counts as none.
+/// Returns the maximum over the block in every thread; NaN is ignored.
 __device__ float block_max(float a) {
   __shared__ float warps[32];
   for (int lane = 16; lane > 0; lane /= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffffu, a, lane));
@@ -84,8 +84,9 @@ __device__ float block_max(float a) {
   return a;
 }
 
-/// Of rows of partial sums: the total of a column, in the first 32 threads. In a block of so many
-/// warps, thread t takes part in column t % 32 of the block's, which may be beyond the last.
+/// Returns the total of a column of `rows` rows of partial sums, valid in the first 32 threads. The
+/// block must have `warps` warps. `column` is the same in all threads with the same threadIdx.x %
+/// 32, and may be beyond the last column.
 template <int warps>
 __device__ float column_total(const float* partials, int64_t rows, int64_t columns,
                               int64_t column) {
@@ -103,7 +104,8 @@ __device__ float column_total(const float* partials, int64_t rows, int64_t colum
 
 }  // namespace
 
-/// Calls f with a value of the element's type; false for float64, which these kernels do not take.
+/// Calls f with a value of the element's type. Returns false for float64, which these kernels do
+/// not take.
 template <class F>
 bool with_gpu_element(Element type, F&& f) {
   switch (type) {
@@ -114,7 +116,7 @@ bool with_gpu_element(Element type, F&& f) {
   }
   return false;
 }
-/// The same with values of two types.
+/// Does the same with values of two types.
 template <class F>
 bool with_gpu_elements(Element a, Element b, F&& f) {
   bool done = false;

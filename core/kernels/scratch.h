@@ -15,9 +15,9 @@ namespace lathe {
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-/// Calls f(i) for each i < tasks on ATen's threads; each takes the next i when it is free, so a
-/// thread that the machine delays does not delay the others. f must give the same result on any
-/// thread. done() ends each thread's part.
+/// Calls f(i) for each i < tasks on ATen's threads. Each thread takes the next i when it is idle,
+/// so that a delayed thread does not delay the others. f must give the same result on any thread.
+/// Each thread calls done() after its last task.
 template <class F, class Done>
 void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
   std::atomic<int64_t> next{0};
@@ -32,8 +32,8 @@ void parallel_tasks(int64_t tasks, F&& f, Done&& done) {
                });
 }
 
-/// `bytes` for each of ATen's threads, allocated in one piece by the caller, so that a step's
-/// memory does not depend on which thread is faster.
+/// Working memory of `bytes` bytes for each of ATen's threads. The calling thread allocates it in
+/// one piece, so that a step's memory does not depend on which thread is faster.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)

@@ -22,8 +22,8 @@ struct Logistic {
   }
 };
 
-/// The places of a thread's pack: in y and dy, whose rows follow each other, and in a, b, da and
-/// db.
+/// The positions of a thread's pack: `dense` in y and dy, whose rows are contiguous, and `strided`
+/// in a, b, da and db.
 struct Places {
   int64_t dense, strided;
 

@@ -12,6 +12,7 @@ namespace lathe {
 /// each. A launch takes many gradients.
 cudaError_t grad_sum_cuda(const GradArgs* grads, int64_t count, double* partials,
                           cudaStream_t stream);
+/// Do what decide_cpu(), decide_gradient_cpu() and end_stages_cpu() do.
 cudaError_t decide_cuda(const StepRequest& request, const double* partials, int64_t n,
                         const float* loss, StepControl* control, ScaleState* scale,
                         cudaStream_t stream);

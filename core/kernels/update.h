@@ -39,6 +39,7 @@ struct ScalePolicy {
   int64_t max_skips = 50;  ///< this many consecutive skips end the run
 };
 
+/// The state of a loss scale.
 struct ScaleState {
   float scale = 65536;
   int32_t growth_tracker = 0;  ///< clean steps since the scale last changed
@@ -46,6 +47,7 @@ struct ScaleState {
   int64_t skipped_in_row = 0;  ///< skipped steps since the last one that was not skipped
 };
 
+/// The decision of the last step and the counts of all steps.
 struct StepControl {
   int64_t updates = 0;  ///< applied updates; a skipped step does not count
   /// The step that ended the run, counted from 1; 0: none. Nothing is updated after it.
@@ -64,6 +66,7 @@ struct StepControl {
   double mu = 0, next_mu = 0, mu_product = 1;
 };
 
+/// The inputs of a step's decision; see decide_cpu().
 struct StepRequest {
   UpdateRule rule;
   double clip = 0;   ///< largest norm of all gradients together; 0: no clipping

@@ -53,7 +53,8 @@ LATHE_BOTH inline void settle(const StepRequest& r, double sum, const float* los
   with_rule(r.rule.kind, [&](auto rule) { decltype(rule)::settle(r.rule, c); });
 }
 
-/// Decides in a step in stages whether one gradient is applied, from the sum of its squares.
+/// Decides whether one gradient of a step in stages (memory.update_in_backward) is applied, from
+/// the sum of its squares.
 LATHE_BOTH inline void settle_gradient(double sum, StepControl& c) {
   c.skip = c.failed_step != 0 || !std::isfinite(sum);
 }

@@ -68,8 +68,7 @@ TableColumn read_column(const Json& json, const std::string& where, Exit code) {
   column.values = json_get<std::vector<std::string>>(json, "values", where, code);
   if (column.values.empty() || std::ssize(column.values) > max_column_values ||
       std::set(column.values.begin(), column.values.end()).size() != column.values.size())
-    fail(code, where, ": the \"values\" of a column must be different, and 1 to ",
-         max_column_values);
+    fail(code, where, ": a column must have 1 to ", max_column_values, " different \"values\"");
   return column;
 }
 
@@ -135,11 +134,11 @@ ExampleEncoding read_encoding(const Json& json, bool classes, const std::string&
   int64_t numel = 1;
   for (const auto& size : sizes) {
     const Json named{{"sizes", size}};
-    e.input_sizes.push_back(json_whole(named, "sizes", 1, most_elements / numel, where, code));
+    e.input_sizes.push_back(json_integer(named, "sizes", 1, most_elements / numel, where, code));
     numel *= e.input_sizes.back();
   }
 
-  e.outputs = json_whole(json, "outputs", 1, classes ? max_classes : most_elements, where, code);
+  e.outputs = json_integer(json, "outputs", 1, classes ? max_classes : most_elements, where, code);
   if (json.contains("labels"))
     e.labels = json_get<std::vector<std::string>>(json, "labels", where, code);
   // Labels are optional, but each class must have one if any has.

@@ -1,5 +1,5 @@
-// How examples become inputs of a model, and its outputs predictions. A data folder's manifest has
-// it, and so has a checkpoint, for `lathe predict`. No LibTorch header.
+// How examples become inputs of a model, and how its outputs become predictions. The encoding is in
+// a data folder's manifest and, for `lathe predict`, in a checkpoint. No LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ ExampleEncoding read_encoding(const Json& json, bool classifies, const std::stri
 
 /// Returns the sizes [C, H, W] of an image [H, W, C].
 std::vector<int64_t> channels_first(const std::vector<int64_t>& sizes);
-/// Rearranges an image [H, W, C] as [C, H, W], whose sizes are given.
+/// Rearranges an image [H, W, C] to [C, H, W] in `out`. `sizes` are those of the result.
 void put_channels_first(std::span<const double> image, const std::vector<int64_t>& sizes,
                         std::vector<double>& out);
 

@@ -33,7 +33,7 @@ ArrayInfo read_array(const Json& json, const char* key, const std::string& where
 }
 ExampleSplit read_split(const Json& json, const char* key, const std::string& where) {
   const auto s = json_get<Json>(json, key, where, Exit::data);
-  ExampleSplit split{json_whole(s, "examples", 0, most, where, Exit::data), {}, {}};
+  ExampleSplit split{json_integer(s, "examples", 0, most, where, Exit::data), {}, {}};
   if (split.examples > 0)
     split.inputs = read_array(s, "inputs", where), split.targets = read_array(s, "targets", where);
   return split;

@@ -14,7 +14,7 @@ namespace lathe {
 
 struct ArrayInfo {
   std::string file;    ///< name within the folder, .npy or .safetensors
-  std::string tensor;  ///< of a .safetensors file: the tensor's name; "": its only one
+  std::string tensor;  ///< of a .safetensors file: the tensor's name; "": its only one, or "inputs"
   ArrayType type = ArrayType::f32;
   std::string xxh3;  ///< checksum of the complete file
 };

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/io/checksum.h"
+#include "core/io/text.h"
 #include "core/rng.h"
 #include "data/examples/example_manifest.h"
 #include "data/folder.h"
@@ -402,7 +403,7 @@ std::string ExampleData::table() const {
   std::string text =
       str("  ", manifest_.task, ", ", manifest_.outputs, classifies() ? " classes" : " outputs");
   for (int64_t i = 0; i < std::min<int64_t>(20, std::ssize(manifest_.labels)); ++i)
-    text += str(i == 0 ? ": " : " ", manifest_.labels[static_cast<size_t>(i)]);
+    text += (i == 0 ? ": " : " ") + printable_line(manifest_.labels[static_cast<size_t>(i)]);
   text += manifest_.labels.size() > 20 ? " ...\n" : "\n";
   // Columns without names have nothing to show.
   if (manifest_.table && manifest_.table->has_header) text += table_text(*manifest_.table);

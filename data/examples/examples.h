@@ -9,14 +9,14 @@
 
 namespace lathe {
 
-/// Opens a folder whose manifest.json has "kind": "examples". Throws Exit::data with what, where
-/// and what to do, or Exit::usage for data.* keys that do not fit.
+/// Opens a folder whose manifest.json has "kind": "examples". Throws Exit::data, with the fault,
+/// its position and a remedy, or Exit::usage for data.* keys that do not fit.
 ///
 /// Training: a keyed permutation orders the examples of each epoch. Epochs are concatenated, so a
-/// batch may contain examples of two. Inputs are normalized with the training split's mean and
-/// scale. Images (three sizes, [C, H, W]) are shifted (data.crop; pixels that move in are 0 before
-/// normalization) and mirrored (data.flip) by random numbers that depend on the seed and on the
-/// number of the sample since the start of training. Evaluation reads the validation split in
+/// batch may contain examples of two epochs. Inputs are normalized with the training split's mean
+/// and scale. Images (three sizes, [C, H, W]) are shifted (data.crop; pixels that move in are 0
+/// before normalization) and mirrored (data.flip) by random numbers that depend on the seed and on
+/// the number of the sample since the start of training. Evaluation reads the validation split in
 /// order, unchanged.
 ///
 /// data.folds splits all examples, those of the training split before those of the validation

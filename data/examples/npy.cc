@@ -169,7 +169,7 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
     fail(Exit::data, name, ": .npy version ", version,
          ", which this build does not know; it reads 1 to 3");
 
-  // Version 1 has a length of 2 bytes, versions 2 and 3 have one of 4.
+  // The length of the header has 2 bytes in version 1, and 4 bytes in versions 2 and 3.
   const size_t width = version == 1 ? 2 : 4, begin = magic.size() + 2 + width;
   uint32_t length = 0;
   if (text.size() >= begin) std::memcpy(&length, text.data() + begin - width, width);
@@ -186,7 +186,7 @@ NpyFile::NpyFile(const fs::path& path) : file_(path, Exit::data) {
   if (*header.fortran && sizes_.size() > 1)
     fail(Exit::data, name, " is in Fortran order; save it with numpy.ascontiguousarray(a)");
 
-  // Checking each factor keeps a hostile shape from overflowing to the file's size.
+  // Check each factor: the product of a hostile shape could otherwise overflow to the file's size.
   uint64_t needed = static_cast<uint64_t>(array_type_bytes(type_));
   for (const int64_t size : sizes_) {
     if (size > 0 && needed > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) /

@@ -11,18 +11,18 @@ namespace lathe {
 
 /// One source of a mixture.
 struct MixturePart {
-  std::string name;   ///< letters, digits, - and _; also the name of its folder in the mixture's
+  std::string name;   ///< letters, digits, - and _; also the name of its folder
   double weight = 1;  ///< above 0
 };
 
 /// Throws `code` where there is no source, a name is invalid or occurs twice, or a weight is not
-/// above 0. `where` begins the sentence.
+/// above 0. `where` begins the error message.
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code);
 /// Reads data.mix, such as "web:0.7,code:0.3". Throws Exit::usage.
 std::vector<MixturePart> read_mix(const std::string& text);
 /// Returns a mixture's manifest.json without its checksum.
 Json mixture_manifest(const std::vector<MixturePart>& parts);
-/// Reads the sources of a manifest. Throws Exit::data; `where` begins the sentence.
+/// Reads the sources of a manifest. Throws Exit::data; `where` begins the message.
 std::vector<MixturePart> read_mixture_manifest(const Json& json, const std::string& where);
 
 }  // namespace lathe

@@ -9,6 +9,8 @@
 #include <queue>
 #include <unordered_map>
 
+#include "core/io/text.h"
+
 namespace lathe {
 namespace {
 
@@ -63,7 +65,7 @@ Words count_words(const DocumentSource& source, const BPETraining& t) {
     for (const auto& [word, count] : other.get()) all[word] += count;
   }
 
-  if (stopped) fail(Exit::stopped, "the training was stopped; nothing of it is kept");
+  if (stopped) fail(Exit::stopped, "tokenizer training was stopped; nothing was written");
   return all;
 }
 
@@ -149,11 +151,19 @@ class Merger {
 
   /// Merges the most frequent pair. Returns false if none occurs `least` times.
   bool merge(int64_t least) {
-    const std::optional<Waiting> top = most_frequent();
+    std::optional<Waiting> top = most_frequent();
+    const auto joined_of = [&] {
+      return d_.tokens[static_cast<size_t>(top->pair.first)] +
+             d_.tokens[static_cast<size_t>(top->pair.second)];
+    };
+    // A text is only one token, so no merge may make that of a special token.
+    const auto is_special = [&](const std::string& text) {
+      return std::ranges::find(d_.special, text, &SpecialToken::text) != d_.special.end();
+    };
+    while (top && is_special(joined_of())) top = most_frequent();
     if (!top || top->count < least) return false;
 
-    const std::string joined = d_.tokens[static_cast<size_t>(top->pair.first)] +
-                               d_.tokens[static_cast<size_t>(top->pair.second)];
+    const std::string joined = joined_of();
     const auto [place, is_new] = ids_.emplace(joined, static_cast<int32_t>(d_.tokens.size()));
     if (is_new) d_.tokens.push_back(joined);
     d_.merges.push_back(top->pair);
@@ -218,6 +228,9 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
 
   // Ids in the order of Hugging Face's trainer: special tokens, bytes, merges.
   for (const std::string& text : t.special) {
+    if (text.size() == 1)
+      fail(Exit::usage, "the special token \"", printable_line(text),
+           "\" is a single byte, which is a token already; take a longer text");
     d.special.push_back({static_cast<int32_t>(d.tokens.size()), text});
     d.tokens.push_back(text);
   }
@@ -239,7 +252,8 @@ BPEDefinition train_bpe(const DocumentSource& source, const BPETraining& t) {
   const int64_t least_count = std::max<int64_t>(1, t.min_frequency);
   while (static_cast<int64_t>(d.tokens.size()) < t.vocab_size && merger.merge(least_count)) {
     if (d.merges.size() % 256 != 0) continue;
-    if (t.stop && t.stop()) fail(Exit::stopped, "the training was stopped; nothing of it is kept");
+    if (t.stop && t.stop())
+      fail(Exit::stopped, "tokenizer training was stopped; nothing was written");
     if (t.show) t.show(static_cast<double>(d.tokens.size()) / static_cast<double>(t.vocab_size));
   }
   return d;

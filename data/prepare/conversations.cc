@@ -16,6 +16,12 @@ std::string string_in(const simdjson::dom::object& object, const char* key,
   return std::string(found);
 }
 
+/// Returns whether an optional field is missing or null.
+bool is_absent(const simdjson::dom::object& object, const char* key) {
+  simdjson::dom::element found;
+  return object[key].get(found) != simdjson::SUCCESS || found.is_null();
+}
+
 /// Returns the role for the value of "from": translates ShareGPT's names of the user and the
 /// assistant, and returns other names unchanged.
 std::string role_from(const std::string& name) {
@@ -37,6 +43,9 @@ std::vector<ChatMessage> read_messages(const simdjson::dom::array& messages,
         is_from ? role_from(string_in(message, "from", here)) : string_in(message, "role", here);
     if (role.empty() || role.find_first_of("<>|\n") != std::string::npos)
       fail(Exit::data, where, ": \"", role, "\" can't be a role; take system, user and assistant");
+    simdjson::dom::array calls;
+    if (message["tool_calls"].get(calls) == simdjson::SUCCESS && calls.size() > 0)
+      fail(Exit::data, here, " has \"tool_calls\", which this build does not write");
     read.push_back({role, string_in(message, is_from ? "value" : "content", here)});
   }
   return read;
@@ -59,7 +68,7 @@ Conversation read_chat(const simdjson::dom::array& messages, const std::string& 
 /// Returns Alpaca's form as a chat. The input, which may be missing, follows the instruction.
 Conversation read_instruction(const simdjson::dom::object& json, const std::string& where) {
   std::string question = string_in(json, "instruction", where);
-  if (json["input"].error() == simdjson::SUCCESS) {
+  if (!is_absent(json, "input")) {
     const std::string input = string_in(json, "input", where);
     if (!input.empty()) question += "\n\n" + input;
   }
@@ -71,7 +80,8 @@ Conversation read_instruction(const simdjson::dom::object& json, const std::stri
 /// Exit::data if the line has such a text and is not a chat.
 Conversation with_system(Conversation chat, const simdjson::dom::object& json,
                          const std::string& where) {
-  if (json["system"].error() != simdjson::SUCCESS) return chat;
+  chat.where = where;
+  if (is_absent(json, "system")) return chat;
   std::string_view given;
   if (!chat.is_chat && json["system"].get(given) == simdjson::SUCCESS && !given.empty()) {
     fail(Exit::data, where,

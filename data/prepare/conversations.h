@@ -18,6 +18,7 @@ namespace lathe {
 struct Conversation {
   std::vector<ChatMessage> messages;  ///< two for a prompt and its completion
   bool is_chat = false;  ///< messages that need a template; else the texts are used unchanged
+  std::string where{};   ///< file:line
 };
 
 /// Calls f with the conversation of each line of a part, in order. The messages are in the field

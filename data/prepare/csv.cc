@@ -82,7 +82,7 @@ std::string_view CsvReader::field(size_t column) {
 
   // A quoted field is a view of the text, too, unless doubled quotes require a copy.
   std::string* own = nullptr;
-  size_t from = ++begin;  // the beginning of what is not yet in *own
+  size_t from = ++begin;  // start of the text that is not in *own yet
   std::string_view value;
   while (true) {
     const size_t quote = text_.find('"', from);

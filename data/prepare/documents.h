@@ -51,7 +51,7 @@ struct Part {
 void each_line(const Part& part,
                const std::function<void(uint64_t line, std::string_view text)>& f);
 
-/// Reads the parts of all files in order. A long document is cut behind a line break with no white
+/// Reads the parts of all files in order. A long document is cut after a line break with no white
 /// space on either side: the patterns of GPT-2, Llama 3 and Qwen 2 all end a piece there. A
 /// document without such a line break is cut between two characters.
 class PartReader {

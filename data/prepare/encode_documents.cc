@@ -52,9 +52,13 @@ class Writer {
     if (c.is_chat) {
       if (!chat_)
         chat_.emplace(tokenizer_, where, "give another as --tokenizer, or set --chat-template");
+      chat_->check_roles(c.messages, c.where);
       return chat_->append_marked(c.messages, *encoder_, ids_, prompt);
     }
     const size_t begin = ids_.size();
+    // Generation puts this token before a prompt, too.
+    if (encoder_ != nullptr && tokenizer_.prompt_begin() >= 0)
+      ids_.push_back(tokenizer_.prompt_begin());
     text(c.messages[0].text);
     mark_tokens(ids_, begin);
     text(c.messages[1].text, /*begins=*/c.messages[0].text.empty());

@@ -15,7 +15,7 @@ namespace lathe {
 struct EncodedDocument {
   bool begins, ends;
   uint64_t bytes, repaired;
-  Digest digest;  ///< of a complete document's text
+  Digest digest;  ///< of a complete document's text; of conversations: of roles and texts
   /// Whether its ids are kept, and if not, why.
   enum class FilterResult { kept, empty, too_short, too_long, same_answers } result;
   size_t ids_end;  ///< end of its ids among those of the part
@@ -45,8 +45,8 @@ class Encoders {
   std::vector<Encoder> free_;
 };
 
-/// Encodes a part; without ids unless `with_ids`. Throws Exit::data with the position of what can't
-/// be used.
+/// Encodes a part; without ids unless `with_ids`. Throws Exit::data with the position of a document
+/// that can't be used.
 EncodedPart encode(const Part& part, const DocumentOptions& options, Encoders& encoders,
                    bool with_ids);
 

@@ -105,7 +105,7 @@ class Numbers {
         fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x, ", which is not finite");
       if (type == ArrayType::i64 && std::fabs(x) >= 0x1p53)
         fail(Exit::data, name_, ": example ", i, " (from 0) holds ", x,
-             ", 2^53 or beyond; make smaller numbers of them");
+             ", 2^53 or beyond; store smaller numbers");
     }
   }
   void release(int64_t begin, int64_t end) const {

@@ -39,7 +39,7 @@ struct RawExample {
 class ExampleSource {
  public:
   virtual ~ExampleSource() = default;
-  /// Reads what sizes() depends on, such as the categories of a table; call it first.
+  /// Scans the input for what sizes() needs, such as the categories of a table. Call it first.
   virtual void scan(ProgressReporter& /*meter*/) {}
   /// Returns the columns, or null where the files are not tables.
   virtual const TableFormat* table() const { return nullptr; }
@@ -59,7 +59,7 @@ class ExampleSource {
   /// Returns how many bytes each() reports to the meter.
   virtual uint64_t bytes() const = 0;
   /// Calls f with each example and reports all bytes to the meter. Throws Exit::data with the
-  /// position of what can't be read.
+  /// position of an example that can't be read.
   virtual void each(ProgressReporter& meter, const std::function<void(const RawExample&)>& f) = 0;
   /// Returns the position of the target that f was last called with.
   virtual std::string where() const = 0;
@@ -68,16 +68,16 @@ class ExampleSource {
 /// Opens files of a format that their contents determine: tables with the same columns; inputs and
 /// targets in two IDX, .npy or .safetensors files; or one .safetensors file with the tensors
 /// "inputs" and "targets". With `like`, which must have been scanned, tables must have its columns
-/// and are read in the same way. Throws Exit::data for what can't be read, and Exit::usage for
-/// options that do not fit.
+/// and are read in the same way. Throws Exit::data for files that can't be read, and Exit::usage
+/// for options that do not fit.
 std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 
 /// Opens new inputs for a model, which must have the form of its training data: one table or array,
 /// or, for a model of image files, any number of image files and folders of images.
 /// RawExample::label is the id of a table's row, or the path of an image. The encoding must outlive
-/// the source. Throws Exit::data for what does not fit, and Exit::usage for several files that are
-/// not images.
+/// the source. Throws Exit::data for files that do not fit the model, and Exit::usage for several
+/// files that are not images.
 std::unique_ptr<ExampleSource> open_new_examples(const std::vector<std::string>& files,
                                                  const ExampleEncoding& encoding);
 

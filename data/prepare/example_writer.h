@@ -22,8 +22,8 @@ class ExampleWriter {
   ExampleWriter(const fs::path& folder, const ExampleSource& source, bool all_bytes,
                 ExampleManifest& manifest);
 
-  /// Adds an example to a split. `label`: its class; any number for regression. Throws Exit::data
-  /// if the source has other examples than when they were counted.
+  /// Adds an example to a split. `label`: its class; ignored for regression. Throws Exit::data if
+  /// the source has other examples than when they were counted.
   void add(const RawExample& example, int64_t label, bool is_val);
 
   /// Completes the files, adds their descriptions and the statistics to the manifest, and returns

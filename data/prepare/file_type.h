@@ -17,7 +17,8 @@ std::string foreign_format(std::string_view head);
 void check_not_parquet(const fs::path& file);
 
 /// Checks a piece of a text file. Throws Exit::data with `remedy`, as in "give only text files",
-/// where it holds a NUL byte or, with `begins`, where a file of another format begins so.
+/// where it holds a NUL byte. With `begins`, the piece begins the file; then also throws where it
+/// begins like a file of another format.
 void check_is_text(const std::string& file, std::string_view piece, bool begins,
                    const std::string& remedy);
 

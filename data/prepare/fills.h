@@ -1,4 +1,4 @@
-// What replaces empty cells of a table. No LibTorch header.
+// Numbers that replace empty cells of a table. No LibTorch header.
 #pragma once
 
 #include <span>

@@ -33,8 +33,8 @@ class ImageFile {
   /// Returns whether it has gray values only: a PNG's palette counts as colors.
   bool is_gray() const;
   /// Decodes the image, once, to `pixels` [height, width, channels] with 1 channel (gray) or 3
-  /// (red, green, blue). Values have 8 bits; of 16 bits the nearest value is taken. Transparency,
-  /// color profiles and the orientation in EXIF are ignored. Gray becomes three equal channels, and
+  /// (red, green, blue). Values have 8 bits; 16-bit values are rounded to them. Transparency, color
+  /// profiles and the orientation in EXIF are ignored. Gray becomes three equal channels, and
   /// colors become gray as (299 R + 587 G + 114 B) / 1000 (ITU-R BT.601). Throws Exit::data where
   /// the file is damaged or cut short.
   void read(int64_t channels, std::vector<uint8_t>& pixels);

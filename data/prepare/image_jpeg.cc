@@ -15,7 +15,7 @@ namespace {
 /// have about ten.
 constexpr int most_scans = 100;
 
-/// What the library's callbacks share. It is found from the library's pointer to its first member.
+/// State that the library's callbacks share. They receive a pointer to its first member.
 struct JpegErrors {
   jpeg_error_mgr manager;
   std::jmp_buf back;
@@ -28,8 +28,8 @@ struct JpegErrors {
   std::longjmp(errors->back, 1);
 }
 
-/// libjpeg fills what is missing of a damaged image with gray and issues a warning; here it is an
-/// error.
+/// libjpeg fills the missing part of a damaged image with gray and issues a warning; here that is
+/// an error.
 void on_message(j_common_ptr info, int level) {
   if (level >= 0) return;
   switch (info->err->msg_code) {

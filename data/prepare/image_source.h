@@ -18,9 +18,9 @@ struct ImageOptions {
 /// class. Folders in it are searched too; other files and names that begin with a dot are ignored.
 /// Inputs are uint8 [C, height, width], with C = 1 where all images are gray and else 3, in the
 /// order of classes and paths. scan() reads all headers. With `like`, which must have been scanned,
-/// images get its channels and size. Throws Exit::data for a folder of another form, and for
-/// images that can't be read (data/prepare/image_file.h); Exit::usage for images of different sizes
-/// without one to resize them to.
+/// images get its channels and size. Throws Exit::data for a folder of another form, and for images
+/// that can't be read (data/prepare/image_file.h); Exit::usage for images of different sizes if
+/// `options` has none to resize them to.
 std::unique_ptr<ExampleSource> open_image_folder(const std::string& folder,
                                                  const ImageOptions& options,
                                                  const ExampleSource* like);

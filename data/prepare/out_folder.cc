@@ -47,10 +47,10 @@ void ProgressReporter::advance(uint64_t bytes) {
   done_ += bytes;
   if (stop_ && stop_()) {
     if (resumable_)
-      fail(Exit::stopped, "stopped; run the same command again to resume, ", out_.string(),
-           " has what is done");
+      fail(Exit::stopped, "stopped; run the same command again to resume; the finished part is in ",
+           out_.string());
     fail(Exit::stopped, "stopped; nothing is left in ", out_.string(),
-         " of it, run the same command again to start over");
+         "; run the same command again to start over");
   }
   const double seconds = seconds_since(began_);
   const auto done = static_cast<double>(done_);
@@ -153,8 +153,8 @@ void OutFolder::publish(const std::vector<MadeFile>& files,
     rename_file(unfinished(path_, made.file), path_ / made.file);
     fault_point("prepare: shard renamed");
   }
-  // The record of the progress goes before the manifest comes, so that nothing of it is left where
-  // the process ends in between.
+  // Remove the record of the progress before the manifest gets its name, so that no record is left
+  // if the process ends in between.
   remove_tree(unfinished(path_, Journal::name));
   sync_folder(path_);
   rename_file(path_ / marker, path_ / "manifest.json");

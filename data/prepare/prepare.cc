@@ -38,16 +38,16 @@ namespace {
 struct Input {
   fs::path path;
   uint64_t bytes = 0;
-  size_t begin = 0;  ///< of the text: behind a byte order mark
+  size_t begin = 0;  ///< of the text: after a byte order mark
 };
 
 [[noreturn]] void changed(const fs::path& path) {
   fail(Exit::data, path.string(), " changed while it was being read; run the same command again");
 }
 
-/// Reads a file from `at` piece by piece. `f(text, at, end)` processes what begins before `end` and
-/// returns the position it reached; it sees the complete file, so nothing is cut at the edge of a
-/// piece. Releases the memory of what was processed.
+/// Reads a file from `at` piece by piece. `f(text, at, end)` processes the tokens that begin before
+/// `end` and returns the position it reached; it sees the complete file, so nothing is cut at the
+/// edge of a piece. Releases the memory of the pieces that were processed.
 template <class F>
 void read_through(const MappedFile& file, size_t at, ProgressReporter& meter, F&& f) {
   const auto bytes = file.bytes();
@@ -105,7 +105,7 @@ TextSurvey survey(std::vector<Input>& inputs, const PrepareOptions& options,
   }
 
   if (bytes == 0) fail(Exit::data, "the input has no text");
-  // Each byte is a token, so what is meant to be binary need not be read.
+  // Each byte is a token, so binary input need not be read.
   const bool chars = options.tokenizer == "char";
   s.tokens = chars ? 0 : static_cast<int64_t>(bytes);
   if (options.binary) return s;
@@ -284,13 +284,13 @@ void prepare(const PrepareOptions& options) {
       !(train.resume(before->train, before->train_sum) && val.resume(before->val, before->val_sum)))
     before.reset(), train = writer("train", split), val = writer("val", n - split);
 
-  std::vector<std::string> going_on;
+  std::vector<std::string> resumed_files;
   if (before) {
-    going_on = unfinished_shards({&train, &val});
+    resumed_files = unfinished_shards({&train, &val});
     log_info(options.out.string(), ": continuing after the ", before->train + before->val,
              " tokens that are done");
   }
-  out.clear(going_on);
+  out.clear(resumed_files);
 
   DataManifest manifest;
   manifest.tokenizer = found.tokenizer;

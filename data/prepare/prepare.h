@@ -32,9 +32,9 @@ struct PrepareOptions {
 /// twice, or once if it is binary, and piece by piece, so memory does not grow with it. Input that
 /// is not text (data/prepare/file_type.h) is refused unless it is binary. After any interruption
 /// the same call can be repeated: it resumes from the last record (Exit::data where that input has
-/// changed), and removes what else an ended process left. Throws Exit::data for input that can't be
-/// used, Exit::usage where `out` already holds data, and Exit::busy where another process prepares
-/// data there. After an error before the first record nothing is left in `out`.
+/// changed), and removes all other files that an interrupted call left. Throws Exit::data for input
+/// that can't be used, Exit::usage where `out` already holds data, and Exit::busy where another
+/// process prepares data there. After an error before the first record nothing is left in `out`.
 void prepare(const PrepareOptions& options);
 
 }  // namespace lathe

@@ -140,7 +140,7 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
   Encoders encoders(o.tokenizer.bpe());
   DocumentFilter sorter(o, train, val, manifest);
   LineFilter lines;
-  std::deque<std::future<EncodedPart>> under_way;
+  std::deque<std::future<EncodedPart>> in_progress;
   Checksum input;
   Progress now;
 
@@ -156,8 +156,8 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
   };
 
   const auto take_first = [&] {
-    const EncodedPart first = under_way.front().get();
-    under_way.pop_front();
+    const EncodedPart first = in_progress.front().get();
+    in_progress.pop_front();
     input.update(&first.input, sizeof first.input);
     sorter.take(first);
     ++now.parts;
@@ -176,16 +176,16 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
     if (o.dedup_lines) lines.filter(part, o.source);
     // Recorded parts are hashed and counted again, but not encoded.
     const bool with_ids = read++ >= done;
-    under_way.push_back(
+    in_progress.push_back(
         std::async(std::launch::async, [this, with_ids, &encoders, mine = std::move(part)] {
           return encode(mine, o, encoders, with_ids);
         }));
     meter.advance(reader.consumed() - shown);
     shown = reader.consumed();
     // This bounds the parts in memory, and takes them in input order.
-    if (under_way.size() > static_cast<size_t>(o.workers)) take_first();
+    if (in_progress.size() > static_cast<size_t>(o.workers)) take_first();
   }
-  while (!under_way.empty()) take_first();
+  while (!in_progress.empty()) take_first();
 
   if (now.parts < done)
     fail(Exit::data, "the input is shorter than when this command was cut short; remove ",
@@ -289,7 +289,7 @@ std::string counted_documents(const DataManifest& manifest) {
 void check_enough(const DataManifest& manifest, int64_t train, int64_t val) {
   if (train >= 2) return;
   if (val > 1)
-    fail(Exit::data, "all documents fall to validation; take --val-by tail, or a smaller --val");
+    fail(Exit::data, "all documents are for validation; use --val-by tail, or a smaller --val");
   const std::string counted = counted_documents(manifest);
   fail(Exit::data, "the data has ", train + val, " tokens, too few to train on",
        counted.empty() ? "" : "; documents: " + counted);
@@ -305,6 +305,9 @@ void log_result(const DocumentOptions& o, const DataManifest& manifest, int64_t 
     log_warn("no token is for validation, because there are too few documents for a share of ",
              o.val_share, "; raise --val");
   }
+  const bool has_several = manifest.documents.value("kept", int64_t{0}) > 1;
+  if (has_several && manifest.tokenizer.bpe() != nullptr && manifest.tokenizer.document_end() < 0)
+    log_warn("the tokenizer has no token that ends documents, so nothing separates them");
 }
 
 }  // namespace
@@ -335,7 +338,7 @@ void prepare_documents(const DocumentOptions& o) {
 
   const Journal journal(o.out, identity(o));
   std::optional<Progress> before = journal.read();
-  std::vector<std::string> going_on;
+  std::vector<std::string> resumed_files;
   if (before) {
     const bool all_there = tail ? spool->resume(before->train, before->train_sum)
                                 : train->resume(before->train, before->train_sum) &&
@@ -344,11 +347,11 @@ void prepare_documents(const DocumentOptions& o) {
   }
 
   if (before) {
-    going_on = unfinished_shards({train.get(), val.get(), spool.get()});
+    resumed_files = unfinished_shards({train.get(), val.get(), spool.get()});
     log_info(o.out.string(), ": continuing after the ", before->parts, " parts that are done");
   }
 
-  out.clear(going_on);
+  out.clear(resumed_files);
 
   // The tail is the last share of the tokens that remain after filtering.
   if (tail) {

@@ -26,28 +26,30 @@ struct ExampleOptions {
   /// The inputs are one folder of images by class, and so are those of validation.
   std::optional<ImageOptions> images{};
   bool channels_last = false;  ///< images have the sizes [H, W, C], and are stored as [C, H, W]
-  /// Called every 4 MiB of input; true ends the preparation with Exit::stopped.
+  /// Called every 4 MiB of input, or after each image; true ends the preparation with
+  /// Exit::stopped.
   std::function<bool()> stop = nullptr;
 };
 
 /// Writes train_inputs.npy, train_targets.npy, the same for val, and, last, manifest.json. Input is
 /// read twice (a table with text columns or filled cells: up to four times), piece by piece, so
 /// memory does not grow with it. Inputs keep their order and their type, except that float16 and
-/// bfloat16 become float32 and bool becomes uint8; numbers of text become uint8 where all are
-/// integers up to 255, else float64. Classes, which are text labels or whole numbers, are numbered
-/// from 0 in sorted order and keep their names. If `task` is empty, the targets are classes if they
-/// are text, or if they are integers with at most 20 different values. They are also classes
-/// if they have at most 1000 different values and, on average, at least 50 examples for each value.
+/// bfloat16 become float32 and bool becomes uint8; numbers in text become uint8 where all are
+/// integers from 0 to 255, else float64. Classes, which are text labels or whole numbers, are
+/// numbered from 0 in sorted order and keep their names. If `task` is empty, the targets are
+/// classes if they are text, or if they are integers with at most 20 different values. They are
+/// also classes if they have at most 1000 different values and, on average, at least 50 examples
+/// for each value.
 ///
 /// A text column of a table gives an input for each of its values, which come from all training and
 /// validation lines of the same files. Empty cells are filled with the mean or the median over the
 /// training split. A median keeps the numbers of the table in memory. The manifest has the columns,
 /// their values and fills, so that `lathe predict` encodes new tables in the same way.
 ///
-/// After any interruption the same call can be repeated: it first removes exactly what an ended
-/// process left. Throws Exit::data for input that can't be used, with its file, line and column;
-/// Exit::usage where `out` already holds data or an option does not fit; Exit::busy where another
-/// process prepares data there. After an error nothing is left in `out`.
+/// After any interruption the same call can be repeated: it first removes the files that an
+/// interrupted call left. Throws Exit::data for input that can't be used, with its file, line and
+/// column; Exit::usage where `out` already holds data or an option does not fit; Exit::busy where
+/// another process prepares data there. After an error nothing is left in `out`.
 void prepare_examples(const ExampleOptions& options);
 
 }  // namespace lathe

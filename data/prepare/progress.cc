@@ -17,7 +17,7 @@ std::optional<Progress> read_progress(const Json& record, const std::string& com
   if (json_get<std::string>(record, "command", where, Exit::data) != command) return std::nullopt;
   check_manifest_checksum(record, where);
   const auto whole = [&](const char* key) {
-    return json_whole(record, key, 0, std::numeric_limits<int64_t>::max(), where, Exit::data);
+    return json_integer(record, key, 0, std::numeric_limits<int64_t>::max(), where, Exit::data);
   };
   const auto text = [&](const char* key) {
     return json_get<std::string>(record, key, where, Exit::data);

@@ -25,7 +25,7 @@ struct Progress {
 /// Returns a record without its checksum (data/folder.h). `command` identifies the preparation.
 Json progress_record(const Progress& progress, const std::string& command);
 /// Returns a record's contents; nullopt where it belongs to another command. Throws Exit::data
-/// where it is damaged; `where` begins the sentence.
+/// where it is damaged; `where` begins the message.
 std::optional<Progress> read_progress(const Json& record, const std::string& command,
                                       const std::string& where);
 

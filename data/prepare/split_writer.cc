@@ -59,8 +59,8 @@ bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
     all.update(sum.data(), sum.size());
   }
   if (all.hex() != checksum) {
-    log_warn(out_.string(), ": what was written of ", split_,
-             " before this command was cut short has changed since; starting over");
+    log_warn(out_.string(), ": the unfinished files of ", split_,
+             " have changed since this command was interrupted; starting over");
     return false;
   }
 

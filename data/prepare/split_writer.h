@@ -15,8 +15,8 @@
 
 namespace lathe {
 
-/// Writes the shards of a split under names that nothing reads (OutFolder::unfinished), ids as
-/// uint16 or, `wide`, as uint32.
+/// Writes the shards of a split under temporary names (OutFolder::unfinished). Ids are uint16, or
+/// uint32 if `wide`.
 class SplitWriter {
  public:
   /// Creates a writer that opens no file yet. `most_tokens` is an upper bound on the number of
@@ -29,9 +29,9 @@ class SplitWriter {
         most_tokens_(most_tokens),
         wide_(wide) {}
 
-  /// Continues after the first `tokens` that an ended process wrote under the same names, and cuts
-  /// off what it wrote after them. Returns false, and changes nothing, where they are missing or,
-  /// with a warning, where their checksum() is not `checksum`.
+  /// Continues after the first `tokens` that an interrupted process wrote under the same names, and
+  /// truncates the files there. Returns false, and changes nothing, where they are missing or, with
+  /// a warning, where their checksum() is not `checksum`.
   bool resume(int64_t tokens, const std::string& checksum);
   /// Appends ids.
   void write(std::span<const int32_t> ids);

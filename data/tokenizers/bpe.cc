@@ -129,6 +129,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     starts_special_[static_cast<unsigned char>(s.text[0])] = true;
     special_.emplace(s.text, &s);
     special_sizes_.push_back(s.text.size());
+    has_text_tokens_ |= !s.special;
   }
   std::ranges::sort(special_sizes_, std::greater<>());
   special_sizes_.erase(std::ranges::unique(special_sizes_).begin(), special_sizes_.end());
@@ -147,6 +148,12 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   ends_at_lines_ = of_characters_ || (d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern ||
                                                                  d.patterns[0] == llama3_pattern ||
                                                                  d.patterns[0] == qwen2_pattern));
+  // A token that is text, such as "a\nb", may reach past a line break.
+  for (const SpecialToken& s : d.special) {
+    const bool has_break = s.text.find('\n') != std::string::npos;
+    if (!s.special && has_break && s.text.find_first_not_of(" \t\r\n") != std::string::npos)
+      ends_at_lines_ = false;
+  }
 
   for (int32_t id = 0; id < tokens; ++id) {
     const std::string& token = d.tokens[static_cast<size_t>(id)];
@@ -186,7 +193,7 @@ BPE::~BPE() = default;
 
 int32_t special_id(const BPEDefinition& d, std::string_view text) {
   const auto found = std::ranges::find(d.special, text, &SpecialToken::text);
-  return found == d.special.end() ? -1 : found->id;
+  return found == d.special.end() || !found->special ? -1 : found->id;
 }
 
 TextMarks boundary_tokens(const BPEDefinition& d) {
@@ -213,11 +220,11 @@ int32_t BPE::id_of(std::string_view token) const {
   return special != special_.end() ? special->second->id : -1;
 }
 
-const SpecialToken* BPE::special_at(std::string_view text, size_t at) const {
+const SpecialToken* BPE::special_at(std::string_view text, size_t at, bool text_only) const {
   for (const size_t size : special_sizes_) {
     if (size > text.size() - at) continue;
     const auto found = special_.find(text.substr(at, size));
-    if (found != special_.end()) return found->second;
+    if (found != special_.end() && !(text_only && found->second->special)) return found->second;
   }
   return nullptr;
 }
@@ -225,15 +232,17 @@ const SpecialToken* BPE::special_at(std::string_view text, size_t at) const {
 void BPE::Encoder::encode(std::string_view text, std::vector<int32_t>& out, SpecialText special,
                           bool begins) {
   size_t begin = 0;
-  for (size_t at = 0; special != SpecialText::text && at < text.size();) {
+  const bool text_only = special == SpecialText::text;
+  const bool none = text_only && !bpe_.has_text_tokens_;
+  for (size_t at = 0; !none && at < text.size();) {
     const SpecialToken* s = bpe_.starts_special_[static_cast<unsigned char>(text[at])]
-                                ? bpe_.special_at(text, at)
+                                ? bpe_.special_at(text, at, text_only)
                                 : nullptr;
     if (s == nullptr) {
       ++at;
       continue;
     }
-    if (special == SpecialText::refuse)
+    if (special == SpecialText::refuse && s->special)
       fail(Exit::data, "byte ", at, " of the text begins \"", s->text,
            "\", which is a special token");
     encode_part(text.substr(begin, at - begin), begins || begin > 0, begin == 0, out);

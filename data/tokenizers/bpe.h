@@ -62,10 +62,12 @@ struct BPEDefinition {
 };
 
 /// The treatment of a special token's text in encoding: as the token, as ordinary text, or as an
-/// error.
+/// error. A SpecialToken that is text (`special` is false) is always found, as in Hugging Face's
+/// tokenizers.
 enum class SpecialText { token, text, refuse };
 
-/// Returns the id of the special token with this text, or -1.
+/// Returns the id of the special token with this text, or -1; added tokens that are text don't
+/// count.
 int32_t special_id(const BPEDefinition& definition, std::string_view text);
 
 /// Ids of the special tokens that begin a text, end a text, end a turn of a chat, and pad a batch;
@@ -79,10 +81,10 @@ TextMarks boundary_tokens(const BPEDefinition& definition);
 
 /// A BPE tokenizer: immutable, so any number of threads may share one object.
 ///
-/// Every text has ids, and decode returns its bytes: bytes that are not UTF-8 are separate pieces.
-/// There are exceptions: nfc changes the text; in SentencePiece's form U+2581 becomes a space, and
-/// a space before a text or after a special token may be lost or added, as in Hugging Face's
-/// decoders.
+/// With a token for each byte, every text has ids, and decode() returns its bytes: bytes that are
+/// not UTF-8 are separate pieces. There are exceptions: nfc changes the text; in SentencePiece's
+/// form U+2581 becomes a space, and a space before a text or after a special token may be lost or
+/// added, as in Hugging Face's decoders.
 class BPE {
  public:
   /// Throws Exit::data, beginning with `where`, for a definition that contradicts itself.
@@ -93,7 +95,7 @@ class BPE {
   /// Returns the number of ids, which are 0 to size() - 1.
   int64_t size() const { return static_cast<int64_t>(definition_.tokens.size()); }
 
-  /// Encodes text, and caches the ids of frequent pieces. For one thread.
+  /// Encodes text, and caches the ids of recent short pieces. For one thread.
   class Encoder {
    public:
     explicit Encoder(const BPE& bpe);
@@ -127,8 +129,8 @@ class BPE {
 
  private:
   struct Merges;
-  /// Returns the longest special token at text[at], or null.
-  const SpecialToken* special_at(std::string_view text, size_t at) const;
+  /// Returns the longest special token at text[at], or null; `text_only`: of those that are text.
+  const SpecialToken* special_at(std::string_view text, size_t at, bool text_only) const;
 
   BPEDefinition definition_;
   std::vector<Pretokenizer> pretokenizers_;
@@ -139,6 +141,7 @@ class BPE {
   std::unordered_map<std::string_view, int32_t> ids_;
   std::unique_ptr<Merges> merges_;
   std::array<bool, 256> starts_special_{};
+  bool has_text_tokens_ = false;  // some special tokens are text
   std::unordered_map<std::string_view, const SpecialToken*> special_;  // by text
   std::vector<size_t> special_sizes_;  // of their texts, each once, the largest first
 };
@@ -153,20 +156,25 @@ std::string printed_byte(size_t byte);
 /// text, and bytes as printed_byte.
 std::string printed_token(const BPEDefinition& definition, size_t id);
 
-/// Reads the texts of vocab.json and merges.txt, GPT-2's form. Throws Exit::data; the two names
-/// begin the sentences.
+/// Reads the texts of vocab.json and merges.txt, GPT-2's form. Throws Exit::data; the name of the
+/// faulty file begins the message. `added`: special tokens that neither file has.
 BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& merges,
-                            const std::string& vocabulary_name, const std::string& merges_name);
+                            const std::string& vocabulary_name, const std::string& merges_name,
+                            std::vector<SpecialToken> added = {});
 /// Reads a folder with vocab.json and merges.txt (GPT-2's form), a tokenizer.json in Hugging Face's
-/// form, or a folder with one. Throws Exit::data with what is wrong, or with the name of the field
-/// that this build does not support.
+/// form, or a folder with one. As in transformers, the folder's tokenizer_config.json determines
+/// whether prompts of Llama's and Gemma's classes begin with a token, and beside vocab.json the
+/// pre-tokenizer and added tokens. Throws Exit::data with what is wrong, or with the name of the
+/// field that this build does not support.
 BPEDefinition read_bpe(const fs::path& path);
+/// Reads an added token in Hugging Face's form: content, id and flags. Throws Exit::data.
+SpecialToken added_token(const Json& token, const std::string& where);
 /// Writes a definition durably as a tokenizer.json in Hugging Face's form.
 void write_bpe(const BPEDefinition& definition, const fs::path& file);
 
 /// Returns the definition as JSON in Hugging Face's form.
 Json bpe_to_json(const BPEDefinition& definition);
-/// Reads JSON in Hugging Face's form. Throws Exit::data; `where` begins the sentence.
+/// Reads JSON in Hugging Face's form. Throws Exit::data; `where` begins the message.
 BPEDefinition bpe_from_json(const Json& json, const std::string& where);
 
 }  // namespace lathe

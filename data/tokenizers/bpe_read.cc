@@ -10,8 +10,6 @@
 namespace lathe {
 namespace {
 
-constexpr uint64_t most_bytes = uint64_t{256} << 20;  // largest size of a file
-
 /// Returns the bytes that a printed token represents; nullopt if it has any other character.
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::map<std::string, char, std::less<>> of = [] {
@@ -33,8 +31,8 @@ std::optional<std::string> bytes_of(std::string_view token) {
 
 [[noreturn]] void unknown(const std::string& where, const std::string& what) {
   fail(Exit::data, where, ": ", what,
-       " is nothing that this build can do; it reads BPE tokenizers of bytes, and SentencePiece's "
-       "with byte_fallback");
+       " is not supported; this build reads byte-level BPE tokenizers, and SentencePiece's with "
+       "byte_fallback");
 }
 
 /// Returns whether a key is missing or null.
@@ -68,7 +66,7 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
   for (const Json& part : parts_of(json, "pretokenizers", where)) {
     const std::string type = type_of(part, where);
     // Patterns match text, and ByteLevel replaces text by its alphabet.
-    if (bytes) unknown(where, "a pre-tokenizer behind ByteLevel");
+    if (bytes) unknown(where, "a pre-tokenizer after ByteLevel");
     if (type == "ByteLevel") {
       bytes = true;
       if (flag(part, "add_prefix_space", true, where))
@@ -82,12 +80,12 @@ void read_pretokenizer(const Json& json, BPEDefinition& d, const std::string& wh
       // Both make each match a piece.
       if (!(behavior == "Isolated" && !invert) && !(behavior == "Removed" && invert))
         unknown(where, "the pre-tokenizer's Split with " + behavior + (invert ? ", inverted" : ""));
-      // PCRE2 matches the text between \Q and \E literally.
       const auto pattern = json_get<Json>(part, "pattern", where, Exit::data);
       d.patterns.push_back(
           pattern.contains("Regex")
               ? json_get<std::string>(pattern, "Regex", where, Exit::data)
-              : "\\Q" + json_get<std::string>(pattern, "String", where, Exit::data) + "\\E");
+              : literal_pattern(json_get<std::string>(pattern, "String", where, Exit::data),
+                                where));
     } else {
       unknown(where, "the pre-tokenizer " + type);
     }
@@ -255,8 +253,10 @@ void add_merge_line(const std::map<std::string, int32_t>& ids, const std::string
 }  // namespace
 
 BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& merges,
-                            const std::string& vocabulary_name, const std::string& merges_name) {
+                            const std::string& vocabulary_name, const std::string& merges_name,
+                            std::vector<SpecialToken> added) {
   BPEDefinition d;
+  d.special = std::move(added);
   const auto ids =
       read_vocabulary(parse_json(vocabulary, vocabulary_name, Exit::data), d, vocabulary_name);
 
@@ -280,8 +280,11 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
   }
 
   for (size_t id = 0; id < d.tokens.size(); ++id) {
-    if (d.tokens[id].size() > 1 && !made[id])
-      d.special.push_back({static_cast<int32_t>(id), d.tokens[id]});
+    const auto number = static_cast<int32_t>(id);
+    const bool is_added =
+        std::ranges::find(d.special, number, &SpecialToken::id) != d.special.end();
+    if (d.tokens[id].size() > 1 && !made[id] && !is_added)
+      d.special.push_back({number, d.tokens[id]});
   }
   return d;
 }
@@ -304,6 +307,16 @@ void read_post_processor(const Json& json, BPEDefinition& d, const std::string& 
 }
 
 }  // namespace
+
+SpecialToken added_token(const Json& token, const std::string& where) {
+  const auto text = json_get<std::string>(token, "content", where, Exit::data);
+  for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+    if (flag(token, key, false, where))
+      unknown(where, "the added token \"" + text + "\" with " + key);
+  }
+  return {static_cast<int32_t>(json_integer(token, "id", 0, 99'999'999, where, Exit::data)), text,
+          flag(token, "special", true, where)};
+}
 
 BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
   BPEDefinition d;
@@ -331,17 +344,11 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
 
   if (!is_absent(json, "added_tokens")) {
     for (const Json& token : json_get<std::vector<Json>>(json, "added_tokens", where, Exit::data)) {
-      const auto text = json_get<std::string>(token, "content", where, Exit::data);
-      for (const char* key : {"single_word", "lstrip", "rstrip"}) {
-        if (flag(token, key, false, where))
-          unknown(where, "the added token \"" + text + "\" with " + key);
-      }
+      d.special.push_back(added_token(token, where));
       // Special tokens are found before spaces are marked.
       if (!d.byte_tokens.empty() && flag(token, "normalized", false, where))
-        unknown(where, "the added token \"" + text + "\", found in normalized text,");
-      d.special.push_back(
-          {static_cast<int32_t>(json_whole(token, "id", 0, 99'999'999, where, Exit::data)), text,
-           flag(token, "special", true, where)});
+        unknown(where,
+                "the added token \"" + d.special.back().text + "\", found in normalized text,");
     }
   }
 
@@ -359,24 +366,6 @@ BPEDefinition bpe_from_json(const Json& json, const std::string& where) {
     }
   }
   return d;
-}
-
-BPEDefinition read_bpe(const fs::path& path) {
-  if (!fs::exists(path))
-    fail(Exit::data, "there is no tokenizer ", path.string(),
-         "; give a tokenizer.json, or a folder that has one or vocab.json and merges.txt");
-  const fs::path file = fs::is_directory(path) ? path / "tokenizer.json" : path;
-  if (fs::is_directory(path) && !fs::exists(file)) {
-    const fs::path vocab = path / "vocab.json", merges = path / "merges.txt";
-    if (fs::exists(vocab) && fs::exists(merges))
-      return bpe_from_gpt2(read_file(vocab, Exit::data, most_bytes),
-                           read_file(merges, Exit::data, most_bytes), vocab.string(),
-                           merges.string());
-    fail(Exit::data, path.string(), " has neither a tokenizer.json nor vocab.json and merges.txt");
-  }
-  return bpe_from_json(
-      parse_json(read_file(file, Exit::data, most_bytes), file.string(), Exit::data),
-      file.string());
 }
 
 }  // namespace lathe

@@ -56,8 +56,16 @@ Json post_processor(const BPEDefinition& d) {
           {"special_tokens", of_text}};
 }
 
+/// Returns a token as a tokenizer.json has it. In SentencePiece's form a byte that takes part in
+/// merges is a character, such as Gemma's tab, and not the byte's token.
+std::string listed_token(const BPEDefinition& d, size_t id, const std::vector<bool>& is_merged) {
+  const bool is_character =
+      !d.byte_tokens.empty() && is_merged[id] && d.tokens[id].size() == 1 && d.tokens[id] != " ";
+  return is_character ? d.tokens[id] : printed_token(d, id);
+}
+
 /// The vocabulary of a tokenizer.json: the id of each token, by its printed form.
-Json vocab_of(const BPEDefinition& d) {
+Json vocab_of(const BPEDefinition& d, const std::vector<bool>& is_merged) {
   std::vector<bool> is_special(d.tokens.size());
   for (const auto& s : d.special) is_special[static_cast<size_t>(s.id)] = true;
 
@@ -68,7 +76,7 @@ Json vocab_of(const BPEDefinition& d) {
   for (size_t id = 0; id < d.tokens.size(); ++id) {
     const std::string& token = d.tokens[id];
     if (token.empty()) continue;
-    const std::string key = is_special[id] ? token : printed_token(d, id);
+    const std::string key = is_special[id] ? token : listed_token(d, id, is_merged);
     // Two ids may have the same text; the later one remains.
     if (const auto [place, is_new] = places.emplace(key, entries.size()); is_new)
       entries.emplace_back(key, id);
@@ -92,7 +100,7 @@ Json added_tokens(const BPEDefinition& d) {
   return added;
 }
 
-/// What a tokenizer.json does to a text before and after its tokens.
+/// The steps of a tokenizer.json from a text to pieces, and from tokens to a text.
 struct TextSteps {
   Json normalizer, pre_tokenizer, decoder;
 };
@@ -105,11 +113,13 @@ TextSteps steps_of_bytes(const BPEDefinition& d) {
                    {"trim_offsets", true},
                    {"use_regex", false}};
   Json splits = Json::array();
-  for (const std::string& pattern : d.patterns)
+  for (const std::string& pattern : d.patterns) {
+    const std::string text = literal_text(pattern);
     splits.push_back({{"type", "Split"},
-                      {"pattern", {{"Regex", pattern}}},
+                      {"pattern", text.empty() ? Json{{"Regex", pattern}} : Json{{"String", text}}},
                       {"behavior", "Isolated"},
                       {"invert", false}});
+  }
   splits.push_back(bytes);
   return {.normalizer = d.nfc ? Json{{"type", "NFC"}} : Json(nullptr),
           .pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", splits}},
@@ -151,10 +161,13 @@ TextSteps steps_of_characters(const BPEDefinition& d) {
 }  // namespace
 
 Json bpe_to_json(const BPEDefinition& d) {
+  std::vector<bool> is_merged(d.tokens.size());
+  for (const auto& [a, b] : d.merges)
+    is_merged[static_cast<size_t>(a)] = is_merged[static_cast<size_t>(b)] = true;
   Json merges = Json::array();
   for (const auto& [a, b] : d.merges)
-    merges.push_back(printed_token(d, static_cast<size_t>(a)) + " " +
-                     printed_token(d, static_cast<size_t>(b)));
+    merges.push_back(listed_token(d, static_cast<size_t>(a), is_merged) + " " +
+                     listed_token(d, static_cast<size_t>(b), is_merged));
 
   const TextSteps steps = d.byte_tokens.empty() ? steps_of_bytes(d) : steps_of_characters(d);
   return {{"version", "1.0"},
@@ -174,7 +187,7 @@ Json bpe_to_json(const BPEDefinition& d) {
             {"fuse_unk", !d.byte_tokens.empty()},
             {"byte_fallback", !d.byte_tokens.empty()},
             {"ignore_merges", d.whole_pieces},
-            {"vocab", vocab_of(d)},
+            {"vocab", vocab_of(d, is_merged)},
             {"merges", merges}}}};
 }
 

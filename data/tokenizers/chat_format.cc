@@ -8,7 +8,7 @@ namespace {
 /// A conversation that a template is tried on.
 struct ChatProbe {
   std::vector<ChatMessage> messages;
-  bool asks;  ///< with the beginning of an answer
+  bool asks;  ///< add_generation_prompt: the beginning of an answer follows
 };
 
 const std::vector<ChatProbe>& chat_probes() {
@@ -37,7 +37,7 @@ std::string probe_text(const ChatFormat& format, const std::string& bos, const C
   return text + (probe.asks ? header_text(format, "assistant") : "");
 }
 
-std::string without_spaces(const std::string& text) {
+std::string trimmed(const std::string& text) {
   constexpr const char* spaces = " \t\r\n\f\v";
   const size_t begin = text.find_first_not_of(spaces);
   return begin == std::string::npos ? ""
@@ -74,7 +74,7 @@ const char* const llama3_template =
 std::vector<ChatMessage> written_messages(const ChatFormat& format,
                                           std::vector<ChatMessage> messages) {
   if (format.trims) {
-    for (ChatMessage& m : messages) m.text = without_spaces(m.text);
+    for (ChatMessage& m : messages) m.text = trimmed(m.text);
   }
   if (format.system && (messages.empty() || messages[0].role != "system"))
     messages.insert(messages.begin(), {"system", *format.system});
@@ -83,18 +83,22 @@ std::vector<ChatMessage> written_messages(const ChatFormat& format,
 
 std::optional<ChatFormat> format_of(const TokenizerSettings& settings, const std::string& bos) {
   if (settings.chat_template.size() > (size_t{1} << 20)) return std::nullopt;
-  std::vector<std::string> rendered;
-  for (const ChatProbe& probe : chat_probes()) {
+  const auto render = [&](const ChatProbe& probe) {
     Json messages = Json::array();
     for (const ChatMessage& m : probe.messages)
       messages.push_back({{"role", m.role}, {"content", m.text}});
-    const auto text = render_jinja(settings.chat_template, {{"messages", messages},
-                                                            {"add_generation_prompt", probe.asks},
-                                                            {"bos_token", bos},
-                                                            {"eos_token", settings.eos_token},
-                                                            {"pad_token", settings.pad_token},
-                                                            {"tools", nullptr},
-                                                            {"documents", nullptr}});
+    return render_jinja(settings.chat_template, {{"messages", messages},
+                                                 {"add_generation_prompt", probe.asks},
+                                                 {"bos_token", bos},
+                                                 {"eos_token", settings.eos_token},
+                                                 {"pad_token", settings.pad_token},
+                                                 {"tools", nullptr},
+                                                 {"documents", nullptr}});
+  };
+
+  std::vector<std::string> rendered;
+  for (const ChatProbe& probe : chat_probes()) {
+    const auto text = render(probe);
     if (!text) return std::nullopt;
     rendered.push_back(*text);
   }
@@ -107,7 +111,10 @@ std::optional<ChatFormat> format_of(const TokenizerSettings& settings, const std
     bool same = true;
     for (size_t i = 0; i < rendered.size(); ++i)
       same = same && rendered[i] == probe_text(format, bos, chat_probes()[i]);
-    if (same) return format;
+    if (!same) continue;
+    const ChatProbe tool{{{"user", "one"}, {"assistant", "two"}, {"tool", "three"}}, false};
+    format.any_role = render(tool) == probe_text(format, bos, tool);
+    return format;
   }
   return std::nullopt;
 }

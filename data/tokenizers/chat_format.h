@@ -19,9 +19,10 @@ struct ChatMessage {
 ///   Llama 3: <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
 struct ChatFormat {
   bool llama3 = false;                  ///< else ChatML
-  bool begins = false;                  ///< behind the token that begins texts
+  bool begins = false;                  ///< begins with the token that begins texts
   bool trims = false;                   ///< texts lose white space at both ends
   std::optional<std::string> system{};  ///< the system message of conversations without one
+  bool any_role = true;                 ///< writes other roles than its three as it does those
 };
 
 /// Templates that write the two formats, in Jinja.
@@ -31,8 +32,8 @@ extern const char* const llama3_template;
 /// Returns the messages as the format writes them: with its system message, and trimmed.
 std::vector<ChatMessage> written_messages(const ChatFormat& format,
                                           std::vector<ChatMessage> messages);
-/// Returns the format in which the chat template of `settings` writes, by what it makes of a few
-/// conversations. Returns nullopt for another one. `bos` is the token that begins texts, or "".
+/// Renders a few conversations with the chat template of `settings`, and returns the format of the
+/// results; nullopt if it is neither. `bos` is the token that begins texts, or "".
 std::optional<ChatFormat> format_of(const TokenizerSettings& settings, const std::string& bos);
 
 }  // namespace lathe

@@ -17,6 +17,8 @@ int64_t special(const BPE* bpe, const char* text) {
 ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
                            const std::string& what_to_do)
     : bpe_(tokenizer.bpe()) {
+  // A conversation is one text to the tokenizer: every part follows a special token.
+  if (bpe_ != nullptr) spaced_ = bpe_->definition().space_before != SpaceBefore::first_without;
   const TokenizerSettings& settings = tokenizer.settings();
   const bool has_template = !settings.chat_template.empty();
   const std::string bos =
@@ -59,26 +61,37 @@ ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, const std::string& where,
   }
 }
 
+void ChatTemplate::check_roles(const std::vector<ChatMessage>& messages,
+                               const std::string& where) const {
+  for (const ChatMessage& m : messages) {
+    if (format_.any_role || m.role == "user" || m.role == "assistant" || m.role == "system")
+      continue;
+    fail(Exit::data, where, " has a message of the role \"", printable_line(m.role),
+         "\", which the tokenizer's chat template writes in a form of its own; this build writes "
+         "system, user and assistant");
+  }
+}
+
 void ChatTemplate::begin(BPE::Encoder& encoder, std::vector<int32_t>& ids,
                          const ChatMessage& m) const {
   ids.push_back(static_cast<int32_t>(open_));
   if (opened_ < 0) {
-    encoder.encode(m.role + behind_role_ + m.text, ids, SpecialText::text);
+    encoder.encode(m.role + behind_role_ + m.text, ids, SpecialText::text, spaced_);
     return;
   }
-  encoder.encode(m.role, ids, SpecialText::text);
+  encoder.encode(m.role, ids, SpecialText::text, spaced_);
   ids.push_back(static_cast<int32_t>(opened_));
-  encoder.encode(behind_role_ + m.text, ids, SpecialText::text);
+  encoder.encode(behind_role_ + m.text, ids, SpecialText::text, spaced_);
 }
 
-std::vector<int64_t> ChatTemplate::ask(const std::vector<ChatMessage>& messages) const {
+std::vector<int64_t> ChatTemplate::encode_prompt(const std::vector<ChatMessage>& messages) const {
   BPE::Encoder encoder(*bpe_);
   std::vector<int32_t> ids;
   if (first_ >= 0) ids.push_back(static_cast<int32_t>(first_));
   for (const ChatMessage& m : written_messages(format_, messages)) {
     begin(encoder, ids, m);
     ids.push_back(static_cast<int32_t>(close_));
-    encoder.encode(behind_message_, ids, SpecialText::text);
+    encoder.encode(behind_message_, ids, SpecialText::text, spaced_);
   }
   begin(encoder, ids, {"assistant", ""});
   return {ids.begin(), ids.end()};
@@ -94,14 +107,14 @@ void ChatTemplate::append_marked(const std::vector<ChatMessage>& messages, BPE::
     const ChatMessage& m = written[i];
     const bool learned = m.role == "assistant" && i >= prompt;
     const size_t message = ids.size();
-    // An answer is encoded apart from its role, as after the prompt that ask() makes.
+    // An answer is encoded apart from its role, as after the prompt that encode_prompt() makes.
     begin(encoder, ids, {m.role, learned ? "" : m.text});
     mark_tokens(ids, message);
-    if (learned) encoder.encode(m.text, ids, SpecialText::text);
+    if (learned) encoder.encode(m.text, ids, SpecialText::text, /*begins=*/false);
     ids.push_back(learned ? static_cast<int32_t>(close_)
                           : mark_token(static_cast<int32_t>(close_)));
     const size_t end = ids.size();
-    encoder.encode(behind_message_, ids, SpecialText::text);
+    encoder.encode(behind_message_, ids, SpecialText::text, spaced_);
     mark_tokens(ids, end);
   }
 }
@@ -144,7 +157,7 @@ void set_chat_template(Tokenizer& tokenizer, const std::string& choice) {
   s.from_template_file = false;
   if (!is_utf8(s.chat_template)) fail(Exit::usage, choice, " is not UTF-8");
 
-  // The names that exports had without a tokenizer_config.json.
+  // Without a tokenizer_config.json, the tokens are those with the usual names.
   const auto& tokens = tokenizer.bpe()->definition().tokens;
   const auto name = [&](int32_t id) { return id < 0 ? "" : tokens[static_cast<size_t>(id)]; };
   if (!s.has_special_tokens) {

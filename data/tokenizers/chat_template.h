@@ -16,11 +16,14 @@ namespace lathe {
 class ChatTemplate {
  public:
   /// Throws Exit::usage where the tokenizer's chat template writes neither format, or it has the
-  /// special tokens of neither; `where` begins the sentence, and what to do ends it.
+  /// special tokens of neither; `where` begins the message, and `what_to_do` ends it.
   ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do);
 
+  /// Throws Exit::data, beginning with `where`, if a message has a role that the template writes
+  /// differently from user, assistant and system.
+  void check_roles(const std::vector<ChatMessage>& messages, const std::string& where) const;
   /// Returns the ids of the messages and of the beginning of an answer by the assistant.
-  std::vector<int64_t> ask(const std::vector<ChatMessage>& messages) const;
+  std::vector<int64_t> encode_prompt(const std::vector<ChatMessage>& messages) const;
   /// Appends a complete conversation. The assistant's texts, and the tokens that end them, are
   /// learned, except in the first `prompt` messages; all other ids have token_mark.
   void append_marked(const std::vector<ChatMessage>& messages, BPE::Encoder& encoder,
@@ -37,6 +40,7 @@ class ChatTemplate {
   ChatFormat format_;
   int64_t first_ = -1, open_ = -1, opened_ = -1, close_ = -1;  // -1: the format has none
   std::string behind_role_, behind_message_;
+  bool spaced_ = true;  // the tokenizer may put a space before text that follows a special token
 };
 
 /// Returns a tokenizer's chat template in words; empty: it has none.

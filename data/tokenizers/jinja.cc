@@ -149,7 +149,7 @@ class JinjaRun {
     if (word == "set") return set(at), at;
     if (word == "for") return loop(at);
     if (word == "if") return branch(at);
-    // Marks of what is learned, which do not change the text.
+    // These tags mark text that is learned, and do not change it.
     if (word == "generation" || word == "endgeneration") return at;
     throw JinjaError();
   }

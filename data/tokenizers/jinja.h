@@ -1,6 +1,6 @@
 // The part of Jinja that chat templates use. No LibTorch header.
 //
-// chat_template.cc renders a few conversations by a template to find out whether it writes ChatML
+// chat_format.cc renders a few conversations with a template to find out whether it writes ChatML
 // or Llama 3's format. Macros, imports and most filters are not supported. Templates that use them
 // are still kept and exported.
 #pragma once
@@ -13,7 +13,7 @@
 namespace lathe {
 
 /// Renders a template as transformers does: with trim_blocks and lstrip_blocks. Returns nullopt
-/// where it is malformed, raises an exception, uses what is not supported, or takes too long.
+/// where it is malformed, raises an exception, uses an unsupported feature, or takes too long.
 std::optional<std::string> render_jinja(const std::string& text, const Json& variables);
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// Values of Jinja's expressions: JSON, and a discarded value for what is undefined. Private to
+// Values of Jinja's expressions: JSON, and a discarded value for undefined ones. Private to
 // jinja.cc.
 #pragma once
 
@@ -16,7 +16,7 @@ struct JinjaError : std::exception {};
 
 namespace jinja {
 
-/// The most bytes of a text. Templates are tried on short messages.
+/// The largest size of a text in bytes. Templates are tried on short messages.
 constexpr size_t longest_text = size_t{1} << 16;
 
 /// Returns the bytes of a value's texts, with an allowance for each member or element.

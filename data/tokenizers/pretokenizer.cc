@@ -31,6 +31,7 @@ constexpr const char* white_space =
 /// Returns the pattern with its classes written out. ASCII members come first, since PCRE2 tests
 /// them with a table.
 std::string expand(const std::string& pattern) {
+  if (!literal_text(pattern).empty()) return pattern;
   std::string out;
   bool in_class = false;
 
@@ -76,13 +77,47 @@ pcre2_code* code_of(const std::shared_ptr<void>& code) {
 
 }  // namespace
 
+std::string literal_pattern(const std::string& text, const std::string& where) {
+  if (text.find("\\E") != std::string::npos)
+    fail(Exit::data, where, ": this build can't split at the text \"", printable_line(text), "\"");
+  return "\\Q" + text + "\\E";
+}
+
+std::string literal_text(const std::string& pattern) {
+  const bool is_literal =
+      pattern.size() > 4 && pattern.starts_with("\\Q") && pattern.find("\\E") == pattern.size() - 2;
+  return is_literal ? pattern.substr(2, pattern.size() - 4) : "";
+}
+
+std::string differing_syntax(const std::string& pattern) {
+  if (!literal_text(pattern).empty()) return "";
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const std::string_view rest = std::string_view(pattern).substr(i);
+    if (rest[0] == '\\') {
+      if (rest.starts_with("\\h") || rest.starts_with("\\H") || rest.starts_with("\\Q"))
+        return std::string(rest.substr(0, 2));
+      ++i;
+    } else if (!in_class) {
+      in_class = rest[0] == '[';
+    } else if (rest[0] == ']') {
+      in_class = false;
+    } else if (rest.starts_with("&&")) {
+      return "&& in a class";
+    } else if (rest[0] == '[' && !rest.starts_with("[:")) {
+      return "[ in a class";
+    }
+  }
+  return "";
+}
+
 Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
     : finds_words_(pattern == gpt2_pattern || pattern == llama3_pattern ||
                    pattern == qwen2_pattern) {
   const std::string expanded = expand(pattern);
   int code = 0;
   PCRE2_SIZE at = 0;
-  // \C would match a byte within a character, where texts that are not checked must not be cut.
+  // \C would match a byte within a character. Without PCRE2's UTF check no match may end there.
   constexpr uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
   pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()),
                                        expanded.size(), options, &code, &at, nullptr);
@@ -90,7 +125,7 @@ Pretokenizer::Pretokenizer(const std::string& pattern, const std::string& where)
     fail(Exit::data, where, ": the pattern ", pattern, " can't be used: ", message_of(code));
   code_ = std::shared_ptr<void>(compiled,
                                 [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
-  // Without the compiler matching is slower and has the same results.
+  // Without the JIT compiler, matching is slower and has the same results.
   pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
 }
 

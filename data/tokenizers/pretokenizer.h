@@ -26,6 +26,16 @@ inline constexpr const char* qwen2_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+)"
     R"(|\s+(?!\S)|\s+)";
 
+/// Returns a pattern that matches this text alone: \Q, the text and \E. Throws Exit::data,
+/// beginning with `where`, for a text with \E.
+std::string literal_pattern(const std::string& text, const std::string& where);
+/// Returns the text of a literal_pattern(), or "" for any other pattern.
+std::string literal_text(const std::string& pattern);
+/// Returns the first part of a pattern that PCRE2 accepts and that means something else to
+/// Oniguruma, the engine of Hugging Face's tokenizers: && and [ within a class, \h and \H. "":
+/// there is none.
+std::string differing_syntax(const std::string& pattern);
+
 /// A compiled pattern, immutable and shared between threads. Letters (\p{L}), numbers (\p{N}) and
 /// white space (\s, \S) are those of Unicode 16, independent of the version that PCRE2 has.
 class Pretokenizer {

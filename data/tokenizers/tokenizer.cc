@@ -92,11 +92,12 @@ void Tokenizer::add_to_json(Json& json, const char* kind_key) const {
 }
 
 int32_t Tokenizer::document_end() const {
-  for (const char* text : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
-    const int32_t id = bpe_ ? bpe_->id_of(text) : -1;
-    if (id >= 0) return id;
-  }
-  return -1;
+  if (!bpe_) return -1;
+  const TextMarks usual = boundary_tokens(bpe_->definition());
+  if (usual.end >= 0) return usual.end;
+  // Chat models may name the end of a turn, which occurs within documents.
+  const int32_t end = marks().end;
+  return end == usual.turn_end ? -1 : end;
 }
 
 bool Tokenizer::ends_text(int64_t id) const {

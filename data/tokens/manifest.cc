@@ -25,7 +25,7 @@ std::vector<ShardInfo> read_shards(const Json& json, const char* key, const std:
   int64_t left = most;
   for (const auto& s : list) {
     ShardInfo info{manifest_file(s, "file", where),
-                   json_whole(s, "tokens", 0, left, where, Exit::data),
+                   json_integer(s, "tokens", 0, left, where, Exit::data),
                    json_get<std::string>(s, "xxh3", where, Exit::data)};
     left -= info.tokens;
     out.push_back(std::move(info));
@@ -60,8 +60,8 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
 
   DataManifest m;
   m.tokenizer = Tokenizer::from_json(json, "tokenizer", where);
-  m.vocab_size = json_whole(json, "vocab_size", 1, max_vocab_size, where, Exit::data);
-  m.largest_id = json_whole(json, "largest_id", 0, max_vocab_size, where, Exit::data);
+  m.vocab_size = json_integer(json, "vocab_size", 1, max_vocab_size, where, Exit::data);
+  m.largest_id = json_integer(json, "largest_id", 0, max_vocab_size, where, Exit::data);
   m.dtype = json_get<std::string>(json, "dtype", where, Exit::data);
   if (m.dtype != "uint16" && m.dtype != "uint32")
     fail(Exit::data, where, ": dtype \"", m.dtype, "\" is not uint16 or uint32");

@@ -10,7 +10,7 @@
 
 namespace lathe {
 
-/// What rows are made of.
+/// The items of the data that fill rows.
 class PaddedItems {
  public:
   virtual ~PaddedItems() = default;
@@ -21,7 +21,7 @@ class PaddedItems {
   /// Returns the number of rows that an item takes in a batch. The n-th of the N items of a batch
   /// has rows n, n + N, n + 2 N, ...
   virtual int64_t rows() const { return 1; }
-  /// Returns what an item adds to the divisor of the mean loss: its number of targets that are not
+  /// Returns an item's term in the divisor of the mean loss: its number of targets that are not
   /// -100, or 1 for a preference pair.
   virtual int64_t targets(int64_t item, int64_t window) const = 0;
   /// Writes the rows of an item into `buffers`: inputs and targets [B, T]. The item is the n-th of
@@ -37,7 +37,7 @@ void put_padded(const std::vector<int64_t>& ids, const std::vector<int64_t>& tar
                 const std::vector<at::Tensor>& buffers, int64_t row);
 
 /// Returns training batches; the items must outlive them. A keyed permutation orders the items of
-/// each epoch. Epochs are concatenated, so a batch may contain items of two.
+/// each epoch. Epochs are concatenated, so a batch may contain items of two epochs.
 std::unique_ptr<TrainingBatches> padded_training(const PaddedItems& items, const BatchSizes& sizes,
                                                  uint64_t seed);
 /// Returns batches of all items in order. If `batches` is not 0 and there are enough items, returns

@@ -22,7 +22,7 @@ class Pairs final : public PaddedItems {
 
   int64_t size() const override { return std::ssize(begins_) / 2; }
 
-  /// Returns how many pairs have an answer that, behind its prompt, is longer than a window.
+  /// Returns how many pairs have an answer that, with its prompt, is longer than a window.
   int64_t count_longer(int64_t window) const {
     int64_t longer = 0;
     for (int64_t pair = 0; pair < size(); ++pair)

@@ -9,11 +9,11 @@
 
 namespace lathe {
 
-/// Opens a folder whose manifest.json has "kind": "preferences". Throws Exit::data with what, where
-/// and what to do, or Exit::usage for data.* keys that do not fit.
+/// Opens a folder whose manifest.json has "kind": "preferences". Throws Exit::data, with the fault,
+/// its position and a remedy, or Exit::usage for data.* keys that do not fit.
 ///
 /// A batch has `batch_size` rows, two for each of its pairs: first all chosen answers, then the
-/// rejected ones, each behind its prompt and padded on the right (inputs 0, targets -100). Only the
+/// rejected ones, each after its prompt and padded on the right (inputs 0, targets -100). Only the
 /// tokens of answers are targets. Where a pair is longer than the window, the beginning of its
 /// prompt is left out, the same for both answers, and then the end of an answer.
 ///

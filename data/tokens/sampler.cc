@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-// Every epoch has as many windows as fit behind the largest offset, so their number is constant.
+// Every epoch has as many windows as fit after the largest offset, so their number is constant.
 // Data barely longer than a window has one window and fewer offsets.
 WindowSampler::WindowSampler(int64_t tokens, int64_t block_size, uint64_t seed)
     : block_size_(block_size),

@@ -2,7 +2,7 @@
 //
 // Window i of epoch e is tokens [o_e + iT, o_e + iT + T]: T inputs and, shifted by one, T targets.
 // o_e is a keyed offset in [0, T). A keyed permutation orders the windows of an epoch; epochs are
-// concatenated, so a batch may contain windows of two.
+// concatenated, so a batch may contain windows of two epochs.
 #pragma once
 
 #include <cstddef>

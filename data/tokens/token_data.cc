@@ -18,8 +18,7 @@ void check_token_keys(const DataConfig& config, bool mixes) {
   if (config.documents == "joined" && config.document_end >= 0 && !pads)
     fail(Exit::usage,
          "data.document_end has no effect with data.documents = \"joined\"; leave it out, or set "
-         "that to ",
-         "separate");
+         "data.documents = \"separate\"");
   if (pads && mixes)
     fail(Exit::usage, "data.packing = \"examples\" is not for mixtures, and ", config.dir,
          " is one; leave it out");
@@ -52,7 +51,7 @@ TokenData::TokenData(const fs::path& folder, const DataConfig& config)
   if (document_end_ < 0) {
     fail(Exit::usage, pads ? "data.packing = \"examples\"" : "data.documents = \"separate\"",
          " needs a token between documents, and ", folder.string(),
-         manifest_ ? " has a tokenizer without <|endoftext|>, <|end_of_text|> or </s>"
+         manifest_ ? " has a tokenizer without a token that ends documents"
                    : " has no manifest.json",
          "; set data.document_end to its id");
   }

@@ -34,7 +34,7 @@ class TokenData final : public Data {
   /// Return the tokens of a split; null if it is missing.
   const TokenFile* train() const { return train_ ? &*train_ : nullptr; }
   const TokenFile* val() const { return val_ ? &*val_ : nullptr; }
-  /// Returns what windows contain besides tokens.
+  /// Returns the kind of the windows.
   const WindowKind& windows() const { return windows_; }
 
  private:

@@ -23,7 +23,7 @@ struct WindowSource {
   std::string name{};  ///< in a mixture; the order of the windows depends on it
 };
 
-/// What windows contain besides tokens and their successors.
+/// The contents of windows in addition to inputs and targets.
 struct WindowKind {
   /// Separate documents: the id of the token between two documents. It belongs to the second one.
   std::optional<int64_t> document_end{};
@@ -33,7 +33,7 @@ struct WindowKind {
 std::unique_ptr<TrainingBatches> training_windows(const std::vector<WindowSource>& sources,
                                                   const BatchSizes& sizes, uint64_t seed,
                                                   const WindowKind& kind);
-/// Returns all of each source in turn, in windows that do not overlap; the last one is short. If
+/// Returns all tokens of each source in turn, in windows that do not overlap; the last is short. If
 /// `batches` is not 0 and there are enough windows, returns the windows of that many batches,
 /// spread evenly over the tokens of all sources. All rows of a batch have the same source and
 /// length, so there can be more batches if there are several sources. The token files must outlive

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What Doxygen reads of a header: filter.py HEADER. A // comment directly above declarations is about all of them up to
-the next empty line; one at the head of a file is about the file; a LATHE_FIELD is a member with its text."""
+"""Converts a header for Doxygen: filter.py HEADER. A // comment directly above declarations becomes
+the comment of all of them, up to the next empty line. The // comment at the top becomes that of the
+file. A LATHE_FIELD becomes a member whose comment is the text of the field."""
 import re
 import sys
 
 
 def arguments(text, at):
-    """The arguments of the call whose opening bracket is text[at], and the place behind it."""
+    """Return the arguments of the call whose ( is text[at], and the position after the call."""
     out, begin, depth, i, quoted = [], at + 1, 0, at, False
     while True:
         c = text[i]
@@ -42,7 +43,7 @@ def fields(text):
 
 
 def comments(lines):
-    """Lines with // comments in Doxygen's form."""
+    """Return the lines, with // comments in Doxygen's form."""
     out, i, head = [], 0, True
     while i < len(lines):
         begin = i

@@ -13,7 +13,7 @@ using namespace lathe;
 int main() {
   const Variable x = randn({3, 4}, /*seed=*/1);
   gradcheck([](const Variable& v) { return snake(v, 0.7); }, x);
-  std::cout << "the gradient agrees with differences\n" << snake(x, 0.7) << "\n";
+  std::cout << "the gradient agrees with central differences\n" << snake(x, 0.7) << "\n";
   FlopCount flops;
   const CountFlops counting(flops);
   sum(snake(randn({1000}, 2).requires_grad_(), 0.7)).backward();

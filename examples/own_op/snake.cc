@@ -33,7 +33,7 @@ void snake_backward_cpu(const T* x, const T* dy, T* dx, int64_t n, double a) {
 template <class F>
 void with_type(const at::Tensor& t, F&& f) {
   LATHE_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble,
-              "takes float32 and float64 alone");
+              "supports only float32 and float64");
 #ifndef OWN_OP_CUDA
   LATHE_CHECK(t.is_cpu(), "was built without CUDA");
 #endif

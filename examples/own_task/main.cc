@@ -12,7 +12,7 @@ using namespace lathe;
 /// The transform's keys: the section [start] of a config.
 struct StartConfig {
   LATHE_FIELD(std::string, zero, "",
-              "parameters that start at zero, by a pattern such as head.*; empty: none",
+              "Parameters that start at zero, as a pattern of paths such as head.*. Empty: none.",
               anything().fixed())
 };
 
@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
   add_task(own::make_quantiles());
 
   add_transform({.name = "start",
-                 .doc = "how parameters start",
+                 .doc = "initial values of parameters",
                  .config = AnyConfig::of<StartConfig>(),
                  .apply = [](Model& model, const TransformContext& context) {
                    const std::string& zero =
@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
   add_command({.name = "series",
                .usage = "FILE --out FOLDER [--window N]",
                .doc = "Prepare data from a text file of numbers: windows of N, each with the "
-                      "number behind it.",
+                      "number that follows it.",
                .examples = {"series load.txt --out data/load",
                             "series load.txt --out data/load --window 48"},
                .flags = {{"out", "Write the data to this folder. Default: data."},

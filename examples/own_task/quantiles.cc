@@ -10,12 +10,12 @@ namespace {
 
 using namespace lathe;
 
-/// Returns the loss [B, Q] of predictions s = said_BQ for targets y = y_B1: q (y - s) where y is
-/// above s, (1 - q) (s - y) below.
-Variable pinball(const Variable& said_BQ, const at::Tensor& y_B1) {
+/// Returns the loss [B, Q] of predictions s = predicted_BQ for targets y = y_B1: q (y - s) where y
+/// is above s, (1 - q) (s - y) below.
+Variable pinball(const Variable& predicted_BQ, const at::Tensor& y_B1) {
   const at::Tensor q_Q =
       at::tensor({0.1, 0.5, 0.9}, at::TensorOptions(y_B1.device()).dtype(at::kFloat));
-  const Variable above_BQ = Variable(y_B1) - said_BQ;
+  const Variable above_BQ = Variable(y_B1) - predicted_BQ;
   return above_BQ * q_Q + relu(-above_BQ);
 }
 
@@ -32,9 +32,9 @@ class Quantiles final : public Task {
   }
   void score(const Model& model, const Batch& batch, const DatasetInfo&,
              Scores& scores) const override {
-    const Variable said_BQ = model(batch.inputs);
-    const at::Tensor below_BQ = batch.targets.le(said_BQ.data());
-    scores.sums["pinball"] += sum(pinball(said_BQ, batch.targets)).item();
+    const Variable predicted_BQ = model(batch.inputs);
+    const at::Tensor below_BQ = batch.targets.le(predicted_BQ.data());
+    scores.sums["pinball"] += sum(pinball(predicted_BQ, batch.targets)).item();
     scores.sums["within"] +=
         below_BQ.select(1, 2).sum().item<double>() - below_BQ.select(1, 0).sum().item<double>();
     scores.targets += batch.targets.size(0);
@@ -50,10 +50,10 @@ class Quantiles final : public Task {
     if (!batch) return "";
     const NoGrad no_grad;
     const Autocast autocast(compute);
-    const at::Tensor said_BQ = model(batch->inputs).data();
+    const at::Tensor predicted_BQ = model(batch->inputs).data();
     const auto number = [](const at::Tensor& t) { return t.item<double>(); };
-    return format("%.3g, foreseen as %.3g to %.3g", number(batch->targets[0][0]),
-                  number(said_BQ[0][0]), number(said_BQ[0][2]));
+    return format("%.3g, predicted as %.3g to %.3g", number(batch->targets[0][0]),
+                  number(predicted_BQ[0][0]), number(predicted_BQ[0][2]));
   }
 };
 

@@ -141,7 +141,7 @@ void prepare_series(const std::string& file, const std::string& out, int64_t win
   std::vector<float> numbers;
   for (float x = 0; text >> x;) numbers.push_back(x);
   if (!text.eof())
-    fail(Exit::data, file, ": what stands behind number ", numbers.size(), " is not a number");
+    fail(Exit::data, file, ": the text after ", numbers.size(), " numbers is not a number");
   const fs::path folder = out, path = folder / "series.f32";
   fs::create_directories(folder);
   write_file_durably(

@@ -64,5 +64,6 @@ int main() {
   for (int64_t i = 0; i < pixels; ++i)
     std::cout << (drawn.data()[0][i].item<double>() > 0.5 ? "#" : ".")
               << ((i + 1) % side == 0 ? "\n" : "");
-  return loss < 8 ? 0 : 1;  // pixels that are independent cost 24, the 16 images alone 2.8
+  // The 16 images have an entropy of 2.8 nats. Independent pixels would have a loss of 24.
+  return loss < 8 ? 0 : 1;
 }

@@ -9,7 +9,7 @@
 
 namespace lathe {
 
-/// dropout() with a stream of random numbers, which place() derives from its path.
+/// dropout() with a stream of random numbers, which assign_random_streams() derives from its path.
 struct Dropout {
   double p = 0;
   uint64_t stream = 0;

@@ -61,7 +61,7 @@ at::Tensor Linear::row_norms(const at::Tensor& w) const {
 }
 
 void Linear::add_adapter(int64_t rank, double alpha, at::TensorOptions options) {
-  const std::vector<int64_t> whole = whole_sizes(weight);
+  const std::vector<int64_t> whole = full_sizes(weight);
   lora_a = Variable::parameter(at::zeros({rank, whole[1]}, options), "");
   lora_b = Variable::parameter(at::zeros({whole[0], rank}, options), "");
   lora_scale = alpha / static_cast<double>(rank);

@@ -61,14 +61,14 @@ struct Linear {
   }
 
  private:
-  /// Returns what the adapter adds to the product with the weight.
+  /// Returns the adapter's term: lora_scale (x A^T) B^T.
   Variable adapted(const Variable& x) const;
   /// Returns the weight in float32. [out, in]
   at::Tensor plain_weight() const;
   /// Returns the weight with the adapter in float32. [out, in]
   at::Tensor adapted_weight() const;
-  /// Returns the Euclidean norm of each row of a tensor of the weight's sizes, and not less than
-  /// float32 can divide by. [out]
+  /// Returns the Euclidean norm of each row of a tensor of the weight's sizes, at least 1e-30, so
+  /// that float32 can divide by it. [out]
   at::Tensor row_norms(const at::Tensor& w) const;
 };
 

@@ -85,6 +85,8 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
                                    const Variable& h_LBH, const Variable& c_LBH,
                                    const at::Tensor& lengths, bool with_c, Project project,
                                    Cell cell, AllSteps all_steps) const {
+  LATHE_CHECK(!layers.empty(),
+              "the recurrent module that is called was not constructed with sizes");
   const size_t directions = bidirectional ? 2 : 1, depth = layers.size() / directions;
 
   ModuleCall call(module, {{'C', layers[0].weight_ih.size(1)},

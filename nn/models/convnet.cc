@@ -62,7 +62,7 @@ ConvNet::ConvNet(const ConvNetConfig& c, const ModelSizes& sizes)
                 sizes.outputs, " outputs; none may be empty");
   each_block(
       c, [&](int64_t in, int64_t out, int64_t stride) { blocks.emplace_back(in, out, stride); });
-  place(*this);
+  assign_random_streams(*this);
 }
 
 Variable ConvNet::operator()(const Variable& x) const {

@@ -38,7 +38,7 @@ GPT::GPT(const GPTConfig& c)
       norm(c.n_embd, c.bias) {
   for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c);
   if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false, Role::head);
-  place(*this);
+  assign_random_streams(*this);
 }
 
 Variable GPT::features(const at::Tensor& ids_BT) const {

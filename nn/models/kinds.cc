@@ -128,6 +128,14 @@ Variable head_logits(const Variable& x, const Variable& weight, double softcap) 
                                   *cut_of(weight));
 }
 
+int64_t rows_of_logits(const Variable& weight) {
+  constexpr int64_t elements = int64_t{1} << 25;
+  const TensorCut* const cut = cut_of(weight);
+  const int64_t columns =
+      cut == nullptr ? weight.size(0) : (cut->sections.at(0) + cut->parts - 1) / cut->parts;
+  return std::max<int64_t>(1, elements / columns);
+}
+
 Variable head_cross_entropy(const Variable& x_, const Variable& weight, double softcap,
                             const at::Tensor& targets, double divisor) {
   const TensorCut* const cut = cut_of(weight);
@@ -143,8 +151,7 @@ Variable head_cross_entropy(const Variable& x_, const Variable& weight, double s
   // rows together.
   if (divisor == 0 || x.size(0) == 0) return loss_of(x, targets);
 
-  constexpr int64_t elements = int64_t{1} << 25;  // of the logits of a chunk
-  const int64_t step = std::max<int64_t>(1, elements / weight.size(0));
+  const int64_t step = rows_of_logits(weight);
   Variable total;
   for (int64_t begin = 0; begin < x.size(0); begin += step) {
     const int64_t end = std::min(begin + step, x.size(0));
@@ -161,7 +168,7 @@ double matmul_flops(const std::vector<NamedParameter>& parameters) {
   double flops = 0;
   for (const auto& p : parameters) {
     if (p.role == Role::embedding) continue;
-    flops += (is_trained(p.parameter) ? 6.0 : 4.0) * static_cast<double>(whole_numel(p.parameter));
+    flops += (is_trained(p.parameter) ? 6.0 : 4.0) * static_cast<double>(full_numel(p.parameter));
   }
   return flops;
 }

@@ -119,7 +119,7 @@ Llama::Llama(const LlamaConfig& c)
   if (c.rope_local_theta > 0) local_rotary.emplace(c.head_width(), c.rope_local_theta);
   for (int64_t i = 0; i < c.n_layer; ++i) blocks.emplace_back(c, i);
   if (!c.tie_weights) head = Linear(c.n_embd, c.vocab_size, /*with_bias=*/false, Role::head);
-  place(*this);
+  assign_random_streams(*this);
 }
 
 Variable Llama::features(const at::Tensor& ids_BT) const {
@@ -174,7 +174,7 @@ std::optional<ConfigFault> Llama::check(const LlamaConfig& c) {
     return ConfigFault{{"n_embd", "n_head", "head_dim"},
                        str("a head has ", c.head_width(),
                            " channels (model.head_dim, or model.n_embd / model.n_head), "
-                           "but rotary positions turn pairs of them; it must be even")};
+                           "but rotary positions rotate pairs of them; it must be even")};
   }
 
   if (c.n_head % c.kv_heads() != 0) {

@@ -141,12 +141,12 @@ struct LlamaConfig {
   }
 };
 
-/// x + attention(norm(x)), then x + feed_forward(norm(x)); by LlamaConfig::norm_position the norms
-/// are on the branches' outputs in place of their inputs, or on both.
+/// x + attention(norm(x)), then x + feed_forward(norm(x)). LlamaConfig::norm_position may move the
+/// norms to the branches' outputs, or put norms on both.
 struct LlamaBlock {
   std::optional<RMSNorm> norm1, post_norm1;  ///< of attention's input and output
   GroupedQueryAttention attn;
-  std::optional<RMSNorm> norm2, post_norm2;  ///< of the feed-forward part's
+  std::optional<RMSNorm> norm2, post_norm2;  ///< those of the feed-forward part
   GatedFeedForward mlp;
   Dropout attn_drop, mlp_drop;
 

@@ -41,7 +41,7 @@ MLP::MLP(const MLPConfig& c, const ModelSizes& sizes)
   int64_t in = features;
   for (int64_t i = 0; i < c.n_layer; ++i, in = c.n_hidden) layers.emplace_back(c, in);
   head = Linear(in, sizes.outputs, /*with_bias=*/true, Role::head);
-  place(*this);
+  assign_random_streams(*this);
 }
 
 Variable MLP::operator()(const Variable& x) const {

@@ -116,6 +116,9 @@ class Model {
 /// Returns x W^T [..., V] of features x [..., C] and a head's weight; with a softcap c above 0, c
 /// tanh(x W^T / c), which is computed in float32 or wider.
 Variable head_logits(const Variable& x, const Variable& weight, double softcap);
+/// Returns how many rows of logits head_cross_entropy() computes at a time: the same number on all
+/// tensor ranks, whose parts of the vocabulary may differ by one.
+int64_t rows_of_logits(const Variable& weight);
 /// Returns the summed cross-entropy of head_logits() of x [N, C] over the targets [N] that are not
 /// -100, divided by `divisor` (0 stands for their number). Does not keep complete logits, with one
 /// exception: a `divisor` of 0 with a softcap or with tensor ranks that have parts of the
@@ -177,7 +180,7 @@ namespace detail {
 template <class Module>
 class ModelOf final : public Model {
  public:
-  explicit ModelOf(Module module) : module_(std::move(module)) { place(module_); }
+  explicit ModelOf(Module module) : module_(std::move(module)) { assign_random_streams(module_); }
   Variable operator()(const at::Tensor& inputs) const override {
     const ModuleCall call(module_);
     return module_(inputs);

@@ -31,7 +31,7 @@ RNN::RNN(const RNNConfig& c)
     gru.emplace(c.n_embd, c.n_hidden, options);
   }
   if (!c.tie_weights) head = Linear(c.n_hidden, c.vocab_size, /*with_bias=*/false, Role::head);
-  place(*this);
+  assign_random_streams(*this);
 }
 
 Variable RNN::features(const at::Tensor& ids_BT) const {

@@ -20,14 +20,18 @@
 namespace lathe {
 namespace {
 
-/// The levels of a moment on a device, and the numbers halfway between them.
+/// The levels of a moment on a device, and the bounds between them.
 struct Levels {
-  at::Tensor values, middles;
+  at::Tensor values, bounds;
 
-  Levels(bool with_sign, at::Device device) {
-    const auto& levels = dynamic_levels(with_sign);
-    values = at::from_blob(const_cast<float*>(levels.data()), {256}, at::kFloat).to(device);
-    middles = (values.narrow(0, 0, 255) + values.narrow(0, 1, 255)) / 2;
+  Levels(bool with_sign, at::Device device)
+      : values(on(device, dynamic_levels(with_sign))),
+        bounds(on(device, level_bounds(with_sign))) {}
+
+ private:
+  template <size_t n>
+  static at::Tensor on(at::Device device, const std::array<float, n>& values) {
+    return at::from_blob(const_cast<float*>(values.data()), {n}, at::kFloat).to(device);
   }
 };
 
@@ -55,7 +59,7 @@ class Moment {
     const at::Tensor largest = blocks.abs().amax(1, /*keepdim=*/true);
     // A block of zeros has the scale 0 and the code of 0.
     const at::Tensor relative = blocks / largest.masked_fill(largest.eq(0), 1);
-    const at::Tensor codes = at::bucketize(relative, levels_.middles, /*out_int32=*/true);
+    const at::Tensor codes = at::bucketize(relative, levels_.bounds, /*out_int32=*/true);
     of.set(codes_, codes.view({-1}).narrow(0, 0, n_).to(at::kByte));
     of.set(scales_, largest);
   }
@@ -71,7 +75,7 @@ class Moment {
   at::Tensor codes_, scales_;
 };
 
-/// Adam and AdamW with moments in 8 bits, see core/kernels/adam8bit.h. Tensors of less than 4096
+/// Adam and AdamW with moments in 8 bits, see core/kernels/adam8bit.h. Tensors of fewer than 4096
 /// elements keep their moments in the dtype of adam and adamw.
 class Adam8bit final : public Method {
  public:

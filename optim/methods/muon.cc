@@ -37,7 +37,7 @@ void product(const at::Tensor& a, bool a_t, const at::Tensor& b, bool b_t, at::T
       : (b_t ? gemm_nt(matrix(a), matrix(b), m, n, k, e) : gemm(matrix(a), matrix(b), m, n, k, e));
 }
 
-// Of Newton-Schulz: a I + b g + c g^2.
+// Coefficients of a Newton-Schulz step: a I + b g + c g^2.
 constexpr double quintic_a = 3.4445, quintic_b = -4.7750, quintic_c = 2.0315;
 
 /// Computes s = a I + b g + c s for a symmetric g, given s = g^2 [n, n].
@@ -117,10 +117,10 @@ class Muon final : public Method {
       return state;
     }
 
-    const int64_t rows = whole_sizes(p.parameter)[0];
+    const int64_t rows = full_sizes(p.parameter)[0];
     return {.tensors = {{"momentum_buffer", t.sizes().vec(), state_dtype(t)}},
             .whole = true,
-            .flops = newton_schulz_flops(rows, whole_numel(p.parameter) / rows, steps_),
+            .flops = newton_schulz_flops(rows, full_numel(p.parameter) / rows, steps_),
             .joins_parts = true};
   }
 
@@ -165,8 +165,8 @@ class Muon final : public Method {
   }
 
  private:
-  /// Makes what the first `count` matrices need at the same time, one on each thread: a dry run
-  /// does not run the threads' work.
+  /// Allocates the workspaces of the first `count` matrices at the same time, as the threads would:
+  /// a dry run does not run the threads' work.
   static void allocate_workspaces(const std::vector<SlotUpdate>& matrices, int64_t count) {
     std::vector<Workspace> all;
     for (int64_t i = 0; i < count; ++i)

@@ -29,8 +29,8 @@ double number(const Json& j) {
   return j.is_string() ? std::stod(j.get<std::string>()) : j.get<double>();
 }
 
-/// How many steps of a recording of torch.amp.GradScaler (tests/oracles/grad_scaler/record.py) come
-/// out differently.
+/// Returns how many steps of a recording of torch.amp.GradScaler
+/// (tests/oracles/grad_scaler/record.py) have other results here.
 int differing_steps(const Json& recording, double backoff) {
   OptimConfig c;
   c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
@@ -63,7 +63,7 @@ int differing_steps(const Json& recording, double backoff) {
   return different;
 }
 
-TEST_CASE("GradScaler is torch's, step by step", "[amp]") {
+TEST_CASE("GradScaler matches torch.amp.GradScaler step by step", "[amp]") {
   const std::string path =
       (test::source_folder() / "tests/oracles/grad_scaler/steps.json").string();
   const Json file = parse_json(slurp(path), path, Exit::internal);
@@ -102,8 +102,8 @@ TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "
     }
     return int64_t{0};
   };
-  CHECK(steps_to_end({.min_scale = 1, .max_skips = 100}, 8) ==
-        5);  // 8 4 2 | clean | 1 and no further
+  // The scale is 8, 4 and 2 in the skipped steps, then 1 in the finite step 4 and in step 5.
+  CHECK(steps_to_end({.min_scale = 1, .max_skips = 100}, 8) == 5);
   CHECK(steps_to_end({.min_scale = 1e-30, .max_skips = 7}, 8) == 11);  // after the clean step 4
   CHECK(steps_to_end({.dynamic = false, .max_skips = 4}, 8) == 8);
   CHECK(steps_to_end({.dynamic = false, .max_skips = 10}, 8) == 0);
@@ -160,7 +160,8 @@ TEST_CASE("autocast nests, can be switched off inside, and ends", "[amp]") {
 
 int64_t cast_bytes() { return memory_stats().used[static_cast<size_t>(Memory::casts)]; }
 
-TEST_CASE("the cast cache: one cast a guard, right gradients, nothing left behind", "[amp]") {
+TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and frees casts",
+          "[amp]") {
   install_allocator();
   const at::Tensor data = torch::linspace(-1, 1, 4096).view({64, 64});
   const Variable x(torch::linspace(0, 1, 128).view({2, 64}));
@@ -180,7 +181,8 @@ TEST_CASE("the cast cache: one cast a guard, right gradients, nothing left behin
         const Autocast inner({at::kBFloat16, cache});
         y = linear(linear(x, w), w);
       }
-      CHECK(cast_bytes() == 2 * 8192);  // cached: with and without graph; not: two that y holds
+      // With the cache: one cast without a graph and one with. Without: the two that y holds.
+      CHECK(cast_bytes() == 2 * 8192);
       backward(sum(y));
       const at::Tensor before = linear(x, w).data();
       w.data().mul_(2);
@@ -190,14 +192,14 @@ TEST_CASE("the cast cache: one cast a guard, right gradients, nothing left behin
     grads[cache ? 0 : 1] = w.grad();
   }
   {
-    // Two backwards inside one guard, as accumulation has them.
+    // Two backward passes inside one guard, as in gradient accumulation.
     const Variable w = Variable::parameter(data.clone());
     const Autocast autocast(at::kBFloat16);
     backward(sum(linear(linear(x, w), w)));
     backward(sum(linear(linear(x, w), w)));
     CHECK((w.grad() - 2 * grads[0]).abs().max().item<double>() == 0);
   }
-  // Cached casts collect their gradient in bf16: one rounding more.
+  // A cached cast accumulates its gradient in bfloat16, which adds a rounding.
   CHECK((grads[0] - grads[1]).abs().max().item<double>() <=
         0x1p-7 * grads[1].abs().max().item<double>());
   const Variable w = Variable::parameter(data.clone());
@@ -206,7 +208,7 @@ TEST_CASE("the cast cache: one cast a guard, right gradients, nothing left behin
         4 * 0x1p-7 * w.grad().abs().max().item<double>());
 }
 
-TEST_CASE("fp8: rounding, saturation, and what is not finite stays visible", "[amp]") {
+TEST_CASE("fp8 rounds ties to even, saturates, and turns an infinite maximum into NaN", "[amp]") {
   const auto through = [](std::vector<float> values, double largest, at::ScalarType format) {
     const Fp8Tensor q =
         to_fp8(torch::tensor(values), torch::tensor(static_cast<float>(largest)), format);
@@ -222,15 +224,38 @@ TEST_CASE("fp8: rounding, saturation, and what is not finite stays visible", "[a
   CHECK(through({1, INFINITY}, INFINITY, at::kFloat8_e5m2).isnan().all().item<bool>());
 }
 
-TEST_CASE("fp8: delayed scaling remembers the steps before", "[amp]") {
+TEST_CASE("fp8 products have the same bits on any number of threads", "[amp]") {
+  const int threads = at::get_num_threads();
+  const auto q = [](int64_t rows, int64_t columns, uint64_t seed) {
+    torch::manual_seed(seed);
+    const at::Tensor t = torch::randn({rows, columns});
+    return to_fp8(t, t.abs().max(), at::kFloat8_e4m3fn);
+  };
+  // A deep product with a small result, which libraries divide along its depth.
+  const Fp8Tensor a = q(64, 4096, 1), b = q(48, 4096, 2);
+  std::vector<at::Tensor> results;
+  for (const int n : {1, 2, 3}) {
+    at::set_num_threads(n);
+    results.push_back(fp8_matmul_nt(a, b, {}, at::kFloat));
+  }
+  at::set_num_threads(threads);
+  CHECK(results[1].equal(results[0]));
+  CHECK(results[2].equal(results[0]));
+
+  const at::Tensor exact =
+      a.data.to(at::kDouble).mm(b.data.to(at::kDouble).t()) * (a.factor * b.factor).to(at::kDouble);
+  CHECK(distance(results[0], exact) < 1e-5);
+}
+
+TEST_CASE("delayed fp8 scaling uses the maxima of previous steps", "[amp]") {
   const Fp8Scaling s{torch::zeros({3, 1 + 2})};
   const auto largest = [&](float x) {
     return s.largest(Fp8Scaling::input, torch::tensor({x, -x / 2})).item<float>();
   };
-  CHECK(largest(3) == 3);  // no history yet: its own
+  CHECK(largest(3) == 3);  // no history yet: the tensor's own maximum
   CHECK(largest(2) == 2);
   s.advance();
-  CHECK(largest(100) == 3);  // the step before had at most 3
+  CHECK(largest(100) == 3);  // the maximum of the previous step
   {
     const NoGrad evaluation;
     CHECK(largest(1000) == 3);
@@ -258,8 +283,7 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
         {"w", Variable::parameter(torch::full({n, 1}, -1.5, dtype)), Role::weight}};
     Optimizer optimizer(c, p, seed);
     p[0].parameter.leaf().grad = torch::ones({n, 1}, dtype);
-    for (int i = 0; i < 4; ++i)
-      optimizer.step(0x1p-12);  // an eighth of bf16's spacing at 1.5 divided by four
+    for (int i = 0; i < 4; ++i) optimizer.step(0x1p-12);  // 1/32 of bfloat16's spacing at 1.5
     *control = optimizer.control();
     return p[0].parameter.data().to(at::kDouble);
   };
@@ -270,7 +294,7 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
   CHECK(w.mean().item<double>() == Approx(-1.5 - 4 * 0x1p-12).margin(5 * 6e-6));
   CHECK(static_cast<double>(c.lost) / static_cast<double>(c.moved) ==
         Approx(1 - 1.0 / 32).margin(0.01));
-  CHECK(after(at::kBFloat16, 1, 2, &c).equal(w));   // whatever the threads
+  CHECK(after(at::kBFloat16, 1, 2, &c).equal(w));   // on any number of threads
   CHECK(!after(at::kBFloat16, 2, 1, &c).equal(w));  // another seed
   CHECK(after(at::kBFloat16, std::nullopt, 1, &c).eq(-1.5).all().item<bool>());
   CHECK(c.moved == n);
@@ -360,13 +384,13 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes with the same
              ContainsSubstring("loss scale"));
 }
 
-TEST_CASE("a loss that no scale can save ends with exit 5 and the checkpoint from before",
+TEST_CASE("a run that overflows at any loss scale exits with 5 and keeps its last checkpoint",
           "[amp]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp16", "--train.steps=10"}).code == 0);
   const std::string before = slurp(f / "runs/tiny/checkpoints/step-00000010/model.safetensors");
-  // Learning so fast that activations overflow float16 whatever the scale.
+  // With so large a learning rate, activations overflow float16 at any loss scale.
   const Finished r = lathe_in(
       f, {"train", "tiny.toml", "--amp.dtype=fp16", "--optim.lr=1e6", "--schedule.min_lr=1e6"});
   INFO(r.out << r.err);

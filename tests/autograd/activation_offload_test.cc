@@ -1,5 +1,5 @@
-// memory.offload = "activations": what ops keep comes back from the disk to the bit, and memory
-// holds a window of it.
+// Tests of memory.offload = "activations": saved tensors come back from the disk with the same
+// bits, and memory holds only a window of them.
 #include "autograd/activation_offload.h"
 
 #include <fstream>
@@ -24,7 +24,7 @@ using lathe::test::TempFolder;
 
 int64_t activation_bytes() { return memory_stats().used[static_cast<size_t>(Memory::activations)]; }
 
-/// What must not change: results, gradients, and the gradients' own gradients.
+/// Returns what offloading must not change: results, gradients, and gradients of gradients.
 std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffloader* offload,
                                     size_t* packed, at::Device device = at::kCPU) {
   const TrainingStep step(test::step_random);
@@ -38,7 +38,7 @@ std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffloader
     const bool is_trained = row.inputs[parameters.size()].grad;
     const at::Tensor there = value.to(device);
     parameters.push_back(is_trained ? Variable::parameter(there) : Variable(there));
-    // Fused layers know their weights as parameters.
+    // Fused layers need their weights to be parameters.
     const bool is_weight = row.op.starts_with("linear") && !in.empty();
     in.push_back(is_trained && !is_weight ? parameters.back() * 1.0 : parameters.back());
   }
@@ -90,7 +90,7 @@ TEST_CASE("every op of a GPU has the same derivatives with its tensors on the ho
     REQUIRE(ours.size() == plain.size());
     for (size_t i = 0; i < plain.size(); ++i) {
       REQUIRE(ours[i].defined() == plain[i].defined());
-      // Some of ATen's ops add in an order that changes.
+      // Some of ATen's ops are not deterministic on a GPU.
       if (plain[i].defined())
         CHECK(at::allclose(ours[i].nan_to_num(7), plain[i].nan_to_num(7), 1e-9, 1e-9));
     }
@@ -120,7 +120,7 @@ TEST_CASE("memory holds a window of the activations, forward and backward",
     const OffloadActivations guard(offload);
     const int64_t before = activation_bytes();
     const Variable y = sum(long_chain(x, n));
-    // At least three of the largest stay.
+    // At least three of the largest tensors stay in memory.
     const int64_t most = std::max<int64_t>(window, 3);
     CHECK(activation_bytes() - before <= (most + 2) * each);
     CHECK(activation_bytes() - before >= most * each);
@@ -130,8 +130,8 @@ TEST_CASE("memory holds a window of the activations, forward and backward",
     CHECK(at::equal(grad(y, {x})[0].data(), plain));
     const int64_t peak = memory_stats().peak[static_cast<size_t>(Memory::activations)];
     CHECK(peak - before <= (most + 6) * each);
-    // All were written and read but those that were still in memory, whose number depends on the
-    // speed of the disk within the bounds above: they are not read, and may not have been written.
+    // All tensors are written and read except those still in memory, which are not read and may
+    // not be written. Their number depends on the disk's speed, within the bounds above.
     const int64_t transferred = offload.times().bytes / each;
     CHECK(transferred >= 2 * (n - most - 6));
     CHECK(transferred <= 2 * n + 2);
@@ -202,7 +202,7 @@ TEST_CASE("recomputed parts keep their inputs on the disk", "[activation_offload
   CHECK_THAT(error_of([&] { grad(sum(z), {x}); }), ContainsSubstring("was changed in place since"));
 }
 
-TEST_CASE("graphs may be kept, differentiated twice, freed and left alone",
+TEST_CASE("graphs may be retained, run backward again, freed, or never run backward",
           "[activation_offload]") {
   install_allocator();
   const TempFolder f;
@@ -216,7 +216,7 @@ TEST_CASE("graphs may be kept, differentiated twice, freed and left alone",
   CHECK(at::equal(first, second));
   CHECK(at::equal(first, third));
 
-  // The space of graphs that are gone is used again, also behind one that stays.
+  // The file space of freed graphs is reused, also behind a graph that stays.
   const Variable stays = sum(long_chain(x, 10));
   const int64_t bytes = offload.file_bytes();
   for (int i = 0; i < 400; ++i) grad(sum(long_chain(x, 10)), {x});
@@ -238,7 +238,8 @@ TEST_CASE("a tensor that is changed in place after an op has kept it is an error
   CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("was changed in place since"));
 }
 
-TEST_CASE("an error of the disk ends the pass with its sentence", "[activation_offload]") {
+TEST_CASE("a disk error ends the pass with an error that names the scratch file",
+          "[activation_offload]") {
   install_allocator();
   const TempFolder f;
   const Variable x = Variable::parameter(torch::randn({256, 256}));
@@ -276,8 +277,7 @@ TEST_CASE("an error of the disk ends the pass with its sentence", "[activation_o
   }
 }
 
-TEST_CASE("a dry run has the same peak of activations, and writes nothing",
-          "[activation_offload]") {
+TEST_CASE("a dry run has the same peak of activations as a real run", "[activation_offload]") {
   install_allocator();
   const TempFolder f;
   const auto peak_of_step = [&] {

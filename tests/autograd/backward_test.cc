@@ -35,7 +35,7 @@ TEST_CASE("gradients accumulate over paths and over backwards", "[backward]") {
   CHECK(x.grad().eq(11).all().item<bool>());
 }
 
-TEST_CASE("parameters that were handed one gradient do not share it", "[backward]") {
+TEST_CASE("parameters that receive the same gradient do not share its storage", "[backward]") {
   const Variable a = param({2}), b = param({2});
   backward(sum(a + b));
   CHECK(a.grad().const_data_ptr() != b.grad().const_data_ptr());
@@ -67,7 +67,7 @@ TEST_CASE("300,000 nodes run backward and are destroyed without recursion", "[ba
   SUCCEED("destroyed");
 }
 
-TEST_CASE("a second backward, or a saved tensor changed since, names the op", "[backward]") {
+TEST_CASE("errors of a second backward and of a changed saved tensor name the op", "[backward]") {
   const Variable x = param({2}, 3);
   const Variable y = exp(x);
   backward(sum(y));
@@ -88,7 +88,7 @@ TEST_CASE("a second backward, or a saved tensor changed since, names the op", "[
   backward(sum(kept));
 }
 
-TEST_CASE("backward says what it can't do", "[backward]") {
+TEST_CASE("backward refuses roots without gradients and gradients of wrong shapes", "[backward]") {
   CHECK_THAT(error_of([&] { backward(Variable(at::ones({}))); }),
              ContainsSubstring("does not depend on any parameter"));
   CHECK_THAT(error_of([&] { backward(param({2}) * 1.0); }),
@@ -112,7 +112,7 @@ struct WrongThrower {
   }
 };
 
-TEST_CASE("what an op throws names the op, and keeps the exit code of what is not a fault of ours",
+TEST_CASE("an op's error names the op, unless it has an exit code other than internal",
           "[backward]") {
   const auto atens = [] { (void)at::ones({2}).add(at::ones({3})); };
   const auto code = [](Exit exit) { return [exit] { fail(exit, "as it is"); }; };
@@ -137,7 +137,7 @@ TEST_CASE("what an op throws names the op, and keeps the exit code of what is no
          std::pair<Exit, std::string>(Exit::diverged, "as it is")));
 }
 
-TEST_CASE("NoGrad records nothing and is the thread's own", "[backward]") {
+TEST_CASE("NoGrad records nothing and holds for its thread only", "[backward]") {
   const Variable x = param({1});
   const NoGrad no_grad;
   CHECK(!exp(x).requires_grad());
@@ -169,7 +169,7 @@ TEST_CASE("a hook that gives another shape is refused", "[backward]") {
              ContainsSubstring("a hook gave float64[] for a gradient of float64[2]"));
 }
 
-TEST_CASE("a parameter's gradient is complete as soon as its last consumer ran", "[backward]") {
+TEST_CASE("a parameter's gradient is complete as soon as its last consumer has run", "[backward]") {
   const Variable early = param({1}), late = param({1});
   std::vector<std::string> order;
   early.register_post_accumulate_grad_hook([&](Leaf&) { order.push_back("early"); });
@@ -188,7 +188,7 @@ TEST_CASE("grad leaves .grad alone and gives intermediate gradients", "[backward
   CHECK(!x.grad().defined());
 }
 
-TEST_CASE("what is saved is freed as its node runs", "[backward]") {
+TEST_CASE("saved tensors are freed as their node runs", "[backward]") {
   const Variable x = param({4});
   Variable y;
   std::weak_ptr<Node> node;
@@ -219,10 +219,11 @@ TEST_CASE("under autocast two graphs share a cast of a weight, and each runs bac
         0x1p-6 * once.abs().max().item<double>());
   const auto g = grad(sum(linear(x, w)), {w});
   CHECK(g[0].data().equal(once));
-  backward(sum(linear(x, w)));  // grad() left nothing behind that this would trip over
+  backward(sum(linear(x, w)));  // grad() leaves no state behind that breaks this
 }
 
-TEST_CASE("what saved nothing may run in two graphs; what saved something may not", "[backward]") {
+TEST_CASE("nodes without saved tensors can run backward twice; nodes with them cannot",
+          "[backward]") {
   const Variable x = param({2, 2}, 3), h = reshape(x * 2.0 + 1.0, {4});
   backward(sum(h));
   backward(sum(h * 3.0));
@@ -244,12 +245,22 @@ TEST_CASE("grad runs and frees only what lies between root and the xs, and retai
   });
   const auto kept = grad(y, {x}, {}, /*create_graph=*/false, /*retain=*/true);
   const auto again = grad(y, {x});
+  CHECK(ran == 0);
   CHECK(again[0].data().equal(kept[0].data()));
   CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("were freed"));
   backward(sum(b));  // the branch to `other` was not freed
   CHECK(other.grad().defined());
   CHECK(!x.grad().defined());
   CHECK(grad(a, {a}, Variable(at::ones({2}, at::kDouble)))[0].data().eq(1).all().item<bool>());
+}
+
+TEST_CASE("grad with create_graph makes a graph also within NoGrad", "[backward]") {
+  const Variable x = param({3}, 0.5);
+  const Variable y = sum(exp(x));
+  const NoGrad no_grad;
+  const Variable dx = grad(y, {x}, {}, /*create_graph=*/true)[0];
+  CHECK(dx.requires_grad());
+  CHECK(!mode().grad);
 }
 
 TEST_CASE("outputs of one node: parts, unused parts, indices, hooks on one of them", "[backward]") {
@@ -287,7 +298,7 @@ TEST_CASE("a long chain held by hooks is destroyed without recursion", "[backwar
   SUCCEED("destroyed");
 }
 
-TEST_CASE("sizes that do not fit are errors, and empty inputs are none", "[backward]") {
+TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backward]") {
   const auto t = [](at::IntArrayRef shape) { return Variable::parameter(at::ones(shape)); };
   CHECK_THAT(error_of([&] { attention(t({1, 2, 12}), 0); }),
              ContainsSubstring("attention(float32[1,2,12]): 0 heads"));
@@ -329,7 +340,8 @@ TEST_CASE("means of float16 are summed in float32", "[backward]") {
   CHECK(x.grad()[0].item<double>() == Approx(0.5).epsilon(1e-2));
 }
 
-TEST_CASE("ignored rows count for nothing, whatever they hold", "[backward]") {
+TEST_CASE("ignored rows contribute nothing to loss and gradients, even if they hold NaN",
+          "[backward]") {
   const at::Tensor logits = at::zeros({2, 3});
   logits[0][0] = -INFINITY, logits[1][0] = 1, logits[1][1] = 2, logits[1][2] = 3;
   const at::Tensor targets = at::ones({2}, at::kLong);

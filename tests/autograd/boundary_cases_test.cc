@@ -1,4 +1,4 @@
-// Small cases for faults that larger comparisons let pass: ends of vectors and ranges, frozen
+// Small cases for faults that larger comparisons do not notice: ends of vectors and ranges, frozen
 // factors, shared gradients.
 #include <algorithm>
 #include <bit>
@@ -26,7 +26,7 @@ namespace {
 
 using namespace lathe;
 
-TEST_CASE("dropout's mask is Philox's words, from any place on", "[boundary_cases]") {
+TEST_CASE("dropout's mask equals Philox's words from any position", "[boundary_cases]") {
   const int64_t row = 101;
   const TrainingStep step({.seed = 5, .step = 9, .first_sample = 3});
   const at::Tensor y = dropout(Variable(torch::ones({6, row})), 0.5, 77).data().view(-1);
@@ -40,10 +40,10 @@ TEST_CASE("dropout's mask is Philox's words, from any place on", "[boundary_case
   CHECK(wrong == 0);
 }
 
-TEST_CASE("scores and logits far below zero are as good as any", "[boundary_cases]") {
+TEST_CASE("scores and logits far below zero give correct results", "[boundary_cases]") {
   at::Tensor qkv = torch::zeros({1, 9, 48});
   qkv.slice(2, 0, 16).fill_(10),
-      qkv.slice(2, 16, 32).fill_(-10);  // scores of -400, in no whole number of vectors
+      qkv.slice(2, 16, 32).fill_(-10);  // scores of -400; the last vector of 9 is partial
   qkv.slice(2, 32, 48).copy_(torch::arange(9).view({9, 1}).expand({9, 16}));
   const at::Tensor y = attention(Variable(qkv), 1).data();
   for (int64_t t = 0; t < 9; ++t)
@@ -52,7 +52,7 @@ TEST_CASE("scores and logits far below zero are as good as any", "[boundary_case
   CHECK(linear_cross_entropy(x, w, torch::zeros({3}, at::kLong)).item() == Approx(std::log(33.0)));
 }
 
-TEST_CASE("a NaN of any bits stays one in bfloat16", "[boundary_cases]") {
+TEST_CASE("a NaN whose payload is all ones stays NaN in bfloat16", "[boundary_cases]") {
   const at::Tensor x = torch::full({2, 20}, std::bit_cast<float>(0x7fffffffu));
   CHECK(rms_norm(Variable(x), {}, 1e-5, at::kBFloat16).data().isnan().all().item<bool>());
 }
@@ -69,7 +69,7 @@ TEST_CASE("a bias is trained beside a frozen weight", "[boundary_cases]") {
   CHECK(c.grad().allclose(u.grad().sum(0), 1e-4, 1e-5));
 }
 
-TEST_CASE("grad leaves a gradient that is there alone, and one in any layout is added to",
+TEST_CASE("grad leaves an existing .grad alone, and backward adds to a .grad of any layout",
           "[boundary_cases]") {
   const at::Tensor x = torch::randn({5, 3}), dy = torch::randn({5, 4}), dw = dy.t().matmul(x);
   const Variable w = Variable::parameter(torch::randn({4, 3}));
@@ -83,7 +83,7 @@ TEST_CASE("grad leaves a gradient that is there alone, and one in any layout is 
   CHECK(w.grad().allclose(dw + 1, 1e-5, 1e-5));
 }
 
-TEST_CASE("a gradient that two places share is not added to in place", "[boundary_cases]") {
+TEST_CASE("a gradient that two inputs share is not added to in place", "[boundary_cases]") {
   const Variable a = Variable::parameter(torch::ones({2}, at::kDouble)), x = a * 1.0, y = a * 1.0;
   backward(sum((x + y) + x * 2.0));  // both get the sum's one gradient, and x more
   CHECK(a.grad().eq(4).all().item<bool>());
@@ -106,7 +106,7 @@ TEST_CASE("stochastic rounding is the same on any number of threads, and leaves 
   const auto trained = [](int n) {
     at::set_num_threads(n);
     const Variable w = Variable::parameter(
-        torch::ones({40001}).to(at::kBFloat16));  // a range begins at no whole block
+        torch::ones({40001}).to(at::kBFloat16));  // threads' ranges begin inside blocks
     Optimizer optimizer(OptimConfig{}, {{"w", w, Role::bias}}, 3);
     for (int i = 0; i < 4; ++i) {
       w.leaf().grad = torch::ones({40001});
@@ -131,7 +131,7 @@ TEST_CASE("working copies round ties to even", "[boundary_cases]") {
   CHECK(w.leaf().precision.low.equal(ties.to(at::kBFloat16)));
 }
 
-TEST_CASE("fp8 leaves out as many blocks at both ends as asked", "[boundary_cases]") {
+TEST_CASE("fp8_edge_blocks excludes that many blocks at each end from fp8", "[boundary_cases]") {
   GPTConfig c;
   c.n_layer = 4, c.n_head = 2, c.n_embd = 16, c.block_size = 8, c.vocab_size = 11;
   GPT model = test::make_gpt(c, 1);

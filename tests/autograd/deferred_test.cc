@@ -25,7 +25,7 @@ namespace {
 
 using namespace lathe;
 
-/// Runs f, deferred or not. The smallest results are deferred too.
+/// Runs f, with deferred ops or not. Results of any size are deferred.
 template <class F>
 auto run(bool is_deferred, const F& f) {
   if (!is_deferred) return f();
@@ -147,7 +147,7 @@ class RandomGraph {
       }
       case 9: {
         const Variable x = full();
-        const Variable h = sigmoid(x) * x;  // stays alive until the product
+        const Variable h = sigmoid(x) * x;  // stays alive until the matrix product
         return add(
             matmul(wide(h), transpose(wide(leaves_[1]), 0, 1)).index({Slice{}, Slice{0, 1}}) + h);
       }
@@ -215,7 +215,7 @@ TEST_CASE("ops that are fused are counted", "[deferred]") {
   CHECK((counted([&] { return sum(tanh(x)); }) == Counts{0, 0}));  // one op alone is not fused
 }
 
-TEST_CASE("random graphs have the bits of their ops one by one", "[deferred]") {
+TEST_CASE("deferred random graphs have the same bits as their ops run one by one", "[deferred]") {
   const OneThread one_thread;
   const char* const wanted = std::getenv("LATHE_DEFERRED_GRAPHS");
   const uint64_t count = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 2000;
@@ -259,7 +259,7 @@ std::vector<at::Tensor> run_row(const lathe::test::OpCase& row, bool is_deferred
   return all;
 }
 
-TEST_CASE("every op between deferred ones has its bits", "[deferred]") {
+TEST_CASE("every op keeps its bits between deferred ops", "[deferred]") {
   const OneThread one_thread;
   for (const auto& row : lathe::test::op_table()) {
     INFO(row.op << " (" << row.label << ")");
@@ -269,7 +269,7 @@ TEST_CASE("every op between deferred ones has its bits", "[deferred]") {
   }
 }
 
-TEST_CASE("results without a handle are parts of others", "[deferred]") {
+TEST_CASE("results without a handle are fused into later ops and not stored", "[deferred]") {
   install_allocator();
   torch::manual_seed(1);
   const Variable x = Variable::parameter(torch::randn({32, 16})),
@@ -426,7 +426,7 @@ TEST_CASE("a parameter that is frozen after an op keeps the gradient of the op",
   }
 }
 
-TEST_CASE("deferred() in a recomputed function leaves the recomputation as it is", "[deferred]") {
+TEST_CASE("deferred() works inside a recomputed function under autocast", "[deferred]") {
   const Variable w = Variable::parameter(torch::randn({8, 8})),
                  x = Variable::parameter(torch::randn({4, 8}));
   Variable loss;
@@ -441,7 +441,7 @@ TEST_CASE("deferred() in a recomputed function leaves the recomputation as it is
   CHECK(w.grad().defined());
 }
 
-TEST_CASE("an exception drops the ops that have not run", "[deferred]") {
+TEST_CASE("an exception discards the ops that have not run", "[deferred]") {
   const Variable x = Variable::parameter(torch::ones({4, 5}));
   Variable escaped;
   const auto throws = [&]() -> Variable {

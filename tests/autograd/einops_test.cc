@@ -1,5 +1,5 @@
-// einops: recorded results of Python's einops and torch.einsum, gradients, the order of products,
-// and what wrong patterns say.
+// Tests of einops: recorded results of Python's einops and torch.einsum, gradients, the order of
+// matrix products, and the errors of wrong patterns.
 #include "autograd/einops.h"
 
 #include <cmath>
@@ -70,8 +70,8 @@ struct Recorded {
     if (function == "repeat") return repeat(x[0], pattern, sizes);
     return function == "einsum" ? einsum(pattern, x) : einsum(x, pattern);
   }
-  /// "" or how a result differs from the recorded one; sums of up to 3000 products in float64, 12
-  /// digits recorded.
+  /// Returns how a result differs from the recorded one, or "". The tolerance allows for sums of up
+  /// to 3000 products in float64, recorded with 12 digits.
   std::string differs(const at::Tensor& y) const {
     if (y.sizes() != at::IntArrayRef(result)) return "its shape";
     const at::Tensor flat = y.reshape({-1}), i = torch::arange(flat.numel(), at::kDouble);
@@ -119,7 +119,7 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
     int64_t elements = 0;
     for (const Variable& v : x) elements += v.numel();
     const bool smooth =
-        r.reduction != "max" && r.reduction != "min";  // values repeat after 101 places
+        r.reduction != "max" && r.reduction != "min";  // values repeat after 101 elements
     if (elements > 60 || !smooth) continue;
     INFO(r.function << " \"" << r.pattern << "\"");
     ++checked;
@@ -140,7 +140,7 @@ TEST_CASE("gradients flow through patterns, twice", "[einops]") {
   CHECK(checked >= 30);
 }
 
-/// The least number of multiplications over all orders of pairs, by trying them all.
+/// Returns the least number of multiplications over all orders of pairs, by trying all of them.
 double least(std::vector<std::string> in, const std::string& out,
              const std::map<char, double>& sizes) {
   if (in.size() == 1) return 0;
@@ -168,7 +168,7 @@ double least(std::vector<std::string> in, const std::string& out,
 }
 
 TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
-  // A chain of matrices: from the right 10 x less than from the left.
+  // A chain of matrices: multiplying from the right costs 30 times less than from the left.
   const auto plan = einsum_plan("ij,jk,kl->il", {{50, 60}, {60, 70}, {70, 1}});
   CHECK(plan.multiplications == 50 * 60 + 60 * 70);
   CHECK(plan.steps == std::vector<std::pair<size_t, size_t>>{{1, 2}, {0, 1}});
@@ -206,7 +206,7 @@ TEST_CASE("einsum takes the cheapest order of products", "[einops]") {
     INFO(equation << " -> " << out);
     CHECK(einsum_plan(equation + "->" + out, shapes).multiplications == least(in, out, sizes));
   }
-  // Beyond 10 operands, pair by pair.
+  // Beyond 10 operands, the plan is made pair by pair.
   std::vector<std::vector<int64_t>> chain(12, {2, 2});
   const auto many = einsum_plan("ab,bc,cd,de,ef,fg,gh,hi,ij,jk,kl,lm->am", chain);
   CHECK(many.steps.size() == 11);
@@ -234,45 +234,45 @@ TEST_CASE("a pattern that moves nothing shares x's storage", "[einops]") {
       rearrange(two, "n b t c -> b t (n c)").data().equal(torch::cat({x.data(), x.data() * 2}, 2)));
 }
 
-TEST_CASE("a wrong pattern is one sentence with the pattern, the axis and the sizes", "[einops]") {
+TEST_CASE("the error of a wrong pattern names the pattern, the axis and the sizes", "[einops]") {
   const Variable x(torch::zeros({2, 6, 3}));
-  const auto said = [&](const std::string& pattern, const AxisSizes& sizes = {}) {
+  const auto refusal = [&](const std::string& pattern, const AxisSizes& sizes = {}) {
     return error_of([&] { rearrange(x, pattern, sizes); });
   };
   const auto begins = [](const std::string& pattern) { return "rearrange \"" + pattern + "\""; };
   const auto of_x = [&](const std::string& pattern) {
     return begins(pattern) + " of float32[2,6,3]: ";
   };
-  CHECK(said("b t c") == begins("b t c") + ": needs one \"->\"");
-  CHECK(said("b (t c -> b t c") == begins("b (t c -> b t c") + ": a \"(\" without its \")\"");
-  CHECK(said("b t) c -> b t c") == begins("b t) c -> b t c") + ": a \")\" without its \"(\"");
-  CHECK(said("b ((t c)) -> b t c") ==
+  CHECK(refusal("b t c") == begins("b t c") + ": needs one \"->\"");
+  CHECK(refusal("b (t c -> b t c") == begins("b (t c -> b t c") + ": a \"(\" without its \")\"");
+  CHECK(refusal("b t) c -> b t c") == begins("b t) c -> b t c") + ": a \")\" without its \"(\"");
+  CHECK(refusal("b ((t c)) -> b t c") ==
         begins("b ((t c)) -> b t c") + ": parentheses within parentheses");
-  CHECK(said("b t b -> b t") == begins("b t b -> b t") + ": axis b is twice on one side");
-  CHECK(said("b t c -> b t") == begins("b t c -> b t") + ": axis c is on the left alone");
-  CHECK(said("b t -> b t c") == begins("b t -> b t c") + ": axis c is on the right alone");
-  CHECK(said("b t ? -> b t") == begins("b t ? -> b t") + ": \"?\" is not a part of a pattern");
-  CHECK(said("b ... ... -> b") == begins("b ... ... -> b") + ": \"...\" twice on one side");
-  CHECK(said("b (... c) -> b ... c") ==
+  CHECK(refusal("b t b -> b t") == begins("b t b -> b t") + ": axis b is twice on one side");
+  CHECK(refusal("b t c -> b t") == begins("b t c -> b t") + ": axis c appears only on the left");
+  CHECK(refusal("b t -> b t c") == begins("b t -> b t c") + ": axis c appears only on the right");
+  CHECK(refusal("b t ? -> b t") == begins("b t ? -> b t") + ": \"?\" is not a part of a pattern");
+  CHECK(refusal("b ... ... -> b") == begins("b ... ... -> b") + ": \"...\" twice on one side");
+  CHECK(refusal("b (... c) -> b ... c") ==
         begins("b (... c) -> b ... c") + ": \"...\" in parentheses on the left");
-  CHECK(said("b t 3 -> b t") ==
-        begins("b t 3 -> b t") +
-            ": axis 3 has no name, which reduce takes on the left and repeat on the right");
-  CHECK(said("b t -> t b") == of_x("b t -> t b") + "the pattern has 2 dims");
-  CHECK(said("a b c d ... -> a b c d ...") ==
+  CHECK(refusal("b t 3 -> b t") == begins("b t 3 -> b t") +
+                                       ": axis 3 has no name; only reduce accepts a number on the "
+                                       "left, and repeat on the right");
+  CHECK(refusal("b t -> t b") == of_x("b t -> t b") + "the pattern has 2 dims");
+  CHECK(refusal("a b c d ... -> a b c d ...") ==
         of_x("a b c d ... -> a b c d ...") + "the pattern has at least 4 dims");
-  CHECK(said("b (h w) c -> b h w c") ==
+  CHECK(refusal("b (h w) c -> b h w c") ==
         of_x("b (h w) c -> b h w c") +
             "the sizes of axes h and w in (h w), a dim of 6, are both unknown; give one");
-  CHECK(said("b (h w) c -> b h w c", {{"h", 4}}) ==
+  CHECK(refusal("b (h w) c -> b h w c", {{"h", 4}}) ==
         of_x("b (h w) c -> b h w c") + "axis w of (h w) has no size: 6 does not divide by 4");
-  CHECK(said("b (h w) c -> b h w c", {{"h", 4}, {"w", 2}}) ==
+  CHECK(refusal("b (h w) c -> b h w c", {{"h", 4}, {"w", 2}}) ==
         of_x("b (h w) c -> b h w c") + "the axes (h w) is 8 by the sizes given and 6 in x");
-  CHECK(said("b t c -> b t c", {{"t", 5}}) ==
+  CHECK(refusal("b t c -> b t c", {{"t", 5}}) ==
         of_x("b t c -> b t c") + "axis t is 5 by the sizes given and 6 in x");
-  CHECK(said("b t c -> b t c", {{"d", 5}}) ==
+  CHECK(refusal("b t c -> b t c", {{"d", 5}}) ==
         of_x("b t c -> b t c") + "axis d of the sizes given is not in the pattern");
-  CHECK(said("b 1 c -> b c") == of_x("b 1 c -> b c") + "dim 1 is 1 in the pattern and 6 in x");
+  CHECK(refusal("b 1 c -> b c") == of_x("b 1 c -> b c") + "dim 1 is 1 in the pattern and 6 in x");
   CHECK(error_of([&] { repeat(x, "b t c -> b t c r"); }) ==
         "repeat \"b t c -> b t c r\" of float32[2,6,3]: axis r is new, and its size is not given");
   CHECK(error_of([&] { reduce(x, "b t c -> b", "median"); }) ==

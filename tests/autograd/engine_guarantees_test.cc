@@ -1,5 +1,5 @@
-// The engine's promises that its first tests do not hold it to: when a gradient is complete, what a
-// hook sees, threads, ties, and the counted FLOPs of every op with matrix products.
+// Guarantees of the engine that backward_test.cc does not cover: when a gradient is complete, what
+// a hook sees, threads, ties, and the counted FLOPs of ops with matrix products.
 #include <barrier>
 #include <thread>
 
@@ -42,7 +42,7 @@ TEST_CASE("a parameter's gradient is complete before anything earlier in the gra
   CHECK(order == std::vector<std::string>{"root", "third", "c", "b", "twice", "a", "first"});
 }
 
-/// A tied model in small: embedding, linear layer, head that shares the embedding's table.
+/// A small model with tied weights: embedding, linear layer, head with the table of the embedding.
 struct Tied {
   Variable table, weight, bias;
   explicit Tied(at::ScalarType dtype) {
@@ -63,8 +63,8 @@ TEST_CASE(
     "a hook on a parameter sees the pass's own gradient, also where gradients are added in place",
     "[engine_guarantees]") {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    // The hook's gradient and grad()'s are the same sums; in bfloat16 the table's two may be
-    // rounded apart.
+    // The hook and grad() see the same sums. In bfloat16 the two parts of the table's gradient may
+    // be rounded separately.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0x1p-6;
     const auto error = [](const at::Tensor& ours, const at::Tensor& wanted) {
       return ((ours.to(at::kDouble) - wanted.to(at::kDouble)).abs().max() /
@@ -96,14 +96,14 @@ TEST_CASE(
         }
       }
       for (size_t i = 0; i < 3; ++i) {
-        // The hook is there for grad() too, so each micro-batch after the first shows twice.
+        // grad() calls the hook too, so each micro-batch after the first hooked one appears twice.
         INFO(dtype_name(dtype) << ", hooks from micro-batch " << hooked_from << ", parameter "
                                << i);
         REQUIRE(copies[i].size() == static_cast<size_t>(2 * (3 - hooked_from) - 1));
         for (size_t call = 0; call < copies[i].size(); ++call) {
           const size_t micro = static_cast<size_t>(hooked_from) + (call + 1) / 2;
           CHECK(error(copies[i][call], own[micro][i]) < allowed);
-          CHECK(seen[i][call].equal(copies[i][call]));  // what a hook keeps is its own
+          CHECK(seen[i][call].equal(copies[i][call]));  // not changed after the hook kept it
         }
       }
       if (hooked_from == 0)
@@ -112,8 +112,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("the largest of equals share their gradient equally, along each dim",
-          "[engine_guarantees]") {
+TEST_CASE("tied maxima share the gradient equally along each dim", "[engine_guarantees]") {
   for (const int64_t dim : {0, 1, 2, -1}) {
     for (const bool keepdim : {false, true}) {
       for (const int64_t ties : {1, 2, 3, 4}) {  // 4: all
@@ -136,7 +135,7 @@ TEST_CASE("the largest of equals share their gradient equally, along each dim",
   }
 }
 
-/// Two threads run `pass` so many times at once; returns what the first error says.
+/// Runs `pass` `times` times in each of two threads. Returns the message of an error, or "".
 template <class F>
 std::string in_two_threads(int64_t times, F&& pass) {
   std::barrier together(2);
@@ -235,8 +234,8 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
                 return linear_gelu(x[0], x[1], x[2]);
               }) == std::pair(one, needed * one));
       }
-      // q k^T and P v for 3 samples, 2 heads and all t^2 pairs (the field counts masked ones);
-      // backward dP, dv, dq, dk
+      // Forward: q k^T and P v for 3 samples, 2 heads and all t^2 pairs. By convention masked pairs
+      // count too. Backward: dP, dv, dq and dk.
       if (subset < 2) {
         const double square = 2 * 3 * t * t * c;
         CHECK(counted({{3, 4, 36}}, subset, [](V x) { return attention(x[0], 2); }) ==
@@ -271,7 +270,7 @@ TEST_CASE("a GPT's step costs what the formula says", "[engine_guarantees]") {
   }
 }
 
-/// Asks for the gradient that its input has so far, as a float32 one.
+/// Takes the gradient that its input has accumulated so far, in float32.
 struct WrongTaker {
   static constexpr OpInfo info{.name = "wrong_taker"};
   static inline bool taken = false;
@@ -284,7 +283,7 @@ struct WrongTaker {
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const { return {dy}; }
 };
 
-TEST_CASE("an op is handed a gradient of the dtype that it asks for, or none",
+TEST_CASE("an op takes an accumulated gradient only in the dtype that it asks for",
           "[engine_guarantees]") {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     const Variable x = Variable::parameter(torch::ones({3}, dtype)), h = x * 2.0;
@@ -295,14 +294,14 @@ TEST_CASE("an op is handed a gradient of the dtype that it asks for, or none",
   }
 }
 
-TEST_CASE("autocast leaves what a linear layer adds as wide as it is", "[engine_guarantees]") {
+TEST_CASE("autocast does not round the residual that a linear layer adds", "[engine_guarantees]") {
   torch::manual_seed(5);
   const Variable x(torch::randn({6, 16})), w = Variable::parameter(torch::randn({8, 16})),
                                            residual(torch::randn({6, 8}) + 1000);
   const Autocast autocast(Compute{at::kBFloat16});
   const at::Tensor y = linear(x, w, {}, residual).data();
   CHECK(y.scalar_type() == at::kFloat);
-  // A residual of about 1000 in bfloat16 would be up to 4 off.
+  // A residual of about 1000 in bfloat16 would be up to 2 off.
   const at::Tensor product = x.data()
                                  .to(at::kBFloat16)
                                  .to(at::kFloat)

@@ -1,5 +1,5 @@
-// fused(): the bits of the ops run one by one, forward, backward and in second derivatives, by one
-// op; and what can't be fused runs as without it.
+// Tests of fused(): one op gives the same bits as the ops run one by one, forward and backward, and
+// second derivatives agree. A function that can't be fused runs as without fused().
 #include "autograd/fused.h"
 
 #include <ATen/Parallel.h>
@@ -22,7 +22,7 @@ namespace {
 
 using namespace lathe;
 
-/// The names of the ops that run while it lives.
+/// Collects the names of the ops that run while it is alive.
 struct NamesOfOps {
   std::vector<std::string> names;
   const ObserveOps observe{
@@ -74,7 +74,7 @@ FusedPass run_random(uint64_t seed, bool is_fused) {
   return out;
 }
 
-TEST_CASE("random chains have the bits of their ops one by one", "[fused]") {
+TEST_CASE("fused random chains have the same bits as their ops run one by one", "[fused]") {
   const char* const wanted = std::getenv("LATHE_FUSED_CHAINS");
   const uint64_t count = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 400;
   uint64_t together = 0;
@@ -102,7 +102,7 @@ TEST_CASE("a function of elementwise ops is one op with one result", "[fused]") 
   const NamesOfOps ops;
   const Variable y = fused(six_ops, x, w, b);
   CHECK(ops.names == std::vector<std::string>{"fused"});
-  CHECK(used() - before == 2 * 32 * 16 * 4);  // and what sigmoid() returned
+  CHECK(used() - before == 2 * 32 * 16 * 4);  // y, and the result of sigmoid()
   CHECK(y.node()->name() == "fused");
   CHECK(y.data().equal(six_ops(x.detach(), w.detach(), b.detach()).data()));
 
@@ -115,7 +115,7 @@ TEST_CASE("a function of elementwise ops is one op with one result", "[fused]") 
     CHECK(attributes == 0);
   }
 
-  // What its backward reads must not change before.
+  // A tensor that backward reads must not change before backward runs.
   const Variable z = fused(six_ops, x, w, b);
   {
     const NoGrad no_grad;
@@ -226,7 +226,7 @@ TEST_CASE("a fused op keeps only the inputs that its backward reads", "[fused]")
     CHECK(x.grad().equal(dy.t() * 0.5));
   }
 
-  // Backward reads the result of a function, and not what it was given.
+  // Backward of tanh() reads its result, not its input.
   for (const bool transposed : {false, true}) {
     INFO("transposed " << transposed);
     at::Tensor results[2];
@@ -239,7 +239,7 @@ TEST_CASE("a fused op keeps only the inputs that its backward reads", "[fused]")
         const NoGrad no_grad;
         h += 1.0;
       }
-      // A second derivative does.
+      // A second derivative reads the input.
       if (k == 0) CHECK_THROWS_AS(grad(sum(y * y), {x}, {}, /*create_graph=*/true), Error);
       backward(transposed ? transpose(y, 0, 1) : y, transposed ? dy : dy.t().contiguous());
       results[k] = x.grad();
@@ -247,7 +247,7 @@ TEST_CASE("a fused op keeps only the inputs that its backward reads", "[fused]")
     CHECK(has_bits_of(results[0], results[1]));
   }
 
-  // A second derivative does not read what no gradient depends on.
+  // A second derivative does not read inputs on which no gradient depends.
   const Variable x = Variable::parameter(torch::randn({6, 4}));
   Variable r(torch::randn({6, 4}));
   const Variable y = fused([](const Variable& v, const Variable& u) { return v * v + u; }, x, r);
@@ -310,7 +310,7 @@ TEST_CASE("gelu has ATen's bits on any number of threads", "[fused]") {
         }
       }
     }
-    // Whole vectors in each thread's share are the same anyway.
+    // If each thread's share is a whole number of vectors, gelu is fused.
     const Variable x(torch::randn({32768}));
     at::set_num_threads(2);
     const NamesOfOps ops;
@@ -320,7 +320,7 @@ TEST_CASE("gelu has ATen's bits on any number of threads", "[fused]") {
   at::set_num_threads(before);
 }
 
-TEST_CASE("what can't be fused runs as without fused()", "[fused]") {
+TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
   torch::manual_seed(5);
   const Variable x = Variable::parameter(torch::randn({6, 4})),
                  w = Variable::parameter(torch::randn({4, 4}));
@@ -333,8 +333,8 @@ TEST_CASE("what can't be fused runs as without fused()", "[fused]") {
   const Variable row = Variable::parameter(torch::randn({4}));
   const at::Tensor noise = torch::randn({6, 4}), wide = torch::randn({3, 6, 4});
   const std::vector<std::pair<const char*, Function>> functions{
-      {"a product", [&](const Variable& v) { return matmul(v * 2.0, w) + 1.0; }},
-      {"a product after an op of smaller tensors",
+      {"a matrix product", [&](const Variable& v) { return matmul(v * 2.0, w) + 1.0; }},
+      {"a matrix product after an op of smaller tensors",
        [&](const Variable& v) { return matmul(v * (1.0 + row), w); }},
       {"a reduction", [](const Variable& v) { return exp(v - amax(v, -1, true)); }},
       {"a value that is read",
@@ -447,7 +447,7 @@ TEST_CASE("an op of smaller tensors runs by itself, and captured Variables get g
   for (size_t i = 0; i < 3; ++i) CHECK(results[0][i].equal(results[1][i]));
 }
 
-TEST_CASE("fused ops work under autocast and in what is recomputed", "[fused]") {
+TEST_CASE("fused ops work under autocast and in recomputed functions", "[fused]") {
   torch::manual_seed(7);
   const Variable x = Variable::parameter(torch::randn({12, 8})),
                  low = Variable::parameter(torch::randn({12, 8}).to(at::kBFloat16));
@@ -470,7 +470,7 @@ TEST_CASE("fused ops work under autocast and in what is recomputed", "[fused]") 
   }
 }
 
-TEST_CASE("what is observed in forward only may be recomputed in backward", "[fused]") {
+TEST_CASE("a function that is observed only in forward can be recomputed in backward", "[fused]") {
   torch::manual_seed(14);
   const at::Tensor data = torch::randn({9, 8});
   const Variable w = Variable::parameter(torch::randn({8})),

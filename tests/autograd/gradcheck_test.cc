@@ -43,7 +43,7 @@ TEST_CASE("gradcheck finds one wrong element and names it", "[gradcheck]") {
   CHECK_THAT(gradcheck_error(doubled),
              ContainsSubstring("gradcheck: input 1, element [1,2]: backward gives "));
   CHECK_THAT(gradcheck_error(doubled, 1e-9),
-             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // however small all is
+             ContainsSubstring("gradcheck: input 1, element [1,2]"));  // also if all are tiny
   CHECK(gradcheck_error([](const at::Tensor& g) { return g; }, 1e-9) == "");
   CHECK_THAT(gradcheck_error([](const at::Tensor& g) { return g * NAN; }),
              ContainsSubstring("element [0,0]: backward gives nan"));
@@ -51,7 +51,7 @@ TEST_CASE("gradcheck finds one wrong element and names it", "[gradcheck]") {
              ContainsSubstring("(there is no gradient)"));
 }
 
-TEST_CASE("gradcheck refuses what it can't judge, and changes no input", "[gradcheck]") {
+TEST_CASE("gradcheck refuses functions that it can't check, and changes no input", "[gradcheck]") {
   const Variable x = randn({40}, 1);
   const at::Tensor before = x.data().clone();
   gradcheck([](const Variable& v) { return exp(v) / (1.0 + v * v); }, x);
@@ -101,7 +101,7 @@ Variable squared_gradients(const std::vector<Variable>& v) {
   return s;
 }
 
-TEST_CASE("a penalty on gradients through fused ops can be trained on", "[gradcheck]") {
+TEST_CASE("a gradient penalty through fused ops has correct gradients", "[gradcheck]") {
   gradcheck(squared_gradients, network_inputs(at::kDouble), {.tolerance = 1e-4});
   // In float32 the forward pass is fused; what float32 loses over some 100 roundings is allowed.
   const auto gradients = [](at::ScalarType dtype) {
@@ -117,7 +117,7 @@ TEST_CASE("a penalty on gradients through fused ops can be trained on", "[gradch
   }
 }
 
-TEST_CASE("products with the Hessian agree with differences of the gradient", "[gradcheck]") {
+TEST_CASE("Hessian-vector products agree with finite differences of the gradient", "[gradcheck]") {
   const std::vector<Variable> x = network_inputs(at::kDouble);
   const auto gradient_at = [&](double step) {
     std::vector<Variable> in;

@@ -1,4 +1,4 @@
-// memory.saved: what ops keep is rounded to bfloat16 or fp8, and nothing else is.
+// Tests of memory.saved: tensors saved for backward are rounded to bfloat16 or fp8, and no others.
 #include "autograd/packing.h"
 
 #include <cmath>
@@ -26,7 +26,7 @@ namespace {
 
 using namespace lathe;
 
-/// Packs rows and unpacks them again.
+/// Packs rows to e4m3 and unpacks them; `factors` receives the scale of each row.
 at::Tensor rounded_e4m3(const at::Tensor& t, at::Tensor* factors = nullptr) {
   const at::Tensor bytes = torch::empty(t.sizes(), at::kByte),
                    scales = torch::empty({t.size(0)}, at::kFloat), out = torch::empty_like(t);
@@ -41,7 +41,7 @@ at::Tensor rounded_e4m3(const at::Tensor& t, at::Tensor* factors = nullptr) {
   return out;
 }
 
-/// The same by ATen's conversions.
+/// Scales rows to a maximum of 448 and rounds them by ATen's conversion; does not scale back.
 at::Tensor atens_e4m3(const at::Tensor& t) {
   const at::Tensor largest = t.to(at::kFloat).abs().amax(1, true);
   return (t.to(at::kFloat) * (448 / largest))
@@ -51,8 +51,8 @@ at::Tensor atens_e4m3(const at::Tensor& t) {
 }
 
 TEST_CASE("e4m3 rounds as ATen's conversion does", "[packing]") {
-  // Every bfloat16 that is finite, by the rows of one exponent; and multiples of the format's
-  // spacing with their halves, which are ties.
+  // 256 fractions of each exponent from -20 to 19, with both signs; then multiples of the spacing
+  // and of its half, which are ties.
   for (int exponent = -20; exponent < 20; ++exponent) {
     const at::Tensor fraction = torch::arange(256, at::kFloat) / 256 + 1;
     const at::Tensor row = at::cat({fraction, -fraction}) * std::ldexp(1.0, exponent);
@@ -75,14 +75,14 @@ TEST_CASE("e4m3 rounds as ATen's conversion does", "[packing]") {
     const at::Tensor got = rounded_e4m3(t, &factors);
     CHECK(factors.allclose(t.to(at::kFloat).abs().amax(1) / 448));
     CHECK(got.equal((atens_e4m3(t) * factors.view({-1, 1})).to(dtype)));
-    // Half of the spacing of three bits of fraction, beside the largest of the row.
+    // Half of the spacing: of 3 bits of fraction, or of subnormals at the scale of the row.
     const at::Tensor error = (got.to(at::kFloat) - t.to(at::kFloat)).abs(),
                      allowed = t.to(at::kFloat).abs() * 0x1p-4 + factors.view({-1, 1}) * 0x1p-10;
     CHECK(error.le(allowed * 1.01).all().item<bool>());
   }
 }
 
-TEST_CASE("a row of e4m3 that is not finite becomes NaN, and its neighbors stay", "[packing]") {
+TEST_CASE("an e4m3 row with a value that is not finite becomes NaN; other rows stay", "[packing]") {
   constexpr float inf = std::numeric_limits<float>::infinity();
   for (const float wrong : {inf, -inf, std::numeric_limits<float>::quiet_NaN()}) {
     at::Tensor t = torch::ones({3, 100});
@@ -96,14 +96,14 @@ TEST_CASE("a row of e4m3 that is not finite becomes NaN, and its neighbors stay"
   CHECK(rounded_e4m3(zeros).equal(zeros));
 }
 
-/// Gradients of sum(f(x)^2) / 2 in x under a packing; null: without.
+/// Returns the gradient of sum(f(x)^2) / 2 in x under a packing, or without one if it is nullopt.
 template <class F>
 at::Tensor packed_gradient(const F& f, const at::Tensor& x, std::optional<Packing> packing) {
   install_allocator();
   const MemoryScope scope(Memory::activations);
   std::optional<PackSaved> guard;
   if (packing) guard.emplace(*packing);
-  // The input is a result too, since parameters stay as they are.
+  // f gets a result of an op, since parameters are not packed.
   const Variable p = Variable::parameter(x.clone());
   const Variable y = f(p * 1.0);
   return grad(y, {p}, Variable(y.data()))[0].data();
@@ -125,7 +125,7 @@ TEST_CASE("gradients are computed from the rounded activations, results are not"
   CHECK(packed_gradient(saturated, x, Packing::bf16).allclose(t * (1 - low * low), 1e-6, 1e-7));
 }
 
-TEST_CASE("ops that divide by or compare what they keep have exact gradients", "[packing]") {
+TEST_CASE("ops that divide by or compare their saved tensors have exact gradients", "[packing]") {
   torch::manual_seed(8);
   const at::Tensor x = torch::rand({16, 64}) + 0.01, other = x.flip({1});
   const Variable c(other);
@@ -194,7 +194,7 @@ TEST_CASE("packed gradients are finite where the exact ones are", "[packing]") {
       const ObserveOps observe({.on_result = [&](const OpResult& result) {
         if (result.node != nullptr && result.node->packed) ++packed;
       }});
-      // Fused layers know their weights as parameters.
+      // Fused layers need their weights to be parameters.
       const bool is_layer = row.op.starts_with("linear");
       for (const Variable& p : parameters) {
         const bool is_weight = is_layer && !in.empty();
@@ -222,7 +222,7 @@ TEST_CASE("packed gradients are finite where the exact ones are", "[packing]") {
   CHECK(packed > 100);
 }
 
-/// The tensors that an op's node keeps, packed and not.
+/// Lists the tensors that an op's node keeps packed and those that it keeps as they are.
 struct PackedByOp {
   std::vector<std::string> packed, exact;
   explicit PackedByOp(const Variable& y) {
@@ -235,7 +235,8 @@ struct PackedByOp {
   }
 };
 
-TEST_CASE("what is small, a parameter, a statistic, data or of a loss is not packed", "[packing]") {
+TEST_CASE("small tensors, parameters, statistics, data and tensors of losses are not packed",
+          "[packing]") {
   using Names = std::vector<std::string>;
   install_allocator();
   torch::manual_seed(7);
@@ -280,7 +281,7 @@ TEST_CASE("what is small, a parameter, a statistic, data or of a loss is not pac
   CHECK(PackedByOp(tanh(h)).packed == Names{"bfloat16[16,64]"});
 }
 
-TEST_CASE("a program that sets no memory scopes packs what is made under the guard", "[packing]") {
+TEST_CASE("without memory scopes, tensors created under the guard are packed", "[packing]") {
   const Variable w = Variable::parameter(torch::randn({64, 64}));
   const at::Tensor data = torch::randn({16, 64});
   const PackSaved packing(Packing::fp8);
@@ -290,11 +291,11 @@ TEST_CASE("a program that sets no memory scopes packs what is made under the gua
   const PackedByOp layer(linear(h, w));
   CHECK(layer.packed == std::vector<std::string>{"uint8[16,64]"});
   CHECK(layer.exact == std::vector<std::string>{"float32[64,64]"});
-  // A parameter that is made under the guard stays as it is too.
+  // A parameter that is created under the guard is not packed either.
   CHECK(PackedByOp(sin(Variable::parameter(torch::randn({16, 64})))).packed.empty());
 }
 
-TEST_CASE("a guard that lives long forgets the tensors that are gone", "[packing]") {
+TEST_CASE("a long-lived guard forgets freed tensors", "[packing]") {
   const Variable x = Variable::parameter(torch::randn({16, 64}));
   PackSaved packing(Packing::bf16);
   for (int i = 0; i < 5000; ++i) sin(x * 1.0);
@@ -312,7 +313,7 @@ TEST_CASE("a guard that lives long forgets the tensors that are gone", "[packing
   CHECK(packed_of(first) == packed_of(second));
 }
 
-TEST_CASE("packing frees the activations, and packs one that two ops keep once", "[packing]") {
+TEST_CASE("packing frees the activations, and packs a tensor of two ops only once", "[packing]") {
   install_allocator();
   const MemoryScope scope(Memory::activations);
   const auto used = [] { return memory_stats().used[static_cast<size_t>(Memory::activations)]; };
@@ -341,7 +342,7 @@ TEST_CASE("a tensor that changes after it was packed is packed again", "[packing
   const Variable first = sin(h);
   h.data().fill_(2);
   const Variable second = sin(h);
-  // What was packed is a copy, which a change does not reach.
+  // The packed tensor is a copy, so the change does not affect it.
   const at::Tensor dx = grad(sum(first), {x})[0].data();
   CHECK(dx.allclose(torch::ones({16, 64}).cos()));
   CHECK(grad(sum(second), {x})[0].data().allclose(torch::full({16, 64}, 2.0).cos()));
@@ -361,7 +362,7 @@ TEST_CASE("recomputed parts keep and restore exact tensors", "[packing]") {
   CHECK(packed_gradient(selective, x, Packing::fp8).equal(exact));
 }
 
-TEST_CASE("the gradients of a GPT with packed activations are near, and the same each time",
+TEST_CASE("a GPT's gradients with packed activations are near the exact ones and reproducible",
           "[packing]") {
   install_allocator();
   GPTConfig g;

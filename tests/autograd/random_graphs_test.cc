@@ -1,6 +1,6 @@
-// Random graphs against torch::autograd: shared results and views, hooks, kept graphs,
-// accumulation. What goes wrong when a gradient that two places hold is written to shows in a later
-// pass or in what a hook kept.
+// Compares random graphs with torch::autograd: shared results and views, hooks, retained graphs,
+// accumulation. If a shared gradient is overwritten, a later pass or a tensor kept by a hook is
+// wrong.
 #include <cstdlib>
 #include <deque>
 #include <random>
@@ -22,7 +22,7 @@ struct Pair {
   Variable ours;
   at::Tensor theirs;
   std::string text;       ///< its name, or how it came to be
-  bool replaced = false;  ///< a hook gives another gradient for it
+  bool replaced = false;  ///< a hook replaces its gradient
 };
 
 /// A tensor that something outside the engine holds, and what it must still be at the end.
@@ -37,13 +37,13 @@ struct Tally {
 
 class Fuzz {
  public:
-  /// Ours in `type`, torch's in float64.
+  /// Creates our tensors in `type` and torch's in float64.
   Fuzz(uint64_t seed, at::ScalarType type, Tally& tally)
       : random_(seed), type_(type), tally_(tally) {
     torch::manual_seed(seed);
   }
 
-  /// One or two graphs over the same parameters, each run once or more; returns what went wrong.
+  /// Runs one or two graphs over the same parameters, each once or more; returns the problems.
   std::string run() {
     const int64_t rounds = 1 + draw(2);
     for (int64_t round = 0; round < rounds && problem_.empty(); ++round) {
@@ -71,10 +71,9 @@ class Fuzz {
   static at::Tensor exact(const at::Tensor& t) {
     return t.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
   }
-  /// Of a result, relative to 1 or its largest value. float64: the order of sums, over at most some
-  /// hundred terms near
-  /// 1. float32: roundings of 2^-24, which a dozen ops in a row can make a few thousand times as
-  /// large; a gradient written to by another is wrong by as much as gradients are.
+  /// Returns the allowed error relative to 1 plus the largest value. In float64, only the order of
+  /// sums of about a hundred terms near 1 differs. In float32, a dozen ops in a row can make a
+  /// rounding of 2^-24 a few thousand times as large. An overwritten gradient is off by far more.
   double tolerance() const { return type_ == at::kDouble ? 1e-9 : 1e-2; }
 
   Pair parameter(const Sizes& sizes) {
@@ -83,7 +82,7 @@ class Fuzz {
                            str("p", parameters_.size(), describe(at::IntArrayRef(sizes)))});
     return parameters_.back();
   }
-  /// A value of these sizes: one that is there already, or a new parameter.
+  /// Returns a value of these sizes: an existing one or a new parameter.
   Pair of(const Sizes& sizes) {
     std::vector<const Pair*> found;
     for (const auto* list : {&nodes_, &parameters_}) {
@@ -94,7 +93,7 @@ class Fuzz {
     if (found.empty() || draw(3) == 0) return parameter(sizes);
     return *found[static_cast<size_t>(draw(static_cast<int64_t>(found.size())))];
   }
-  /// Any value; the newest ones are likelier, so that graphs are deep too.
+  /// Returns any value; newer ones are more likely, so that graphs become deep.
   Pair any() {
     static const std::vector<Sizes> some{{3, 4}, {4, 3}, {2, 3, 4}, {12}, {4}, {1, 4}, {3, 1}};
     if (draw(4) == 0 || (nodes_.empty() && parameters_.empty()))
@@ -110,7 +109,7 @@ class Fuzz {
 
   static Sizes sizes_of(const Pair& p) { return p.ours.sizes().vec(); }
 
-  /// One view of a value, which shares its storage where ATen can.
+  /// Returns a view of a value, which shares its storage if ATen can.
   Pair view(const Pair& a) {
     const int64_t dims = a.ours.dim();
     if (dims == 0)
@@ -190,7 +189,7 @@ class Fuzz {
         return {cat({a.ours, b.ours, a.ours}, d), torch::cat({a.theirs, b.theirs, a.theirs}, d),
                 str("cat({", a.text, ", ", b.text, ", ", a.text, "}, ", d, ")")};
       }
-      case 9:  // near the kink the two could take different sides
+      case 9:  // near 0 the two frameworks could round to different signs
         if (a.theirs.detach().abs().min().item<double>() < 0.1 * tolerance()) return tanh_of(a);
         return {relu(a.ours), a.theirs.relu(), str("relu(", a.text, ")")};
       case 10:
@@ -228,7 +227,7 @@ class Fuzz {
     const int64_t steps = 1 + draw(14);
     for (int64_t i = 0; i < steps; ++i) {
       Pair next = step();
-      // Values stay near 1, so that one tolerance does for all.
+      // Keep values near 1, so that one tolerance fits all.
       if (next.theirs.detach().abs().max().item<double>() > 6) next = tanh_of(next);
       tell(str("n", i, " = ", next.text));
       next.text = str("n", i);
@@ -254,8 +253,8 @@ class Fuzz {
     return root;
   }
 
-  /// A hook of one of three kinds: keeps what it sees, gives another gradient, gives always the
-  /// same tensor.
+  /// Registers a hook of one of three kinds: it keeps the gradient, multiplies it, or replaces it
+  /// by a fixed tensor.
   void hook(Pair& p) {
     const std::string where = "a gradient kept by a hook on " + p.text;
     switch (draw(4)) {
@@ -306,8 +305,8 @@ class Fuzz {
     compare();  // grad() leaves .grad alone
   }
 
-  /// Adds a pass of torch's to the sums. Not by its backward(), which takes a view of a gradient
-  /// that something else holds for a parameter's own, and writes to it in the next pass.
+  /// Adds the gradients of a pass of torch to the sums. torch's backward() is not used: it may keep
+  /// a view of another tensor as a parameter's gradient, and write to it in the next pass.
   void accumulate(const Pair& root, const at::Tensor& dy, bool retain) {
     std::vector<at::Tensor> leaves;
     for (const auto& p : parameters_) leaves.push_back(p.theirs);
@@ -324,7 +323,7 @@ class Fuzz {
       const at::Tensor &ours = parameters_[i].ours.grad(),
                        theirs = i < sums_.size() ? sums_[i] : at::Tensor();
       compare(parameters_[i].text, ours, theirs);
-      // The optimizer reads gradients as they lie.
+      // The optimizer needs contiguous gradients.
       if (ours.defined() && !ours.is_contiguous())
         note("the gradient of " + parameters_[i].text + " is not contiguous");
       tally_.gradients += ours.defined() ? 1 : 0;
@@ -337,8 +336,8 @@ class Fuzz {
     std::vector<std::string> names;
     for (const auto* list : {&nodes_, &parameters_}) {
       for (const auto& p : *list) {
-        // torch gives what was there before a replacing hook where the gradient goes on, and else
-        // what came after.
+        // If a hook replaced the gradient, torch returns the one before the hook if the gradient
+        // flows on, and the one after it otherwise.
         if (p.replaced || draw(2) == 0) continue;
         xs.push_back(p.ours);
         txs.push_back(p.theirs);
@@ -390,7 +389,7 @@ void run_graphs(int graphs, at::ScalarType type) {
     }
     CHECK(problem == "");
   }
-  // The graphs do what they are for.
+  // The graphs cover all that is compared.
   CHECK(tally.passes > graphs / 2);
   CHECK(tally.gradients > 4 * graphs);
   CHECK(tally.kept > graphs / 4);
@@ -398,12 +397,13 @@ void run_graphs(int graphs, at::ScalarType type) {
 }
 
 TEST_CASE(
-    "random graphs have torch's gradients, pass after pass, and nothing that is held is changed",
+    "random graphs have torch's gradients in every pass, and no tensor held outside is changed",
     "[random_graphs]") {
   run_graphs(400, at::kDouble);
 }
 
-TEST_CASE("so they do in float32, where kernels add to gradients in place", "[random_graphs]") {
+TEST_CASE("random float32 graphs have torch's gradients, which kernels add to in place",
+          "[random_graphs]") {
   run_graphs(400, at::kFloat);
 }
 

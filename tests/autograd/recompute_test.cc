@@ -1,4 +1,4 @@
-// Recomputation: the same graph, the same bits, less memory.
+// Tests of recomputation: the same graph and the same bits with less memory.
 #include <thread>
 
 #include "amp/amp.h"
@@ -23,7 +23,7 @@ namespace {
 
 using namespace lathe;
 
-/// How many ops run while it lives.
+/// Counts the ops that run while it is alive.
 struct OpsRun {
   int64_t n = 0;
   const ObserveOps observe{{.on_result = [this](const OpResult&) { ++n; }}};
@@ -31,8 +31,7 @@ struct OpsRun {
 
 Variable stretch(const Variable& x) { return tanh(exp(x * 0.5) * x); }
 
-TEST_CASE("what a recomputed function's ops saved is gone until backward comes to it",
-          "[recompute]") {
+TEST_CASE("a recomputed function keeps no saved tensors until backward reaches it", "[recompute]") {
   const Variable x = Variable::parameter(torch::randn({64, 64}));
   const auto held = [&](bool again) {
     install_allocator();
@@ -51,11 +50,11 @@ TEST_CASE("what a recomputed function's ops saved is gone until backward comes t
   const auto plain = held(false), less = held(true);
   CHECK(less == 64 * 64 * 4);  // the result
   CHECK(plain ==
-        2 * less);  // and the exponential; a multiplication keeps its inputs, which are there
+        2 * less);  // also the exponential; the other saved tensors are inputs or the result
 }
 
 TEST_CASE(
-    "recomputed gradients are the same bits, through several inputs, results and what was captured",
+    "recomputed gradients have the same bits with several inputs, results and captured Variables",
     "[recompute]") {
   const Variable w = Variable::parameter(torch::randn({8, 8}));
   const at::Tensor a0 = torch::randn({8, 8}), b0 = torch::randn({8, 8});
@@ -63,7 +62,7 @@ TEST_CASE(
     w.leaf().grad.reset();
     const Variable a = Variable::parameter(a0), b = Variable::parameter(b0);
     for (int i = 0; i < (twice ? 2 : 1); ++i) {
-      const Variable outside = exp(b);  // no parameter, and not handed in
+      const Variable outside = exp(b);  // captured: neither a parameter nor an argument
       const auto f = [w, outside, again](const Variable& p, const Variable& q) {
         const auto inner = [w](const Variable& z) { return tanh(matmul(z, w)); };
         const Variable h = again ? recompute(inner, p * outside) : inner(p * outside);
@@ -94,7 +93,7 @@ TEST_CASE(
   const Variable y = recompute(
       [&inside](const Variable& v) {
         const Variable h = exp(v);
-        if (!inside.defined()) inside = h;  // of the first run
+        if (!inside.defined()) inside = h;  // from the first run
         return h * h;
       },
       x);
@@ -118,25 +117,25 @@ TEST_CASE(
   CHECK(ops.n == 2);
 }
 
-TEST_CASE("recomputation refuses a function that does otherwise, and values that changed since",
+TEST_CASE("recomputation refuses a function that runs other ops, and inputs that were changed",
           "[recompute]") {
   const Variable x = Variable::parameter(torch::randn({5})),
                  w = Variable::parameter(torch::randn({5}));
   int calls = 0;
-  const auto told = [&](auto f) {
+  const auto refusal = [&](auto f) {
     calls = 0;
     const Variable y = recompute(f, x);
     return error_of([&] { backward(sum(y)); });
   };
   CHECK_THAT(
-      told([&](const Variable& v) { return calls++ == 0 ? exp(v) : tanh(v); }),
+      refusal([&](const Variable& v) { return calls++ == 0 ? exp(v) : tanh(v); }),
       ContainsSubstring("recompute: the function ran tanh the second time and exp the first"));
-  CHECK_THAT(told([&](const Variable& v) { return calls++ == 0 ? exp(v) : exp(exp(v)); }),
+  CHECK_THAT(refusal([&](const Variable& v) { return calls++ == 0 ? exp(v) : exp(exp(v)); }),
              ContainsSubstring("ran exp the second time and nothing more the first"));
-  CHECK_THAT(told([&](const Variable& v) { return calls++ == 0 ? exp(exp(v)) : exp(v); }),
+  CHECK_THAT(refusal([&](const Variable& v) { return calls++ == 0 ? exp(exp(v)) : exp(v); }),
              ContainsSubstring("ran nothing more the second time and exp the first"));
   CHECK_THAT(
-      told([&](const Variable& v) { return sum(exp(slice(v, 0, 0, calls++ == 0 ? 3 : 4))); }),
+      refusal([&](const Variable& v) { return sum(exp(slice(v, 0, 0, calls++ == 0 ? 3 : 4))); }),
       ContainsSubstring("slice made results of other shapes or dtypes the second time"));
   const Variable y = recompute([w](const Variable& v) { return v * w; }, x);
   w.data().add_(1);
@@ -144,7 +143,14 @@ TEST_CASE("recomputation refuses a function that does otherwise, and values that
       error_of([&] { backward(sum(y)); }),
       ContainsSubstring(
           "mul: an input (float32[5]) was changed in place between the forward pass and its"));
-  // The control: what is changed after it was used, but before it is computed with, does no harm.
+
+  // Ids that an op keeps, as in a reused buffer of batches.
+  const Variable table = Variable::parameter(torch::randn({4, 3}));
+  const at::Tensor ids = torch::tensor({0, 1});
+  const Variable rows = recompute([ids](const Variable& t) { return embedding(ids, t); }, table);
+  ids.fill_(2);
+  CHECK_THAT(error_of([&] { backward(sum(rows)); }), ContainsSubstring("was changed in place"));
+  // The control: changing a tensor that the function does not use is not an error.
   const Variable z = recompute([](const Variable& v) { return v * 2.0; }, x);
   w.data().add_(1);
   CHECK(error_of([&] { backward(sum(z)); }) == "");
@@ -162,7 +168,7 @@ TEST_CASE(
   y = {};
 }
 
-/// Forward and backward of a micro-batch, as the trainer runs it.
+/// Runs forward and backward of a micro-batch as the trainer does, and returns the loss.
 template <class F>
 at::Tensor run_micro_batch(F&& loss_of, at::ScalarType dtype, const StepRandom& random) {
   const TrainingStep step(random);
@@ -175,7 +181,7 @@ at::Tensor run_micro_batch(F&& loss_of, at::ScalarType dtype, const StepRandom& 
   return loss.data();
 }
 
-/// What three steps of two micro-batches leave of a model: losses, gradients, parameters, buffers.
+/// Trains three steps of two micro-batches; returns losses, gradients, parameters and buffers.
 template <class M, class Make, class Loss>
 std::vector<at::Tensor> three_steps(Make&& make, Loss&& loss, at::ScalarType dtype, bool copies,
                                     RecomputePolicy policy, int64_t* blocks) {
@@ -234,8 +240,8 @@ void trains_the_same(const std::string& what, Make&& make, Loss&& loss,
 }
 
 TEST_CASE(
-    "every kind trains with the same bits under every policy, with dropout, accumulation, in each "
-    "precision",
+    "every kind of model trains with the same bits under every policy in each precision, with "
+    "dropout and accumulation",
     "[recompute]") {
   const std::vector<at::ScalarType> dtypes{at::kFloat, at::kBFloat16, at::kHalf};
   const at::Tensor ids = torch::randint(11, {2, 4, 8}), targets = torch::randint(11, {2, 4, 8});
@@ -290,7 +296,7 @@ TEST_CASE("a recomputed function can't differentiate through its own ops", "[rec
   CHECK(torch::equal(gradient(x).data(), z.data()));
 }
 
-TEST_CASE("a recomputed part may make its masks itself", "[recompute]") {
+TEST_CASE("a recomputed function may compute masks from its input", "[recompute]") {
   torch::manual_seed(2);
   const Variable x = Variable::parameter(torch::randn({3, 4}));
   const auto part = [](const Variable& v) {
@@ -346,12 +352,13 @@ TEST_CASE("parameters may be frozen between the forward pass and the recomputati
   }
 }
 
-TEST_CASE("groups of blocks: one, and ceil of the square root", "[recompute]") {
+TEST_CASE("groups have 1 block under `blocks` and ceil(sqrt(n)) blocks under `sqrt`",
+          "[recompute]") {
   CHECK(blocks_of_group(RecomputePolicy::blocks, 64) == 1);
   for (const auto& [n, group] :
        {std::pair<size_t, size_t>{0, 1}, {1, 1}, {4, 2}, {5, 3}, {16, 4}, {64, 8}, {65, 9}})
     CHECK(blocks_of_group(RecomputePolicy::sqrt, n) == group);
-  // Blocks run once forward and once again; those of groups once more.
+  // Under `blocks`, a block runs once in forward and once again; under `sqrt`, most run once more.
   const Variable x = Variable::parameter(torch::ones({2}));
   for (const auto policy : {RecomputePolicy::blocks, RecomputePolicy::sqrt}) {
     std::vector<size_t> order;

@@ -1,5 +1,5 @@
-// Second derivatives of what is fused, products with Jacobians and Hessians, and a training step
-// with a gradient penalty.
+// Tests of second derivatives of fused ops, products with Jacobians and Hessians, and a training
+// step with a gradient penalty.
 #include "amp/amp.h"
 #include "autograd/create.h"
 #include "autograd/engine.h"
@@ -29,7 +29,7 @@ TEST_CASE("no op refuses a second derivative", "[second_derivatives]") {
   }
 }
 
-/// d/dx of a weighted sum of the gradients of a weighted sum of f.
+/// Returns the gradients, in x, of a weighted sum of the gradients of a weighted sum of f(x).
 std::vector<at::Tensor> second_of(const std::function<Variable(V)>& f,
                                   const std::vector<at::Tensor>& x) {
   std::vector<Variable> in;
@@ -50,7 +50,7 @@ std::vector<at::Tensor> second_of(const std::function<Variable(V)>& f,
   return out;
 }
 
-TEST_CASE("kernels' plain forms give float64's second derivatives to float32's spacing",
+TEST_CASE("second derivatives of fused ops in float32 agree with those in float64",
           "[second_derivatives]") {
   const at::Tensor targets = torch::randint(40, {12}),
                    rope_table = Rotary(8).rope_table(torch::arange(8));
@@ -82,7 +82,7 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
          const auto [q, k, y] = linear_qkv(v[0], {v[1], v[2], v[3]});
          return cat({q, k, y}, -1);
        }},
-      {"grouped_attention, turned",
+      {"grouped_attention, rotated",
        {{2, 8, 32}, {2, 8, 16}, {2, 8, 16}},
        [&](V v) { return attention(v[0], v[1], v[2], 4, 2, {}, rope_table); }},
       {"batch_norm", {{6, 5, 3}, {5}, {5}}, [](V v) { return batch_norm(v[0], v[1], v[2]).y; }},
@@ -101,7 +101,7 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
     const auto ours = second_of(fused.f, low), wanted = second_of(fused.f, wide);
     for (size_t i = 0; i < ours.size(); ++i) {
       REQUIRE(ours[i].defined() == wanted[i].defined());
-      if (!ours[i].defined()) continue;  // a shift counts for no first derivative
+      if (!ours[i].defined()) continue;  // first derivatives do not depend on a bias
       const double error = (ours[i].to(at::kDouble) - wanted[i]).abs().max().item<double>();
       CHECK(ours[i].scalar_type() == at::kFloat);
       CHECK(error <=
@@ -110,7 +110,7 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
                          wanted[i].abs().max().item<double>()));  // sums of some hundred roundings
     }
   }
-  // One Variable in two places of a fused op: each place has its own gradient.
+  // If one Variable is two inputs of a fused op, each input has its own gradient.
   const auto twice = [](V v) { return gru_cell(v[0], v[0], slice(v[0], 1, 0, 8)); };
   const at::Tensor x = torch::randn({4, 24}, at::kDouble);
   gradcheck(
@@ -120,7 +120,7 @@ TEST_CASE("kernels' plain forms give float64's second derivatives to float32's s
       std::vector{Variable(x)});
 }
 
-TEST_CASE("fp8's and quantized layers' second derivatives are those of the product that they round",
+TEST_CASE("second derivatives of an fp8 layer are near those of the exact layer",
           "[second_derivatives]") {
   const Variable x = Variable::parameter(torch::randn({16, 16})),
                  w = Variable::parameter(torch::randn({16, 16}));
@@ -156,7 +156,7 @@ TEST_CASE("a custom fused op without a form for Variables is an error under crea
              ContainsSubstring("wrong_fused: a fused op without second derivatives"));
 }
 
-TEST_CASE("vjp, jvp and hvp are central differences, LibTorch's, and each other's transposes",
+TEST_CASE("vjp, jvp and hvp agree with central differences, with LibTorch and with each other",
           "[second_derivatives]") {
   const auto f = [](V v) { return cat({matmul(v[0], tanh(v[1])), v[0] * v[0]}, 1); };
   const std::vector<Variable> x{Variable(torch::randn({2, 3}, at::kDouble)),
@@ -196,7 +196,8 @@ TEST_CASE("vjp, jvp and hvp are central differences, LibTorch's, and each other'
     CHECK(curved[i].data().allclose((above[i].data() - below[i].data()) / (2 * eps), 1e-5, 1e-7));
     CHECK(curved[i].data().allclose(wanted[i], 1e-11, 1e-12));
   }
-  // What does not depend on an input, or linearly, has zeros.
+  // Derivatives are zero for inputs on which a function does not depend, and second derivatives
+  // also for inputs on which it depends linearly.
   CHECK(vjp([](V in) { return sum(in[0]); }, x).second[1].data().eq(0).all().item<bool>());
   CHECK(hvp([](V in) { return sum(in[0]) + sum(in[1]); }, x, u)
             .second[0]
@@ -212,7 +213,7 @@ TEST_CASE("vjp, jvp and hvp are central differences, LibTorch's, and each other'
   CHECK_THAT(error_of([&] { hvp(f, x, u); }), ContainsSubstring("it must give one element"));
 }
 
-TEST_CASE("a Hessian-vector product through a whole GPT is its gradient's difference",
+TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its gradient",
           "[second_derivatives]") {
   GPTConfig c;
   c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 7;
@@ -272,7 +273,7 @@ TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
   };
   backward(loss());
   for (const auto& p : parameters(critic)) {
-    if (p.path == "out.bias") continue;  // the penalty does not see it
+    if (p.path == "out.bias") continue;  // the penalty does not depend on it
     INFO(p.path);
     const at::Tensor t = p.parameter.data().view(-1), g = p.parameter.grad().view(-1);
     for (int64_t i = 0; i < t.numel(); i += 7) {

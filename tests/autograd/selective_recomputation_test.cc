@@ -1,5 +1,5 @@
-// Selective recomputation: the results that cost the most FLOPs per byte are kept, the others are
-// computed again, and the bits stay.
+// Tests of selective recomputation: the results with the most FLOPs per byte are kept, the others
+// are recomputed, and gradients have the same bits.
 #include "autograd/create.h"
 #include "autograd/engine.h"
 #include "autograd/op.h"
@@ -17,7 +17,7 @@ namespace {
 
 using namespace lathe;
 
-/// A product that counts how often it is computed, with an intermediate or without.
+/// A matrix product that counts how often it is computed, with an intermediate or without.
 template <bool has_inside>
 struct CountedProduct {
   static constexpr OpInfo info{.name = has_inside ? "wrong_product_inside" : "wrong_product"};
@@ -30,7 +30,7 @@ struct CountedProduct {
     if (has_inside) twice = y * 2;
     return y;
   }
-  // da = dy b^T, db = a^T dy; the intermediate must be that of the inputs
+  // da = dy b^T, db = a^T dy. The intermediate must be the one computed from the inputs.
   Grads<2> backward(const at::Tensor& dy, Needs<2>) const {
     if (has_inside) CHECK(twice.data().equal(a.data().matmul(b.data()) * 2));
     return {dy.matmul(b.data().t()), a.data().t().matmul(dy)};
@@ -48,7 +48,8 @@ Variable counted_product(const Variable& a, const Variable& b) {
 
 constexpr double whole_share = 1e9;
 
-TEST_CASE("a kept result is not computed again, and others are", "[selective_recomputation]") {
+TEST_CASE("a kept result is not computed again, and a dropped one is",
+          "[selective_recomputation]") {
   const Variable x = Variable::parameter(torch::randn({8, 8})),
                  w = Variable::parameter(torch::randn({8, 8}));
   const auto part = [w](const Variable& v) { return tanh(counted_product(exp(v), w)) * 2.0; };
@@ -73,7 +74,7 @@ TEST_CASE("a kept result is not computed again, and others are", "[selective_rec
   CHECK(w.grad().equal(dw));
 }
 
-TEST_CASE("a result that is held from outside is kept for nothing", "[selective_recomputation]") {
+TEST_CASE("keeping a result that is held outside costs no memory", "[selective_recomputation]") {
   const Variable x = Variable::parameter(torch::randn({8, 8})),
                  w = Variable::parameter(torch::randn({8, 8}));
   const auto runs_of = [&](auto op, bool is_last) {
@@ -93,13 +94,13 @@ TEST_CASE("a result that is held from outside is kept for nothing", "[selective_
   };
   CHECK(runs_of(BareProduct{}, true) == 1);
   CHECK(runs_of(BareProduct{}, false) == 2);
-  // An intermediate is of the part alone.
+  // An intermediate is not held outside.
   CHECK(runs_of(InsideProduct{}, true) == 2);
 }
 
-TEST_CASE("of several products those with the most FLOPs per byte are kept, within the share",
+TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the share",
           "[selective_recomputation]") {
-  // [64, 8] x [8, 8] has 16 FLOPs for an element of its result, [64, 64] x [64, 8] has 128.
+  // [64, 8] x [8, 64] has 16 FLOPs per element of its result, [64, 64] x [64, 8] has 128.
   const Variable x = Variable::parameter(torch::randn({64, 64})),
                  narrow = Variable::parameter(torch::randn({64, 8})),
                  wide = Variable::parameter(torch::randn({8, 64}));
@@ -118,7 +119,7 @@ TEST_CASE("of several products those with the most FLOPs per byte are kept, with
   CHECK(runs_of({.share = 0}) == 4);
   CHECK(runs_of({.share = 0.15}) == 3);
   CHECK(runs_of({.share = 1}) == 2);
-  // What earlier parts left may be used.
+  // Bytes that earlier parts did not use can be used.
   CHECK(runs_of({.share = 0, .spare = 2 * 64 * 8 * 4}) == 3);
   CHECK(runs_of({.share = 0, .spare = 2 * 64 * 8 * 4 - 1}) == 4);
 }
@@ -127,7 +128,7 @@ TEST_CASE("any op can be kept: gradients have the bits of those without recomput
           "[selective_recomputation]") {
   int64_t compared = 0;
   for (const test::OpCase& row : test::op_table()) {
-    // Its row runs a backward pass within the part, which would recompute the part too early.
+    // The row runs a backward pass within the part, which would recompute the part too early.
     if (row.op == "interpolate_backward") continue;
     for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       INFO(row.op << " (" << row.label << ") in " << c10::toString(dtype));
@@ -225,7 +226,7 @@ TEST_CASE("the first run of a part frees the results that cannot be kept",
   CHECK(held < 2 * bytes);
 }
 
-/// The bytes of activations that a forward pass of a model keeps.
+/// Returns the bytes of activations that a forward pass of a model keeps.
 template <class M>
 double held_bytes(const M& model, const at::Tensor& ids, RecomputePolicy policy) {
   install_allocator();
@@ -237,8 +238,7 @@ double held_bytes(const M& model, const at::Tensor& ids, RecomputePolicy policy)
   return static_cast<double>(used() - before);
 }
 
-TEST_CASE("of GPT and Llama blocks less than half of the activations stay",
-          "[selective_recomputation]") {
+TEST_CASE("GPT and Llama keep less than half of their activations", "[selective_recomputation]") {
   GPTConfig g;
   g.n_layer = 8, g.n_head = 4, g.n_embd = 128, g.block_size = 128, g.vocab_size = 64;
   LlamaConfig l;

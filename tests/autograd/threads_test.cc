@@ -104,7 +104,7 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
   };
   const std::vector<Case> cases{
       {"sum", {{300000}}, [](const Variables& v) { return sum(v[0]); }},
-      {"sum of a kept dim", {{1, 300000}}, [](const Variables& v) { return sum(v[0], 1); }},
+      {"sum of one row", {{1, 300000}}, [](const Variables& v) { return sum(v[0], 1); }},
       {"sum over rows", {{50000, 7}}, [](const Variables& v) { return sum(v[0], 0); }},
       {"mean", {{300, 1000}}, [](const Variables& v) { return mean(v[0]); }},
       {"mean of squares", {{300000}}, [](const Variables& v) { return mean(v[0] * v[0]); }},

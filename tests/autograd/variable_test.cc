@@ -1,5 +1,5 @@
-// Variables as a PyTorch user expects them: operators, indexing, in-place arithmetic, comparisons,
-// text, construction, freezing, hooks that are removed.
+// Tests that Variables behave as a PyTorch user expects: operators, indexing, in-place arithmetic,
+// comparisons, printing, construction, freezing, removal of hooks.
 
 #include <sstream>
 
@@ -25,8 +25,8 @@ std::string text_of(const Variable& v) {
   return out.str();
 }
 
-/// Result and gradients of `ours` of a, b and a constant tensor, against those of `theirs` in
-/// LibTorch.
+/// Compares the result and the gradients of `ours`, for a, b and a constant tensor, with those of
+/// `theirs` in LibTorch.
 template <class Ours, class Theirs>
 void agrees(Ours&& ours, Theirs&& theirs) {
   const at::Tensor a = torch::linspace(0.5, 2, 6, at::kDouble).view({2, 3}),
@@ -48,7 +48,7 @@ void agrees(Ours&& ours, Theirs&& theirs) {
   same(vb, tb);
 }
 
-TEST_CASE("arithmetic with numbers and tensors on either side", "[variable]") {
+TEST_CASE("arithmetic with numbers and tensors on either side agrees with LibTorch", "[variable]") {
   agrees([](auto& a, auto&, auto&) { return 1.0 / a; },
          [](auto& a, auto&, auto&) { return 1.0 / a; });
   agrees([](auto& a, auto&, auto&) { return 2 - a / 3; },
@@ -61,7 +61,7 @@ TEST_CASE("arithmetic with numbers and tensors on either side", "[variable]") {
          [](auto& a, auto& b, auto& t) { return t * a + b * t + t / a + b / t; });
 }
 
-TEST_CASE("+= in a graph is a new Variable, gradients and all", "[variable]") {
+TEST_CASE("+= in a graph makes a new Variable with the right gradients", "[variable]") {
   agrees(
       [](auto& a, auto& b, auto& t) {
         Variable y = a * 2;
@@ -73,7 +73,7 @@ TEST_CASE("+= in a graph is a new Variable, gradients and all", "[variable]") {
         return y;
       },
       [](auto& a, auto& b, auto& t) { return ((a * 2 + b - t) * a) / 3 + 1; });
-  // What was there before stays: other handles, and what a graph has saved.
+  // Other handles and saved tensors keep the previous values.
   const Variable x = param({3});
   Variable y = exp(x);
   const Variable before = y;
@@ -107,7 +107,7 @@ TEST_CASE(
   CHECK(w.as_leaf() != nullptr);
   CHECK_THAT(error_of([&] { y.backward(); }), ContainsSubstring("changed in place"));
   sum(w).backward();  // the control: a new graph takes the new values
-  // What would lose a parameter, or write into nothing, is an error.
+  // Arithmetic that would replace a parameter or change a temporary is an error.
   CHECK_THAT(error_of([&] { w += 1; }), ContainsSubstring("in-place arithmetic on the parameter"));
   CHECK_THAT(error_of([&] { exp(w)[0] += 1; }), ContainsSubstring("on a part of float64[]"));
   CHECK_THAT(error_of([&] { c += ones({7}); }),
@@ -116,7 +116,7 @@ TEST_CASE(
 
 static_assert(!std::is_assignable_v<Variable&&, Variable>, "x[0] = y must not compile");
 
-TEST_CASE("indexing is LibTorch's, with gradients", "[variable]") {
+TEST_CASE("indexing and its gradients agree with LibTorch", "[variable]") {
   using torch::indexing::None;
   using TorchSlice = torch::indexing::Slice;
   agrees([](auto& a, auto&, auto&) { return a[1] * a[-2]; },
@@ -142,10 +142,10 @@ TEST_CASE("indexing is LibTorch's, with gradients", "[variable]") {
   CHECK_THAT(error_of([&] { x[torch::tensor({5}, at::kLong)]; }),
              ContainsSubstring("index(float32[2,3]): "));
   CHECK_THAT(error_of([&] { x[torch::tensor({0.5})]; }),
-             ContainsSubstring("must be int64 places or bool masks"));
+             ContainsSubstring("must be int64 positions or bool masks"));
   CHECK_THAT(error_of([&] { x.index({0, 0, 0}); }), ContainsSubstring("select(float32[])"));
   CHECK_THAT(error_of([&] { x.index({0, Slice{}, Slice{}}); }),
-             ContainsSubstring("not the dims of 3 indices"));
+             ContainsSubstring("too few dims for 3 indices"));
 }
 
 TEST_CASE("a tensor is a constant where a Variable is expected, and tensors keep ATen's operators",
@@ -188,7 +188,7 @@ TEST_CASE("comparisons give bool tensors", "[variable]") {
              ContainsSubstring("comparison(float32[3], float32[2])"));
 }
 
-TEST_CASE("a Variable prints its values, dtype, shape and where it is from", "[variable]") {
+TEST_CASE("a Variable prints its values, dtype, shape and origin", "[variable]") {
   const Variable x =
       Variable::parameter(torch::tensor({{1.f, -2.5f}, {100.f, 1e-7f}}), "layer.weight");
   CHECK(text_of(x) == "[[    1,  -2.5],\n [  100, 1e-07]] float32[2,2], parameter layer.weight");
@@ -203,7 +203,7 @@ TEST_CASE("a Variable prints its values, dtype, shape and where it is from", "[v
   CHECK(text_of(Variable(torch::empty({2}, at::kMeta))) == "without values, float32[2]");
 }
 
-TEST_CASE("Variables are made of numbers, shapes, ranges and seeds", "[variable]") {
+TEST_CASE("Variables are made from numbers, shapes, ranges and seeds", "[variable]") {
   CHECK(zeros({2, 3}).data().equal(torch::zeros({2, 3})));
   CHECK(ones({2}, at::kDouble).data().equal(torch::ones({2}, at::kDouble)));
   CHECK(full({2}, 7, at::kLong).data().equal(torch::full({2}, 7, at::kLong)));
@@ -234,8 +234,7 @@ TEST_CASE("Variables are made of numbers, shapes, ranges and seeds", "[variable]
              ContainsSubstring("a step of -1 does not lead from 0 to 1"));
 }
 
-TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be trained again",
-          "[variable]") {
+TEST_CASE("a frozen parameter gets no gradient, and can be trained again", "[variable]") {
   Variable w = param({2}), v = param({2});
   const Variable other = w, early = sum(w * v);
   w.requires_grad_(false);
@@ -251,7 +250,7 @@ TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be tr
   w.requires_grad_(true);
   sum(w * v).backward();
   CHECK(w.grad().equal(v.data()));
-  w.requires_grad_(false);  // what it had is dropped, so no optimizer uses it
+  w.requires_grad_(false);  // its gradient is dropped, so that no optimizer uses it
   CHECK(!w.grad().defined());
   CHECK_THAT(error_of([&] {
                Variable z = v * 2;
@@ -263,7 +262,7 @@ TEST_CASE("a frozen parameter takes no gradient, keeps its values, and can be tr
   CHECK(constant.as_leaf() != nullptr);
 }
 
-TEST_CASE("a cast that autocast keeps does not lead to a parameter that was frozen since",
+TEST_CASE("a cast that autocast caches passes no gradient to a parameter that was frozen since",
           "[variable]") {
   Variable w = Variable::parameter(torch::ones({2, 2}));
   const Variable x = Variable::parameter(torch::ones({1, 2}));

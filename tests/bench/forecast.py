@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Holds `lathe plan` against what `lathe bench step` then measures, on configs of every kind; writes the table of docs/benchmarks/README.md.
+"""Compares `lathe plan` with `lathe bench step` and writes a table of docs/benchmarks/README.md.
 
 usage: forecast.py [--lathe build/lathe] [--text FILE] [--csv FILE] [--only N ...] [--write]
 
---text: any text, for the models of tokens; --csv: a table of 64 numbers and a class a line, for the others; made up
-where they are not given. Errors are (forecast - measured) / measured, of resident memory at its highest and of the time
-of a step. Ends with 1 where a config's memory is off by more than 5% or its time by more than 15%.
+--text: any text, for token models. --csv: a file with 64 numbers and a class per line, for the
+other models. Both are generated if they are not given. Errors are (forecast - measured) / measured,
+for peak resident memory and the time of a step. Exits with 1 if a config's memory is off by more
+than 5% or its time by more than 15%.
 """
 import argparse
 import json

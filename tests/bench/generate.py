@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writing of text: Lathe beside `transformers` with the same weights, in one run, and what few-bit weights give.
+"""Compares text generation of Lathe and `transformers`, and measures quantized weights.
 
 usage: generate.py LATHE [--kind gpt|llama] [--rounds 3] [--context 512] [--tokens 48] [--threads 2] [--small]
 
-Makes a run of one training step of GPT-2's smallest model (or a llama of its size), reads its weights into transformers,
-checks that both continue a prompt with the same tokens, and prints a table: prefill and decode at batch 1, Lathe and
-transformers in turns, the medians of the rounds. Exits with 77 where there is no torch, transformers or safetensors.
+Trains GPT-2's smallest model (or a Llama of its size) for one step, loads its weights into
+transformers and checks that both continue a prompt with the same tokens. Then prints a table of
+prefill and decode at batch 1. Lathe and transformers run in turn, and the table has the medians of
+the rounds. Exits with 77 without torch, transformers or safetensors.
 """
 import argparse
 import json
@@ -107,7 +108,7 @@ def peer_ids(net, prompt, tokens):
 
 @torch.no_grad()
 def time_peer(net, prompt, tokens, vocab):
-    """Prefill tokens/s and decode tokens/s, the median step."""
+    """Returns tokens/s of prefill and of decode, the latter from the median step."""
     ids, past, steps = torch.randint(0, vocab, (1, prompt)), None, []
     for _ in range(tokens):
         begin = time.perf_counter()
@@ -125,7 +126,7 @@ def main():
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--small", action="store_true", help="a model of a second, for trying the script")
+    parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
     args = parser.parse_args()
     model = dict(MODELS[args.kind])
     if args.small:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Memory and speed of GPT-2's models, one change at a time: the tables of docs/benchmarks/gpt2.md.
+"""Measures memory and speed of GPT-2's models for the tables of docs/benchmarks/gpt2.md.
 
   tests/bench/gpt2.py LATHE DATA [--peer PYTHON] [--folder DIR] [--steps 10] [memory|speed|sizes|walk ...]
 
@@ -83,7 +83,7 @@ class Walk:
         return [str(CONFIG), *(f"--{key}={value}" for key, value in keys.items())]
 
     def train(self, keys, size="124M"):
-        """Peak MB, tokens a second and losses of a run."""
+        """Returns the peak MB, the tokens per second and the last loss of a run."""
         run = self.folder / "run"
         shutil.rmtree(run, ignore_errors=True)
         words = self.words({**keys, "train.out_dir": run}, size)
@@ -175,7 +175,7 @@ class Walk:
         return peak
 
     def killed(self, command, run, at, limit):
-        """Peak MB of the command, which is killed when it has logged step `at`."""
+        """Returns the peak MiB of the command, which is killed when it has logged step `at`."""
         process = subprocess.Popen(self.in_group(command, limit), cwd=self.folder, stdout=subprocess.DEVNULL)
         peak, metrics = 0, run / "metrics.jsonl"
         while process.poll() is None:
@@ -195,7 +195,7 @@ def steps_of(metrics):
 
 
 def figures(run, tokens):
-    """Tokens a second and the last loss of a run, by its metrics."""
+    """Returns the tokens per second and the last loss of a run, from its metrics."""
     lines = logged_steps(run)
     return 1e3 * tokens / statistics.median(line["step_ms"] for line in lines[1:]), lines[-1]["loss"]
 

@@ -70,7 +70,7 @@ def main():
     p.add_argument("--layers", type=int, default=2)
     a = p.parse_args()
     lathe = str(Path(a.lathe).resolve())
-    # What stays while a command runs, in multiples of the weights.
+    # Memory that stays allocated while a command runs, in multiples of the weights.
     kept = {"train": 4, "train, init_from": 4, "resume": 4, "resume, offload": 2, "eval": 1, "generate": 1, "verify": 0,
             "export": 0, "export, gguf in q8_0": 0, "import": 0}
     with tempfile.TemporaryDirectory() as name:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Memory and time of long contexts: long_context.py LATHE [--tokens N ...]
+"""Measures memory and time of long contexts: long_context.py LATHE [--tokens N ...] [--dtype fp32]
 
-Trains a model of one block and one head of 64 channels on a sequence of each length, and prints the peak memory of tensors,
-in all and for each token, and the time of a step, in all and in nanoseconds for each pair of tokens (T^2 / 2 of them).
+Trains a model of one block and one head of 64 channels on a sequence of each length. Prints the
+peak memory of tensors, in total and per token, and the time of a step, in total and in nanoseconds
+per pair of tokens (T^2 / 2 pairs).
 """
 import argparse
 import shutil

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Steps with the optimizer's state on the disk beside steps in memory: offload.py LATHE [--folder DIR] [--steps N]
-[--tokens N] [--limit MB ...]
+"""Compares steps with the optimizer's state on the disk and in memory.
 
-Trains GPT-2 124M (fp32, one sequence a step) with memory.offload off and on, each with updates after the backward pass and
-in it, and prints the milliseconds of a step, the peak resident memory, and what of the transfer was hidden. The disk's own
-rate is measured before and after, past the system's cache of files. With --limit, the runs with offload are repeated in a
-control group (version 1) of so many megabytes, in which the cache of files has no room for the state: needs root.
+usage: offload.py LATHE [--folder DIR] [--steps N] [--tokens N] [--limit MiB ...]
+
+Trains GPT-2 124M (fp32, one sequence per step) with memory.offload off and on, each with updates
+after and during the backward pass. Prints the milliseconds of a step, the peak resident memory, and
+how much of the transfer was hidden. Measures the rate of the disk before and after, without the
+page cache. With --limit, repeats the runs with offload in a control group (version 1) of that many
+MiB, in which the page cache has no space for the state; this needs root.
 """
 import argparse
 import mmap
@@ -44,7 +46,7 @@ GROUP = Path("/sys/fs/cgroup/memory/lathe-bench-offload")
 
 
 def disk_rate(folder, megabytes=512, part=16 << 20):
-    """MB/s of writing and of reading past the cache of files, in requests of the size of an offload unit."""
+    """Returns MB/s of writing and reading without the page cache, in requests of 16 MiB."""
     path, buffer = folder / "rate", mmap.mmap(-1, part)
     buffer.write(os.urandom(part))
     rates = []
@@ -61,7 +63,7 @@ def disk_rate(folder, megabytes=512, part=16 << 20):
 
 
 def train(lathe, folder, words, limit):
-    """Milliseconds of a step, peak MB, and the line about the transfer."""
+    """Returns the milliseconds of a step, the peak MiB, and the line about the transfer."""
     subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
     command = [lathe, "train", "offload.toml", "--train.out_dir=run", "--force", "true", *words]
     if limit:

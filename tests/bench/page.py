@@ -1,4 +1,4 @@
-"""Writing a generated table into a page, between <!-- NAME --> and <!-- end -->."""
+"""Writes a generated table into a page, between <!-- NAME --> and <!-- end -->."""
 
 
 def write_table(page, name, rows):

@@ -1,11 +1,11 @@
-"""The peak of resident memory of a command."""
+"""Measures the peak resident memory of a command."""
 import os
 import subprocess
 import sys
 
 
 def resident(command, folder, environment=None):
-    """Runs a command; returns its output and the largest peak of resident memory of a process, in MiB."""
+    """Runs a command; returns its output and the peak MiB of its largest process."""
     script = "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode; " \
         "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, file=sys.stderr); sys.exit(code)"
     done = subprocess.run([sys.executable, "-c", script, *command], cwd=folder, capture_output=True, text=True,

@@ -23,7 +23,8 @@ from page import write_table
 
 PAGE = pathlib.Path("docs/benchmarks/README.md")
 CONFIG = "configs/shakespeare_char_cpu.toml"
-MODELS = {  # layers, heads, width, context, batch, vocabulary (0: the data's), biases, steps, first steps left out
+# layers, heads, width, context, batch, vocabulary (0: the data's), biases, steps, skipped steps
+MODELS = {
     "a": (4, 4, 128, 64, 12, 0, False, 160, 20),
     "b": (6, 6, 384, 256, 16, 0, False, 10, 2),
     "c": (12, 12, 768, 256, 4, 50304, True, 6, 1),
@@ -41,7 +42,7 @@ class Bench:
         return subprocess.run([self.args.lathe, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def peak(self, dtype, threads=0):
-        """Measured matmul ceiling in TFLOP/s."""
+        """Returns the measured peak of matrix products in TFLOP/s."""
         if (dtype, threads) not in self.peaks:
             words = ["--threads", str(threads)] if threads else []
             self.peaks[dtype, threads] = json.loads(self.call("bench", "peak", "--dtype", dtype, *words))["tflops"]
@@ -64,7 +65,7 @@ class Bench:
                          *(f"--{k} {v}" for k, v in words.items())])
 
     def flops(self, model):
-        """Of a step, by the formula of lathe plan."""
+        """Returns the FLOPs of a step by the formula of lathe plan."""
         layers, _, width, context, batch, vocab, _, _, _ = model
         params = 12 * layers * width * width + (vocab or self.data_vocab) * width
         return batch * context * (6.0 * params + 12.0 * layers * width * context)

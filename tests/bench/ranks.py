@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Steps of several processes of this machine beside PyTorch's DDP and FSDP: ranks.py LATHE [--peer PYTHON] [--rounds N]
+"""Compares steps of two processes with PyTorch's DDP and FSDP.
 
-One process with all threads, then two processes with half of them, with each dist.shard; the same with PyTorch. All are run
-in turn, and the medians of the rounds are printed: ms of a step, and the peak resident memory of a process.
+usage: ranks.py LATHE [--peer PYTHON] [--rounds N]
+
+Runs one process with two threads, then two processes with one thread each and each dist.shard, and
+the same with PyTorch. Prints the medians of the rounds: ms of a step, and the peak resident memory
+of a process.
 """
 import argparse
 import json

@@ -5,7 +5,8 @@
   tests/bench/recipes.py LATHE DATA --quick
 
 DATA holds digits.csv (64 pixels and the label a line), diabetes.csv (10 features and the target) and names.txt (a name a
-line). --quick trains each recipe once, for a short time, and checks that it learns; ends with 77 where DATA is missing.
+line). --quick trains each recipe once, for a short time, and checks that it learns. Exits with 77
+if DATA is incomplete.
 """
 import argparse
 import json
@@ -59,7 +60,7 @@ class Trials:
         return done.stdout
 
     def run(self, config, keys):
-        """Trains a config with other values of some keys, and returns what `lathe eval` says at its end."""
+        """Trains a config with changed keys, and returns the JSON line of `lathe eval`."""
         self.runs += 1
         out = self.folder / f"run{self.runs}"
         self.call("train", CONFIGS / f"{config}.toml", f"--train.out_dir={out}", "--train.eval_interval=0",
@@ -72,8 +73,10 @@ class Trials:
 
 
 def ridge(path, folds, seeds):
-    """The mean squared error of ridge regression on standardized features, over folds and shuffles; the best penalty of
-    several."""
+    """Returns the mean squared error of ridge regression on standardized features.
+
+    The mean is over folds and shuffles, for the best of several penalties.
+    """
     rows = [[float(x) for x in line.split(",")] for line in path.read_text().split()]
 
     def solve(a, b):  # Gaussian elimination with pivots

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Memory and time of memory.recompute: recompute.py LATHE [--rounds N] [--threads N]
+"""Measures memory.recompute: recompute.py LATHE [--rounds N] [--steps N] [--threads N]
 
-Trains small models with each policy in turn, and prints the peak memory of activations (from `lathe plan`) and the time of
-a step (the median of its rounds' medians), both also as a multiple of those without recomputation.
+Trains small models with each policy in turn. Prints the peak memory of activations (from
+`lathe plan`) and the time of a step (the median of its rounds' medians), both also relative to a
+run without recomputation.
 """
 import argparse
 import json

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""How long configs take to the loss that configs/shakespeare_char_cpu.toml has after its 2000 steps: the table of
-docs/benchmarks/recipes.md, "Time to a loss".
+"""Prints the table "Time to a loss" of docs/benchmarks/recipes.md.
+
+It shows how long configs take to reach the loss that configs/shakespeare_char_cpu.toml has after
+its 2000 steps.
 
   tests/bench/time_to_loss.py LATHE DATA [--seeds 1 2 3] [--ends-only] [--keep FOLDER]
 
 DATA holds tinyshakespeare.txt. Rows are trained in turns, seed by seed, so that a machine that slows down slows all of
 them. Time is that of `lathe train` from start to end, without evaluation; the loss is `lathe eval`'s, over the whole
-validation split. --ends-only: the first row and the last. Ends with 1 where the last row's mean loss is above the
-first's, or its time above half of the first's; with 77 where DATA is missing.
+validation split. --ends-only: the first row and the last. Exits with 1 if the last row's mean loss
+is above the first's, or its time above half of the first's. Exits with 77 if DATA is missing.
 """
 import argparse
 import json
@@ -22,7 +24,7 @@ from pathlib import Path
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BASE, RECIPE = "shakespeare_char_cpu", "shakespeare_char_muon"
 
-# What leads from the one config to the other, a change at a time, and what did not help: name, config, keys.
+# Steps from one config to the other, and changes that did not help: name, config, keys.
 ROWS = [
     ("adamw, lr 1e-3, cosine, 2000 steps: shakespeare_char_cpu.toml", BASE, {}),
     ("500 steps of it", BASE, {"train.steps": 500}),

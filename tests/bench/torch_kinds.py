@@ -2,7 +2,7 @@
 """Reference peer of the kinds rnn, convnet and mlp: the same models in plain PyTorch, on random data of the same shapes.
 
 Training: cross-entropy, clipping of the global norm at 1, fused AdamW. The last line is a JSON object with the median
-and the least milliseconds of a step (after --skip) and the number of parameters.
+and the minimum milliseconds of a step (after --skip) and the number of parameters.
 """
 import argparse
 import json

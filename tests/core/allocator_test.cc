@@ -1,5 +1,5 @@
-// The allocator under CPU tensors: what it holds follows what is needed, blocks never overlap,
-// bytes are counted.
+// Tests of the allocator of CPU tensors: it reserves little more than is needed, blocks never
+// overlap, and bytes are counted.
 #include <ATen/core/Tensor.h>
 
 #include <thread>
@@ -9,7 +9,7 @@
 #include "tests/support/catch.h"
 
 extern "C" int __asan_address_is_poisoned(const void*)
-    __attribute__((weak));  // there under the address sanitizer
+    __attribute__((weak));  // defined only under the address sanitizer
 
 namespace {
 
@@ -19,7 +19,7 @@ constexpr int64_t megabyte = 1 << 20;
 
 at::Tensor bytes(int64_t n) { return at::empty({n}, at::kByte); }
 
-/// A number below n, the same on every machine.
+/// Returns a number below n, the same on every machine.
 int64_t draw(uint64_t i, int64_t n) {
   return static_cast<int64_t>(philox(counter(i, 0), make_key(1, hash_name("allocator")))[0] %
                               static_cast<uint64_t>(n));
@@ -30,7 +30,7 @@ double held_against_peak() {
   return static_cast<double>(s.reserved) / static_cast<double>(s.total_peak);
 }
 
-TEST_CASE("tensors of growing size, one alive at a time, hold no more than the largest",
+TEST_CASE("tensors of growing size, one alive at a time, reserve less than 1.3 times the largest",
           "[allocator]") {
   reset_memory_peaks();
   for (int64_t i = 1; i <= 51; ++i) bytes(i * megabyte);
@@ -40,7 +40,7 @@ TEST_CASE("tensors of growing size, one alive at a time, hold no more than the l
   CHECK(held_against_peak() < 1.3);
 }
 
-TEST_CASE("shapes that change from step to step hold less than 1.3 times the most that is live",
+TEST_CASE("shapes that change from step to step reserve less than 1.3 times the peak of live bytes",
           "[allocator]") {
   reset_memory_peaks();
   uint64_t n = 0;
@@ -64,7 +64,7 @@ TEST_CASE("shapes that change from step to step hold less than 1.3 times the mos
 
 TEST_CASE("a block slightly larger than its huge pages does not make another one resident",
           "[allocator]") {
-  const DryRunMemory fresh;  // whose first segments are as large as their blocks
+  const DryRunMemory fresh;  // its first segments are as large as their blocks
   std::vector<at::Tensor> kept;
   const auto touched_by = [&](int64_t n) {
     const int64_t before = memory_stats().touched;
@@ -73,13 +73,13 @@ TEST_CASE("a block slightly larger than its huge pages does not make another one
   };
   CHECK(touched_by(4 * megabyte) == 4 * megabyte + 4096);  // with its header
   CHECK(touched_by(6 * megabyte + 200000) == 6 * megabyte + 200704);
-  // What follows in the same segment counts in small pages too.
+  // The next block in the same segment counts in small pages too.
   CHECK(touched_by(100 * 4096 - 64) == 100 * 4096);
   CHECK(touched_by(6 * megabyte + megabyte / 2) == 8 * megabyte);  // the control
   kept.clear();
 }
 
-TEST_CASE("a step that is like the one before takes nothing from the system", "[allocator]") {
+TEST_CASE("a repeated step takes no further memory from the system", "[allocator]") {
   const auto step = [] {
     std::vector<at::Tensor> live;
     for (uint64_t i = 0; i < 400; ++i) {
@@ -129,9 +129,10 @@ TEST_CASE("blocks are aligned, do not overlap, and are counted to their category
         before.used[static_cast<size_t>(Memory::gradients)] + 5 * megabyte);
 }
 
-TEST_CASE("the address sanitizer knows a tensor's bytes, and those of freed ones", "[allocator]") {
+TEST_CASE("memory behind a tensor and of freed tensors is poisoned for the address sanitizer",
+          "[allocator]") {
   if (__asan_address_is_poisoned == nullptr) {
-    SUCCEED("built without it");
+    SUCCEED("built without the address sanitizer");
     return;
   }
   const auto closed = [](const char* p) { return __asan_address_is_poisoned(p) == 1; };
@@ -157,9 +158,14 @@ TEST_CASE("a tensor that fills its segment exactly is found in it", "[allocator]
     const int64_t size = (100 + 2 * std::ssize(kept)) * megabyte - overhead;
     kept.push_back(bytes(size));
     char* const data = static_cast<char*>(kept.back().mutable_data_ptr());
-    data[0] = data[size - 1] = 1;
+    data[0] = data[size - 1] = static_cast<char>(1 + std::ssize(kept));
   }
-  CHECK(kept.size() == 9);
+  // No tensor has written into another.
+  for (size_t i = 0; i < kept.size(); ++i) {
+    const char* const data = static_cast<const char*>(kept[i].const_data_ptr());
+    CHECK(data[0] == static_cast<char>(2 + i));
+    CHECK(data[kept[i].numel() - 1] == static_cast<char>(2 + i));
+  }
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Chains of elementwise ops: the bits of ATen's ops one by one, in any layout, type, size and
-// number of threads.
+// Tests that chains of elementwise ops have the bits of ATen's ops run one by one, in any layout,
+// type, size and number of threads.
 #include "core/kernels/chain.h"
 
 #include <ATen/Parallel.h>
@@ -15,7 +15,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Whether two tensors have the same bits, where NaNs may differ in their payload.
+/// Returns whether two tensors have the same bits. NaNs may differ in their payload.
 bool has_chain_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   const at::Tensor x = a.to(at::kFloat), y = b.to(at::kFloat);
@@ -23,13 +23,13 @@ bool has_chain_bits(const at::Tensor& a, const at::Tensor& b) {
   return x.masked_fill(nan, 0).view(at::kInt).equal(y.masked_fill(nan, 0).view(at::kInt));
 }
 
-/// Numbers with the special ones among them.
+/// Returns random numbers with special values among them.
 at::Tensor chain_numbers(at::IntArrayRef sizes, at::ScalarType dtype) {
   const at::Tensor t = torch::randn(sizes) * 3;
   const float inf = std::numeric_limits<float>::infinity();
   const at::Tensor special =
       torch::tensor({0.0f, -0.0f, inf, -inf, NAN, 1e-40f, 3e38f, -1.0f, NAN, NAN});
-  // NaNs without a bit in the half that bfloat16 keeps.
+  // NaNs whose payload has no bits in the half that bfloat16 keeps.
   special.view(at::kInt)[8] = 0x7f800001;
   special.view(at::kInt)[9] = static_cast<int32_t>(0xff80ffffu);
   const at::Tensor flat = t.view(-1);
@@ -95,7 +95,7 @@ std::vector<ChainCase> chain_cases() {
   };
 }
 
-/// Runs a chain on tensors; the result has the shape of the first.
+/// Runs a chain on tensors; the result has the shape of the first one.
 at::Tensor run_chain(const Chain& chain, const std::vector<at::Tensor>& in, at::ScalarType dtype) {
   const at::Tensor y = torch::full(in[0].sizes(), 123, dtype);
   std::vector<const void*> inputs;
@@ -131,7 +131,7 @@ TEST_CASE("each op of a chain has ATen's bits, at every size and number of threa
   at::set_num_threads(threads);
 }
 
-TEST_CASE("a chain hands values on, keeps those needed later, and chooses by masks", "[chain]") {
+TEST_CASE("a chain passes values on, keeps those needed later, and selects by masks", "[chain]") {
   torch::manual_seed(2);
   const int64_t rows = 37, columns = 29, n = rows * columns;
   const at::Tensor x = chain_numbers({rows, columns}, at::kFloat),
@@ -189,8 +189,7 @@ TEST_CASE("a chain rounds float32 to bfloat16 as ATen does, NaNs too", "[chain]"
   });
 }
 
-TEST_CASE("a chain takes any alignment, writes nothing beyond its end, and none of no elements",
-          "[chain]") {
+TEST_CASE("a chain takes any alignment and length, and writes nothing beyond its end", "[chain]") {
   torch::manual_seed(3);
   Chain chain;
   const int x = chain.add_input({}), y = chain.add_input({});

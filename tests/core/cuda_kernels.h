@@ -1,5 +1,5 @@
-// What the tests of GPU kernels on the stand-in share: the orders in which it runs threads, and how
-// results are compared.
+// Helpers for tests of GPU kernels on the stand-in for CUDA: the orders in which it runs threads,
+// and how results are compared.
 #pragma once
 
 #include <hwy/targets.h>

@@ -1,5 +1,5 @@
-// Compares the functions of core/kernels/*.cu that compute elements with the CPU's. No GPU is
-// needed: tests/support/cuda/ stands in for CUDA.
+// Compares the elementwise functions of core/kernels/*.cu with those of the CPU and with their
+// formulas. No GPU is needed: tests/support/cuda/ stands in for CUDA.
 #include "tests/core/cuda_kernels.h"
 #include "autograd/ops/kernel.h"
 #include "core/dtype.h"
@@ -17,7 +17,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("dropout on a GPU is the CPU's", "[cuda_kernels]") {
+TEST_CASE("dropout on a GPU has the bits of the CPU", "[cuda_kernels]") {
   torch::manual_seed(1);
   for (const Order order : orders) {
     const ThreadOrder setting(order);
@@ -77,7 +77,7 @@ TEST_CASE("rows of three matrices are interleaved on a GPU", "[cuda_kernels]") {
   CHECK(interleave_cuda({{x, x, x}}, t.mutable_data_ptr(), 1, 8, nullptr) == cudaErrorInvalidValue);
 }
 
-TEST_CASE("the derivative of GELU on a GPU is the CPU's", "[cuda_kernels]") {
+TEST_CASE("the derivative of GELU on a GPU agrees with ATen in float64", "[cuda_kernels]") {
   torch::manual_seed(10);
   for (const auto dtype : narrow_dtypes) {
     for (const int64_t n : {1, 7, 16, 2053}) {
@@ -98,7 +98,7 @@ TEST_CASE("the derivative of GELU on a GPU is the CPU's", "[cuda_kernels]") {
   }
 }
 
-TEST_CASE("rotations on a GPU are the CPU's", "[cuda_kernels]") {
+TEST_CASE("rotations on a GPU agree with the CPU", "[cuda_kernels]") {
   torch::manual_seed(15);
   for (const auto dtype : narrow_dtypes) {
     for (const auto& [rows, heads, width] :
@@ -125,7 +125,7 @@ TEST_CASE("rotations on a GPU are the CPU's", "[cuda_kernels]") {
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("SwiGLU on a GPU is that of its formula", "[cuda_kernels]") {
+TEST_CASE("SwiGLU on a GPU agrees with its formula", "[cuda_kernels]") {
   torch::manual_seed(16);
   for (const auto dtype : narrow_dtypes) {
     for (const auto& [rows, h, between] :
@@ -136,7 +136,7 @@ TEST_CASE("SwiGLU on a GPU is that of its formula", "[cuda_kernels]") {
                        dy = torch::randn({rows, h}).to(dtype), dx = torch::full_like(x, 7),
                        y = torch::full_like(dy, NAN);
       x[0][0] = 300, x[0][1] = -300, x[0][2] = -90, x[0][3] = 0;
-      // a begins each row of `between` elements, and b follows h later, in the last row beyond it.
+      // Rows of a and b are `between` elements apart. b starts h elements after a.
       const int64_t far = h;
       const auto at = [&](const at::Tensor& t, int64_t i) {
         return static_cast<char*>(t.mutable_data_ptr()) + i * t.element_size();
@@ -159,7 +159,7 @@ TEST_CASE("SwiGLU on a GPU is that of its formula", "[cuda_kernels]") {
       CHECK(distance(da.narrow(1, 0, h) * 1.02, a.grad()) > tolerance(dtype));  // the control
     }
   }
-  // Far tails are zero whatever they are multiplied by.
+  // Far below zero the result is zero, also times large factors.
   const at::Tensor far = torch::tensor({-1e3f, -2e30f, -88.0f, -100.0f}),
                    large = torch::full({4}, 1e30f), product = torch::full({4}, NAN),
                    dfar = torch::full({4}, NAN), dlarge = torch::full({4}, NAN);
@@ -187,7 +187,7 @@ TEST_CASE("SwiGLU on a GPU is that of its formula", "[cuda_kernels]") {
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("a sum of two types and a product with a number on a GPU are ATen's", "[cuda_kernels]") {
+TEST_CASE("adding two dtypes and scaling on a GPU have ATen's bits", "[cuda_kernels]") {
   torch::manual_seed(14);
   for (const auto left : narrow_dtypes) {
     for (const auto right : narrow_dtypes) {
@@ -215,7 +215,7 @@ TEST_CASE("a sum of two types and a product with a number on a GPU are ATen's", 
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("packing to e4m3 on a GPU is the CPU's", "[cuda_kernels]") {
+TEST_CASE("packing to e4m3 on a GPU has the bits of the CPU", "[cuda_kernels]") {
   torch::manual_seed(12);
   for (const auto dtype : narrow_dtypes) {
     for (const int64_t n : {1, 64, 127, 128, 300}) {

@@ -1,4 +1,4 @@
-// Norms, sums of columns and losses on the stand-in for CUDA, against their formulas.
+// Compares norms, sums of columns and losses on the stand-in for CUDA with their formulas.
 #include "autograd/ops/kernel.h"
 #include "core/dtype.h"
 #include "core/kernels/activation.cuh"
@@ -13,7 +13,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("norms on a GPU are those of their formula", "[cuda_rows]") {
+TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
   torch::manual_seed(8);
   for (const auto& [rows, c] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 4}, {37, 68}, {9, 260}, {17, 1024}, {3, 1028}, {3, 4100}, {2, 8192}}) {
@@ -44,7 +44,7 @@ TEST_CASE("norms on a GPU are those of their formula", "[cuda_rows]") {
                                      partials.mutable_data_ptr<float>(),
                                      dw.mutable_data_ptr<float>(), db.mutable_data_ptr<float>(),
                                      nullptr) == cudaSuccess);
-          // By LibTorch's autograd, in float64.
+          // The expected values, by LibTorch's autograd in float64.
           const at::Tensor xd = x.to(at::kDouble).requires_grad_(),
                            wd = w.to(at::kDouble).requires_grad_(),
                            bd = b.to(at::kDouble).requires_grad_();
@@ -57,7 +57,7 @@ TEST_CASE("norms on a GPU are those of their formula", "[cuda_rows]") {
           CHECK(distance(dw, wd.grad()) < 1e-5);
           if (!rms) CHECK(distance(db, bd.grad()) < 1e-5);
           CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // the control
-          // Without the gradients of weight and bias, and with an output that must not be read.
+          // Compute no gradients of weight and bias, and overwrite dx instead of adding to it.
           const at::Tensor fresh = torch::full({rows, c}, NAN, in);
           REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(fresh), false,
                                      nullptr, nullptr, nullptr, nullptr) == cudaSuccess);
@@ -77,7 +77,7 @@ TEST_CASE("norms on a GPU are those of their formula", "[cuda_rows]") {
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("sums of columns on a GPU are those of their formula", "[cuda_rows]") {
+TEST_CASE("sums of columns on a GPU agree with their formula", "[cuda_rows]") {
   torch::manual_seed(13);
   for (const auto dtype : narrow_dtypes) {
     for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{
@@ -96,7 +96,7 @@ TEST_CASE("sums of columns on a GPU are those of their formula", "[cuda_rows]") 
       if (rows > 1)  // the control
         CHECK((ours - x[0].to(at::kDouble) - wanted).abs().max().item<double>() > 1e-4);
 
-      // Those of GELU's gradient, beside its own kernels for the gradient and for the sums.
+      // The fused kernel of GELU's gradient and its sums must agree with the two single kernels.
       const at::Tensor dy = torch::randn({rows, columns}).to(dtype), dx = torch::full_like(dy, NAN),
                        alone = torch::full_like(dy, NAN), sums_of_dx = torch::full({columns}, 7.0f);
       CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), alone.mutable_data_ptr(),
@@ -116,7 +116,7 @@ TEST_CASE("sums of columns on a GPU are those of their formula", "[cuda_rows]") 
         cudaErrorInvalidValue);
 }
 
-TEST_CASE("cross-entropy on a GPU is that of its formula", "[cuda_rows]") {
+TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
   torch::manual_seed(9);
   for (const auto& [classes, stride] :
        std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {65, 96}, {5000, 5024}}) {
@@ -128,7 +128,7 @@ TEST_CASE("cross-entropy on a GPU is that of its formula", "[cuda_rows]") {
       logits.narrow(1, 0, classes).copy_(torch::randn({rows, classes}) * 3);
       logits[2]
           .narrow(0, 0, classes)
-          .add_(classes > 1 ? 200 : 0);  // whose exponentials overflow in float32
+          .add_(classes > 1 ? 200 : 0);  // their exponentials overflow in float32
       if (classes > 1) logits[3][0] = -INFINITY;
       logits[4].fill_(NAN);  // ignored
       const at::Tensor targets =

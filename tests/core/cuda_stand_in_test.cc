@@ -1,4 +1,4 @@
-// The stand-in for CUDA (tests/support/cuda/) notices what a GPU would compute wrong.
+// Tests that the stand-in for CUDA (tests/support/cuda/) notices errors of kernels.
 #include <bit>
 
 #include "autograd/ops/kernel.h"
@@ -101,7 +101,7 @@ int conversions_apart() {
     apart += std::bit_cast<uint32_t>(x) != std::bit_cast<uint32_t>(y) &&
              !(std::isnan(x) && std::isnan(y));
     const float next = std::bit_cast<Theirs>(static_cast<uint16_t>(b + 1));
-    const float middle = x / 2 + next / 2;  // a tie, where it is one
+    const float middle = x / 2 + next / 2;  // a tie between two neighbors
     for (const float z :
          {x, middle, std::nextafter(middle, x), std::nextafter(middle, next), x / 3})
       check(z);
@@ -109,7 +109,7 @@ int conversions_apart() {
   return apart;
 }
 
-TEST_CASE("the stand-in's conversions are c10's", "[cuda_stand_in]") {
+TEST_CASE("the stand-in's conversions agree with c10's", "[cuda_stand_in]") {
   CHECK(conversions_apart<__half, c10::Half>() == 0);
   CHECK(conversions_apart<__nv_bfloat16, c10::BFloat16>() == 0);
 }

@@ -1,4 +1,5 @@
-// The decision of a step and the updates of parameters on the stand-in for CUDA, against the CPU's.
+// Compares the decision of a step and the updates of parameters on the stand-in for CUDA with those
+// of the CPU.
 #include <cstring>
 #include <random>
 
@@ -15,11 +16,11 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("sums of squares of many gradients on a GPU are the CPU's", "[cuda_updates]") {
+TEST_CASE("sums of squares of many gradients on a GPU have the bits of the CPU", "[cuda_updates]") {
   torch::manual_seed(2);
   const int64_t sizes[] = {1, 0, 255, 256, 300, 7}, long_sizes[] = {32768, 32769, 100000, 0};
   std::vector<at::Tensor> grads;
-  for (int64_t i = 0; i < 330; ++i) {  // 128 to a launch, without the empty ones: three launches
+  for (int64_t i = 0; i < 330; ++i) {  // 128 per launch, not counting empty ones: three launches
     const int64_t n = i % 37 == 36 ? long_sizes[i / 37 % 4] : sizes[i % 6];
     // Multiples of 1/8 below 16 have exact squares and sums, so the result does not depend on the
     // order of the sum, which differs between devices.
@@ -40,7 +41,7 @@ TEST_CASE("sums of squares of many gradients on a GPU are the CPU's", "[cuda_upd
   }
   CHECK(std::count_if(wanted.begin(), wanted.end(), [](double x) { return !std::isfinite(x); }) ==
         3);
-  wanted.push_back(-1);  // one more, which stays as it is
+  wanted.push_back(-1);  // one more element, which must not be written
   for (const Order order : orders) {
     const ThreadOrder setting(order);
     std::vector<double> ours(wanted.size(), -1);
@@ -64,7 +65,7 @@ bool same(const StepControl& a, const StepControl& b) {
          a.lost == b.lost;
 }
 
-TEST_CASE("the decision on a GPU is the CPU's", "[cuda_updates]") {
+TEST_CASE("the decision of a step on a GPU has the bits of the CPU", "[cuda_updates]") {
   std::mt19937 random(3);
   StepRequest request{.rule = {.kind = rule_kind<NAdam>,
                                .lr = 0.1,
@@ -90,7 +91,7 @@ TEST_CASE("the decision on a GPU is the CPU's", "[cuda_updates]") {
         const float losses[] = {1, 1, 1, 1, 1, -2, INFINITY, NAN};
         const float loss = losses[random() % 8];
         const float* seen = random() % 3 == 0 ? nullptr : &loss;
-        ours.moved = wanted.moved = 9, ours.lost = wanted.lost = 8;  // of the previous step
+        ours.moved = wanted.moved = 9, ours.lost = wanted.lost = 8;  // from the previous step
         const auto n = static_cast<int64_t>(partials.size());
         const float before = wanted_scale.scale;
         decide_cpu(request, partials.data(), n, seen, &wanted, scaled ? &wanted_scale : nullptr);
@@ -108,7 +109,7 @@ TEST_CASE("the decision on a GPU is the CPU's", "[cuda_updates]") {
     CHECK(count > 3);  // each case occurred
 }
 
-TEST_CASE("the decisions of a step in stages on a GPU are the CPU's", "[cuda_updates]") {
+TEST_CASE("the decisions of a step in stages on a GPU have the bits of the CPU", "[cuda_updates]") {
   std::mt19937 random(4);
   int64_t skips = 0, failures = 0;
   for (const Order order : orders) {
@@ -143,9 +144,8 @@ TEST_CASE("the decisions of a step in stages on a GPU are the CPU's", "[cuda_upd
 /// Parameters of every type with their gradients and state. All are drawn from one seed, so that
 /// two objects have the same values.
 struct Parameters {
-  std::vector<at::Tensor>
-      tensors;                   // all that UpdateArgs point to, with more elements on either side
-  std::vector<at::Tensor> sums;  // of squares of the gradients
+  std::vector<at::Tensor> tensors;  // tensors that `args` point to, with margins on either side
+  std::vector<at::Tensor> sums;     // of squares of the gradients
   std::vector<UpdateArgs> args;
 
   explicit Parameters(const UpdateRule& rule) {
@@ -204,7 +204,7 @@ struct Parameters {
   }
 };
 
-TEST_CASE("updates on a GPU are the CPU's", "[cuda_updates]") {
+TEST_CASE("updates on a GPU have the bits of the CPU", "[cuda_updates]") {
   const std::vector<UpdateRule> rules{
       {.kind = rule_kind<Sgd>, .lr = 1e-3},
       {.kind = rule_kind<Momentum>, .lr = 1e-3, .momentum = 0.9, .dampening = 0.2},

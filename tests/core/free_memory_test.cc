@@ -1,4 +1,4 @@
-// The free memory within the limits of control groups, read from files as Linux has them.
+// Tests of free_memory() within the limits of control groups, read from files like those of Linux.
 #include "core/free_memory.h"
 
 #include "tests/support/catch.h"
@@ -14,14 +14,14 @@ void write_in(const fs::path& path, const std::string& text) {
   write_file(path, text);
 }
 
-/// A machine with 1000 KiB of available memory, and the groups of this process.
+/// Writes the files of a machine with 1000 KiB of available memory; returns their root.
 fs::path machine(const TempFolder& folder, const std::string& groups) {
   write_in(folder / "proc/meminfo", "MemTotal: 4000 kB\nMemAvailable: 1000 kB\n");
   write_in(folder / "proc/self/cgroup", groups);
   return folder.path();
 }
 
-TEST_CASE("free memory is the machine's where no control group has a limit", "[free_memory]") {
+TEST_CASE("free memory is the machine's if no control group has a limit", "[free_memory]") {
   const TempFolder folder;
   const fs::path root = machine(folder, "5:cpu,cpuacct:/a\n0::/a/b\n");
   CHECK(free_memory(root) == 1024000);
@@ -32,7 +32,7 @@ TEST_CASE("free memory is the machine's where no control group has a limit", "[f
   CHECK(free_memory() > 0);
 }
 
-TEST_CASE("the lowest limit of a group and those above it holds, and cached files are free",
+TEST_CASE("the lowest limit of a group and its ancestors applies, and cached files count as free",
           "[free_memory]") {
   const TempFolder folder;
   const fs::path root = machine(folder, "0::/job/step\n"), groups = root / "sys/fs/cgroup";

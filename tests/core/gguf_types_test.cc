@@ -1,4 +1,4 @@
-// Blocks of GGUF's element types against numbers that the test packs, and quantization against
+// Compares blocks of GGUF's element types with numbers that the test packs, and quantization with
 // LibTorch and known values.
 #include "core/io/gguf_types.h"
 
@@ -52,7 +52,7 @@ TEST_CASE("blocks of each GGUF type are read as the numbers that were packed", "
       values.insert(values.end(), block.values.begin(), block.values.end());
     }
     CHECK(same_bits(read_all(type, bytes), values));
-    // Control: one bit of a block's last byte, which has a scale or numbers in every type.
+    // The control: change a bit of the last byte, which holds a scale or numbers in every type.
     bytes.back() = static_cast<char>(bytes.back() ^ 1);
     CHECK(!same_bits(read_all(type, bytes), values));
   }
@@ -72,7 +72,8 @@ TEST_CASE("all float16 scales are read as LibTorch converts them, and written ag
     }
     REQUIRE(same_bits({value}, {static_cast<float>(wanted)}));
 
-    // The scale of Q8_0 is the largest magnitude / 127, rounded to float16; here and beside it.
+    // The scale of Q8_0 is the largest magnitude / 127, rounded to float16. Test values at and near
+    // each float16.
     if (bits >= 0x7C00) continue;
     for (const float near : {value, std::nextafter(value, 1e6F), value * 1.0003F}) {
       const float largest = near * 127, scale = largest / 127;
@@ -100,7 +101,7 @@ TEST_CASE("Q8_0 and Q4_0 round as ggml's reference does", "[gguf_types]") {
   for (size_t i = 0; i < rounded.size(); ++i)
     CHECK(static_cast<int>(static_cast<int8_t>(eight[2 + i])) == rounded[i]);
 
-  // Of numbers of the same magnitude the first one becomes -8 times the scale.
+  // Among numbers of the largest magnitude, the first one becomes -8 times the scale.
   for (const float sign : {1.0F, -1.0F}) {
     values.assign(32, 0.0F);
     values[3] = -8 * sign, values[4] = 8 * sign, values[20] = 2.5F * sign, values[21] = 2.4F * sign;
@@ -119,7 +120,7 @@ TEST_CASE("Q8_0 and Q4_0 round as ggml's reference does", "[gguf_types]") {
   }
 }
 
-TEST_CASE("quantized blocks are those of LibTorch's arithmetic, and stay when they are read again",
+TEST_CASE("quantized blocks agree with LibTorch's arithmetic, and quantize to the same bytes again",
           "[gguf_types]") {
   torch::manual_seed(3);
   const at::Tensor rows = at::randn({400, 32}) * at::logspace(-3, 3, 400).unsqueeze(1);

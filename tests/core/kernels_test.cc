@@ -1,5 +1,5 @@
-// The CPU kernels: against ATen, on any number of threads and any instruction set. Their ops are in
-// the op table too.
+// Compares the CPU kernels with ATen, on any number of threads and any instruction set. Their ops
+// are in the op table too.
 
 #include <ATen/Parallel.h>
 
@@ -27,11 +27,12 @@ using namespace lathe::test;
 
 bool skip_without(at::ScalarType dtype) {
   if (gemm_ready(element_of(dtype))) return false;
-  WARN("skipped: products in " << dtype_name(dtype) << " are ATen's on this CPU");
+  WARN("skipped: on this CPU, matrix products in " << dtype_name(dtype) << " use ATen");
   return true;
 }
 
-/// The paths that this machine can take: its own, and those of machines with fewer instructions.
+/// Returns the paths that this machine can take: its own, and those of machines with fewer
+/// instructions.
 std::vector<Isa> paths() {
   std::vector<Isa> out;
   for (const Isa isa : {Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
@@ -55,7 +56,8 @@ double error(const at::Tensor& ours, const at::Tensor& wanted) {
          wanted.abs().max().item<double>();
 }
 
-TEST_CASE("products of any shape are float64's, with each part of the epilogue", "[kernels]") {
+TEST_CASE("matrix products of any shape, with each part of the epilogue, agree with float64",
+          "[kernels]") {
   torch::manual_seed(1);
   for (const Isa isa : paths()) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -93,7 +95,7 @@ TEST_CASE("products of any shape are float64's, with each part of the epilogue",
                 sums.mutable_data_ptr<float>());
         CHECK(error(z, wanted + residual) < 1e-5);
         CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
-        // The depth and the rows in two: the sum of two products, and two results of one right
+        // Split the inner size: a sum of two products. Split the rows: two products with one right
         // factor.
         const int64_t deep = k / 3, high = m / 3;
         if (deep == 0 || high == 0) continue;
@@ -120,7 +122,7 @@ struct Outcome {
   std::vector<std::pair<std::string, at::Tensor>> grads;
 };
 
-/// Loss and gradients after two micro-batches.
+/// Returns the loss and the gradients of a model after two micro-batches.
 template <class Model>
 Outcome outcome_of(Model& model, at::ScalarType compute, bool hook = false) {
   Outcome o;
@@ -144,7 +146,7 @@ Outcome outcome_of(Model& model, at::ScalarType compute, bool hook = false) {
   return o;
 }
 
-/// Of a small GPT.
+/// Returns the outcome of a small GPT.
 Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
   GPTConfig c;
   c.n_layer = 2, c.n_head = 3, c.n_embd = 96, c.block_size = 80, c.vocab_size = 131,
@@ -153,7 +155,8 @@ Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
   return outcome_of(model, compute, hook);
 }
 
-/// Of a small llama: heads that share keys, biases, and widths that no block divides.
+/// Returns the outcome of a small Llama with grouped-query attention, biases, and sizes that are
+/// not multiples of the kernels' blocks.
 Outcome llama_outcome(at::ScalarType compute, bool hook = false) {
   LlamaConfig c;
   c.n_layer = 2, c.n_head = 6, c.n_kv_head = 2, c.n_embd = 96, c.n_inner = 200, c.qkv_bias = true,
@@ -164,7 +167,7 @@ Outcome llama_outcome(at::ScalarType compute, bool hook = false) {
   return outcome_of(model, compute, hook);
 }
 
-TEST_CASE("gradients are the same bits on any number of threads", "[kernels]") {
+TEST_CASE("gradients have the same bits on any number of threads", "[kernels]") {
   const auto gpt = [](at::ScalarType dtype) { return outcome(dtype, true); };
   const auto llama = [](at::ScalarType dtype) { return llama_outcome(dtype); };
   for (const auto& [model, of] :
@@ -203,8 +206,8 @@ TEST_CASE(
       {"llama", llama_outcome}};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
-    // fp32: order of sums. bf16: activations rounded at other places, through two blocks; fp16:
-    // gradients of a loss without a scale, some of them below its smallest normal number.
+    // fp32: sums have another order. bf16: other intermediates are rounded, through two blocks.
+    // fp16: without a loss scale, some gradients are below the smallest normal number.
     const double allowed = dtype == at::kFloat ? 1e-5 : 0.04;
     for (const auto& [model, of] : models) {
       use_kernels(false);
@@ -215,8 +218,8 @@ TEST_CASE(
         CHECK(ours.loss == Approx(aten.loss).epsilon(allowed));
         for (size_t i = 0; i < ours.grads.size(); ++i) {
           INFO(model << ", " << ours.grads[i].first << (hook ? ", hooks" : ""));
-          // Attention sees differences of keys alone, so the gradients of a bias of theirs nearly
-          // cancel.
+          // Softmax ignores a constant that is added to all scores, so the gradients of the bias of
+          // the keys nearly cancel.
           const double more = ours.grads[i].first.ends_with("k.bias") ? 4 : 1;
           CHECK(error(ours.grads[i].second, aten.grads[i].second.to(at::kDouble)) < more * allowed);
         }
@@ -231,8 +234,8 @@ const std::set<std::string> with_kernels{
     "dropout",   "rotate",      "linear_swiglu", "grouped_attention",
     "linear_qkv"};
 
-/// Rows of ops with kernels, which take no float64: what is checked in that alone is checked once,
-/// elsewhere.
+/// Returns the rows of ops with kernels, without the checks that need float64, which the kernels do
+/// not take. tests/autograd/ops runs those.
 std::vector<OpCase> kernel_rows() {
   std::vector<OpCase> rows;
   for (OpCase row : op_table()) {
@@ -253,7 +256,8 @@ TEST_CASE("every path passes the op table's rows of ops with kernels", "[kernels
   CHECK(active_isa() == machine_isa());
 }
 
-TEST_CASE("every set of vector instructions passes them too", "[kernels]") {
+TEST_CASE("every set of vector instructions passes the op table's rows of ops with kernels",
+          "[kernels]") {
   int sets = 0;
   on_every_set([&](const std::string& set) {
     ++sets;
@@ -264,7 +268,7 @@ TEST_CASE("every set of vector instructions passes them too", "[kernels]") {
   CHECK(sets >= 1);
 }
 
-TEST_CASE("attention of few heads is the same bits in parts as whole", "[kernels]") {
+TEST_CASE("attention of few heads has the same bits when threads share a head", "[kernels]") {
   const int threads = at::get_num_threads();
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     if (skip_without(dtype)) continue;
@@ -287,7 +291,7 @@ TEST_CASE("attention of few heads is the same bits in parts as whole", "[kernels
   at::set_num_threads(threads);
 }
 
-TEST_CASE("products of few rows have the bits of many, whatever their shape", "[kernels]") {
+TEST_CASE("matrix products of few rows have the bits of the same rows among many", "[kernels]") {
   torch::manual_seed(2);
   for (const Isa isa : paths()) {
     const OnPath path(isa);
@@ -295,7 +299,7 @@ TEST_CASE("products of few rows have the bits of many, whatever their shape", "[
                                          {at::kBFloat16, at::kBFloat16},
                                          {at::kFloat, at::kBFloat16}}) {
       if (skip_without(b_type)) continue;
-      // Where bfloat16 is multiplied as it is, products of many rows sum in another order.
+      // If bfloat16 is multiplied without conversion, products of many rows sum in another order.
       const bool exact = a_type != b_type || multiplied_as(element_of(b_type)) == Element::f32;
       for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{
                {1, 1}, {3, 5}, {16, 64}, {17, 8}, {64, 768}, {65, 769}, {100, 2100}, {130, 34}}) {
@@ -326,7 +330,7 @@ TEST_CASE("products of few rows have the bits of many, whatever their shape", "[
   }
 }
 
-TEST_CASE("attention of the last places has the bits of the whole, and ATen's kernels its values",
+TEST_CASE("attention of the last positions has the bits of all positions, and agrees with float64",
           "[kernels]") {
   torch::manual_seed(3);
   for (const Isa isa : paths()) {
@@ -359,7 +363,7 @@ TEST_CASE("attention of the last places has the bits of the whole, and ATen's ke
   }
 }
 
-TEST_CASE("LATHE_ISA takes the path that it names, in a run too, and refuses what there is not",
+TEST_CASE("LATHE_ISA selects the path that it names, and refuses unknown and missing instructions",
           "[kernels]") {
   const TempFolder f;
   const auto kernels = [&](const std::string& isa) {
@@ -381,7 +385,7 @@ TEST_CASE("LATHE_ISA takes the path that it names, in a run too, and refuses wha
   CHECK_THAT(kernels("baseline").out, ContainsSubstring("fp32          ATen's"));
 }
 
-TEST_CASE("a NaN comes out of every kernel that it goes into", "[kernels]") {
+TEST_CASE("kernels pass on a NaN at the end of an input", "[kernels]") {
   if (skip_without(at::kFloat)) return;
   const auto with_nan = [](at::IntArrayRef shape) {
     at::Tensor t = torch::randn(shape);
@@ -397,11 +401,11 @@ TEST_CASE("a NaN comes out of every kernel that it goes into", "[kernels]") {
   CHECK(spoiled(swiglu(with_nan({3, 20}))));
   CHECK(spoiled(attention(with_nan({1, 9, 48}), 2)));
   CHECK(spoiled(linear_cross_entropy(with_nan({3, 20}), w, torch::zeros({3}, at::kLong), 0)));
-  CHECK_FALSE(spoiled(
-      linear_gelu(Variable(torch::randn({3, 20}) * 1000), w)));  // far beyond where e^x overflows
+  CHECK_FALSE(
+      spoiled(linear_gelu(Variable(torch::randn({3, 20}) * 1000), w)));  // e^x would overflow
 }
 
-TEST_CASE("what a kernel must not be given is an error that names the op", "[kernels]") {
+TEST_CASE("inputs that a kernel can't take are errors", "[kernels]") {
   const Variable x(torch::randn({3, 20})), w(torch::randn({33, 20}));
   const auto targets = [](int64_t t) { return torch::full({3}, t, at::kLong); };
   for (const int64_t t : {int64_t{-1}, int64_t{33}}) {
@@ -462,7 +466,7 @@ TEST_CASE("attention's memory grows with the context, not its square", "[kernels
   CHECK(large < 3 * small);  // a square of 2048 would be 16 MB for each head, 10 times as much
 }
 
-TEST_CASE("without the instructions a run takes ATen's kernels, and so it does when asked to",
+TEST_CASE("a run uses ATen's kernels if instructions are missing or train.kernels asks for them",
           "[kernels]") {
   const TempFolder f;
   make_tiny_run(f.path());

@@ -19,7 +19,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// The resident bytes of this process.
+/// Returns the resident bytes of this process.
 int64_t resident_now() {
   std::ifstream status("/proc/self/statm");
   int64_t all = 0, resident = 0;
@@ -27,7 +27,7 @@ int64_t resident_now() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-/// Descriptors of files without a name in a folder.
+/// Returns the descriptors of this process of unnamed files in a folder.
 std::vector<int> unnamed_files_in(const fs::path& folder) {
   std::vector<int> found;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
@@ -39,7 +39,7 @@ std::vector<int> unnamed_files_in(const fs::path& folder) {
   return found;
 }
 
-TEST_CASE("tensors of mapped memory keep their values when their pages are given up",
+TEST_CASE("tensors of mapped memory keep their values when their pages are released",
           "[mapped_memory]") {
   const TempFolder f;
   constexpr int64_t n = 4 << 20;  // 16 MiB of float32
@@ -74,7 +74,7 @@ TEST_CASE("tensors of mapped memory keep their values when their pages are given
   CHECK(at::equal(t, expected + 1));
 }
 
-TEST_CASE("freed blocks of mapped memory give their space back, also after its end",
+TEST_CASE("freed blocks return their disk space, also after the MappedMemory is destroyed",
           "[mapped_memory]") {
   const TempFolder f;
   auto memory = std::make_unique<MappedMemory>(f.path());
@@ -100,7 +100,8 @@ TEST_CASE("freed blocks of mapped memory give their space back, also after its e
   CHECK(unnamed_files_in(f.path()).empty());
 }
 
-TEST_CASE("mapped memory of a full disk is an error with the folder", "[mapped_memory]") {
+TEST_CASE("allocating mapped memory on a full disk is an error that names the folder",
+          "[mapped_memory]") {
   const TempFolder f;
   MappedMemory memory(f.path());
   const FileCalls calls = file_calls;
@@ -121,7 +122,7 @@ TEST_CASE("a page that the disk can't read ends the process with code 6 and a se
     dup2(lines[1], STDERR_FILENO);
     MappedMemory memory(f.path());
     const c10::DataPtr block = memory.allocate(1 << 20);
-    // Stands for a disk that fails: the kernel answers both with the same signal.
+    // This stands for a failing disk: the kernel sends the same signal in both cases.
     if (ftruncate(unnamed_files_in(f.path()).at(0), 0) != 0) _exit(99);
     std::memset(block.get(), 1, 1 << 20);
     _exit(0);
@@ -138,7 +139,7 @@ TEST_CASE("a page that the disk can't read ends the process with code 6 and a se
   CHECK(std::count(text.begin(), text.end(), '\n') == 1);
 }
 
-TEST_CASE("a dry run maps addresses alone", "[mapped_memory]") {
+TEST_CASE("a dry run only reserves addresses", "[mapped_memory]") {
   const TempFolder f;
   install_allocator();
   const DryRun dry;

@@ -123,7 +123,7 @@ TEST_CASE("JSON numbers that are not finite are strings", "[random_and_files]") 
   CHECK(json_number(-INFINITY).dump() == "\"-inf\"");
 }
 
-TEST_CASE("the allocator hands blocks out again and counts by category", "[random_and_files]") {
+TEST_CASE("the allocator reuses blocks and counts bytes by category", "[random_and_files]") {
   {
     const at::Tensor warm = at::empty({1 << 20});
   }
@@ -166,7 +166,7 @@ TEST_CASE("numbers are printed as people write them", "[random_and_files]") {
   CHECK(quantity(0, "step") == "0 steps");
 }
 
-TEST_CASE("a file that is written in large parts has all bytes, whatever one call writes",
+TEST_CASE("a file that is written in large parts is complete, also if calls write less than asked",
           "[random_and_files]") {
   const TempFolder folder;
   const FileCalls real = file_calls;

@@ -60,7 +60,7 @@ struct FailingDisk {
   FailingDisk& operator=(const FailingDisk&) = delete;
 };
 
-TEST_CASE("a scratch file begins with zeros, keeps what is written and leaves no name",
+TEST_CASE("a scratch file starts with zeros, keeps written bytes, and has no name in its folder",
           "[scratch_file]") {
   // The file system supports unnamed files, lacks them, or lacks them and cannot reserve space.
   // Reads and writes are short in each case.
@@ -120,7 +120,7 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
   CHECK_THAT(error_of([&] { file.read(1000, &byte, 1); }), ContainsSubstring("cannot read"));
 }
 
-TEST_CASE("complete pages bypass the cache of files and have the bytes of cached ones",
+TEST_CASE("complete pages bypass the page cache, and have the same bytes as cached pages",
           "[scratch_file]") {
   const TempFolder folder;
   // Counts the transfers by descriptors with O_DIRECT, and refuses them as a disk with larger pages
@@ -158,7 +158,7 @@ TEST_CASE("complete pages bypass the cache of files and have the bytes of cached
     const int by_pages = std::exchange(direct, 0);
     CHECK(std::string(memory, 2 * page) == written.substr(page, 2 * page));
 
-    // Parts of pages, and memory that does not begin on one, are cached, and see the same bytes.
+    // Incomplete pages and unaligned memory go through the page cache, and have the same bytes.
     file.write(5, "lathe", 5);
     file.read(0, memory + 1, page);
     CHECK(std::exchange(direct, 0) == 0);

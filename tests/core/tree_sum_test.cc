@@ -1,4 +1,4 @@
-// The order of sums of core/tree_sum.h, on texts that show it.
+// Tests the order of sums of core/tree_sum.h, with strings that record it.
 #include "core/tree_sum.h"
 
 #include <string>
@@ -11,7 +11,7 @@ using lathe::TreeSum;
 
 std::string plus(const std::string& a, const std::string& b) { return "(" + a + b + ")"; }
 
-/// The sum of the leaves first, first + 1, ... (`n` of them).
+/// Returns the sum of `n` leaves, which are named first, first + 1, ... modulo 10.
 std::string sum_of(int first, int n) {
   TreeSum<std::string> sum;
   for (int i = 0; i < n; ++i) sum.add(std::to_string((first + i) % 10), plus);
@@ -27,7 +27,7 @@ TEST_CASE("values are added in the order of a binary tree", "[tree_sum]") {
   CHECK(sum_of(0, 7) == "(((01)(23))((45)6))");
 }
 
-TEST_CASE("blocks of a power of two that others added up continue the same tree", "[tree_sum]") {
+TEST_CASE("sums of blocks whose size is a power of two continue the same tree", "[tree_sum]") {
   for (int block : {1, 2, 4, 8}) {
     for (int blocks = 1; blocks <= 13; ++blocks) {
       INFO(blocks << " blocks of " << block);
@@ -37,7 +37,7 @@ TEST_CASE("blocks of a power of two that others added up continue the same tree"
       CHECK(sum.empty());
     }
   }
-  // The control: blocks of three are no subtrees.
+  // The control: blocks of three are not subtrees.
   TreeSum<std::string> sum;
   for (int i = 0; i < 2; ++i) sum.add(sum_of(3 * i, 3), plus);
   CHECK(sum.finish(plus) != sum_of(0, 6));

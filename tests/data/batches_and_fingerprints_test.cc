@@ -1,4 +1,5 @@
-// What feeds a run: every window once an epoch, batches that stay, and data that is distinguished.
+// Tests of token data: each epoch has every window once, batches stay valid, and fingerprints
+// distinguish data.
 #include <chrono>
 #include <fstream>
 #include <set>
@@ -39,7 +40,7 @@ TEST_CASE("an epoch's batches hold every window once", "[batches_and_fingerprint
   CHECK(first.size() == static_cast<size_t>(sampler.windows_per_epoch() / 3 * 3));
 }
 
-TEST_CASE("a batch stays as it is until the next is requested, and a graph of an older one notices",
+TEST_CASE("a batch is not changed until the next one is requested, and a reused buffer is noticed",
           "[batches_and_fingerprints]") {
   const TempFolder f;
   write_file(f / "train.bin", counting_bytes(1000));
@@ -50,7 +51,7 @@ TEST_CASE("a batch stays as it is until the next is requested, and a graph of an
   for (int i = 0; i < 3; ++i) {
     const Batch b = loader.next();
     const at::Tensor now = b.inputs.clone();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers fill what they may
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers fill other buffers
     CHECK(b.inputs.equal(now));
     const auto version = b.inputs._version();
     for (int64_t n = 0; n <= c.prefetch; ++n) loader.next();  // once around the ring
@@ -58,7 +59,7 @@ TEST_CASE("a batch stays as it is until the next is requested, and a graph of an
   }
 }
 
-TEST_CASE("epochs differ in their order, and in where their windows begin",
+TEST_CASE("epochs differ in the order and the offset of their windows",
           "[batches_and_fingerprints]") {
   const WindowSampler sampler(1000, 16, 42);
   const int64_t n = sampler.windows_per_epoch();
@@ -85,7 +86,7 @@ TEST_CASE("an evaluation's limit counts batches, not rows", "[batches_and_finger
 }
 
 TEST_CASE(
-    "shards of one length and other contents are distinguished; the vocabulary's size is not an id",
+    "shards of equal length and other contents are distinguished; ids must be below the vocabulary",
     "[batches_and_fingerprints]") {
   const TempFolder f;
   const auto print = [&](const std::string& bytes) {
@@ -102,7 +103,7 @@ TEST_CASE(
   CHECK(error_of([&] { tokens.check_windows({.vocab_size = 50}); }).empty());
 }
 
-TEST_CASE("over epochs, stops and any number of workers, the windows are those of one go",
+TEST_CASE("stops and the number of workers do not change the windows of several epochs",
           "[batches_and_fingerprints]") {
   const TempFolder f;
   write_file(f / "train.bin", counting_bytes(500));
@@ -135,8 +136,8 @@ TEST_CASE("over epochs, stops and any number of workers, the windows are those o
   }
 }
 
-/// A data folder of one split with a manifest, as builds before the manifest's own checksum wrote
-/// it.
+/// Writes a data folder of one split; returns a manifest as earlier builds wrote it, without a
+/// checksum of its own.
 DataManifest with_manifest(const fs::path& folder, const std::string& bytes) {
   write_file(folder / "train.bin", bytes);
   DataManifest m;
@@ -152,7 +153,7 @@ std::string sum_of(const std::string& text) {
   return sum.hex();
 }
 
-TEST_CASE("contents count beside a manifest too, and fingerprints of earlier builds are known",
+TEST_CASE("fingerprints depend on contents also with a manifest, and those of earlier builds match",
           "[batches_and_fingerprints]") {
   const TempFolder f;
   const std::string bytes = counting_bytes(5000);
@@ -171,7 +172,7 @@ TEST_CASE("contents count beside a manifest too, and fingerprints of earlier bui
     CHECK(!open().matches(now));
     CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("train.bin is damaged"));
   }
-  // Without a manifest it is what it was.
+  // Without a manifest, the fingerprint is still that of earlier builds.
   write_file(f / "train.bin", bytes);
   const TokenFile bare(f.path(), "train", std::nullopt);
   CHECK(bare.fingerprint() == sum_of("5000 " + m.train[0].xxh3));
@@ -182,7 +183,7 @@ TEST_CASE("contents count beside a manifest too, and fingerprints of earlier bui
              ContainsSubstring("stopped while"));
 }
 
-TEST_CASE("most changes of a large shard are noticed from a sample, all of them by reading it",
+TEST_CASE("the fingerprint of a large shard notices most changes, and verify() notices them all",
           "[batches_and_fingerprints]") {
   const TempFolder f;
   constexpr int64_t size = 160 << 20;  // a hole in the file system

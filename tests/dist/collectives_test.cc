@@ -1,5 +1,5 @@
-// Collectives as differentiable ops, on several processes. Each process can compute what all of
-// them have, so it checks its own results and gradients against LibTorch's autograd.
+// Tests of collectives as differentiable ops on several processes. Each process knows the inputs of
+// all, so it compares its own results and gradients with LibTorch's autograd.
 #include "dist/collectives.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Context parallelism: attention whose positions several processes divide beside that of one, and
-// runs that divide the positions of rows beside runs on one process.
+// Tests of context parallelism: attention and runs with positions divided among several processes
+// are compared with those of one process.
 #include "dist/context_ranks.h"
 
 #include <string>
@@ -33,8 +33,8 @@ at::Tensor starts_of(int64_t time) {
   return starts;
 }
 
-/// Attention of this rank's positions, and its gradients and second derivatives, are those of the
-/// same positions in whole rows.
+/// Checks that attention of this rank's positions, its gradients and its second derivatives agree
+/// with those of the same positions in complete rows.
 void check_attention(int64_t time, bool has_documents, const ScoreOptions& scores,
                      at::ScalarType dtype = at::kDouble) {
   torch::manual_seed(time);
@@ -76,7 +76,8 @@ void check_attention(int64_t time, bool has_documents, const ScoreOptions& score
   }
 }
 
-/// Dropout drops the elements that it drops from whole rows, and positions are those in the row.
+/// Checks that dropout drops the same elements as in complete rows, and token_positions() gives
+/// positions within the row.
 void check_places() {
   const int64_t time = 4 * world().context().size;
   const at::Tensor ones = torch::ones({3, time, 5});
@@ -120,7 +121,7 @@ TEST_CASE("a rank checks attention to the keys of all context ranks", "[.rank_of
   world().wait_for_all();
 }
 
-TEST_CASE("attention over divided positions has the derivatives of that over whole rows",
+TEST_CASE("attention over divided positions has the derivatives of attention over complete rows",
           "[context_ranks]") {
   for (const int ranks : {2, 4, 6}) check_on_ranks(ranks, "[.rank_of_context_ranks]");
 }
@@ -150,7 +151,7 @@ TEST_CASE("a run whose positions are divided has the losses of one process on ev
         {context_llama,
          {},
          {{2, {"--dist.context=2", "--memory.recompute=blocks", "--dist.shard=parameters"}},
-          // Rounding to bfloat16 is as much coarser, with room for steps that amplify it.
+          // bfloat16 rounds more coarsely, and steps amplify that.
           {4, {"--dist.context=4", "--amp.dtype=bf16"}, 2e-2}}},
         {context_gpt, documents, {{4, {"--dist.context=4"}}}},
         {context_llama, documents, {{4, {"--dist.context=2", "--dist.pipeline=2"}}}}}) {
@@ -163,12 +164,12 @@ TEST_CASE("a run whose positions are divided has the losses of one process on ev
       CHECK(difference_between(alone, run, "grad_norm") < 10 * cell.tolerance);
     }
   }
-  // With other data ranks beside them, whatever these share out, the bits stay.
+  // Further data ranks and sharding do not change bits.
   const std::string two = runs.results(2, context_gpt, {"--dist.context=2"});
   CHECK((two == runs.results(4, context_gpt, {"--dist.context=2", "--dist.shard=gradients"})));
   CHECK((two != runs.results(1, context_gpt, {})));  // the control
 
-  // Three batch groups are no subtree of the order of sums.
+  // Three batch groups are not subtrees of the tree of sums, yet the sums are the same.
   const Words three{"--dist.context=2", "--train.grad_accum=3", "--train.steps=9",
                     "--checkpoint.interval=50", "--train.eval_interval=3"};
   const auto numbers = [&](int ranks) {
@@ -193,7 +194,7 @@ TEST_CASE("a run with divided positions resumes on any grid", "[context_ranks]")
   check_same_tensors(f / "runs/whole", f / "runs/moved", "step-00000009");
 }
 
-TEST_CASE("divided positions take the memory and send the bytes that plan forecasts",
+TEST_CASE("runs with divided positions use the memory and send the bytes that plan forecasts",
           "[context_ranks]") {
   const TempFolder f;
   make_data(f);
@@ -211,11 +212,11 @@ TEST_CASE("divided positions take the memory and send the bytes that plan foreca
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.05));
   }
-  // Most of it are activations of half the positions; keys and values are those of whole rows.
+  // Most memory is activations of half of the positions; keys and values are of complete rows.
   CHECK(memory[1] < 0.75 * memory[0]);
 }
 
-TEST_CASE("dist.context is refused where positions can't be divided", "[context_ranks]") {
+TEST_CASE("dist.context is refused if positions can't be divided", "[context_ranks]") {
   struct Refused {
     Kind kind;
     Words keys;

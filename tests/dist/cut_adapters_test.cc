@@ -88,7 +88,8 @@ TEST_CASE("adapters of cut layers follow those of one process", "[cut_adapters]"
   }
 }
 
-TEST_CASE("a part of whole blocks is quantized as it is in the complete tensor", "[cut_adapters]") {
+TEST_CASE("a part of complete blocks is quantized to the same values as in the complete tensor",
+          "[cut_adapters]") {
   const at::Tensor whole = torch::randn({6, 256}, at::kFloat);
   for (const auto format : {QuantizedTensor::Format::int8, QuantizedTensor::Format::nf4}) {
     const auto values = [&](const at::Tensor& t) {
@@ -115,7 +116,7 @@ TEST_CASE("adapters of cut layers resume on any grid and are read by one process
   REQUIRE(train_on(f, 4, "kind.toml", "moved", pause).code == 75);
   check_same_tensors(whole, adapt(f, 2, "moved", cut), "step-00000020");
 
-  // Merging joins base and adapters: the merged model has the loss of the two.
+  // The merged model has the loss of the base with adapters.
   const auto loss_of = [&](const std::string& run_) {
     const Finished done = lathe_in(f, {"eval", run_});
     INFO(done.err);
@@ -127,7 +128,8 @@ TEST_CASE("adapters of cut layers resume on any grid and are read by one process
   CHECK(loss_of("runs/whole") != loss_of("runs/base"));
 }
 
-TEST_CASE("a tensor rank keeps and sends what plan forecasts of its adapters", "[cut_adapters]") {
+TEST_CASE("plan forecasts the memory and sent bytes of a tensor rank with adapters",
+          "[cut_adapters]") {
   const TempFolder f;
   make_base(f, {"gpt", "text", "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
   std::vector<double> memory;

@@ -17,7 +17,7 @@ namespace {
 
 using namespace lathe;
 
-/// Parameters that are exchanged apart from each other, and the exchange of their gradients.
+/// Parameters in separate buckets, and the exchange of their gradients.
 struct Exchanged {
   std::vector<NamedParameter> parameters;
   ShardLayout layout;
@@ -60,14 +60,14 @@ TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   Exchanged e({parameter("always"), parameter("sometimes"), parameter("never")});
   const double mine = world().rank() + 1;
 
-  // Nothing is known before the first exchange, so it sends all.
+  // The first exchange sends all gradients, since it has no history.
   const int64_t first = e.step({}, mine), second = e.step({}, mine);
   CHECK(e.gradient(0) == 3);
   CHECK(std::isnan(e.gradient(1)));
   CHECK(std::isnan(e.gradient(2)));
   CHECK(second < 0.5 * static_cast<double>(first));
 
-  // A parameter that one rank uses after all has its gradient on both.
+  // A parameter that only one rank uses has its gradient on both.
   std::vector<size_t> used;
   if (world().rank() == 1) used.push_back(1);
   e.step(used, mine);

@@ -20,7 +20,7 @@ using namespace lathe;
 using namespace lathe::test;
 using Words = std::vector<std::string>;
 
-TEST_CASE("a process with others beside it chooses one of the visible GPUs", "[gpu_ranks]") {
+TEST_CASE("each process of a machine chooses one of the visible GPUs", "[gpu_ranks]") {
   const char* const before = std::getenv("CUDA_VISIBLE_DEVICES");
   const std::string kept = before != nullptr ? before : "";
   const auto chosen = [](const char* visible, int local_rank) {
@@ -92,7 +92,7 @@ TEST_CASE("runs on a GPU have the same bits on one and two processes", "[gpu_ran
   }
 }
 
-TEST_CASE("what processes with GPUs divide changes no bit", "[gpu_ranks]") {
+TEST_CASE("sharding and pipelines of processes with GPUs change no bits", "[gpu_ranks]") {
   if (skip_without_gpu()) return;
   RunsOnRanks runs(gpu_keys, "step-00000006");
   const Words keys{"--amp.dtype=bf16", "--memory.recompute=blocks", "--dist.bucket_mb=0.02"};
@@ -103,7 +103,7 @@ TEST_CASE("what processes with GPUs divide changes no bit", "[gpu_ranks]") {
     CHECK((runs.results(2, four_block_gpt, with_keys(keys, {key})) == alone));
   }
 
-  // With a head of its own: a tied embedding's gradient is added up in another order.
+  // Weights are not tied here, since the gradient of a tied embedding has another order of sums.
   const Words untied = with_keys(keys, {"--model.tie_weights=false"});
   CHECK((runs.results(2, four_block_gpt, with_keys(untied, {"--dist.pipeline=2"})) ==
          runs.results(1, four_block_gpt, untied)));
@@ -118,7 +118,7 @@ TEST_CASE("what processes with GPUs divide changes no bit", "[gpu_ranks]") {
   for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) < 1e-5 * a[i]);
 }
 
-TEST_CASE("NCCL exchanges tensors of GPUs, and Gloo those of CPUs beside it", "[gpu_ranks]") {
+TEST_CASE("a group exchanges tensors of GPUs by NCCL and those of CPUs by Gloo", "[gpu_ranks]") {
   if (skip_without_gpu()) return;
   open_device("cuda");
   if (cuda_api().make_nccl == nullptr) {

@@ -1,4 +1,4 @@
-// Processes that are lost, hang, disagree or are asked to stop.
+// Tests of ranks that are killed, hang, disagree or are asked to stop.
 #include <signal.h>
 
 #include <atomic>
@@ -25,7 +25,7 @@ using lathe::test::TempFolder;
 using lathe::test::train_on;
 using Words = std::vector<std::string>;
 
-/// The process that has RANK=rank in its environment and works in that folder; 0 for none.
+/// Returns the process with RANK=rank in its environment that runs in this folder, or 0.
 pid_t process_of(int rank, const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
@@ -76,7 +76,7 @@ Words long_run(const Words& more = {}) {
   return lathe::test::with_keys(keys, more);
 }
 
-TEST_CASE("a killed or hung rank ends the run with its name, and nothing that was saved is lost",
+TEST_CASE("a killed or hung rank ends the run with an error that names it, and checkpoints stay",
           "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
@@ -122,7 +122,7 @@ TEST_CASE("of four ranks, all name the one that hangs", "[lost_ranks]") {
     CHECK_THAT(done.err, ContainsSubstring(other));
 }
 
-TEST_CASE("a launch that may restart ends with the bits of a run that lost nobody",
+TEST_CASE("a launch that restarts after a lost rank has the bits of an uninterrupted run",
           "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
@@ -130,7 +130,7 @@ TEST_CASE("a launch that may restart ends with the bits of a run that lost nobod
                    "--train.grad_accum=4"};
   REQUIRE(train_on(f, 1, "tiny.toml", "whole", keys).code == 0);
 
-  // Three ranks can't share out the four micro-batches: all four are started again.
+  // Three ranks can't divide the four micro-batches, so all four ranks are started again.
   for (const auto& [least, restarted] :
        std::vector<std::pair<std::string, std::string>>{{"4", "4"}, {"3", "4"}, {"2", "2"}}) {
     const std::string name = std::string("at-least-") + least;
@@ -145,7 +145,7 @@ TEST_CASE("a launch that may restart ends with the bits of a run that lost nobod
                 "train",
                 "tiny.toml",
                 "--train.out_dir=runs/" + name};
-    // A restart resumes the run, whatever the first start was allowed to.
+    // A restart resumes the run even if the first start must not resume.
     if (least == "2") words.push_back("--checkpoint.resume=never");
     words.insert(words.end(), keys.begin(), keys.end());
     const Attack attack(3, SIGKILL, f, name, 12);
@@ -172,7 +172,7 @@ TEST_CASE("a stop signal to one rank stops all after the same step, with a check
   CHECK(lathe::test::lathe_in(f, {"verify", "runs/stopped"}).code == 0);
 }
 
-/// Processes started by hand, as torchrun would.
+/// Starts processes with the environments that torchrun would set, and waits for them.
 std::vector<Finished> start(const TempFolder& f, const std::vector<Words>& commands,
                             std::vector<std::map<std::string, std::string>> environments) {
   std::vector<Finished> done(commands.size());
@@ -227,7 +227,7 @@ TEST_CASE("the others print why rank 0 ended, though the store ended with it", "
   CHECK(done[1].seconds < 20);
 }
 
-TEST_CASE("ranks that disagree, come twice or never come are told so before anything is made",
+TEST_CASE("ranks that disagree, are duplicated or missing are errors before a run folder is made",
           "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());

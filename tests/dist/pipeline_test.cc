@@ -1,5 +1,5 @@
-// Pipeline parallelism: its schedule, its cuts, and runs on several stages beside runs on one
-// process, which have the same bits.
+// Tests of pipeline parallelism: its schedule, its stages, and runs on several stages, which have
+// the same bits as runs on one process.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -51,9 +51,9 @@ TEST_CASE("a stage runs each micro-batch forward and then backward, with few in 
   }
 }
 
-/// Runs the schedules of all stages at the same time, with each pass as one unit of time. A pass
-/// waits for what it receives, and one that sends a gradient until at most one older gradient was
-/// not received. Returns when the last one ends, or -1 if all wait forever.
+/// Simulates the schedules of all stages, with one unit of time per pass. A pass waits for its
+/// input. A pass that sends a gradient also waits until at most one older gradient has not been
+/// received. Returns the time at which the last pass ends, or -1 for a deadlock.
 int64_t time_of_schedules(int stages, int parts, int64_t micro_batches) {
   using Message = std::pair<int64_t, int>;  // micro-batch and the part, of all, that has sent it
   const int last = stages * parts - 1;
@@ -92,7 +92,7 @@ int64_t time_of_schedules(int stages, int parts, int64_t micro_batches) {
   }
 }
 
-TEST_CASE("parts of stages take turns, and shorten the waiting in proportion", "[pipeline]") {
+TEST_CASE("virtual stages are interleaved, and shorten the pipeline bubble", "[pipeline]") {
   using Passes = std::vector<StagePass>;
   CHECK((stage_schedule(1, 2, 2, 2) == Passes{{0, false, 0},
                                               {1, false, 0},
@@ -114,7 +114,7 @@ TEST_CASE("parts of stages take turns, and shorten the waiting in proportion", "
           CHECK(std::ssize(next) == 2 * parts);
           for (const auto& [of, count] : next) CHECK(count == micro_batches);
         }
-        // A part's forward pass takes 1, so a stage waits 2 (stages - 1), whatever a part's size.
+        // Each pass of a part takes 1, so a stage waits 2 (stages - 1) for any number of parts.
         CHECK(time_of_schedules(stages, parts, micro_batches) ==
               2 * micro_batches * parts + 2 * (stages - 1));
       }
@@ -122,7 +122,7 @@ TEST_CASE("parts of stages take turns, and shorten the waiting in proportion", "
   }
 }
 
-/// What a pass sends to another stage, or receives: a micro-batch, the part of all that sends, and
+/// A message between stages: the micro-batch, the sending part (counted over all stages), and
 /// whether it is a gradient.
 using Sent = std::tuple<int64_t, int, bool>;
 
@@ -159,7 +159,7 @@ double largest_cost(const std::vector<double>& costs, double after,
   return largest;
 }
 
-/// Returns the least cost of all ways to cut the blocks from `begin` on into so many stages.
+/// Returns the least cost of all ways to cut the blocks from cuts.back() on into `stages` stages.
 double least_cost(const std::vector<double>& costs, double after, std::vector<int64_t> cuts,
                   int stages) {
   const auto n = std::ssize(costs);
@@ -209,7 +209,7 @@ const Words pipeline_keys{"--train.steps=6",        "--train.grad_accum=4",
                           "--train.eval_batches=3", "--checkpoint.interval=6",
                           "--dist.timeout=60"};
 
-/// Returns the results of a run on so many processes in so many stages.
+/// Trains on `ranks` processes in `stages` stages, and returns the results of the run.
 std::string results(const TempFolder& f, const std::string& name, int ranks, int stages,
                     const Words& of) {
   const Finished done =
@@ -263,8 +263,7 @@ TEST_CASE("a run has the same bits on any number of stages", "[pipeline]") {
   }
 }
 
-TEST_CASE("with a tied embedding, stages give the losses of one process, and bits of their own",
-          "[pipeline]") {
+TEST_CASE("with a tied embedding, stages agree with one process up to rounding", "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, tied_staged_gpt);
@@ -290,7 +289,8 @@ TEST_CASE("with a tied embedding, stages give the losses of one process, and bit
   for (size_t i = 0; i < a.size(); ++i) CHECK(b[i] == Approx(a[i]).epsilon(1e-6));
 }
 
-TEST_CASE("stages whose layers are cut have the bits of cut layers alone", "[pipeline]") {
+TEST_CASE("stages with tensor parallelism have the bits of tensor parallelism alone",
+          "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, staged_gpt);
@@ -298,6 +298,12 @@ TEST_CASE("stages whose layers are cut have the bits of cut layers alone", "[pip
   const std::string one = results(f, "1", 2, 1, cut);
   CHECK((results(f, "2", 4, 2, cut) == one));
   CHECK((results(f, "3", 8, 2, cut) == one));
+
+  // A vocabulary that the tensor ranks do not divide: all of them cut the stages alike.
+  lathe::test::write_config(f, {"gpt", "text",
+                                "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\n"
+                                "vocab_size = 403\ntie_weights = false\n"});
+  CHECK((results(f, "5", 4, 2, cut) == results(f, "4", 2, 1, cut)));
 }
 
 TEST_CASE("a run resumes on other stages, with the same bits", "[pipeline]") {
@@ -319,7 +325,7 @@ TEST_CASE("a run resumes on other stages, with the same bits", "[pipeline]") {
   check_same_tensors(f / "runs/whole", f / "runs/moved", "step-00000006");
 }
 
-TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pipeline]") {
+TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, {"gpt", "text",
@@ -341,11 +347,11 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
     memory.push_back(figures.at("memory_bytes"));
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.02));
-    // What is sent once a step, beside the headers of activations.
+    // The forecast excludes the headers of activations.
     CHECK(forecast.at("sent_bytes_per_step").get<double>() ==
           Approx(figures.at("sent_bytes").get<double>()).epsilon(0.01));
   }
-  // The waiting of a stage, beside its two micro-batches of a time of 1: 1 and 1/2.
+  // A stage waits for a time of 1 or 1/2, and its two micro-batches take 1 each.
   const auto bubble = [&](const char* parts) {
     const Words own = with_keys(all, {"--dist.pipeline=2", "--train.grad_accum=2",
                                       std::string("--dist.virtual_stages=") + parts});
@@ -365,7 +371,8 @@ TEST_CASE("stages take the memory and send the bytes that plan forecasts", "[pip
             .epsilon(0.02));
 }
 
-TEST_CASE("plan knows what a stage receives where it differs from the inputs", "[pipeline]") {
+TEST_CASE("plan's memory is right for stages whose input is smaller than that of the model",
+          "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, {"mlp", "numbers", "n_layer = 3\nn_hidden = 64\n"});
@@ -387,7 +394,7 @@ std::vector<NamedParameter> three_blocks() {
           parameter("blocks.2", 2), parameter("head", -1)};
 }
 
-/// Returns the first element of each parameter, and NaN of one without memory.
+/// Returns the first element of each parameter, or NaN for a parameter without memory.
 std::vector<double> firsts(const std::vector<NamedParameter>& parameters) {
   std::vector<double> all;
   for (const NamedParameter& p : parameters) {
@@ -411,7 +418,7 @@ TEST_CASE("a stage keeps what it uses", "[.rank_of_stages]") {
     const std::vector<NamedParameter> parameters = three_blocks();
     const Leaf* const head = parameters[is_tied ? 0 : parameters.size() - 1].parameter.as_leaf();
     StageParameters stage(world(), parameters, {0, 1, 2, 3}, head);
-    stage.share_out();
+    stage.free_foreign_parameters();
     for (const NamedParameter& p : stage.local()) {
       const NoGrad no_grad;
       p.parameter.data().fill_(10 + rank);
@@ -449,7 +456,8 @@ TEST_CASE("a stage keeps the parameters that it uses, and no others", "[pipeline
   lathe::test::check_on_ranks(3, "[.rank_of_stages]");
 }
 
-TEST_CASE("plan knows what collects all parameters of a pipeline", "[pipeline]") {
+TEST_CASE("plan forecasts the memory of keys that collect all parameters of a pipeline",
+          "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(
@@ -492,7 +500,7 @@ TEST_CASE("weights of another stage that are not finite are never saved", "[pipe
   }
 }
 
-TEST_CASE("dist.pipeline is refused where a model or another key excludes it", "[pipeline]") {
+TEST_CASE("dist.pipeline is refused if a model or another key excludes it", "[pipeline]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, staged_gpt);

@@ -1,4 +1,4 @@
-// What launchers set in the environment, and what is wrong with it.
+// Tests of reading a launcher's environment variables, and of errors in them.
 #include "dist/placement.h"
 
 #include <cstdlib>
@@ -46,7 +46,8 @@ const Variables torchrun{{"RANK", "3"},
                          {"TORCHELASTIC_RUN_ID", "run"},
                          {"TORCHELASTIC_RESTART_COUNT", "2"}};
 
-TEST_CASE("the variables of torchrun, Slurm and Open MPI give a process its place", "[placement]") {
+TEST_CASE("variables of torchrun, Slurm and Open MPI set the placement of a process",
+          "[placement]") {
   {
     const Environment e({});
     CHECK(!placement_from_environment());
@@ -130,7 +131,7 @@ TEST_CASE("a variable that is missing or out of range is named", "[placement]") 
   }
 }
 
-TEST_CASE("the first host of a Slurm node list", "[placement]") {
+TEST_CASE("first_host() returns the first host of a Slurm node list", "[placement]") {
   CHECK(first_host("one") == "one");
   CHECK(first_host("one,two") == "one");
   CHECK(first_host("node[01-04]") == "node01");

@@ -1,4 +1,4 @@
-// Runs on several processes of this machine.
+// Helpers for runs on several processes of this machine.
 #pragma once
 
 #include <netinet/in.h>
@@ -19,7 +19,7 @@
 
 namespace lathe::test {
 
-/// Returns keys, as --key=value, with those of `more` added or in their place.
+/// Returns `keys` (--key=value) with those of `more` added; keys of the same name are replaced.
 inline std::vector<std::string> with_keys(std::vector<std::string> keys,
                                           const std::vector<std::string>& more) {
   for (const std::string& one : more) {
@@ -30,7 +30,7 @@ inline std::vector<std::string> with_keys(std::vector<std::string> keys,
   return keys;
 }
 
-/// Trains with `ranks` processes, or without a launcher for 1, in a run folder runs/NAME.
+/// Trains with `ranks` processes (without a launcher if 1) in the run folder runs/`name`.
 inline Finished train_on(const TempFolder& f, int ranks, const std::string& config,
                          const std::string& name, const std::vector<std::string>& keys) {
   std::vector<std::string> words;
@@ -60,8 +60,8 @@ inline void check_same_tensors(const fs::path& a, const fs::path& b,
   }
 }
 
-/// What a run computed: the lines of metrics.jsonl without times and memory, and the bytes of the
-/// tensors in a checkpoint.
+/// Returns the results of a run: the lines of metrics.jsonl without times and memory, and the bytes
+/// of the tensors of a checkpoint.
 inline std::string results_of(const fs::path& run, const std::string& checkpoint) {
   std::string all;
   std::string text = slurp(run / "metrics.jsonl");
@@ -85,7 +85,7 @@ class RunsOnRanks {
     make_data(folder_);
   }
 
-  /// Trains with the keys of `more` added or in the place of others, and returns the run folder.
+  /// Trains with the keys of `more` added or replacing others, and returns the run folder.
   fs::path train(int ranks, const Kind& kind, const std::vector<std::string>& more) {
     write_config(folder_, kind);
     const std::string name = std::to_string(n_++);
@@ -94,7 +94,7 @@ class RunsOnRanks {
     REQUIRE(done.code == 0);
     return folder_ / ("runs/" + name);
   }
-  /// Does the same, and returns what the run computed.
+  /// Trains like train(), and returns the results of the run.
   std::string results(int ranks, const Kind& kind, const std::vector<std::string>& more) {
     return results_of(train(ranks, kind, more), last_);
   }
@@ -106,7 +106,7 @@ class RunsOnRanks {
   int n_ = 0;
 };
 
-/// Returns one of the numbers that metrics.jsonl has of a run's steps.
+/// Returns the values of key `name` in a run's metrics.jsonl, in order.
 inline std::vector<double> numbers_of(const fs::path& run, const char* name) {
   std::vector<double> all;
   std::istringstream lines(slurp(run / "metrics.jsonl"));
@@ -117,7 +117,7 @@ inline std::vector<double> numbers_of(const fs::path& run, const char* name) {
   return all;
 }
 
-/// Returns the largest relative difference between one of the numbers of two runs' steps.
+/// Returns the largest relative difference of key `name` between the metrics of two runs.
 inline double difference_between(const fs::path& a, const fs::path& b, const char* name) {
   const std::vector<double> x = numbers_of(a, name), y = numbers_of(b, name);
   REQUIRE(x.size() == y.size());
@@ -136,7 +136,7 @@ inline Json figures_of_ranks(const fs::path& run) {
   return Json::parse(last).at("ranks");
 }
 
-/// Returns the bytes of the rank that sent the most in the last logged step.
+/// Returns the largest number of bytes that a rank sent in the last logged step.
 inline int64_t most_sent(const fs::path& run) {
   int64_t most = 0;
   for (const Json& rank : figures_of_ranks(run))

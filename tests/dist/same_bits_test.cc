@@ -1,5 +1,5 @@
-// A run has the same bits on any number of processes: a table of kinds, precisions and optimizers
-// whose pairs occur.
+// Tests that a run has the same bits on any number of processes, for a table of kinds, precisions
+// and optimizers.
 #include <string>
 #include <vector>
 
@@ -68,7 +68,7 @@ TEST_CASE("train.sum_order = sequence adds micro-batches one after another, on o
                                                {"data.dir", (f / "data").string()}});
   const RunData data = RunData::open(loaded);
 
-  // The oracle: backward adds to the gradients that are there.
+  // The oracle: backward accumulates into existing gradients.
   Session expected = Session::make(loaded, *data.task, data.sizes);
   Loader batches(*data.data, batch_sizes(loaded.config), 1, 0, loaded.config.data, expected.device);
   zero_grad(*expected.model);
@@ -121,7 +121,7 @@ TEST_CASE("all processes end by train.early_stop after the same step", "[same_bi
   CHECK((results_of(f / "runs/1", last("1")) == results_of(f / "runs/2", last("1"))));
 }
 
-TEST_CASE("bits are the same on 8 processes, and whatever the buckets are", "[same_bits]") {
+TEST_CASE("bits are the same on 8 processes and for any bucket size", "[same_bits]") {
   RunsOnRanks runs(same_bits_keys, "step-00000006");
   const Cell cell{small_gpt, {"--train.grad_accum=8", "--train.batch_size=2"}};
   const std::string alone = runs.results(1, cell.kind, cell.keys);
@@ -131,10 +131,8 @@ TEST_CASE("bits are the same on 8 processes, and whatever the buckets are", "[sa
   CHECK((runs.results(1, cell.kind, with_keys(cell.keys, {"--train.seed=7"})) != alone));
 }
 
-TEST_CASE(
-    "shares that are not a power of two have the same bits every time, and nearly those of one "
-    "process",
-    "[same_bits]") {
+TEST_CASE("3 processes give reproducible bits, and agree with one process up to rounding",
+          "[same_bits]") {
   RunsOnRanks runs(same_bits_keys, "step-00000006");
   const Cell cell{small_gpt, {"--train.grad_accum=9", "--train.batch_size=2", "--optim.kind=sgd"}};
   const auto loss = [](const std::string& results) {

@@ -1,5 +1,5 @@
-// Sequence parallelism: its ops beside LibTorch's autograd of whole rows, and runs whose tensor
-// ranks divide the residual stream beside runs on one process.
+// Tests of sequence parallelism: its ops are compared with LibTorch on complete rows, and
+// runs whose tensor ranks divide the residual stream with runs on one process.
 #include "dist/sequence_ranks.h"
 
 #include <functional>
@@ -37,7 +37,7 @@ bool equals_whole_rows(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-12, 1e-12);
 }
 
-/// A block: x + down(up(x * scale)^2), of which `up` and `down` are cut and `scale` is not.
+/// A block x + down(up(x * scale)^2), where `up` and `down` are tensor-parallel and `scale` is not.
 struct CutBlock {
   at::Tensor up = random_values(1, {6, 4}), down = random_values(2, {4, 6}),
              scale = random_values(3, {4});
@@ -55,7 +55,7 @@ struct CutBlock {
   }
 };
 
-/// Two blocks: the value of a loss, its gradients, and a gradient's own gradient.
+/// Checks the loss of two blocks, its gradients, and a second derivative.
 void check_blocks(RecomputePolicy policy) {
   const CutBlock block;
   const at::Tensor x = random_values(4, {2, 6, 4}), weights = random_values(5, {2, 6, 4});
@@ -84,7 +84,7 @@ void check_blocks(RecomputePolicy policy) {
 
   const auto first = grad(result, {mine, own_scale}, {}, /*create_graph=*/true);
   CHECK(equals_whole_rows(first[0].data(), g[0].detach()));
-  CHECK(!equals_whole_rows(first[1].data(), g[1].detach()));  // it is that of some positions
+  CHECK(!equals_whole_rows(first[1].data(), g[1].detach()));  // a sum over own positions only
   const at::Tensor summed = first[1].data().clone();
   sum_block_gradients({&of_block, 1}, [&](size_t) { return summed; });
   CHECK(equals_whole_rows(summed, g[1].detach()));
@@ -102,7 +102,7 @@ TEST_CASE("a rank checks the ops of sequence parallelism", "[.rank_of_sequence_r
        {RecomputePolicy::none, RecomputePolicy::blocks, RecomputePolicy::selective})
     check_blocks(policy);
 
-  // Passes without a graph keep whole rows, and rows that the ranks can't divide are refused.
+  // Passes without a graph keep complete rows, and rows that the ranks can't divide are refused.
   const DivideSequence divided;
   const auto whole = [](size_t, const Variable& in) {
     CHECK(mode().sequence_part == nullptr);
@@ -124,12 +124,13 @@ TEST_CASE("a rank checks the ops of sequence parallelism", "[.rank_of_sequence_r
   world().wait_for_all();
 }
 
-TEST_CASE("ops of sequence parallelism have the derivatives of whole rows, on 2 and 4 processes",
+TEST_CASE("ops of sequence parallelism have the derivatives of complete rows on 2 and 4 processes",
           "[sequence_ranks]") {
   for (const int ranks : {2, 4}) lathe::test::check_on_ranks(ranks, "[.rank_of_sequence_ranks]");
 }
 
-TEST_CASE("ranges of positions are those of a row's chunks, in their order", "[sequence_ranks]") {
+TEST_CASE("the ranges of all parts are the positions of a process's chunks in order",
+          "[sequence_ranks]") {
   constexpr int64_t chunk = 12;
   for (const int64_t contexts : {1, 2, 3}) {
     for (int64_t context = 0; context < contexts; ++context) {
@@ -152,7 +153,7 @@ TEST_CASE("ranges of positions are those of a row's chunks, in their order", "[s
   }
 }
 
-TEST_CASE("tensor ranks with parts of other sizes own the same ranges of what is not cut",
+TEST_CASE("tensor ranks with parts of unequal sizes own the same ranges of uncut parameters",
           "[sequence_ranks]") {
   // Rows of a vocabulary that two ranks can't divide equally, between parameters that are not cut.
   constexpr int64_t rows = 257, width = 96, count = 40;
@@ -207,8 +208,8 @@ TEST_CASE("runs that divide the residual stream have the losses of one process",
     Words layout;  // of the divided run
     double tolerance = 1e-6;
   };
-  // Sums over the processes have another order, over 30 steps: in float32 1e-6, in bfloat16 as much
-  // more as its rounding is coarser.
+  // Sums over the processes have another order for 30 steps. The tolerance is 1e-6 in float32, and
+  // larger in bfloat16, which rounds more coarsely.
   const std::vector<Cell> cells{
       {dropping_gpt, 2, {"--train.eval_interval=10", "--optim.grad_clip=0.5"}, {}},
       {dropping_gpt, 4, {"--memory.saved=bf16"}, {"--dist.context=2"}, 2e-2},
@@ -230,7 +231,7 @@ TEST_CASE("runs that divide the residual stream have the losses of one process",
   }
 }
 
-TEST_CASE("a divided run has its own bits on any number of groups, and resumes on any grid",
+TEST_CASE("a run with sequence parallelism has the same bits on any number of data ranks",
           "[sequence_ranks]") {
   RunsOnRanks runs(with_keys(sequence_keys, {"--train.steps=6", "--checkpoint.interval=3"}),
                    "step-00000006");
@@ -244,7 +245,7 @@ TEST_CASE("a divided run has its own bits on any number of groups, and resumes o
   CHECK((runs.results(2, normed_llama, {"--dist.tensor=2"}) != two));
 }
 
-TEST_CASE("divided residual streams take the memory and send the bytes that plan forecasts",
+TEST_CASE("runs with sequence parallelism use the memory and send the bytes that plan forecasts",
           "[sequence_ranks]") {
   const TempFolder f;
   lathe::test::make_data(f);
@@ -280,7 +281,7 @@ TEST_CASE("divided residual streams take the memory and send the bytes that plan
   }
 }
 
-TEST_CASE("dist.sequence_parallel is refused where rows can't be divided", "[sequence_ranks]") {
+TEST_CASE("dist.sequence_parallel is refused if rows can't be divided", "[sequence_ranks]") {
   const TempFolder f;
   lathe::test::make_data(f);
   struct Refused {

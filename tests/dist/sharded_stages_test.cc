@@ -1,5 +1,5 @@
-// dist.shard beside dist.pipeline: the data ranks of a stage divide its optimizer state, gradients
-// or parameters among them. The bits are those of whole stages.
+// Tests of dist.shard with dist.pipeline: the data ranks of a stage divide its optimizer state,
+// gradients or parameters. The bits are those of unsharded stages.
 #include <string>
 #include <vector>
 
@@ -33,7 +33,7 @@ Finished train_staged(const TempFolder& f, const std::string& name, int ranks, c
   return done;
 }
 
-TEST_CASE("data ranks divide what a stage updates, with the bits of whole stages",
+TEST_CASE("sharding the updates of a stage among its data ranks changes no bits",
           "[sharded_stages]") {
   struct Cell {
     const Kind& kind;
@@ -42,7 +42,7 @@ TEST_CASE("data ranks divide what a stage updates, with the bits of whole stages
   };
   const std::vector<Cell> cells{
       {tied_gpt, 4, {"--dist.pipeline=2", "--optim.grad_clip=0.1", "--optim.ema_decay=0.9"}},
-      // Whole matrices, working copies and gradients in bf16.
+      // Muon needs complete matrices. Working copies and gradients are in bf16.
       {tied_gpt, 4, {"--dist.pipeline=2", "--optim.kind=muon", "--amp.dtype=bf16"}},
       // The gradients of every third process are added in an order of their own.
       {untied_gpt, 6, {"--dist.pipeline=2", "--train.grad_accum=3", "--optim.kind=adamw8bit"}},
@@ -61,7 +61,8 @@ TEST_CASE("data ranks divide what a stage updates, with the bits of whole stages
   }
 }
 
-TEST_CASE("a run moves between sharded stages, whole stages and one process", "[sharded_stages]") {
+TEST_CASE("a run resumes with the same bits on sharded stages, unsharded stages and one process",
+          "[sharded_stages]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, untied_gpt);
@@ -90,13 +91,13 @@ TEST_CASE("plan --fit on several processes divides the state before it changes b
   const std::string path = (f / "kind.toml").string();
   const Forecast now = forecast(load_config(path, given), 4);
   CHECK(find_fit(path, given, now, now.peak_rss())->empty());
-  // The optimizer's state is 8 bytes of each parameter, of which three quarters go.
+  // The optimizer's state has 8 bytes per parameter, of which sharding removes three quarters.
   const auto fit = find_fit(path, given, now, now.peak_rss() - (int64_t{2} << 20));
   REQUIRE(fit);
   CHECK(fit->front() == std::pair<std::string, std::string>("dist.shard", "optimizer"));
 }
 
-TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts",
+TEST_CASE("sharded stages use the memory and send the bytes that plan forecasts",
           "[sharded_stages]") {
   const TempFolder f;
   lathe::test::make_data(f);
@@ -112,7 +113,7 @@ TEST_CASE("sharded stages take the memory and send the bytes that plan forecasts
     const Json figures = lathe::test::rank_figures(f / "runs" / name);
     const double memory = figures.at("memory_bytes");
     INFO(name);
-    // Buckets that wait to be sent come by chance, and so do blocks that are collected ahead.
+    // The number of buckets that wait to be sent, and of blocks gathered ahead, depends on timing.
     const double tolerance = name == "parameters" ? 0.1 : 0.05;
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) == Approx(memory).epsilon(tolerance));
     CHECK(forecast.at("sent_bytes_per_step").get<double>() ==

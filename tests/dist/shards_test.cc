@@ -1,5 +1,5 @@
-// Optimizer state and gradients that ranks share out: who owns what, and runs whose bits do not
-// depend on it.
+// Tests of dist.shard: which rank owns which elements, and that sharding does not change the bits
+// of runs.
 #include "dist/shards.h"
 
 #include <ATen/ops/zeros.h>
@@ -30,7 +30,8 @@ std::vector<NamedParameter> parameters_of(const std::vector<int64_t>& sizes) {
   return all;
 }
 
-/// Checks that each element has one owner, at permitted places, and returns what each rank owns.
+/// Checks that each element has one owner, and that parameters are cut only where it is permitted.
+/// Returns the number of elements of each rank.
 std::vector<int64_t> owned_by_ranks(const std::vector<int64_t>& sizes,
                                     const std::vector<bool>& is_divisible, int64_t bucket_bytes,
                                     int ranks) {
@@ -65,7 +66,7 @@ int64_t spread(const std::vector<int64_t>& owned) {
 
 TEST_CASE("each element of a parameter has one owner, and ranks own nearly the same number",
           "[shards]") {
-  // A model whose embedding is larger than all else.
+  // A model whose embedding is larger than all other parameters together.
   const std::vector<int64_t> sizes{4000000, 0, 768, 589824, 2304, 1769472, 768, 3, 589824};
   for (const int ranks : {1, 2, 3, 4, 8}) {
     for (const int64_t bytes : {int64_t{1}, int64_t{1} << 20, int64_t{1} << 40}) {
@@ -116,7 +117,7 @@ const Kind wide_gpt{"gpt", "text",
 const Words shard_keys{"--train.steps=4",         "--train.grad_accum=8",    "--train.batch_size=2",
                        "--train.eval_interval=0", "--checkpoint.interval=4", "--dist.timeout=60"};
 
-TEST_CASE("what ranks share out changes no bit, with any optimizer and precision", "[shards]") {
+TEST_CASE("sharding changes no bits with any optimizer and precision", "[shards]") {
   const std::vector<Words> cells{
       {"--optim.grad_clip=0.5", "--dist.bucket_mb=0.3"},
       {"--optim.kind=adamw8bit", "--checkpoint.async_save=true", "--checkpoint.interval=2"},
@@ -134,7 +135,7 @@ TEST_CASE("what ranks share out changes no bit, with any optimizer and precision
     std::string keys;
     for (const std::string& key : cells[i]) keys += key + " ";
     const std::string alone = runs.results(1, wide_gpt, cells[i]);
-    // Each cell on one number of ranks for each; together all combinations occur.
+    // Each cell runs on one number of ranks per kind of sharding, and all combinations occur.
     const int first = i % 2 == 0 ? 2 : 4;
     INFO(keys);
     if (i % 3 == 0)
@@ -147,7 +148,7 @@ TEST_CASE("what ranks share out changes no bit, with any optimizer and precision
                         with_keys(cells[i], {"--dist.shard=parameters",
                                              "--memory.recompute=" + policy})) == alone));
   }
-  // Three ranks have blocks of two micro-batches, whatever they share out.
+  // On three ranks, each has a block of two micro-batches.
   const Words six{"--train.grad_accum=6"};
   CHECK((runs.results(3, wide_gpt, with_keys(six, {"--dist.shard=gradients"})) ==
          runs.results(1, wide_gpt, six)));
@@ -156,7 +157,7 @@ TEST_CASE("what ranks share out changes no bit, with any optimizer and precision
          runs.results(1, wide_gpt, {})));
 }
 
-TEST_CASE("what ranks share out takes less memory of each, and sends what plan says", "[shards]") {
+TEST_CASE("sharding saves the memory and sends the bytes that plan forecasts", "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(
@@ -165,7 +166,7 @@ TEST_CASE("what ranks share out takes less memory of each, and sends what plan s
       "--train.steps=2",        "--train.grad_accum=4",      "--train.batch_size=1",
       "--train.log_interval=1", "--train.eval_interval=0",   "--dist.timeout=60",
       "--dist.bucket_mb=0.3",   "--memory.recompute=blocks", "--checkpoint.interval=0"};
-  // 6 blocks of 12 x 128^2 elements, and what surrounds them.
+  // 6 blocks of 12 x 128^2 elements; other parameters are neglected.
   const double elements = 6.0 * 12 * 128 * 128, others = 3.0 / 4;
 
   std::vector<double> memory;
@@ -178,17 +179,18 @@ TEST_CASE("what ranks share out takes less memory of each, and sends what plan s
 
     const lathe::Json forecast = lathe::test::plan_of(f, 4, "kind.toml", own);
     CHECK(forecast.at("sent_bytes_per_step") == lathe::test::most_sent(f / "runs" / shard));
-    // Buckets wait for the exchange in an order of their own: five of them are 1.5 MB.
+    // The number of buckets that wait for the exchange depends on timing: five have 1.5 MB.
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).margin(1.5e6));
   }
-  // Three of four ranks' 8 bytes of Adam's state are elsewhere, and of the parameters' 4 bytes
-  // those of the blocks but the one that runs. Buckets on their way take some of it back.
+  // Three quarters of Adam's 8 bytes per parameter are on other ranks. So are three quarters of the
+  // parameters' 4 bytes, except in the block that runs. Buckets in transfer need some memory.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * others * elements - 0.3e6);
   CHECK(memory[1] - memory[3] > 0.3 * 4 * others * elements);
 }
 
-TEST_CASE("plan forecasts the process with the most, if whole tensors belong to one", "[shards]") {
+TEST_CASE("plan forecasts the rank with the largest memory if tensors belong to one rank",
+          "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
   // Nearly all elements are in the embedding. Small buckets give it to a rank other than the first.
@@ -222,8 +224,8 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
   const Words keys{"--train.steps=3",        "--train.grad_accum=4",    "--train.batch_size=8",
                    "--train.log_interval=1", "--train.eval_interval=0", "--dist.timeout=60",
                    "--checkpoint.interval=0"};
-  // Buckets of 2 MB hold 2 matrices of a block. With fp8, matrices and vectors have buckets apart,
-  // and one is full soon after the other.
+  // Buckets of 2 MB hold 2 matrices of a block. With fp8, matrices and vectors have separate
+  // buckets, and one is full soon after the other.
   for (const Words& more : {Words{"--dist.bucket_mb=2", "--dist.shard=optimizer"},
                             Words{"--dist.bucket_mb=2", "--dist.shard=gradients"},
                             Words{"--amp.dtype=fp8", "--dist.shard=optimizer"}}) {
@@ -242,7 +244,8 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
 
 /// A layer of an RNN uses its weights at every position: their gradients are added up where they
 /// are cast.
-TEST_CASE("casts that the uses of a weight share have the same bits in shards", "[shards]") {
+TEST_CASE("weights whose casts are shared by several uses have the same bits with sharding",
+          "[shards]") {
   RunsOnRanks runs(shard_keys, "step-00000004");
   const Words keys{"--amp.dtype=bf16", "--amp.working_copies=false", "--train.steps=4"};
   const Kind& lstm = lathe::test::kinds[4];
@@ -254,7 +257,8 @@ TEST_CASE("casts that the uses of a weight share have the same bits in shards", 
   CHECK((runs.results(1, lstm, with_keys(keys, {"--amp.cache=false"})) != alone));
 }
 
-TEST_CASE("dist.reduce_dtype = bf16 sends half of the bytes and rounds what is sent", "[shards]") {
+TEST_CASE("dist.reduce_dtype = bf16 sends rounded gradients, which are half of the bytes",
+          "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, wide_gpt);
@@ -272,7 +276,7 @@ TEST_CASE("dist.reduce_dtype = bf16 sends half of the bytes and rounds what is s
   CHECK((alone == full));
   CHECK((first != full));
 
-  // The same every time, and with the optimizer's state shared out. One process sends nothing.
+  // The bits are reproducible, also with sharded optimizer state. One process sends nothing.
   CHECK((train(2, "again", low) == first));
   CHECK((train(2, "sharded", with_keys(low, {"--dist.shard=optimizer"})) == first));
   CHECK((train(1, "alone-low", low) == alone));
@@ -280,8 +284,8 @@ TEST_CASE("dist.reduce_dtype = bf16 sends half of the bytes and rounds what is s
   CHECK(lathe::test::rank_figures(f / "runs/first").at("sent_bytes").get<int64_t>() * 2 ==
         lathe::test::rank_figures(f / "runs/full").at("sent_bytes").get<int64_t>());
 
-  // Adam's first steps have the size of the learning rate whatever the gradient's size, so two
-  // roundings to 8 bits show in the third digit of the loss.
+  // Adam's first steps have the size of the learning rate for gradients of any size, so two
+  // roundings to 8 bits appear in the third digit of the loss.
   const auto loss = [&](const std::string& name) {
     const std::string text = lathe::test::slurp(f / "runs" / name / "metrics.jsonl");
     return std::stod(text.substr(text.rfind("\"loss\":") + 7));
@@ -289,8 +293,7 @@ TEST_CASE("dist.reduce_dtype = bf16 sends half of the bytes and rounds what is s
   CHECK(loss("first") == Approx(loss("full")).epsilon(1e-2));
 }
 
-TEST_CASE("a kind with running statistics shares out its gradients with the same bits",
-          "[shards]") {
+TEST_CASE("sharding the gradients of a model with running statistics changes no bits", "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, lathe::test::kinds[0]);  // an mlp with batch norm

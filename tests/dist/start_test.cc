@@ -1,4 +1,5 @@
-// How several processes begin: with the values of one process, and without the complete model.
+// Tests of the start of several processes: each has the initial values of one process, and never
+// the complete model.
 #include <torch/types.h>
 
 #include <string>
@@ -27,8 +28,8 @@ const Kind eight_blocks{"llama", "text",
                         "n_layer = 8\nn_head = 4\nn_kv_head = 2\nn_embd = 64\nblock_size = 12\n"
                         "tie_weights = false\n"};
 
-/// Returns what this process has of a parameter, 1-D, and what it should have of `whole`. Both are
-/// undefined where it should have nothing and has nothing.
+/// Returns this process's part of a parameter, as 1-D, and the same part of `whole`. Both are
+/// undefined if the process has no part of it.
 std::pair<at::Tensor, at::Tensor> kept_and_wanted(const Variable& p, at::Tensor whole) {
   if (const TensorCut* cut = cut_of(p)) whole = cut->part_of(whole);
   whole = whole.reshape({-1});
@@ -38,7 +39,7 @@ std::pair<at::Tensor, at::Tensor> kept_and_wanted(const Variable& p, at::Tensor 
   return {own, whole.narrow(0, end - own.numel(), own.numel())};
 }
 
-/// A rank of the tests below: begins a run, and compares it with a model of one process.
+/// Starts a run as one rank, and compares its parameters with a model of one process.
 void check_start(const Words& keys) {
   const auto placement = placement_from_environment();
   REQUIRE(placement);
@@ -103,7 +104,7 @@ TEST_CASE("a data rank of a stage whose layers are cut", "[.start_of_all]") {
                "--memory.recompute=blocks"});
 }
 
-TEST_CASE("a process begins with the values of its part of the model, and never has all of it",
+TEST_CASE("a process starts with the values of its part of the model, and never has all of it",
           "[start]") {
   check_on_ranks(2, "[.start_of_stage]");
   check_on_ranks(2, "[.start_of_part]");
@@ -111,7 +112,7 @@ TEST_CASE("a process begins with the values of its part of the model, and never 
   check_on_ranks(8, "[.start_of_all]");
 }
 
-TEST_CASE("parts of a model begin with train.init_from, and resume from lower precision",
+TEST_CASE("parts of a model start from train.init_from, and resume from bfloat16 checkpoints",
           "[start]") {
   const TempFolder f;
   make_data(f);
@@ -154,7 +155,7 @@ void change_last_block(const fs::path& file) {
   save_state_dict(state, file);
 }
 
-TEST_CASE("processes whose sources have other weights are refused", "[start]") {
+TEST_CASE("processes that read different source weights are refused", "[start]") {
   const TempFolder f;
   make_data(f);
   write_config(f, eight_blocks);
@@ -164,7 +165,7 @@ TEST_CASE("processes whose sources have other weights are refused", "[start]") {
                          "--train.eval_interval=0", "--train.seed=" + seed})
                 .code == 0);
   };
-  // Rank 1 has everything in common with rank 0 but the sources.
+  // Rank 1 shares all files with rank 0 except the sources.
   const fs::path elsewhere = f / "elsewhere";
   fs::create_directory(elsewhere);
   for (const char* shared : {"kind.toml", "text", "runs"})
@@ -211,7 +212,7 @@ TEST_CASE("processes whose sources have other weights are refused", "[start]") {
   }
 }
 
-TEST_CASE("an evaluation needs no more memory than training", "[start]") {
+TEST_CASE("an evaluation needs less than 15% more memory than training", "[start]") {
   const TempFolder f;
   make_data(f);
   write_config(f, eight_blocks);
@@ -227,7 +228,7 @@ TEST_CASE("an evaluation needs no more memory than training", "[start]") {
           plan_of(f, 2, "kind.toml", own).at("tensors_mb").get<double>() * (1 << 20);
       const auto measured =
           rank_figures(f / ("runs/" + layout[0] + interval)).at("memory_bytes").get<double>();
-      // Buckets that wait to be sent come by chance, and so do blocks that are collected ahead.
+      // The number of buckets that wait, and of blocks gathered ahead, depends on timing.
       CHECK(measured == Approx(planned).epsilon(0.1));
       return measured;
     };
@@ -265,7 +266,7 @@ TEST_CASE("processes that need far more memory together than is free are refused
   CHECK(needs(train(4, "four", {"--train.grad_accum=4"})) == Approx(2 * two).epsilon(0.15));
 }
 
-TEST_CASE("lines of ranks", "[.lines_of_ranks]") {
+TEST_CASE("a rank compares its lines with those of the other", "[.lines_of_ranks]") {
   join_world(placement_from_environment().value(), {});
   const bool is_first = world().rank() == 0;
   world().check_same_lines("the model", is_first ? "a 1\nb 2\n" : "b 2\nc 4\n");
@@ -278,7 +279,8 @@ TEST_CASE("values that several processes have must be the same", "[start]") {
   check_on_ranks(2, "[.lines_of_ranks]");
 }
 
-TEST_CASE("the weights of two training steps have different ids", "[start]") {
+TEST_CASE("content_id() is the same for equal weights, and differs if a weight differs",
+          "[start]") {
   const TempFolder f;
   const auto id_of = [&](const std::string& folder, double last) {
     fs::create_directory(f / folder);

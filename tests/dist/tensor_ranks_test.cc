@@ -1,10 +1,11 @@
-// Tensor parallelism: its ops beside LibTorch's autograd of the whole tensors, and runs whose
-// layers several processes compute together beside runs on one process.
+// Tests of tensor parallelism: its ops are compared with LibTorch's autograd of complete tensors,
+// and tensor-parallel runs with runs on one process.
 #include "dist/tensor_ranks.h"
 
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -69,7 +70,7 @@ void check_loss(const std::function<Variable(const Variable&)>& ours,
   CHECK(equals_whole(grad(sum(first * first), {mine})[0].data(), h));
 }
 
-/// A feed-forward block whose hidden units are cut, and one whose outputs are gathered.
+/// Checks a feed-forward block with divided hidden units, and one with gathered outputs.
 void check_products() {
   const at::Tensor x = random(1, {4, 6}), up = random(2, {5, 6}), down = random(3, {6, 5}),
                    weights = random(4, {4, 6}), wide = random(5, {4, 5});
@@ -97,7 +98,7 @@ void check_products() {
       x);
 }
 
-/// The loss of a vocabulary that the ranks can't divide equally, with targets that do not count and
+/// Checks the loss of a vocabulary that the ranks can't divide equally, with ignored targets and
 /// with large logits.
 void check_cross_entropy() {
   const at::Tensor head = random(6, {7, 6}), targets = torch::tensor({0, 6, -100, 3, 2, 4});
@@ -121,7 +122,7 @@ void check_cross_entropy() {
   }
 }
 
-/// No target that counts, and targets outside of the vocabulary.
+/// Checks the loss if all targets are ignored, and errors of targets outside of the vocabulary.
 void check_targets_of_cross_entropy() {
   const Variable logits(own_part(random(6, {7, 3}), 0).t().contiguous());
   const auto loss_of = [&](const at::Tensor& targets) {
@@ -135,7 +136,7 @@ void check_targets_of_cross_entropy() {
   }
 }
 
-/// Rows of an embedding that is cut, and their gradients.
+/// Checks rows of an embedding that is divided among ranks, and their gradients.
 void check_embedding() {
   const at::Tensor table = random(8, {7, 3}), weights = random(9, {2, 4, 3}),
                    ids = torch::tensor({{0, 6, 3, 3}, {2, 4, 5, 1}});
@@ -167,12 +168,12 @@ TEST_CASE("a rank checks the ops of tensor parallelism", "[.rank_of_tensor_ranks
   world().wait_for_all();
 }
 
-TEST_CASE("ops of tensor parallelism have the derivatives of whole tensors, on 2 and 4 processes",
+TEST_CASE("ops of tensor parallelism have the derivatives of complete tensors on 2 and 4 processes",
           "[tensor_ranks]") {
   for (const int ranks : {2, 4}) lathe::test::check_on_ranks(ranks, "[.rank_of_tensor_ranks]");
 }
 
-TEST_CASE("parts of a tensor are its sections' shares, and join to the same tensor",
+TEST_CASE("a part of a tensor has a share of each section, and joined parts give the tensor",
           "[tensor_ranks]") {
   const at::Tensor whole = torch::arange(2 * 13 * 3).view({2, 13, 3});
   for (const int64_t parts : {1, 2, 3}) {
@@ -181,13 +182,29 @@ TEST_CASE("parts of a tensor are its sections' shares, and join to the same tens
       const TensorCut cut{.dim = 1, .sections = {6, 7}, .part = p, .parts = parts};
       all.push_back(cut.part_of(whole));
       CHECK(cut.part_sizes(all[0].sizes(), p) == all.back().sizes().vec());
-      CHECK(cut.whole_sizes(all.back().sizes()) == whole.sizes().vec());
+      CHECK(cut.full_sizes(all.back().sizes()) == whole.sizes().vec());
     }
     CHECK(TensorCut{.dim = 1, .sections = {6, 7}, .parts = parts}.join(all).equal(whole));
   }
   // Two parts of sections of 6 and 7 rows: rows 0 to 2 and 6 to 8.
   const TensorCut first{.dim = 1, .sections = {6, 7}, .part = 0, .parts = 2};
   CHECK(first.part_of(whole).select(0, 0).select(1, 0).equal(torch::tensor({0, 3, 6, 18, 21, 24})));
+}
+
+TEST_CASE("all ranks divide the rows of the loss alike, whatever the vocabulary",
+          "[tensor_ranks]") {
+  for (const auto& [vocabulary, parts] : {std::pair<int64_t, int64_t>{50257, 3}, {67109, 2}}) {
+    std::set<int64_t> rows;
+    for (int64_t p = 0; p < parts; ++p) {
+      const TensorCut cut{.dim = 0, .sections = {vocabulary}, .part = p, .parts = parts};
+      const Variable weight =
+          Variable::parameter(torch::zeros(cut.part_sizes({0, 1}, p)), "weight");
+      weight.leaf().cut = std::make_shared<TensorCut>(cut);
+      rows.insert(rows_of_logits(weight));
+      CHECK(weight.size(0) * rows_of_logits(weight) <= int64_t{1} << 25);
+    }
+    CHECK(rows.size() == 1);
+  }
 }
 
 const Kind tied_gpt{"gpt", "text",
@@ -207,16 +224,14 @@ const Words tensor_keys{"--train.grad_accum=2",     "--train.batch_size=4",
                         "--train.eval_batches=3",   "--dist.timeout=60",
                         "--checkpoint.interval=50", "--optim.lr=1e-3"};
 
-TEST_CASE(
-    "a run whose layers two processes compute has the losses of one process, and its own bits",
-    "[tensor_ranks]") {
+TEST_CASE("a tensor-parallel run agrees with one process up to rounding", "[tensor_ranks]") {
   struct Cell {
     const Kind& kind;
     Words keys;
     double tolerance;
   };
-  // Products of 32 to 128 terms whose sum two processes share, over 50 steps: in float32 1e-6, in
-  // bfloat16 as much more as its rounding is coarser, with room for steps that amplify it.
+  // Two processes add up sums of 32 to 128 terms in another order, for 50 steps. The tolerance is
+  // 1e-6 in float32, and larger in bfloat16, which rounds more coarsely.
   const std::vector<Cell> cells{
       {tied_gpt, {"--optim.grad_clip=0.5", "--train.eval_interval=25"}, 1e-6},
       {untied_gpt, {"--memory.recompute=blocks"}, 1e-6},
@@ -251,13 +266,13 @@ TEST_CASE(
     CHECK(difference("loss") < cell.tolerance);
     CHECK(difference("val_loss") < cell.tolerance);
     CHECK(difference("grad_norm") < 10 * cell.tolerance);  // a gradient is a small difference
-    CHECK((two != alone));  // the control: a sum that two processes share has another order
-    // With other data ranks beside them, whatever these share out, the bits stay.
+    CHECK((two != alone));  // the control: sums over two processes have another order
+    // Further data ranks and sharding do not change bits.
     CHECK((train(4, "4", with_keys(cut, {"--dist.shard=gradients"})) == two));
   }
 }
 
-TEST_CASE("checkpoints of cut layers are those of one process, and runs resume on any grid",
+TEST_CASE("tensor-parallel checkpoints equal those of one process, and runs resume on any grid",
           "[tensor_ranks]") {
   const TempFolder f;
   lathe::test::make_data(f);
@@ -278,7 +293,7 @@ TEST_CASE("checkpoints of cut layers are those of one process, and runs resume o
     check_same_tensors(f / "runs" / whole, f / "runs" / moved, "step-00000009");
   }
 
-  // A step that changes no weight: one process writes a file, two cut and join it.
+  // With lr = 0 a step changes no weight: two processes must write the same file as one.
   const Words still = with_keys(
       tensor_keys, {"--optim.kind=sgd", "--optim.lr=0", "--train.steps=2", "--checkpoint.keep=5"});
   REQUIRE(train_on(f, 1, "kind.toml", "still", with_keys(still, {"--train.pause_at=1"})).code ==
@@ -304,7 +319,7 @@ TEST_CASE("weights of another tensor rank that are not finite are never saved", 
   REQUIRE(train_on(f, 1, "kind.toml", "source", with_keys(once, {"--model.vocab_size=300"})).code ==
           0);
 
-  // The last row is of no token of the text, so that it only decays: by -9 times its value.
+  // No token of the text uses the last row, so it only decays: to -9 times its value.
   const fs::path checkpoint = f / "runs/source/checkpoints/step-00000001";
   const auto set_last_row = [&](double value) {
     std::vector<at::Tensor> held;
@@ -335,7 +350,8 @@ TEST_CASE("weights of another tensor rank that are not finite are never saved", 
   }
 }
 
-TEST_CASE("cut layers take the memory and send the bytes that plan forecasts", "[tensor_ranks]") {
+TEST_CASE("tensor-parallel runs use the memory and send the bytes that plan forecasts",
+          "[tensor_ranks]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(
@@ -353,7 +369,7 @@ TEST_CASE("cut layers take the memory and send the bytes that plan forecasts", "
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(memory.back()).epsilon(0.05));
   }
-  // What is kept is chosen by the memory that nothing else holds, in a run as in its forecast.
+  // Selective recomputation keeps results within unused memory, in a run as in its forecast.
   const Words selective = with_keys(all, {"--dist.tensor=2", "--memory.recompute=selective"});
   REQUIRE(train_on(f, 2, "kind.toml", "selective", selective).code == 0);
   CHECK(lathe::test::plan_of(f, 2, "kind.toml", selective).at("tensors_mb").get<double>() *
@@ -365,7 +381,7 @@ TEST_CASE("cut layers take the memory and send the bytes that plan forecasts", "
   CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
 }
 
-TEST_CASE("dist.tensor is refused where a layer or an update can't be cut", "[tensor_ranks]") {
+TEST_CASE("dist.tensor is refused if a layer or an optimizer can't be divided", "[tensor_ranks]") {
   struct Refused {
     std::string model;
     Overrides keys;
@@ -416,7 +432,7 @@ TEST_CASE("dist.tensor is refused where a layer or an update can't be cut", "[te
   CHECK_THAT(three.err, ContainsSubstring("dist.tensor = 2 does not divide the 3 processes"));
 }
 
-TEST_CASE("dist.tensor is checked against the model of a source", "[tensor_ranks]") {
+TEST_CASE("dist.tensor is checked against the model of train.init_from", "[tensor_ranks]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(
@@ -436,7 +452,7 @@ TEST_CASE("dist.tensor is checked against the model of a source", "[tensor_ranks
   CHECK(!fs::exists(f / "runs/two"));
   CHECK(on(3, "three").code == 0);
 
-  // A process alone ignores the key, and so does what reads its checkpoint.
+  // A single process ignores the key, and so do commands that read its checkpoint.
   REQUIRE(on(1, "alone").code == 0);
   for (const char* command : {"eval", "verify", "inspect"})
     CHECK(lathe::test::lathe_in(f, {command, "runs/alone"}).code == 0);

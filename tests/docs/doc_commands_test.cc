@@ -1,5 +1,5 @@
 // Checks README.md and the pages of docs/ against the code: every command, option, config key and
-// file in a fenced block or a table exists. Prose is free. Cheap commands of the pages run.
+// file in a fenced block or a table exists. Prose is not checked. Cheap commands of the pages run.
 #include <algorithm>
 #include <map>
 #include <regex>
@@ -38,7 +38,7 @@ struct Page {
     std::string text;
   };
   std::vector<Block> blocks;
-  Strings cells;  ///< what stands between backticks in tables
+  Strings cells;  ///< code between backticks in tables
 
   explicit Page(const std::string& markdown);
 };
@@ -77,9 +77,8 @@ Page::Page(const std::string& markdown) {
   if (in_block) blocks.push_back({"", "a fenced block has no end"});
 }
 
-/// The commands of a block of shell: a prompt, comments, assignments, redirections and control
-/// words are removed. In a block of language `console` the commands are the lines with a prompt,
-/// and the others are output.
+/// Returns the commands of a block of shell without prompts, comments, assignments, redirections
+/// and control words. In a block of language `console`, only lines with a prompt are commands.
 std::vector<Strings> commands_of(const Page::Block& block) {
   static const std::set<std::string> shells{"sh", "bash", "shell", "console"};
   if (!shells.contains(block.language)) return {};
@@ -130,14 +129,14 @@ bool is_key(const std::string& key) {
   });
 }
 
-/// The name in `--name=value`, `[--name` and the like, or "" if the word is not an option.
+/// Returns the name in `--name=value`, `[--name` and the like, or "" if it is not an option.
 std::string option_of(std::string word) {
   if (word.starts_with("[")) word.erase(0, 1);
   if (!word.starts_with("--")) return "";
   return word.substr(2, word.find_first_of("=]", 2) - 2);
 }
 
-/// Collects what does not exist.
+/// Collects names on pages that do not exist.
 class Checker {
  public:
   Strings problems;
@@ -230,7 +229,7 @@ class Checker {
     }
   }
 
-  /// Checks options that stand alone in a cell: some command has them.
+  /// Checks that some command has the options of a cell that names no command.
   void check_lone_options(const Strings& words) {
     static const std::set<std::string> of_other_programs{"no-requeue"};  // sbatch
     for (const auto& word : words) {
@@ -307,7 +306,7 @@ class Checker {
   }
 };
 
-/// README.md and the pages of docs/, by their path.
+/// Returns the texts of README.md and of the pages of docs/, by their path.
 std::map<std::string, std::string> pages() {
   std::map<std::string, std::string> found{{"README.md", slurp(source_folder() / "README.md")}};
   for (const auto& entry : fs::recursive_directory_iterator(source_folder() / "docs")) {
@@ -333,13 +332,14 @@ TEST_CASE("README.md and docs/ name only commands, options, keys and files that 
     if (path == "README.md") CHECK(checker.command_count >= 8);
   }
 
-  // A change of the pages' form must not leave the checks without work.
+  // If the format of the pages changes, the checks must still find something to check.
   CHECK(command_count >= 40);
   CHECK(keys >= 40);
   CHECK(files >= 20);
 }
 
-TEST_CASE("the check of the pages notices what does not exist", "[doc_commands]") {
+TEST_CASE("the checker reports commands, options, keys and files that do not exist",
+          "[doc_commands]") {
   const auto problems = [](const std::string& markdown) {
     Checker checker;
     checker.check(markdown);
@@ -376,7 +376,7 @@ TEST_CASE("the check of the pages notices what does not exist", "[doc_commands]"
   CHECK(problems("| `docs/no.md` | x |\n") == Strings{"there is no file docs/no.md"});
   CHECK(problems("```sh\nlathe train x.toml\n").size() == 1);  // no end
 
-  // What is right, and prose.
+  // Correct names, and prose, give no problem.
   CHECK(shell("lathe eval runs/x  # lathe evaluate") == Strings{});
   CHECK(problems("| `lathe bench step CONFIG\\|RUN` | x |\n") == Strings{});
   CHECK(problems("`lathe trian` has `--promt`, `train.stepz` and `docs/no.md`.\n") == Strings{});
@@ -411,10 +411,9 @@ TEST_CASE("the version is that of the newest release", "[doc_commands]") {
 }
 
 TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands]") {
-  // The codes of the help, and two that it leaves out: one is reserved, and a second SIGINT has the
-  // other.
+  // The codes of the help, and 130, which a second SIGINT gives.
   const std::string help = run({"lathe", {"--help"}, fs::temp_directory_path(), {}}).out;
-  std::set<std::string> expected{"7", "130"};
+  std::set<std::string> expected{"130"};
   static const std::regex number("[0-9]+");
   const std::string codes = help.substr(std::min(help.find("Exit codes:"), help.size()));
   for (std::sregex_iterator i(codes.begin(), codes.end(), number), end; i != end; ++i)

@@ -1,5 +1,5 @@
-// The links of the documentation: each relative link names a file or folder that exists, and each
-// #anchor a heading of its target.
+// Checks the links of the documentation: each relative link names an existing file or folder, and
+// each #anchor a heading of its target.
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -15,8 +15,7 @@ using namespace lathe;
 using namespace lathe::test;
 using Strings = std::vector<std::string>;
 
-/// The lines of a page that are text: fenced blocks and blocks that are indented by four columns
-/// are left out.
+/// Returns the lines of a page without fenced blocks and blocks indented by four columns.
 Strings text_lines(const std::string& page) {
   Strings lines;
   std::string fence;
@@ -43,7 +42,7 @@ Strings text_lines(const std::string& page) {
   return lines;
 }
 
-/// `line` without its code spans, which hold no links.
+/// Returns `line` without its code spans, which have no links.
 std::string without_code(const std::string& line) {
   std::string text;
   bool code = false;
@@ -56,11 +55,11 @@ std::string without_code(const std::string& line) {
   return text;
 }
 
-/// The anchor that a heading gets: lower case, spaces as hyphens, punctuation dropped.
+/// Returns the anchor of a heading: lower case, spaces as hyphens, punctuation dropped.
 std::string anchor_of(const std::string& heading) {
   std::string text;
   for (size_t i = 0; i < heading.size(); ++i) {
-    // A link in a heading counts with its text alone.
+    // Of a link in a heading, only the text counts.
     if (heading[i] == ']' && i + 1 < heading.size() && heading[i + 1] == '(') {
       i = std::min(heading.find(')', i), heading.size() - 1);
       continue;
@@ -74,7 +73,7 @@ std::string anchor_of(const std::string& heading) {
   return text;
 }
 
-/// The anchors of a page's headings; a repeated heading gets -1, -2 and so on.
+/// Returns the anchors of a page's headings; a repeated heading gets -1, -2 and so on.
 std::set<std::string> anchors_in(const std::string& page) {
   std::set<std::string> anchors;
   std::map<std::string, int> seen;
@@ -89,8 +88,8 @@ std::set<std::string> anchors_in(const std::string& page) {
   return anchors;
 }
 
-/// The targets of a page's links and images, in order: [text](target), ![text](target), [label]:
-/// target, and the href and src of HTML tags.
+/// Returns the targets of a page's links and images: [text](target), ![text](target),
+/// [label]: target, and the href and src of HTML tags.
 Strings links_in(const std::string& page) {
   // A link's text may go over the end of a line, so that paragraphs are read as one line.
   std::string text;
@@ -119,7 +118,7 @@ Strings links_in(const std::string& page) {
   return targets;
 }
 
-/// The broken links of a page that lies at `path`, each with what is wrong with it.
+/// Returns the broken links of the page at `path`, each with its problem.
 Strings broken_links(const fs::path& path, const std::string& page) {
   Strings broken;
   for (const std::string& link : links_in(page)) {
@@ -142,7 +141,7 @@ Strings broken_links(const fs::path& path, const std::string& page) {
   return broken;
 }
 
-/// README.md, CONTRIBUTING.md, CHANGELOG.md and every page below docs/.
+/// Returns the paths of README.md, CONTRIBUTING.md, CHANGELOG.md and every page below docs/.
 std::vector<fs::path> linked_pages() {
   std::vector<fs::path> found;
   for (const char* name : {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}) {
@@ -163,7 +162,7 @@ TEST_CASE("every relative link in the documentation has a target", "[doc_links]"
     links += links_in(page).size();
     for (const std::string& link : broken_links(path, page)) FAIL_CHECK(link);
   }
-  CHECK(links > 50);  // a change of form that hides the links from this test must not go unnoticed
+  CHECK(links > 50);  // fails if a change of format hides the links from this test
 }
 
 TEST_CASE("docs/README.md links to every page of the documentation", "[doc_links]") {

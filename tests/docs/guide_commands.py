@@ -5,7 +5,8 @@ optional; LATHE_HF_PYTHON names a Python that has it.
 
   tests/docs/guide_commands.py LATHE LIBTORCH [STEPS]
 
-LIBTORCH: the folder that holds include/. Without STEPS 40 of each training; 0: as the configs say.
+LIBTORCH is the folder with include/. STEPS is the number of steps of each training, 40 by default;
+0 uses the steps of the configs.
 """
 import json
 import os
@@ -62,7 +63,7 @@ def main():
             if code.startswith("TEXT="):
                 environment["TEXT"] = code.strip().removeprefix("TEXT=")
                 continue
-            # One shell for a block, which says before each command of Lathe's what it is.
+            # One shell runs a block, and prints a marker before each command of Lathe.
             done = subprocess.run(["bash", "-euc", re.sub(r"^lathe ", "echo '# 'lathe; lathe ", code, flags=re.MULTILINE)],
                                   cwd=folder, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, f"{code}\nended with {done.returncode}:\n{done.stdout}\n{done.stderr}"

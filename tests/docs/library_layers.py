@@ -19,7 +19,7 @@ OPTIONS = ["TransformerOptions", "RecurrentOptions", "Conv1dOptions", "Conv2dOpt
 
 
 def structs(text):
-    """Name and body of each struct and class."""
+    """Yields the name and the body of each struct and class."""
     text = re.sub(r"//[^\n]*", "", text)
     for found in re.finditer(r"\b(?:struct|class) (\w+)(?: : (\w+))?\s*\{", text):
         depth, at = 1, found.end()
@@ -49,7 +49,7 @@ def named(declaration):
 
 
 def constructor(name, body):
-    """The constructor's parameters; None: it has none with parameters."""
+    """Returns the parameters of the constructor, or None if it has none."""
     for found in re.finditer(rf"(?<![\w~:]){name}\(((?:[^()]|\([^()]*\))*)\)\s*[;:{{]", body):
         if found[1].strip():
             return [named(p) for p in split(found[1])]
@@ -57,7 +57,7 @@ def constructor(name, body):
 
 
 def fields(body):
-    """The fields of a struct without a constructor."""
+    """Returns the fields of a struct without a constructor."""
     flat = body
     while re.search(r"\{[^{}]*\}", flat):
         flat = re.sub(r"\{[^{}]*\}", lambda m: "" if m[0] == "{}" else ";", flat)
@@ -70,7 +70,7 @@ def fields(body):
 
 
 def layers():
-    """What the page's first table must have, and the fields of each struct of options."""
+    """Returns what the page's first table must list, and the fields of each struct of options."""
     all_structs = {}
     for path in sorted((ROOT / "nn/layers").glob("*.h")):
         all_structs |= dict(structs(path.read_text()))
@@ -83,7 +83,7 @@ def layers():
             continue
         base = re.search(r"using (\w+)::\1;", body)
         parameters = constructor(base[1], all_structs[base[1]]) if base else constructor(name, body)
-        has_fields = parameters is None and "class" not in name and name != "Sequential"
+        has_fields = parameters is None and name != "Sequential"
         calls[name] = f"{name}{{{', '.join(fields(body))}}}" if has_fields else f"{name}({', '.join(parameters or [])})"
     return calls, {name: fields({**others, **all_structs}[name]) for name in OPTIONS}
 

@@ -21,7 +21,7 @@ def run(*words, cwd=None, fails=False):
 
 
 def blobs(path):
-    """Examples of three classes, each around a point of its own."""
+    """Writes examples of three classes, each around a point of its own."""
     draw = random.Random(1)
     with open(path, "w", newline="") as file:
         out = csv.writer(file)
@@ -38,7 +38,7 @@ def try_own_model(binary, folder):
     keys = ["--data.dir=blobs", "--train.eval_interval=0", "--train.threads=1"]
     assert "kind = \"maxout\"" in run(binary, "config", "show", config, *keys, cwd=folder)
     assert "time of the run" in run(binary, "plan", config, *keys, cwd=folder)
-    # Too large to be measured here, and the kind says nothing of how it gets smaller.
+    # Too large to be measured here, and the kind does not define how to scale it down.
     large = ["--model.n_hidden=99991", "--model.n_piece=97", "--train.batch_size=4096"]
     assert "from a smaller version that was measured" in run(binary, "plan", config, *keys, *large, cwd=folder)
     train = [binary, "train", config, *keys, "--schedule.kind=constant"]
@@ -80,7 +80,8 @@ def try_own_task(binary, folder):
     model = "checkpoints/step-00000400/model.safetensors"
     run(*train, "--train.out_dir=series-whole", "--schedule.kind=constant", cwd=folder)
     assert (folder / "series-parts" / model).read_bytes() == (folder / "series-whole" / model).read_bytes()
-    # The transform: a head at zero says zero, which costs what the series' size costs; the control starts elsewhere.
+    # The transform: a head of zeros predicts zero, so the loss is that of the series itself. The
+    # control starts from random values.
     for name, zero in [("zero", "head.*"), ("random", "")]:
         run(*train, f"--train.out_dir={name}", "--train.steps=1", "--optim.lr=1e-9", f"--start.zero={zero}", cwd=folder)
     losses = [json.loads(run(binary, "eval", name, cwd=folder).splitlines()[-1])["pinball"] for name in ["zero", "random"]]
@@ -88,7 +89,7 @@ def try_own_task(binary, folder):
 
 
 def check_shipped_files(prefix, folder):
-    """The man page, the completions, configs and documentation are installed, and sentences name them."""
+    """Checks the installed man page, completions, configs and docs, and texts that name them."""
     share = prefix / "share"
     assert "\n.B lathe train" in (share / "man/man1/lathe.1").read_text()
     for file in ["bash-completion/completions/lathe", "zsh/site-functions/_lathe", "fish/vendor_completions.d/lathe.fish"]:

@@ -1,4 +1,4 @@
-// Questions with several endings.
+// Fuzzes the reader of multiple-choice questions.
 #include "train/tasks/choices.h"
 
 #include "tests/fuzz/fuzz.h"

@@ -1,4 +1,4 @@
-// A file that may be gzip or Zstandard.
+// Fuzzes files that may be compressed by gzip or Zstandard.
 #include <zlib.h>
 #include <zstd.h>
 

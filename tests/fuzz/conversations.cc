@@ -1,4 +1,4 @@
-// Conversations of a file: the first byte says how it is read.
+// Fuzzes conversations. The first byte of an input sets how the file is read.
 #include "data/prepare/conversations.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     PartReader reader(source, /*whole=*/(data[0] & 2) != 0, 1 + data[0] / 8, 512);
     size_t bytes = 0;
     for (Part part; reader.next(part);) {
-      if ((bytes += part.text.size()) > (size_t{1} << 17)) return 0;  // a bomb, in parts of a line
+      if ((bytes += part.text.size()) > (size_t{1} << 17)) return 0;  // a decompression bomb
       each_conversation(part, source, [&](const Conversation& c) {
         fuzz::must(!c.messages.empty(), "a conversation has messages");
         bool answered = !c.is_chat;

@@ -1,4 +1,4 @@
-// Comma-separated values: what is read is written in quotes and read again.
+// Fuzzes the reader of CSV: fields are written again in quotes, and must be read as before.
 #include "data/prepare/csv.h"
 
 #include "tests/fuzz/fuzz.h"
@@ -31,7 +31,7 @@ void read_twice(std::string_view text, char separator) {
   size_t n = 0;
   for (CsvReader reader(again, "again", separator); reader.next(fields); ++n) {
     must(n < rows.size() && std::vector<std::string>(fields.begin(), fields.end()) == rows[n],
-         "what was read is what was written");
+         "the fields are those that were written");
   }
   must(n == rows.size(), "as many rows");
 }

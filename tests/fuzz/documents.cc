@@ -1,4 +1,4 @@
-// Documents of a file: the first byte says how it is read.
+// Fuzzes documents. The first byte of an input sets how the file is read.
 #include "data/prepare/documents.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -28,7 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::string all;
     bool open = false;
     for (Part part; reader.next(part);) {
-      fuzz::must(jsonl || part.begins == !open, "a document goes on where it was left");
+      fuzz::must(jsonl || part.begins == !open, "a document continues where it was left");
       open = !part.ends;
       all += part.text;
       size_t documents = 0;
@@ -38,8 +38,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         ++documents;
       });
       fuzz::must(jsonl || documents >= 1, "a part of text has a document");
-      fuzz::must(part.ends || documents == 1, "and one alone where it goes on");
-      if (all.size() > (size_t{1} << 14)) return 0;  // a bomb, in parts of a few bytes
+      fuzz::must(part.ends || documents == 1, "an unfinished part has one document");
+      if (all.size() > (size_t{1} << 14)) return 0;  // a decompression bomb
     }
     fuzz::must(!open, "the last document ends");
     fuzz::must(packed || all == text, "together the parts are the file");

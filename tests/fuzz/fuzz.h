@@ -1,9 +1,8 @@
-// What the fuzz targets share: a corpus that begins with the target's own seeds, and files in
-// memory.
+// Helpers of the fuzz targets: a corpus that starts with the target's seeds, and files in memory.
 //
-// A target is one file: seeds() and LLVMFuzzerTestOneInput. An input may end in a value or in a
-// lathe::Error; anything else (a crash, another exception, a report of a sanitizer, a second that
-// is not enough) is a fault.
+// A target is one file with seeds() and LLVMFuzzerTestOneInput. An input may give a value or a
+// lathe::Error. Anything else is a fault: a crash, another exception, a report of a sanitizer, more
+// than ten seconds.
 #pragma once
 
 #include <sys/mman.h>
@@ -23,7 +22,7 @@
 
 namespace lathe::fuzz {
 
-/// Inputs that the target takes whole, so that a search does not begin from nothing.
+/// Returns inputs with which the search starts. Each target defines it.
 std::vector<std::string> seeds();
 
 /// Ends the process as a fault unless the condition holds.
@@ -33,7 +32,7 @@ inline void must(bool condition, const char* what) {
   std::abort();
 }
 
-/// A file without a disk. Its path is good for this process alone.
+/// A file in memory. Its path is valid only in this process.
 class MemoryFile {
  public:
   MemoryFile() : fd_(memfd_create("fuzz", 0)) { must(fd_ >= 0, "memfd_create"); }

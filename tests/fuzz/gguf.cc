@@ -1,4 +1,4 @@
-// A GGUF file: its header, the values of its tensors, its config and its tokenizer.
+// Fuzzes GGUF files: the header, the values of tensors, the config and the tokenizer.
 #include <cmath>
 
 #include "core/io/gguf_file.h"
@@ -65,7 +65,7 @@ std::vector<std::string> seeds() {
 }
 }  // namespace lathe::fuzz
 
-volatile float sink = 0;  // what was read is used
+volatile float sink = 0;  // keeps reads from being optimized away
 
 namespace {
 

@@ -1,4 +1,4 @@
-// config.json and the index of a Hugging Face folder.
+// Fuzzes config.json and the index of a Hugging Face folder.
 #include "tests/fuzz/fuzz.h"
 #include "train/formats/family.h"
 #include "train/formats/tensor_files.h"
@@ -47,7 +47,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const ModelKeys model = family.read(keys, 0);
     keys.finish();
     fuzz::must(model.contains("n_layer") && model.contains("vocab_size"),
-               "a config says how large its model is");
+               "a config has the sizes of its model");
   } catch (const Error& e) {
     fuzz::must(e.code() == Exit::checkpoint, "a bad config is not a usable checkpoint");
   }

@@ -1,4 +1,4 @@
-// A PNG or JPEG file: its header, its pixels, and the image in another size.
+// Fuzzes PNG and JPEG files: the header, the pixels, and the resized image.
 #include <algorithm>
 
 #include "data/prepare/image_file.h"
@@ -33,13 +33,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     ImageFile image(file.path());
     fuzz::must(image.height() > 0 && image.width() > 0, "an image has pixels");
     fuzz::must(image.height() * image.width() <= ImageFile::most_pixels, "a size has a limit");
-    // What is allowed can still take a second, which is too slow for a search.
+    // Images within the limit can still take a second, which is too slow for a search.
     if (image.height() * image.width() > 1'000'000) return 0;
     const int64_t channels = size % 2 == 0 ? 1 : 3;
     image.read(channels, pixels);
     fuzz::must(std::ssize(pixels) == image.height() * image.width() * channels, "all pixels");
     resize_image(pixels, image.height(), image.width(), channels, 5, 7, resized);
-    for (const double x : resized) fuzz::must(x >= 0 && x <= 255, "a mean of bytes is one");
+    for (const double x : resized) fuzz::must(x >= 0 && x <= 255, "a mean of bytes is in range");
   } catch (const Error& e) {
     fuzz::must(e.code() == Exit::data, "a bad file is a data error");
   }

@@ -1,4 +1,4 @@
-// JSON: state.json, manifests, headers.
+// Fuzzes the parser of JSON, as in state.json, manifests and headers.
 #include "core/io/json.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::must(parse_json(text, "j", Exit::internal).dump() == text, "JSON reads back");
     for (const char* key : {"step", "bytes", "val_loss"}) {
       try {
-        const int64_t n = json_whole(json, key, 0, 1000, "j", Exit::data);
+        const int64_t n = json_integer(json, key, 0, 1000, "j", Exit::data);
         fuzz::must(n >= 0 && n <= 1000, "a whole number is in its range");
       } catch (const Error& e) {
         fuzz::must(e.code() == Exit::data, "the code that was asked for");

@@ -1,4 +1,5 @@
-// What a mixture is made of: the first byte says whether of data.mix or of a manifest.json.
+// Fuzzes the parts of a mixture. If the first byte of an input is odd, they are read as data.mix,
+// otherwise as manifest.json.
 #include <cmath>
 
 #include "data/mixture/mixture_manifest.h"
@@ -28,10 +29,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::must(!parts.empty(), "a mixture has a source");
     for (const MixturePart& p : parts) {
       fuzz::must(!p.name.empty(), "a source has a name");
-      fuzz::must(p.weight > 0 && std::isfinite(p.weight), "and a share above 0");
+      fuzz::must(p.weight > 0 && std::isfinite(p.weight), "a share is above 0");
     }
   } catch (const Error& e) {
-    fuzz::must(e.code() == (typed ? Exit::usage : Exit::data), "whose mistake it is");
+    fuzz::must(e.code() == (typed ? Exit::usage : Exit::data), "the error has the right code");
   }
   return 0;
 }

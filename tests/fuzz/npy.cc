@@ -1,4 +1,4 @@
-// A .npy file: its header and bytes.
+// Fuzzes .npy files: the header and the bytes.
 #include "data/examples/npy.h"
 
 #include "tests/fuzz/fuzz.h"
@@ -19,7 +19,7 @@ std::vector<std::string> seeds() {
 }
 }  // namespace lathe::fuzz
 
-volatile unsigned sink = 0;  // what was read is used
+volatile unsigned sink = 0;  // keeps reads from being optimized away
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lathe;

@@ -1,4 +1,4 @@
-// The record of a preparation under way.
+// Fuzzes the record of a preparation in progress.
 #include "data/prepare/progress.h"
 
 #include "data/folder.h"
@@ -25,9 +25,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                    again->val == p->val && again->largest_id == p->largest_id &&
                    again->learned == p->learned && again->input == p->input &&
                    again->train_sum == p->train_sum && again->val_sum == p->val_sum,
-               "what was read is written the same");
+               "a record is written as it was read");
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "whose mistake it is");
+    fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }
   return 0;
 }

@@ -1,4 +1,4 @@
-// A safetensors file: its length, header and bytes.
+// Fuzzes safetensors files: the length, the header and the bytes.
 #include <cstring>
 
 #include "core/io/safetensors.h"
@@ -21,7 +21,7 @@ std::vector<std::string> seeds() {
 }
 }  // namespace lathe::fuzz
 
-volatile unsigned sink = 0;  // what was read is used
+volatile unsigned sink = 0;  // keeps reads from being optimized away
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lathe;

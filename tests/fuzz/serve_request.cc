@@ -1,4 +1,4 @@
-// Bodies of requests to `lathe serve`.
+// Fuzzes bodies of requests to `lathe serve`.
 #include "train/serve/request.h"
 
 #include "core/io/text.h"
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           is_chat ? parse_chat_request(body) : parse_completion_request(body);
       fuzz::must(is_chat ? !r.messages.empty() : !r.prompts.empty(), "there is a prompt");
       fuzz::must(r.n >= 1 && r.n <= 128 && r.top.value_or(0) <= 20, "numbers are in their range");
-      fuzz::must(r.max_tokens.value_or(0) >= 0, "a number of tokens");
+      fuzz::must(r.max_tokens.value_or(0) >= 0, "max_tokens is not negative");
       for (const std::string& stop : r.stops) fuzz::must(!stop.empty(), "a stop has a character");
     } catch (const ApiError& e) {
       fuzz::must(e.status() == 400 && is_utf8(e.body()), "an invalid request gives status 400");

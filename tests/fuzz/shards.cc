@@ -1,5 +1,5 @@
-// A data folder: the input's first half is manifest.json (none where it is empty), behind its first
-// NUL is train.bin.
+// Fuzzes data folders. The bytes of an input before its first NUL are manifest.json (none if there
+// are none), and the bytes after it are train.bin.
 #include "data/tokens/tokens.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -54,7 +54,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       fuzz::must(manifest->vocab_size >= 1 && manifest->vocab_size <= max_vocab_size,
                  "the vocabulary is in its range");
       fuzz::must(manifest->largest_id >= 0 && manifest->largest_id < manifest->vocab_size,
-                 "so is the largest id");
+                 "the largest id is in the vocabulary");
     }
     const TokenFile tokens(folder.path, "train", manifest);
     tokens.matches(tokens.fingerprint());

@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Tokenizer tokenizer = Tokenizer::characters(text);
     fuzz::must(is_utf8(text), "only UTF-8 text gives a tokenizer");
     fuzz::must(tokenizer.decode(tokenizer.encode(text)) == text, "text comes back");
-    fuzz::must(is_utf8(tokenizer.decode(ids)), "what is decoded is UTF-8");
+    fuzz::must(is_utf8(tokenizer.decode(ids)), "decoded text is UTF-8");
     const Tokenizer again = Tokenizer::from("char", tokenizer.vocabulary());
     fuzz::must(again.encode(text) == tokenizer.encode(text),
                "a saved vocabulary gives the same ids");

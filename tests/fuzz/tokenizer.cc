@@ -1,5 +1,5 @@
-// tokenizer.json, or vocab.json and merges.txt with an empty line between, and what the tokenizer
-// does with text.
+// Fuzzes tokenizer files and encoding. An input is tokenizer.json, or vocab.json, an empty line and
+// merges.txt.
 #include "core/io/json.h"
 #include "data/tokenizers/bpe.h"
 #include "tests/fuzz/fuzz.h"

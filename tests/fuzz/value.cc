@@ -1,5 +1,5 @@
-// A value as typed on the command line: text that is not a TOML value stands for itself, and what
-// was read is written so that it reads back.
+// Fuzzes values of the command line: text that is not a TOML value is a string, and a value is
+// written so that it is read as the same value.
 #include <cmath>
 
 #include "core/io/text.h"

@@ -1,4 +1,4 @@
-// Layers of images, batch norm and recurrent layers against LibTorch's with the same weights.
+// Compares convolutions, batch norm and recurrent layers with LibTorch's with the same weights.
 #include <algorithm>
 
 #include <ATen/Parallel.h>
@@ -16,7 +16,8 @@ namespace {
 using namespace lathe;
 using Leaves = std::map<std::string, at::Tensor>;
 
-/// Values that every term of a formula counts for, and copies of them for LibTorch's autograd.
+/// Sets random parameters, so that every term of a formula matters. Returns copies of them for
+/// LibTorch's autograd, by path.
 Leaves randomise(const ModuleRef& model, at::ScalarType dtype) {
   move_to(model, at::kCPU, dtype);
   Leaves out;
@@ -27,7 +28,7 @@ Leaves randomise(const ModuleRef& model, at::ScalarType dtype) {
   return out;
 }
 
-/// |a - b| <= tolerance max(1, |b|), which covers the order of summation.
+/// Checks |a - b| <= tolerance max(1, |b|), which allows for another order of sums.
 void check_near(const std::string& what, const at::Tensor& a, const at::Tensor& b,
                 double tolerance) {
   INFO(what);
@@ -43,7 +44,7 @@ void check_gradients(const ModuleRef& model, const Leaves& wanted, double tolera
 }
 constexpr double tolerance_of(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-11 : 2e-5; }
 
-TEST_CASE("a convolution's layer is LibTorch's", "[conv_and_recurrent]") {
+TEST_CASE("Conv2d and its gradients agree with LibTorch", "[conv_and_recurrent]") {
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     Conv2d conv(4, 6, {3, 2}, {.stride = {2, 1}, .padding = 1, .groups = 2});
     auto w = randomise(conv, dtype);
@@ -61,7 +62,7 @@ TEST_CASE("a convolution's layer is LibTorch's", "[conv_and_recurrent]") {
   }
 }
 
-TEST_CASE("batch norm is LibTorch's in training and outside, its running statistics too",
+TEST_CASE("batch norm and its running statistics agree with LibTorch, in training and evaluation",
           "[conv_and_recurrent]") {
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     const double tolerance = tolerance_of(dtype);
@@ -99,7 +100,7 @@ TEST_CASE("batch norm is LibTorch's in training and outside, its running statist
   }
 }
 
-TEST_CASE("statistics are moved by each micro-batch, once, in training alone",
+TEST_CASE("running statistics are updated once per micro-batch, and only in training",
           "[conv_and_recurrent]") {
   BatchNorm1d norm(2);
   const Variable x(torch::randn({8, 2}) + 3);
@@ -125,7 +126,7 @@ TEST_CASE("statistics are moved by each micro-batch, once, in training alone",
           const RestoreRngState again(std::move(state));
           const at::Tensor once = norm(x).data();
           CHECK(once.mean().item<double>() ==
-                Approx(0).margin(1e-5));  // the batch's own statistics all the same
+                Approx(0).margin(1e-5));  // normalized by the statistics of the batch
         }) == 0);
   CHECK(moved([&] {
           const Evaluation evaluation;
@@ -146,7 +147,7 @@ struct RecurrentCase {
   bool bidirectional = false;
 };
 
-/// A recurrent module's results and gradients beside at::lstm's or at::gru's.
+/// Compares a recurrent module's results and gradients with those of torch::lstm or torch::gru.
 template <class Module>
 void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   INFO((c.lstm ? "LSTM" : "GRU") << " bias " << c.bias << " state " << c.state << " layers "
@@ -200,7 +201,7 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
     ours_sum = i == 0 ? term : ours_sum + term;
     theirs_sum = i == 0 ? (wanted[i] * weight).sum() : theirs_sum + (wanted[i] * weight).sum();
   }
-  // The second pass needs what the first one keeps.
+  // The second backward pass needs the tensors that the first one retained.
   backward(ours_sum, {}, /*retain=*/true);
   backward(ours_sum);
   theirs_sum.backward({}, /*retain_graph=*/true);
@@ -211,7 +212,8 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   if (c.state && c.lstm) check_near("dc", vc.grad(), c0.grad(), 10 * tolerance_of(dtype));
 }
 
-TEST_CASE("LSTM and GRU are LibTorch's, with states and without", "[conv_and_recurrent]") {
+TEST_CASE("LSTM and GRU agree with LibTorch, with initial states and without",
+          "[conv_and_recurrent]") {
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     for (const bool bias : {true, false}) {
       for (const bool state : {true, false}) {
@@ -227,7 +229,7 @@ TEST_CASE("LSTM and GRU are LibTorch's, with states and without", "[conv_and_rec
   }
 }
 
-TEST_CASE("a recurrent module's gradients are central differences", "[conv_and_recurrent]") {
+TEST_CASE("a recurrent module's gradients agree with central differences", "[conv_and_recurrent]") {
   const auto check = [](auto module) {
     randomise(module, at::kDouble);
     const at::Tensor x = torch::randn({2, 3, 3}, at::kDouble),
@@ -253,7 +255,7 @@ TEST_CASE("a recurrent module's gradients are central differences", "[conv_and_r
   check(GRU(3, 4, {.n_layer = 2}));
 }
 
-TEST_CASE("a state dict of torch's LSTM fits ours, names and all", "[conv_and_recurrent]") {
+TEST_CASE("a state dict of torch's LSTM can be loaded into ours", "[conv_and_recurrent]") {
   LSTM ours(3, 5, {.n_layer = 2});
   torch::nn::LSTM theirs(torch::nn::LSTMOptions(3, 5).num_layers(2).batch_first(true));
   StateDict state;
@@ -263,7 +265,7 @@ TEST_CASE("a state dict of torch's LSTM fits ours, names and all", "[conv_and_re
   check_near("y", ours(Variable(x)).first.data(), std::get<0>(theirs->forward(x)).detach(), 1e-5);
 }
 
-TEST_CASE("dropout between recurrent layers knows an element's place in the global batch",
+TEST_CASE("dropout between recurrent layers depends on the position in the global batch",
           "[conv_and_recurrent]") {
   LSTM lstm(3, 8, {.n_layer = 2, .dropout = 0.5});
   initialize(lstm, Init::fan_in, 3);
@@ -277,14 +279,14 @@ TEST_CASE("dropout between recurrent layers knows an element's place in the glob
   CHECK(run(0, 4, 0).equal(whole));
   CHECK(at::cat({run(0, 2, 0), run(2, 4, 2)}).allclose(whole, 1e-5, 1e-6));
   CHECK(!at::cat({run(0, 2, 0), run(2, 4, 0)}).allclose(whole, 1e-5, 1e-6));
-  LSTM one(3, 8, {.dropout = 0.5});  // nothing lies between
+  LSTM one(3, 8, {.dropout = 0.5});  // dropout applies only between layers
   initialize(one, Init::fan_in, 3);
   const at::Tensor y = one(Variable(x)).first.data();
   const Training training;
   CHECK(one(Variable(x)).first.data().equal(y));
 }
 
-TEST_CASE("convolutions and recurrences give the same bits each time on a number of threads",
+TEST_CASE("convolutions and recurrent layers are reproducible on a fixed number of threads",
           "[conv_and_recurrent]") {
   Conv2d conv(13, 24, 3, {.stride = 2, .padding = 1});
   BatchNorm2d norm(24);
@@ -316,7 +318,7 @@ TEST_CASE("convolutions and recurrences give the same bits each time on a number
   at::set_num_threads(threads);
 }
 
-TEST_CASE("under autocast products are low, statistics and cell states wide",
+TEST_CASE("under autocast results have low precision, and statistics and cell states float32",
           "[conv_and_recurrent]") {
   Conv2d conv(3, 8, 3, {.padding = 1});
   BatchNorm2d norm(8);
@@ -340,14 +342,14 @@ TEST_CASE("under autocast products are low, statistics and cell states wide",
     CHECK(last.c.dtype() == at::kFloat);
     CHECK(gru(s).first.dtype() == dtype);
     const double spacing =
-        dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // of the format, which steps add up
+        dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // relative; errors of steps add up
     check_near("norm", norm(conv(x)).data(), exact, 4 * spacing);
     check_near("LSTM", y.data(), exact_lstm, 4 * spacing);
     check_near("GRU", gru(s).first.data(), exact_gru, 4 * spacing);
   }
 }
 
-TEST_CASE("layers of images and recurrent ones name themselves when an input does not fit",
+TEST_CASE("errors of convolutions and recurrent layers name the layer if an input does not fit",
           "[conv_and_recurrent]") {
   const Conv2d conv(3, 4, 3);
   CHECK_THAT(

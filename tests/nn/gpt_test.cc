@@ -29,7 +29,7 @@ at::Tensor ids(at::IntArrayRef shape, int64_t vocab, int64_t salt) {
   return t;
 }
 
-/// The same model in LibTorch's functions, with weights by path.
+/// Returns the loss of the same model, built from LibTorch's functions with weights by path.
 at::Tensor reference_loss(const GPTConfig& c, std::map<std::string, at::Tensor>& w,
                           const at::Tensor& x_BT, const at::Tensor& y_BT) {
   const auto get = [&](const std::string& name) {
@@ -60,7 +60,7 @@ at::Tensor reference_loss(const GPTConfig& c, std::map<std::string, at::Tensor>&
   return torch::cross_entropy_loss(logits.view({-1, c.vocab_size}), y_BT.reshape({-1}));
 }
 
-TEST_CASE("the GPT's loss and gradients are LibTorch's to 1e-10", "[gpt]") {
+TEST_CASE("the GPT's loss and gradients agree with LibTorch to 1e-10", "[gpt]") {
   for (const bool bias : {true, false}) {
     for (const bool tie : {true, false}) {
       const GPTConfig c = tiny(bias, tie);
@@ -68,7 +68,7 @@ TEST_CASE("the GPT's loss and gradients are LibTorch's to 1e-10", "[gpt]") {
       move_to(model, at::kCPU, at::kDouble);
       auto params = parameters(model);
       std::map<std::string, at::Tensor> w;
-      for (auto& p : params) {  // away from the symmetric start: every term must count
+      for (auto& p : params) {  // random values, so that every term matters
         p.parameter.data().add_(torch::randn(p.parameter.sizes(), at::kDouble), 0.3);
         w[p.path] = p.parameter.data().clone().requires_grad_();
       }
@@ -110,7 +110,7 @@ TEST_CASE("the GPT overfits one batch", "[gpt]") {
   CHECK(loss < 0.01);
 }
 
-/// Gradients of a step of four sequences of six tokens, cut into `parts` micro-batches.
+/// Returns the gradients of a step of four sequences of six tokens in `parts` micro-batches.
 std::vector<at::Tensor> accumulated(at::ScalarType dtype, const at::Tensor& x, const at::Tensor& y,
                                     int64_t parts) {
   GPTConfig c = tiny();
@@ -129,7 +129,8 @@ std::vector<at::Tensor> accumulated(at::ScalarType dtype, const at::Tensor& x, c
   return grads;
 }
 
-TEST_CASE("four micro-batches are one batch, with ignored tokens and dropout", "[gpt]") {
+TEST_CASE("four micro-batches give the gradients of one batch, with ignored tokens and dropout",
+          "[gpt]") {
   const at::Tensor x = ids({4, 6}, 11, 1);
   at::Tensor y = ids({4, 6}, 11, 2);
   y[0].slice(0, 0, 5).fill_(-100);  // unequal numbers: 1, 6, 3 and 6 targets count
@@ -155,7 +156,7 @@ TEST_CASE("four micro-batches are one batch, with ignored tokens and dropout", "
   CHECK((parameters(model)[0].parameter.grad() - one[0]).abs().max().item<double>() > 1e-4);
 }
 
-TEST_CASE("under bf16 matmuls read the working copy and all else stays in float32", "[gpt]") {
+TEST_CASE("under bf16, matmuls read the working copy, and other ops stay in float32", "[gpt]") {
   const GPTConfig c = tiny();
   GPT model = test::make_gpt(c, 3);
   auto params = parameters(model);
@@ -304,7 +305,7 @@ struct TiedPair {
   }
 };
 
-TEST_CASE("a parameter tied by assignment is one: in lists, in an optimizer's step, after a move",
+TEST_CASE("a parameter tied by assignment is one in lists, in an optimizer's step and after a move",
           "[gpt]") {
   TiedPair model;
   const auto params = parameters(model);
@@ -322,7 +323,7 @@ TEST_CASE("a parameter tied by assignment is one: in lists, in an optimizer's st
   CHECK(model.out.weight.data().is_same(model.in.weight.data()));
 }
 
-TEST_CASE("moves copy, and leave what is frozen frozen", "[gpt]") {
+TEST_CASE("move_to() copies values, and frozen parameters stay frozen", "[gpt]") {
   TiedPair model;
   model.out.weight = Variable(torch::ones({5, 3}));
   const at::Tensor before = model.in.weight.data();

@@ -1,6 +1,5 @@
-// What sets the families of the Llama apart: windows of attention, capped scores and logits, and
-// the keys that select blocks. Values against LibTorch are in other_models_test.cc and
-// in the table of ops.
+// Tests of options of Llama families: windows of attention, capped scores and logits, and the keys
+// that select blocks. other_models_test.cc and the op table compare values with LibTorch.
 #include "autograd/engine.h"
 #include "autograd/ops/attention.h"
 #include "autograd/recompute.h"
@@ -29,7 +28,7 @@ Llama random_family(const LlamaConfig& c, uint64_t seed = 5) {
   return model;
 }
 
-/// The first and the last position whose logits depend on the token at `changed`.
+/// Returns the first and the last position whose logits depend on the token at `changed`.
 std::pair<int64_t, int64_t> reach(const Llama& model, int64_t time, int64_t changed) {
   torch::manual_seed(9);
   const at::Tensor ids = torch::randint(30, {1, time});
@@ -56,14 +55,14 @@ TEST_CASE("a token reaches no further than the windows of all blocks together",
     }
   }
 
-  // Controls: without a window, or with one block that has none, everything later is reached.
+  // The controls: without a window, or with one block that has none, all later positions differ.
   CHECK(reach(random_family(family_config(2, 0, 300)), 300, 7).second == 299);
   LlamaConfig c = family_config(3, 5, 300);
   c.window_layers = "110";
   CHECK(reach(random_family(c), 300, 7).second == 299);
 }
 
-TEST_CASE("a window of the whole context changes no bit", "[model_families]") {
+TEST_CASE("a window of at least the context changes no bits", "[model_families]") {
   const LlamaConfig none = family_config(2, 0, 130);
   const at::Tensor ids = torch::randint(31, {2, 130});
   const at::Tensor wanted = random_family(none)(ids).data();
@@ -72,7 +71,7 @@ TEST_CASE("a window of the whole context changes no bit", "[model_families]") {
   CHECK(!random_family(family_config(2, 129, 130))(ids).data().equal(wanted));
 }
 
-/// Attention composed of plain ops in float64, with a mask for windows and documents.
+/// Returns attention composed of plain ops in float64, with a mask for windows and documents.
 at::Tensor masked_attention(const std::vector<at::Tensor>& qkv, int64_t heads, int64_t kv_heads,
                             const at::Tensor& starts, const ScoreOptions& o) {
   const auto split = [&](const at::Tensor& x, int64_t n) {
@@ -93,7 +92,7 @@ at::Tensor masked_attention(const std::vector<at::Tensor>& qkv, int64_t heads, i
   return y.transpose(1, 2).reshape(qkv[0].sizes());
 }
 
-TEST_CASE("windows within documents are those of a mask, on every path, also for later queries",
+TEST_CASE("windows within documents agree with a mask on every path, also with a cache of keys",
           "[model_families]") {
   torch::manual_seed(3);
   for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
@@ -130,7 +129,7 @@ TEST_CASE("windows within documents are those of a mask, on every path, also for
   use_isa(machine_isa());
 }
 
-TEST_CASE("capped scores keep NaN, and options that mean nothing are refused", "[model_families]") {
+TEST_CASE("capped scores keep NaN, and invalid options are refused", "[model_families]") {
   const at::Tensor q = torch::randn({1, 70, 16});
   at::Tensor bad = q.clone();
   bad[0][3][2] = std::nan("");
@@ -140,7 +139,7 @@ TEST_CASE("capped scores keep NaN, and options that mean nothing are refused", "
   const at::Tensor y = run(bad, {.softcap = 5});
   CHECK(y[0][3].slice(0, 0, 8).isnan().all().item<bool>());
   CHECK(!y[0][4].isnan().any().item<bool>());
-  CHECK(run(q, {.softcap = 1e6}).allclose(run(q, {}), 1e-5, 1e-6));  // a cap that is far away
+  CHECK(run(q, {.softcap = 1e6}).allclose(run(q, {}), 1e-5, 1e-6));  // a cap without effect
 
   for (const ScoreOptions& o : {ScoreOptions{.window = -1}, ScoreOptions{.scale = -1},
                                 ScoreOptions{.softcap = -1}, ScoreOptions{.softcap = INFINITY}})
@@ -173,7 +172,7 @@ TEST_CASE("blocks with windows, caps and norms are recomputed with the same bits
   }
 }
 
-TEST_CASE("the loss of capped logits is that of complete ones, in chunks of rows",
+TEST_CASE("the loss of capped logits in chunks of rows agrees with the loss of all rows at a time",
           "[model_families]") {
   torch::manual_seed(4);
   // A vocabulary so large that a chunk has 83 of the 200 rows.
@@ -198,8 +197,8 @@ TEST_CASE("the loss of capped logits is that of complete ones, in chunks of rows
   }
 }
 
-TEST_CASE("keys of blocks that mean nothing are refused with what to do", "[model_families]") {
-  const auto told = [](const std::function<void(LlamaConfig&)>& change) {
+TEST_CASE("keys of blocks that have no effect or wrong values are refused", "[model_families]") {
+  const auto refusal = [](const std::function<void(LlamaConfig&)>& change) {
     LlamaConfig c;
     change(c);
     const auto fault = Llama::check(c);
@@ -207,7 +206,7 @@ TEST_CASE("keys of blocks that mean nothing are refused with what to do", "[mode
   };
   const auto refused = [&](const std::function<void(LlamaConfig&)>& change,
                            const std::string& what) {
-    CHECK_THAT(told(change), ContainsSubstring(what));
+    CHECK_THAT(refusal(change), ContainsSubstring(what));
   };
   refused([](LlamaConfig& c) { c.window_layers = "10"; },
           "model.window_layers = \"10\" has no effect without model.sliding_window");
@@ -225,7 +224,7 @@ TEST_CASE("keys of blocks that mean nothing are refused with what to do", "[mode
           "model.qk_norm_over = \"projection\" has no effect without model.qk_norm");
 
   // Controls.
-  CHECK(told([](LlamaConfig& c) {
+  CHECK(refusal([](LlamaConfig& c) {
           c.sliding_window = 4, c.window_layers = "10", c.rope_local_theta = 100;
           c.rope_layers = "0", c.qk_norm = true, c.qk_norm_over = "projection";
         }) == "");

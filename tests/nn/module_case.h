@@ -1,4 +1,4 @@
-// A row of the module table: a module beside torch::nn's with the same weights.
+// Declares rows of the module table, which compare a module with one of torch::nn.
 #pragma once
 
 #include <functional>
@@ -25,14 +25,14 @@ struct ModuleCase {
   bool checks_shape = true;  ///< false: the last dim of its first input may have any size
 };
 
-/// Every row; at least one for each module that makes a ModuleCall, but for the model kinds and
-/// their blocks.
+/// Returns all rows. Each module that makes a ModuleCall has one, except model kinds and their
+/// blocks.
 const std::vector<ModuleCase>& module_table();
-/// Results and gradients against LibTorch's, gradients against central differences, and the
-/// sentence for an input that does not fit; what failed.
+/// Compares results and gradients with LibTorch, gradients with central differences, and checks the
+/// error for an input that does not fit. Returns the failures.
 std::vector<std::string> check_module(const ModuleCase& row);
 
-/// A row of a module; `ours` and `theirs` give one result or several.
+/// Returns the row of a module; `ours` and `theirs` return one result or several.
 template <class M, class Ours, class Theirs>
 ModuleCase module_row(const std::string& name, const std::string& label, M made, Tensors inputs,
                       Ours ours, Theirs theirs) {

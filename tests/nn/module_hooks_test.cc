@@ -1,5 +1,5 @@
-// Looking at modules while they run: named shapes, forward hooks, where a number that is not finite
-// comes from.
+// Tests of observing modules while they run: named shapes, forward hooks, and the origin of values
+// that are not finite.
 #include <chrono>
 
 #include "autograd/create.h"
@@ -18,7 +18,7 @@ namespace {
 
 using namespace lathe;
 
-/// A module of modules, two deep, with a fault where the test puts one.
+/// A module whose forward or backward pass gives infinities if the test asks for it.
 struct Inner {
   Linear up{4, 4, true};
   double forward_fault = 0, backward_fault = 0;
@@ -57,15 +57,15 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
   TransformerOptions o;
   o.n_embd = 8, o.n_head = 2;
   const TransformerDecoder model(2, o);
-  const auto told = [&](const Variable& x, const Variable& memory) {
+  const auto refusal = [&](const Variable& x, const Variable& memory) {
     return error_of([&] { model(x, memory); });
   };
-  CHECK(told(ones({2, 3, 8}), ones({2, 5, 8})) == "");
-  CHECK(told(ones({2, 3, 8}), ones({3, 5, 8})) ==
+  CHECK(refusal(ones({2, 3, 8}), ones({2, 5, 8})) == "");
+  CHECK(refusal(ones({2, 3, 8}), ones({3, 5, 8})) ==
         "TransformerDecoder: expected memory of shape [B=2,S,C=8], got float32[3,5,8]; B is 3 here "
         "and 2 in input "
         "float32[2,3,8]");
-  CHECK(told(ones({2, 3, 9}), ones({2, 5, 9})) ==
+  CHECK(refusal(ones({2, 3, 9}), ones({2, 5, 9})) ==
         "layers.0 (TransformerDecoderLayer): expected an input of shape [B,T,C=8], got "
         "float32[2,3,9]; C is 9 here and "
         "8 in the module");
@@ -110,7 +110,7 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
           "Square: expected a result of shape [N=2,N=2], got float32[1,2]; N is 1 here and 2 in "
           "input float32[2,2]"));
 
-  // A name of a path goes by the outermost module, also where a child's address is its parent's.
+  // Paths start at the outermost module, even if a child has the same address as its parent.
   GPTConfig c;
   c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 4, c.vocab_size = 7;
   GPT gpt(c);
@@ -158,12 +158,12 @@ TEST_CASE("forward hooks see and replace what modules return, by path, innermost
              ContainsSubstring("no module is called part.*"));
 }
 
-TEST_CASE("an anomaly is named by its first op, forward or backward, with path, shapes and figures",
+TEST_CASE("an anomaly's error names the first op, forward or backward, the path, shapes and values",
           "[module_hooks]") {
   const Variable x(torch::ones({2, 4}));
   for (const auto policy : {RecomputePolicy::none, RecomputePolicy::blocks}) {
     const RecomputeBlocks recompute(policy);
-    const auto told = [&](auto&& fault, const Variable& in) {
+    const auto refusal = [&](auto&& fault, const Variable& in) {
       Outer model = make_outer();
       fault(model);
       return error_of([&] {
@@ -171,29 +171,29 @@ TEST_CASE("an anomaly is named by its first op, forward or backward, with path, 
         backward(sum(model(in)));
       });
     };
-    CHECK(told([](Outer&) {}, x) == "");
+    CHECK(refusal([](Outer&) {}, x) == "");
     CHECK_THAT(
-        told([](Outer& m) { m.parts[1].forward_fault = 1; }, x),
+        refusal([](Outer& m) { m.parts[1].forward_fault = 1; }, x),
         ContainsSubstring(
             "anomaly: log in parts.1 (Inner) produced values that are not finite (float32[2,4], 0 "
             "NaN and 8 infinite of 8) from finite ones: float32[2,4] from "));
-    CHECK_THAT(told([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
+    CHECK_THAT(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
                ContainsSubstring("anomaly: the backward of sqrt in parts.2 (Inner) produced a "
                                  "gradient that is not finite "
                                  "for its input 0 (float32[2,4], "));
-    CHECK_THAT(told([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
+    CHECK_THAT(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
                ContainsSubstring("from finite gradients: float32[2,4] from "));
-    CHECK_THAT(told([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
+    CHECK_THAT(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
                ContainsSubstring("; in the forward pass it was given float32[2,4] from 0 to 0"));
-    CHECK_THAT(told([](Outer& m) { m.head.weight.data()[1][2] = NAN; }, x),
+    CHECK_THAT(refusal([](Outer& m) { m.head.weight.data()[1][2] = NAN; }, x),
                ContainsSubstring(
                    "anomaly: linear in head (Linear) was given a parameter that is not finite: "));
-    CHECK_THAT(told([](Outer&) {}, Variable(torch::full({2, 4}, NAN))),
+    CHECK_THAT(refusal([](Outer&) {}, Variable(torch::full({2, 4}, NAN))),
                ContainsSubstring("anomaly: linear in parts.0.up (Linear) was given data that is "
                                  "not finite: float32[2,4], "
                                  "8 NaN and 0 infinite of 8"));
   }
-  {  // Infinities that stand in constants and masks are meant so.
+  {  // Infinities in constants and masks are intended.
     const DetectAnomaly watch;
     const Variable w = Variable::parameter(torch::ones({3}));
     const Variable mask(torch::tensor({0.0F, -INFINITY, 0.0F}));
@@ -257,7 +257,7 @@ TEST_CASE("under an anomaly guard results and gradients keep their bits", "[modu
   for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(watched[i]));
 }
 
-TEST_CASE("a module's call costs less than a thousandth of a small model's step",
+TEST_CASE("a ModuleCall with two checked tensors takes less than 100 microseconds",
           "[module_hooks]") {
   // Not a matter of speed but of kind: nanoseconds beside a step of milliseconds. A step of GPT has
   // 10 calls a block.

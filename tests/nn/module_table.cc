@@ -18,7 +18,7 @@ using T = const Tensors&;
 
 at::Tensor randn(std::vector<int64_t> sizes) { return torch::randn(sizes, at::kDouble); }
 
-/// What most modules are called with: all inputs.
+/// Calls a module with its only input, as most rows do.
 const auto call1 = [](const auto& m, V x) { return m(x[0]); };
 
 void add_layers(std::vector<ModuleCase>& t) {
@@ -161,7 +161,7 @@ void add_images(std::vector<ModuleCase>& t) {
                       call1, [](W, T x) { return torch::nn::AdaptiveAvgPool1d(3)(x[0]); }));
 }
 
-/// torch's attention with the weights under `at`; its own is time first.
+/// Returns torch's attention with the weights under the path `at`. Its inputs are time-first.
 torch::nn::MultiheadAttention their_attention(W w, const std::string& at, int64_t channels,
                                               int64_t heads) {
   torch::nn::MultiheadAttention m(channels, heads);
@@ -172,7 +172,7 @@ torch::nn::MultiheadAttention their_attention(W w, const std::string& at, int64_
   return m;
 }
 at::Tensor swap(const at::Tensor& x) { return x.transpose(0, 1); }
-/// As torch::nn's C++ attention takes a mask: added to the scores.
+/// Returns a mask as torch::nn's C++ attention takes it: numbers to add to the scores.
 at::Tensor added(const at::Tensor& hidden) {
   return torch::zeros(hidden.sizes(), at::kDouble).masked_fill(hidden, -INFINITY);
 }
@@ -227,7 +227,7 @@ void add_attention(std::vector<ModuleCase>& t) {
         auto m = their_attention(w, "", 6, 3);
         return swap(std::get<0>(m->forward(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, slopes)));
       }));
-  // A turn of a pair of channels is a product of complex numbers.
+  // A rotation of a pair of channels is a product of complex numbers.
   const auto turned = [](const at::Tensor& x, int64_t first) {
     const int64_t n = x.size(2), half = x.size(3) / 2;
     const at::Tensor angle = torch::arange(first, first + n, at::kDouble).unsqueeze(1) *
@@ -245,7 +245,7 @@ void add_attention(std::vector<ModuleCase>& t) {
   const Rotary places(4, 100);
   const at::Tensor rope_table = places.rope_table(torch::arange(5));
   for (const bool whole :
-       {true, false}) {  // with biases and norms, of 4 heads of queries and 2 of keys; and without
+       {true, false}) {  // biases, norms and 2 heads of keys; or neither, with 1 head of keys
     t.push_back(module_row(
         "GroupedQueryAttention", whole ? "biases, norms" : "one head of keys",
         GroupedQueryAttention(6, 4, whole ? 2 : 1, 4, whole,
@@ -372,7 +372,7 @@ void add_transformers(std::vector<ModuleCase>& t) {
           y = their_decoder(w, at)(y, swap(x[1]), causal(4));
         return swap(y);
       }));
-  // Norms first: torch::nn's C++ layers have no such option, its attention and functions have.
+  // norm_first: torch::nn's C++ layers lack this option; the oracle uses attention and functions.
   o.norm_first = true;
   t.push_back(module_row(
       "TransformerEncoder", "norm first", TransformerEncoder(1, o), {randn({2, 4, 6})}, call1,
@@ -389,7 +389,8 @@ void add_transformers(std::vector<ModuleCase>& t) {
       }));
 }
 
-/// A recurrent module beside torch's function, sequence by sequence, each of its own length.
+/// Adds rows that compare a recurrent module with torch's function, which runs each sequence with
+/// its own length.
 template <class Module, class Theirs>
 void add_recurrent(std::vector<ModuleCase>& t, const std::string& name, Theirs theirs) {
   for (const bool both : {false, true}) {

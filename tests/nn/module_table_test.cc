@@ -1,5 +1,5 @@
-// The module table: every module against torch::nn's in float64 and central differences, and proof
-// that the harness can fail.
+// Compares every module of the table with torch::nn in float64 and with central differences, and
+// checks that the harness can fail.
 #include <cmath>
 #include <set>
 
@@ -19,7 +19,7 @@ namespace {
 class ModuleChecker {
  public:
   explicit ModuleChecker(const ModuleCase& row) : row_(row), parameters_(row.parameters()) {
-    // Values that every term of a formula counts for.
+    // Random values, so that every term of a formula matters.
     for (const auto& p : parameters_) {
       p.parameter.data().copy_(torch::randn(p.parameter.sizes(), at::kDouble) * 0.5);
       weights_[p.path] = p.parameter.data().clone().requires_grad_();
@@ -42,7 +42,7 @@ class ModuleChecker {
                double tolerance) {
     std::string problem;
     if (!ours.defined() || !wanted.defined()) {
-      // A parameter that counts for nothing in the result has no gradient here and zeros there.
+      // The gradient of a parameter without effect on the result is undefined here, zero there.
       const at::Tensor& there = ours.defined() ? ours : wanted;
       if (there.defined() && there.abs().max().item<double>() > 1e-12)
         problem = "a gradient on one side alone";
@@ -57,7 +57,7 @@ class ModuleChecker {
       failures_.push_back(str(row_.module, " (", row_.label, ") ", what, ": ", problem));
   }
 
-  /// Of results, with weights that are the same each time.
+  /// Returns weights for the elements of result i, the same each time.
   static at::Tensor weight_like(const at::Tensor& y, size_t i) {
     return torch::cos(torch::arange(y.numel(), at::kDouble) * 1.7 + static_cast<double>(i))
         .view(y.sizes());
@@ -78,7 +78,7 @@ class ModuleChecker {
     return in;
   }
 
-  // float64: what is left is the order of summation
+  // In float64, only the order of sums differs.
   void against_libtorch() {
     const auto in = fresh();
     Tensors x;
@@ -101,7 +101,7 @@ class ModuleChecker {
       compare("gradient of " + p.path, p.parameter.grad(), weights_.at(p.path).grad(), 1e-10);
   }
 
-  // central differences: error eps^2 from the cut-off, 1e-16 / eps from rounding
+  // Central differences have an error of eps^2 from truncation and 1e-16 / eps from rounding.
   void against_differences() {
     constexpr double eps = 1e-6;
     const auto in = fresh();
@@ -134,15 +134,16 @@ class ModuleChecker {
     auto in = fresh();
     in[0] =
         Variable(torch::cat({row_.inputs[0], row_.inputs[0]}, row_.inputs[0].dim() == 4 ? 1 : -1));
-    std::string told;
+    std::string refusal;
     try {
       row_.ours(in);
     } catch (const Error& e) {
-      told = e.what();
+      refusal = e.what();
     }
-    if (told.find(row_.module) == std::string::npos || told.find("expected") == std::string::npos)
-      failures_.push_back(
-          str(row_.module, " (", row_.label, "): an input of another size is reported as: ", told));
+    if (refusal.find(row_.module) == std::string::npos ||
+        refusal.find("expected") == std::string::npos)
+      failures_.push_back(str(row_.module, " (", row_.label,
+                              "): an input of another size is reported as: ", refusal));
   }
 
   const ModuleCase& row_;
@@ -176,7 +177,8 @@ TEST_CASE("every module with an undefined input computes without it, or names it
         continue;
       }
       INFO(message);
-      const bool is_first = i == 0 && row.module != "MultiHeadAttention";  // which names its inputs
+      // MultiHeadAttention names its inputs, so its message has another form.
+      const bool is_first = i == 0 && row.module != "MultiHeadAttention";
       CHECK((is_sentence(message) && message.find("undefined") != std::string::npos));
       CHECK((!is_first ||
              message.find(", got undefined; it must hold a tensor") != std::string::npos));
@@ -187,7 +189,8 @@ TEST_CASE("every module with an undefined input computes without it, or names it
   CHECK(refused > 40);
 }
 
-TEST_CASE("every module is torch::nn's, forward and backward, and names itself", "[module_table]") {
+TEST_CASE("every module agrees with torch::nn forward and backward, and its errors name it",
+          "[module_table]") {
   for (const ModuleCase& row : module_table()) {
     INFO(row.module << " (" << row.label << ")");
     for (const auto& failure : check_module(row)) {
@@ -198,7 +201,7 @@ TEST_CASE("every module is torch::nn's, forward and backward, and names itself",
   }
 }
 
-TEST_CASE("EveryModuleHasARow", "[module_table]") {
+TEST_CASE("every module has a row in the table", "[module_table]") {
   std::set<std::string> rows, modules = module_registry();
   for (const ModuleCase& row : module_table()) rows.insert(row.module);
   // Model kinds and their blocks are tested in other_models_test.cc and gpt_test.cc.
@@ -241,7 +244,7 @@ TEST_CASE("a wrong module fails the harness", "[module_table]") {
              ContainsSubstring("an input of another size is reported as: "));
 }
 
-TEST_CASE("modules of pooling take their options, and bags that are empty give zeros",
+TEST_CASE("modules refuse wrong options, and empty bags of embeddings give zeros",
           "[module_table]") {
   const EmbeddingBag bag(5, 2, BagMode::max, /*padding=*/0);
   CHECK(bag(torch::zeros({2, 3}, at::kLong)).data().eq(0).all().item<bool>());
@@ -259,7 +262,7 @@ TEST_CASE("modules of pooling take their options, and bags that are empty give z
              ContainsSubstring("LSTM: lengths must be int64 on the CPU, from 1 to 4"));
 }
 
-TEST_CASE("a place that may look at nothing gets zeros and finite gradients", "[module_table]") {
+TEST_CASE("a row whose keys are all masked gets zeros and finite gradients", "[module_table]") {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     MultiHeadAttention attention(4, 2);
     for (const auto& p : parameters(attention)) p.parameter.data().normal_();

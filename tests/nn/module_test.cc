@@ -1,5 +1,5 @@
-// What walks modules: paths, children of every kind, buffers, state dicts; roles, modes, and
-// streams of random numbers.
+// Tests of modules: paths, children of every kind, buffers, state dicts, roles, modes, and streams
+// of random numbers.
 
 #include <algorithm>
 #include <array>
@@ -61,7 +61,7 @@ struct Children {
 };
 
 TEST_CASE(
-    "children may be optional, owned, shared, of several kinds, and in ranges; models may be const",
+    "children may be optional, owned, shared, polymorphic and in ranges, and models may be const",
     "[module]") {
   const Children model;
   const std::vector<std::string> wanted{"on.weight",
@@ -97,14 +97,47 @@ struct SameNames {
   }
 };
 
-TEST_CASE("two parameters of one path are an error", "[module]") {
+/// A block that has blocks, and then a parameter of its own.
+struct NestedBlock {
+  std::vector<Linear> inner{Linear(2, 2, /*bias=*/false), Linear(2, 2, /*bias=*/false)};
+  Variable last = Variable::parameter(torch::ones({2}));
+  void visit(Visit& v) {
+    v.blocks("inner", inner);
+    v("last", last, Role::weight);
+  }
+};
+struct NestedModel {
+  std::vector<NestedBlock> blocks{2};
+  void visit(Visit& v) { v.blocks("blocks", blocks); }
+};
+
+TEST_CASE("blocks within a block have the index of that block", "[module]") {
+  NestedModel model;
+  std::map<std::string, int64_t> indices;
+  for (const NamedParameter& p : parameters(model)) indices[p.path] = p.block;
+  CHECK(indices == std::map<std::string, int64_t>{{"blocks.0.inner.0.weight", 0},
+                                                  {"blocks.0.inner.1.weight", 0},
+                                                  {"blocks.0.last", 0},
+                                                  {"blocks.1.inner.0.weight", 1},
+                                                  {"blocks.1.inner.1.weight", 1},
+                                                  {"blocks.1.last", 1}});
+}
+
+TEST_CASE("a recurrent module that was not constructed is an error where it is called",
+          "[module]") {
+  for (const std::string& error : {error_of([] { LSTM()(Variable(torch::ones({1, 2, 3}))); }),
+                                   error_of([] { GRU()(Variable(torch::ones({1, 2, 3}))); })})
+    CHECK_THAT(error, ContainsSubstring("not constructed with sizes"));
+}
+
+TEST_CASE("two parameters with the same path are an error", "[module]") {
   CHECK_THAT(error_of([] { parameters(SameNames()); }),
              ContainsSubstring("two parameters of a model are called x.weight"));
   CHECK_THAT(error_of([] { state_dict(SameNames()); }),
              ContainsSubstring("two tensors of a model are called x.weight"));
 }
 
-/// With statistics, a counter, and a tied head.
+/// A model with statistics, a counter, and a tied head.
 struct Counting {
   Embedding in{5, 3};
   Linear out{3, 5, /*with_bias=*/false};
@@ -119,7 +152,7 @@ struct Counting {
   }
 };
 
-TEST_CASE("replacing parameters frees each before the next is made, and ties stay", "[module]") {
+TEST_CASE("replacing parameters frees each before the next is made, and keeps ties", "[module]") {
   std::vector<Linear> model;
   for (int i = 0; i < 3; ++i) model.emplace_back(8, 8, /*bias=*/false);
   model.push_back(model.front());  // shares its weight
@@ -138,7 +171,7 @@ TEST_CASE("replacing parameters frees each before the next is made, and ties sta
     CHECK(p.parameter.data().scalar_type() == at::kDouble);
 }
 
-TEST_CASE("buffers are listed by path, move with their model, and are no parameters", "[module]") {
+TEST_CASE("buffers are listed by path, move with their model, and are not parameters", "[module]") {
   Counting model;
   const at::Tensor before = model.mean;
   const auto list = buffers(model);
@@ -157,7 +190,8 @@ TEST_CASE("buffers are listed by path, move with their model, and are no paramet
   CHECK(Counting().mean.is_meta());
 }
 
-TEST_CASE("a state dict holds parameters and buffers, ties once, and goes back in", "[module]") {
+TEST_CASE("a state dict has parameters and buffers, tied ones once, and can be loaded",
+          "[module]") {
   Counting from, to;
   initialize(from, Init::gpt2, 3);
   from.mean.fill_(0.5);
@@ -174,7 +208,7 @@ TEST_CASE("a state dict holds parameters and buffers, ties once, and goes back i
   CHECK(to.seen.item<int64_t>() == 7);
   from.mean.fill_(1);  // the copy is a copy
   CHECK(to.mean.eq(0.5).all().item<bool>());
-  // Into another dtype, and under the other path of what is tied.
+  // Load into another dtype, and under the other path of a tied parameter.
   move_to(to, at::kCPU, at::kDouble);
   state["out.weight"] = state.at("in.weight").mul(2);
   state.erase("in.weight");
@@ -279,7 +313,7 @@ TEST_CASE("a state dict is saved to a file and read back, bit for bit", "[module
   CHECK(list_folder(folder.path()).size() == 1);
 }
 
-TEST_CASE("loading is noticed by an old graph and by working copies", "[module]") {
+TEST_CASE("loading is an error for an old graph, and updates working copies", "[module]") {
   Linear layer(4, 4, false);
   initialize(layer, Init::gpt2, 3);
   const Variable x = Variable::parameter(torch::ones({2, 4}));
@@ -303,7 +337,7 @@ struct Gated {
   }
 };
 
-TEST_CASE("a custom role decides how a parameter starts and whether it decays and is multiplied",
+TEST_CASE("a custom role sets initialization, weight decay and working copies of a parameter",
           "[module]") {
   Gated model;
   initialize(model, Init::xavier_normal, 3);
@@ -323,13 +357,13 @@ TEST_CASE("a custom role decides how a parameter starts and whether it decays an
   Optimizer(c, params).step(1);
   CHECK(model.gate.data().equal(gate));
   CHECK(model.weight.data().eq(0.5).all().item<bool>());
-  // A role that starts by a fan needs one.
+  // A role that is initialized by its fan needs two dims.
   const std::vector<NamedParameter> flat{{"v", new_parameter({3}), Role::weight}};
   CHECK_THAT(error_of([&] { initialize(flat, Init::gpt2, 1, 3); }),
              ContainsSubstring("v is a weight of shape [3]"));
 }
 
-TEST_CASE("a filter's fan counts its places", "[module]") {
+TEST_CASE("a filter's fan includes the size of its kernel", "[module]") {
   const std::vector<NamedParameter> p{{"f", new_parameter({64, 32, 3, 3}), Role::filter}};
   initialize(p, Init::kaiming, 1, 3);
   // 18432 values: the deviation of their standard deviation is 0.5%.
@@ -349,7 +383,7 @@ struct TwoDrops {
   }
 };
 
-TEST_CASE("no two draws of a step share a mask, and the same step draws the same again",
+TEST_CASE("no two dropouts of a step have the same mask, and a repeated step has the same masks",
           "[module]") {
   TwoDrops model;
   const auto draws = [&](bool b_first) {
@@ -363,17 +397,17 @@ TEST_CASE("no two draws of a step share a mask, and the same step draws the same
     return masks;
   };
   for (const bool placed : {false, true}) {
-    if (placed) place(model);
+    if (placed) assign_random_streams(model);
     const auto masks = draws(false), again = draws(false), other = draws(true);
     for (size_t i = 0; i < masks.size(); ++i) {
       CHECK(masks[i].equal(again[i]));
       for (size_t j = 0; j < i; ++j) CHECK(!masks[i].equal(masks[j]));
     }
-    // A layer that knows its place does not care for who ran before it; one that does not, does.
+    // The mask of a placed layer does not depend on the order of layers; without place() it does.
     CHECK(masks[0].equal(other[1]) == placed);
     CHECK(masks[1].equal(other[0]) == placed);
   }
-  // A guard inside a forward does not set the draws back.
+  // A guard inside a forward pass does not reset the random stream.
   const TrainingStep step({.seed = 1, .step = 2});
   const at::Tensor first = mask_of(model.a);
   at::Tensor second;
@@ -385,9 +419,9 @@ TEST_CASE("no two draws of a step share a mask, and the same step draws the same
   CHECK(!mask_of(model.a).equal(second));
 }
 
-TEST_CASE("a forward that is computed again draws what it drew", "[module]") {
+TEST_CASE("a recomputed forward pass draws the same random numbers", "[module]") {
   TwoDrops model;
-  place(model);
+  assign_random_streams(model);
   const TrainingStep step({.seed = 1, .step = 2});
   mask_of(model.a);
   const DrawState before = DrawState::now();
@@ -408,8 +442,8 @@ TEST_CASE("a forward that is computed again draws what it drew", "[module]") {
 }
 
 TEST_CASE(
-    "training and evaluation are guards, and a loop that counts no steps draws other numbers each "
-    "time",
+    "Training and Evaluation are guards, and without step numbers each forward pass draws other "
+    "numbers",
     "[module]") {
   TwoDrops model;
   CHECK(!is_training());

@@ -1,4 +1,4 @@
-// Numbers at 0 and -1 in every options struct, and in what layers and functions take by themselves.
+// Tests numbers at 0 and -1 in every options struct and in arguments of layers and functions.
 #include <ATen/ops/zeros.h>
 
 #include <filesystem>
@@ -33,7 +33,7 @@ using namespace lathe;
 using lathe::test::is_sentence;
 using lathe::test::message_of;
 
-/// An options struct, or another set of numbers, with one of them at n.
+/// A use of an options struct or of a function, in which one number is n.
 struct OptionsRow {
   std::string name, number;
   std::function<void(int64_t n)> run;
@@ -50,7 +50,7 @@ struct NumberOf {
      o.field = static_cast<std::remove_reference_t<decltype(o.field)>>(n); \
    }}
 
-/// A row for each of the numbers and each use of the struct; its other fields are as in `start`.
+/// Adds a row for each of the numbers and each use of the struct. Other fields are as in `start`.
 template <class Options>
 void add_rows(std::vector<OptionsRow>& rows, const char* name,
               const std::vector<NumberOf<Options>>& numbers,
@@ -154,7 +154,7 @@ std::vector<OptionsRow> options_rows() {
                           optimizer.step(0.1, o);
                         }});
 
-  // Numbers that layers and functions take by themselves.
+  // Numbers that layers and functions take as arguments.
   add("", "Linear", [](int64_t n) { (void)Linear(n, 3, true); });
   add("", "Linear", [](int64_t n) { (void)Linear(3, n, true); });
   add("", "Embedding", [](int64_t n) { (void)Embedding(n, 3); });
@@ -230,7 +230,7 @@ std::vector<OptionsRow> options_rows() {
   return rows;
 }
 
-TEST_CASE("every options struct with a number at 0 or -1 works or is one sentence",
+TEST_CASE("every number of options and arguments at 0 or -1 works or fails with one sentence",
           "[option_bounds]") {
   std::set<std::string> named;
   for (const OptionsRow& row : options_rows()) {
@@ -253,8 +253,7 @@ TEST_CASE("every options struct with a number at 0 or -1 works or is one sentenc
       for (std::sregex_iterator at(text.begin(), text.end(), declared), end; at != end; ++at) {
         const std::string name = (*at)[1];
         INFO(name);
-        if (name == "Fp8Scaling")
-          continue;  // a record of largest values, without a number that anyone sets
+        if (name == "Fp8Scaling") continue;  // a record of largest values, without options
         CHECK(named.contains(name));
       }
     }

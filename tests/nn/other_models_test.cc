@@ -1,5 +1,5 @@
-// The models llama, mlp, convnet and rnn against the same functions built from ATen; their formulas
-// against what is counted.
+// Compares the models llama, mlp, convnet and rnn with the same functions built from ATen, and
+// their formulas for FLOPs and parameters with counts.
 #include <algorithm>
 #include <functional>
 
@@ -19,7 +19,8 @@ namespace {
 using namespace lathe;
 using Leaves = std::map<std::string, at::Tensor>;
 
-/// In float64 with values that every term counts for, and copies of them for LibTorch's autograd.
+/// Sets random float64 parameters, so that every term matters. Returns copies of them for
+/// LibTorch's autograd, by path.
 Leaves randomise(const ModuleRef& model) {
   move_to(model, at::kCPU, at::kDouble);
   Leaves out;
@@ -45,7 +46,7 @@ void check_against(const ModuleRef& model, const Leaves& w, const Variable& y,
     check_near(p.path, p.parameter.grad(), w.at(p.path).grad());
 }
 
-TEST_CASE("the convnet is its functions in LibTorch", "[other_models]") {
+TEST_CASE("the convnet agrees with LibTorch", "[other_models]") {
   ConvNetConfig c;
   c.n_stage = 2, c.n_block = 2, c.n_channel = 3;
   ConvNet net(c, {{2, 5, 6}, 4});
@@ -74,7 +75,7 @@ TEST_CASE("the convnet is its functions in LibTorch", "[other_models]") {
   check_against(net, w, net(Variable(in)), wanted);
 }
 
-TEST_CASE("the rnn is its functions in LibTorch, tied and untied", "[other_models]") {
+TEST_CASE("the rnn agrees with LibTorch, with tied weights and untied ones", "[other_models]") {
   for (const bool tie : {true, false}) {
     for (const std::string cell : {"lstm", "gru"}) {
       RNNConfig c;
@@ -102,21 +103,21 @@ TEST_CASE("the rnn is its functions in LibTorch, tied and untied", "[other_model
   }
 }
 
-/// The angles of a llama's rotary positions [D / 2], and what cosines and sines are multiplied by.
+/// Returns the frequencies of a Llama's rotary positions [D / 2], and the factor of cosines and
+/// sines.
 std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
   const int64_t d = c.head_width(), half = d / 2;
   std::vector<double> angle;
   const bool yarn = c.rope_scaling == "yarn";
-  const auto yarn_pair =
-      [&](double waves) {  // as transformers has it, which the authors' code is in
-        return static_cast<double>(d) *
-               std::log(static_cast<double>(c.rope_original_context) / (waves * 2 * M_PI)) /
-               (2 * std::log(c.rope_theta));
-      };
+  const auto yarn_pair = [&](double waves) {  // as in transformers, which has the authors' code
+    return static_cast<double>(d) *
+           std::log(static_cast<double>(c.rope_original_context) / (waves * 2 * M_PI)) /
+           (2 * std::log(c.rope_theta));
+  };
   for (int64_t i = 0; i < half; ++i) {
     double f = std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
     if (c.rope_scaling == "linear") f /= c.rope_factor;
-    if (c.rope_scaling == "llama3") {  // as Llama 3.1's code has it
+    if (c.rope_scaling == "llama3") {  // as in Llama 3.1's code
       const double wave = 2 * M_PI / f, context = static_cast<double>(c.rope_original_context);
       const double smooth = (context / wave - c.rope_low_freq_factor) /
                             (c.rope_high_freq_factor - c.rope_low_freq_factor);
@@ -140,11 +141,11 @@ std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
   return {torch::tensor(angle, at::kDouble), longer};
 }
 
-/// The llama in LibTorch's functions: logits [B, T, V].
+/// Returns the logits [B, T, V] of a Llama built from LibTorch's functions.
 at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids) {
   const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(),
                 half = d / 2;
-  LlamaConfig plain = c;  // of blocks with a window, where they differ
+  LlamaConfig plain = c;  // rotary positions of blocks with a window, if they differ
   plain.rope_scaling = "none", plain.rope_theta = c.rope_local_theta;
   const auto norm = [&](const at::Tensor& x, const std::string& path) {
     const auto scale = w.find(path + ".weight");
@@ -202,8 +203,8 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
 }
 
 TEST_CASE(
-    "the llama is its functions in LibTorch: grouped queries, scaled angles, biases, norms, "
-    "windows, caps, tied and untied",
+    "the Llama agrees with LibTorch: grouped queries, scaled angles, biases, norms, windows, caps, "
+    "tied and untied weights",
     "[other_models]") {
   std::vector<LlamaConfig> configs(17);
   for (LlamaConfig& c : configs)
@@ -244,12 +245,12 @@ TEST_CASE(
     check_near("logits", model(ids).data(), logits.detach());
     check_against(model, w, head_loss(model, ids, targets),
                   torch::cross_entropy_loss(logits.view({-1, 7}), targets.reshape({-1})));
-    // In float32, where the kernels are, within float32's spacing times the size of the sums.
+    // In float32, the kernels run, and roundings of sums are allowed.
     move_to(model, at::kCPU, at::kFloat);
     CHECK((model(ids).data() - logits.detach()).abs().max().item<double>() <=
           2e-5 * std::max(1.0, logits.abs().max().item<double>()));
   }
-  // Each of these has its part in the result.
+  // The controls: a change of each of these keys changes the result.
   Llama model(configs[5]);
   const auto w = randomise(model);
   const at::Tensor ids = torch::randint(7, {1, 9});
@@ -277,7 +278,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("the mlp is its functions in LibTorch, with each activation and norm", "[other_models]") {
+TEST_CASE("the mlp agrees with LibTorch, with each activation and norm", "[other_models]") {
   for (const std::string activation : {"relu", "gelu", "silu", "tanh"}) {
     for (const std::string norm : {"none", "layer", "batch"}) {
       MLPConfig c;
@@ -306,7 +307,7 @@ TEST_CASE("the mlp is its functions in LibTorch, with each activation and norm",
   }
 }
 
-/// Matmul FLOPs of a forward and of its backward.
+/// Returns the matmul FLOPs of a forward pass and of its backward pass.
 template <class F>
 std::pair<double, double> counted(F&& run) {
   FlopCount count;
@@ -316,9 +317,9 @@ std::pair<double, double> counted(F&& run) {
   return {count.forward.matmul, count.backward.matmul};
 }
 
-TEST_CASE("the formulas for FLOPs are what is counted", "[other_models]") {
-  // A formula is three forwards. The gradient of the data, which nobody asks for, is in it, as the
-  // field counts.
+TEST_CASE("the formulas for FLOPs agree with the counted FLOPs", "[other_models]") {
+  // A formula counts three forward passes. By convention it includes the gradient of the input
+  // data, which is not computed.
   ConvNetConfig c;
   c.n_channel = 4;
   ConvNet net(c, {{2, 9, 7}, 5});
@@ -337,12 +338,12 @@ TEST_CASE("the formulas for FLOPs are what is counted", "[other_models]") {
     l.n_kv_head = 2, l.head_dim = 24, l.vocab_size = 11, l.tie_weights = tie, l.block_size = 9;
     Llama llama(l);
     const double norms =
-        6 * static_cast<double>(128 * 9);  // which the formula counts, and which are in no product
+        6 * static_cast<double>(128 * 9);  // counted by the formula, but in no matrix product
     std::tie(forward, behind) = counted([&] { return llama(torch::zeros({3, 9}, at::kLong)); });
     CHECK(3 * forward == 3 * 9 * (llama.flops_per_unit() - norms));
     CHECK(behind == 2 * forward);
 
-    // A block with a window counts its keys alone; one as long as the context counts all.
+    // A block counts only the keys in its window; a window as long as the context counts all.
     l.sliding_window = 4, l.window_layers = "110";
     Llama windows(l);
     const double products = forward;
@@ -360,12 +361,12 @@ TEST_CASE("the formulas for FLOPs are what is counted", "[other_models]") {
     std::tie(forward, behind) = counted([&] { return rnn(torch::zeros({3, 5}, at::kLong)); });
     CHECK(3 * forward == 3 * 5 * rnn.flops_per_unit());
     const double state =
-        2.0 * 3 * 2 * (cell == "lstm" ? 4 : 3) * 128 * 128;  // of both layers' first, which is zero
+        2.0 * 3 * 2 * (cell == "lstm" ? 4 : 3) * 128 * 128;  // of the zero initial states
     CHECK(behind == 2 * forward - state);
   }
 }
 
-TEST_CASE("parameter counts are what the models have", "[other_models]") {
+TEST_CASE("parameter_count() agrees with the parameters of the models", "[other_models]") {
   const auto has = [](const auto& model) { return count(parameters(model)); };
   for (const int64_t layers : {0, 1, 3}) {
     for (const std::string norm : {"none", "layer", "batch"}) {
@@ -393,7 +394,7 @@ TEST_CASE("parameter counts are what the models have", "[other_models]") {
   }
 }
 
-/// The loss of a model after some steps on one batch, and before them.
+/// Trains a model on one batch; returns the first and the last loss.
 template <class Loss>
 std::pair<double, double> learn(const ModuleRef& model, int steps, Loss&& loss_of) {
   OptimConfig oc;
@@ -412,7 +413,7 @@ std::pair<double, double> learn(const ModuleRef& model, int steps, Loss&& loss_o
   return {first, loss};
 }
 
-TEST_CASE("each model learns one batch by heart, in float32 and under bf16 and fp16",
+TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and fp16",
           "[other_models]") {
   const at::Tensor labels = torch::arange(8).remainder(4), images = torch::randn({8, 6, 6});
   const at::Tensor ids = torch::randint(9, {4, 7}), targets = torch::randint(9, {4, 7});
@@ -449,7 +450,7 @@ TEST_CASE("each model learns one batch by heart, in float32 and under bf16 and f
   }
 }
 
-TEST_CASE("models say what they can't be made of or take", "[other_models]") {
+TEST_CASE("models refuse inputs and configs that do not fit", "[other_models]") {
   CHECK_THAT(
       error_of([&] { ConvNet(ConvNetConfig{}, {{64}, 10}); }),
       ContainsSubstring("convnet: inputs must be images [C, H, W] or [H, W], the data has [64]"));
@@ -460,21 +461,23 @@ TEST_CASE("models say what they can't be made of or take", "[other_models]") {
   CHECK_THAT(error_of([&] { MLP(MLPConfig{}, {{4}, 2})(Variable(torch::ones({2, 5}))); }),
              ContainsSubstring("inputs must have 4 numbers a sample, got float32[2,5]"));
   LlamaConfig l;
-  const auto told = [&] {
+  const auto refusal = [&] {
     const auto fault = Llama::check(l);
     return fault ? fault->what : "";
   };
-  CHECK(told() == "");
+  CHECK(refusal() == "");
   l.n_kv_head = 3;
-  CHECK_THAT(told(), ContainsSubstring("model.n_head = 4 is not divisible by model.n_kv_head = 3"));
+  CHECK_THAT(refusal(),
+             ContainsSubstring("model.n_head = 4 is not divisible by model.n_kv_head = 3"));
   l.n_kv_head = 2, l.head_dim = 5;
-  CHECK_THAT(told(), ContainsSubstring("a head has 5 channels"));
+  CHECK_THAT(refusal(), ContainsSubstring("a head has 5 channels"));
   l.head_dim = 0, l.n_embd = 130;
-  CHECK_THAT(told(), ContainsSubstring("model.n_embd = 130 is not divisible by model.n_head = 4"));
+  CHECK_THAT(refusal(),
+             ContainsSubstring("model.n_embd = 130 is not divisible by model.n_head = 4"));
   l.n_embd = 128, l.rope_factor = 2;
-  CHECK_THAT(told(), ContainsSubstring("has no effect with model.rope_scaling"));
+  CHECK_THAT(refusal(), ContainsSubstring("has no effect with model.rope_scaling"));
   l.rope_scaling = "llama3", l.rope_low_freq_factor = 4;
-  CHECK_THAT(told(), ContainsSubstring("must be below model.rope_high_freq_factor"));
+  CHECK_THAT(refusal(), ContainsSubstring("must be below model.rope_high_freq_factor"));
   RNNConfig c;
   c.vocab_size = 5, c.n_embd = 64, c.tie_weights = true;
   CHECK_THAT(error_of([&] { RNN{c}; }),

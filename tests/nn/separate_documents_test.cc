@@ -1,5 +1,5 @@
-// Several documents in a window: attention, models, windows and runs that keep them apart, and
-// targets that are not learned. The oracle of all is each document by itself.
+// Tests of several documents in a window: attention, models, windows and runs keep them apart. The
+// oracle computes each document by itself.
 #include <ATen/Parallel.h>
 
 #include "autograd/engine.h"
@@ -22,8 +22,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Starts of rows of `t` places: documents of random lengths, some of one place, some longer than a
-/// block of 64.
+/// Returns document starts of rows of `t` positions. Lengths are random: some documents have one
+/// position, some more than a block of 64.
 at::Tensor random_starts(int64_t rows, int64_t t) {
   const at::Tensor starts = torch::zeros({rows, t}, at::kLong);
   for (int64_t row = 0; row < rows; ++row) {
@@ -37,7 +37,7 @@ at::Tensor random_starts(int64_t rows, int64_t t) {
   return starts;
 }
 
-/// Gradients, and the result first, of f(inputs) under dy.
+/// Returns the result of f(inputs) and the gradients for the cotangent dy.
 template <class F>
 std::vector<at::Tensor> pass(const std::vector<at::Tensor>& inputs, const at::Tensor& dy,
                              const F& f) {
@@ -50,7 +50,7 @@ std::vector<at::Tensor> pass(const std::vector<at::Tensor>& inputs, const at::Te
   return all;
 }
 
-/// How far apart, as a share of b's norm, or of 1 where that is less.
+/// Returns the largest distance of a and b relative to b's norm, or to 1 if that is larger.
 double worst(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   double most = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -61,7 +61,7 @@ double worst(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b)
   return most;
 }
 
-/// Attention of each document alone, one behind the other.
+/// Computes attention of each document alone, and concatenates the results.
 Variable by_documents(const std::vector<Variable>& qkv, int64_t heads, int64_t kv_heads,
                       const at::Tensor& starts) {
   std::vector<Variable> rows;
@@ -82,7 +82,7 @@ Variable by_documents(const std::vector<Variable>& qkv, int64_t heads, int64_t k
 }
 
 TEST_CASE(
-    "attention within documents is that of each by itself, on every path and any number of threads",
+    "attention within documents is that of each alone, on every path and any number of threads",
     "[separate_documents]") {
   torch::manual_seed(11);
   const int threads = at::get_num_threads();
@@ -115,8 +115,8 @@ TEST_CASE(
           return attention(in[0], in[1], in[2], h, k, starts);
         };
         const auto got = pass(inputs, dy.to(dtype), own);
-        // float32 and bfloat16 round to 6e-8 and 4e-3 of a value; sums of a few hundred stay within
-        // some tens of that.
+        // float32 and bfloat16 have relative rounding errors of 6e-8 and 4e-3. Sums of a few
+        // hundred terms stay within some tens of that.
         const double most = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 3e-6 : 2e-2;
         CHECK(worst(got, wanted) < most);
         if (heads == kv_heads) {  // packed projections
@@ -141,28 +141,28 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "one document is attention without starts, to the bit, and starts that can't be are refused",
+    "with one document, attention has the bits of attention without starts; bad starts are refused",
     "[separate_documents]") {
   torch::manual_seed(12);
   const Variable qkv(torch::randn({2, 130, 3 * 32}));
   CHECK(
       attention(qkv, 4, torch::zeros({2, 130}, at::kLong)).data().equal(attention(qkv, 4).data()));
-  const auto told = [&](const at::Tensor& starts) {
+  const auto refusal = [&](const at::Tensor& starts) {
     return error_of([&] { attention(qkv, 4, starts); });
   };
   at::Tensor bad = torch::zeros({2, 130}, at::kLong);
   bad[1][7] = 8;
-  CHECK_THAT(told(bad), ContainsSubstring("position 7 of row 1 has the start 8"));
+  CHECK_THAT(refusal(bad), ContainsSubstring("position 7 of row 1 has the start 8"));
   bad[1][7] = 5;
-  CHECK_THAT(told(bad), ContainsSubstring("position 8 of row 1 has the start 0"));
+  CHECK_THAT(refusal(bad), ContainsSubstring("position 8 of row 1 has the start 0"));
   bad[1][7] = -1;
-  CHECK_THAT(told(bad), ContainsSubstring("has the start -1"));
-  CHECK_THAT(told(torch::zeros({2, 129}, at::kLong)),
+  CHECK_THAT(refusal(bad), ContainsSubstring("has the start -1"));
+  CHECK_THAT(refusal(torch::zeros({2, 129}, at::kLong)),
              ContainsSubstring("starts must be int64 [2, 130]"));
-  CHECK_THAT(told(torch::zeros({2, 130})), ContainsSubstring("starts must be int64"));
+  CHECK_THAT(refusal(torch::zeros({2, 130})), ContainsSubstring("starts must be int64"));
 }
 
-/// How far apart, as a share of the largest of b.
+/// Returns the largest difference relative to the largest value of b.
 double apart(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>() / b.abs().max().item<double>();
 }
@@ -204,7 +204,7 @@ void check_model(const Model& model) {
   }
 }
 
-TEST_CASE("models give each document of a row what they give it alone, recomputed too",
+TEST_CASE("models give each document of a row the logits that they give it alone",
           "[separate_documents]") {
   torch::manual_seed(13);
   GPTConfig g;
@@ -227,7 +227,8 @@ TEST_CASE("models give each document of a row what they give it alone, recompute
   CHECK(!find_model_kind("rnn")->separates_documents);
 }
 
-TEST_CASE("windows say where documents begin: with the token before them", "[separate_documents]") {
+TEST_CASE("batches have document starts, and a document starts with the end token before it",
+          "[separate_documents]") {
   const TempFolder f;
   std::vector<uint16_t> ids;
   for (uint16_t i = 0; i < 300; ++i) ids.push_back(i % 7 == 3 ? 9 : 1);
@@ -258,7 +259,7 @@ TEST_CASE("windows say where documents begin: with the token before them", "[sep
   CHECK_THAT(error_of([&] { open_data(c); }), ContainsSubstring("data.document_end has no effect"));
 }
 
-TEST_CASE("a run on separate documents is the same stopped and resumed, recomputed and accumulated",
+TEST_CASE("a run on separate documents has the same bits when resumed and with recomputation",
           "[separate_documents]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
@@ -289,7 +290,7 @@ TEST_CASE("a run on separate documents is the same stopped and resumed, recomput
   train("joined", {}, 0, "joined", -1);
   CHECK(!difference(f / "whole", f / "joined").empty());
   CHECK_THAT(train("unknown", {}, 2, "separate", -1),
-             ContainsSubstring("a tokenizer without <|endoftext|>"));
+             ContainsSubstring("without a token that ends documents"));
   CHECK_THAT(train("whole", {}, 2, "joined", -1), ContainsSubstring("data.documents"));
   write_file(f / "rnn.toml",
              "[model]\nkind = \"rnn\"\n[data]\ndir = \"lines\"\ndocuments = \"separate\"\n"

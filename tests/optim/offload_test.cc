@@ -1,5 +1,5 @@
-// An optimizer's state in a scratch file: what is read is what was written, in any order of use,
-// and every optimizer has the bits that it has in memory.
+// Tests of optimizer state in a scratch file: reads return the written bytes in any order of use,
+// and every optimizer has the same bits as in memory.
 #include "optim/offload.h"
 
 #include <ATen/Parallel.h>
@@ -21,8 +21,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Slots of many sizes: divisible ones of several pieces, whole ones, without state, with a part
-/// that this process owns.
+/// Returns slots of many sizes: divisible ones of several pieces, indivisible ones, some without
+/// state, and some of which this process owns a part.
 std::vector<OffloadedSlot> offload_slots(int64_t scale) {
   const int64_t chunk = grad_sum_chunk;
   const auto slot = [](int64_t n, ElementRange own, bool divisible,
@@ -48,7 +48,8 @@ std::vector<OffloadedSlot> offload_slots(int64_t scale) {
   return slots;
 }
 
-TEST_CASE("a scratch file's state is what was written, in any order of use", "[offload]") {
+TEST_CASE("units of a scratch file have the bytes that were written, in any order of use",
+          "[offload]") {
   std::mt19937 random(5);
   for (const int64_t scale : {1, 40}) {
     const TempFolder f(fast_folder());
@@ -66,7 +67,7 @@ TEST_CASE("a scratch file's state is what was written, in any order of use", "[o
     std::iota(order.begin(), order.end(), size_t{0});
 
     for (int step = 0; step < 12; ++step) {
-      // Ascending, backwards, at random, with repetitions, some only.
+      // Use units in ascending, reverse and random order, with repetitions, and only some of them.
       if (step == 3) std::reverse(order.begin(), order.end());
       if (step >= 5) std::shuffle(order.begin(), order.end(), random);
       if (step == 7) order.insert(order.end(), {order[0], order[1], order[0], order[5]});
@@ -95,7 +96,7 @@ std::vector<unsigned char> offloaded_bytes(StateOffload& offload, size_t slot, s
   return all;
 }
 
-TEST_CASE("tensors are read from a scratch file and written to it as a whole", "[offload]") {
+TEST_CASE("complete tensors can be read from a scratch file and written to it", "[offload]") {
   const TempFolder f(fast_folder());
   const auto slots = offload_slots(5);
   StateOffload offload(f.path(), slots);
@@ -129,7 +130,7 @@ TEST_CASE("tensors are read from a scratch file and written to it as a whole", "
               wanted[piece.slot][t].data() + (part.begin - own.begin) * item;
           const auto bytes = static_cast<size_t>(part.size() * item);
           CHECK(std::memcmp(here, there, bytes) == 0);
-          // What is changed must be in the file before it is read, without the end of a step.
+          // Changes must be in the file before read() reads it, without the end of a step.
           for (size_t i = 0; i < bytes; i += 100) there[i] = static_cast<unsigned char>(random());
           std::memcpy(here, there, bytes);
         }
@@ -158,7 +159,7 @@ TEST_CASE("the buffers of a scratch file are a fraction of it", "[offload]") {
       buffers_of({{{{large, 4, 1}, {large, 4, 1}}, large, {0, large}, true}});
   CHECK(file == 8 * large);
   CHECK(buffers == (int64_t{64} << 20) + 4096);
-  // One that can't be cut takes its own size.
+  // A slot that can't be divided needs a buffer of its own size.
   const auto [whole, all] = buffers_of(
       {{{{large, 4, 1}}, large, {0, large}, false}, {{{1000, 4, 1}}, 1000, {0, 1000}, true}});
   CHECK(whole >= 4 * large);
@@ -169,7 +170,7 @@ TEST_CASE("the buffers of a scratch file are a fraction of it", "[offload]") {
 const FileCalls offload_calls = file_calls;
 int offload_calls_left = 0;
 
-TEST_CASE("a disk that fails under the state is an error at the next use, and none at the end",
+TEST_CASE("a failing disk is an error at a later use of the state, and not at its destruction",
           "[offload]") {
   for (const bool reads : {false, true}) {
     INFO(reads);
@@ -200,7 +201,7 @@ TEST_CASE("a disk that fails under the state is an error at the next use, and no
   }
 }
 
-/// Parameters that are cut into pieces, small ones, and one of each role.
+/// Returns parameters that are divided into pieces, small ones, and several roles.
 std::vector<NamedParameter> offload_parameters(at::ScalarType dtype) {
   torch::manual_seed(3);
   std::vector<NamedParameter> all;
@@ -227,7 +228,7 @@ struct OffloadCase {
   std::vector<ElementRange> shares{};
 };
 
-/// Parameters, working copies and state after some steps, in a file or in memory.
+/// Returns parameters, working copies and state after 4 steps, with state in `folder` or in memory.
 std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadCase& how,
                                             const fs::path& folder) {
   const auto params = offload_parameters(how.dtype);
@@ -242,7 +243,7 @@ std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadC
     for (size_t i = 0; i < params.size(); ++i) {
       const Variable& p = params[i].parameter;
       at::Tensor g = torch::randn(p.sizes()).to(how.dtype);
-      // A step that is left out, and parameters without a gradient.
+      // A step that is skipped for its NaN, and parameters without a gradient.
       if (step == 2 && i == 3) g[5] = NAN;
       if (step != 0 && i % 7 == 6) g = at::Tensor();
       if (how.shares.empty()) {
@@ -286,8 +287,7 @@ std::vector<at::Tensor> offload_after_steps(const OptimConfig& c, const OffloadC
   return all;
 }
 
-TEST_CASE("every optimizer has the bits with its state in a file that it has in memory",
-          "[offload]") {
+TEST_CASE("every optimizer has the same bits with its state in a file as in memory", "[offload]") {
   std::vector<ElementRange> second_half;
   for (const auto& p : offload_parameters(at::kFloat)) {
     const int64_t n = p.parameter.numel();
@@ -305,7 +305,7 @@ TEST_CASE("every optimizer has the bits with its state in a file that it has in 
   at::set_num_threads(1);
   for (const Row& row : optimizer_rows()) {
     if (row.kind == "sgd") continue;  // has no state
-    // Other options of a kind are about its formula.
+    // Further rows of a kind only change its formula, so they run one case.
     const size_t count = seen.insert(row.kind).second ? cases.size() : 1;
     for (size_t i = 0; i < count; ++i) {
       INFO(row.kind << " " << row.label << ", case " << i);
@@ -327,7 +327,7 @@ TEST_CASE("every optimizer has the bits with its state in a file that it has in 
   }
   at::set_num_threads(threads);
 
-  // The control: another decay of the mean has other bits.
+  // The control: another beta1 has other bits.
   OptimConfig c;
   const auto memory = offload_after_steps(c, {}, {});
   c.beta1 = 0.91;
@@ -335,7 +335,8 @@ TEST_CASE("every optimizer has the bits with its state in a file that it has in 
   CHECK(names(f.path()).empty());
 }
 
-TEST_CASE("an average alone is state, and none is refused", "[offload]") {
+TEST_CASE("an EMA of parameters counts as state, and an optimizer without state is refused",
+          "[offload]") {
   const TempFolder f(fast_folder());
   OptimConfig c;
   c.kind = "sgd";

@@ -1,6 +1,5 @@
-// Optimizers in the precisions that runs use: float32 against torch.optim in float32, bfloat16
-// parameters against a float64 reference that is rounded after each step; and what a step must
-// refuse.
+// Compares optimizers in float32 with torch.optim, and bfloat16 parameters with a float64 reference
+// that is rounded after each step. Also tests gradients that a step must refuse.
 #include "autograd/node.h"
 #include "core/dtype.h"
 #include "optim/optimizer.h"
@@ -28,7 +27,7 @@ std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&)> like(Option
   };
 }
 
-/// Every kind with its options, weight decay on and off.
+/// Returns the kinds that torch.optim has, with their options, weight decay on and off.
 std::vector<LowPrecisionKind> low_precision_kinds() {
   std::vector<LowPrecisionKind> all;
   for (const double wd : {0.0, 0.1}) {
@@ -94,8 +93,8 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
 
 double lowp_rate(int step) { return 0.05 / (1 + 0.1 * step); }
 
-/// The same gradients for both sides, between 1/4 and 2 in size, with a sign of their own at each
-/// step.
+/// Returns the gradient of a step, the same for both sides: magnitudes from 1/4 to 2 and random
+/// signs.
 at::Tensor gradient(int step) {
   torch::manual_seed(static_cast<uint64_t>(step) + 100);
   const at::Tensor size = torch::rand({2, elements / 2}) * 1.75 + 0.25;
@@ -106,7 +105,7 @@ at::Tensor start() {
   return torch::randn({2, elements / 2});
 }
 
-/// Ours after the steps, in `dtype`; gradients have that dtype too.
+/// Returns our parameter after the steps, in `dtype`; gradients have that dtype too.
 at::Tensor lowp_ours(const OptimConfig& config, at::ScalarType dtype,
                      std::optional<uint64_t> rounding_seed = std::nullopt) {
   const Variable p = Variable::parameter(start().to(dtype, false, /*copy=*/true));
@@ -118,8 +117,8 @@ at::Tensor lowp_ours(const OptimConfig& config, at::ScalarType dtype,
   return p.data();
 }
 
-/// torch's after the steps, computed in `dtype`; the parameter, and each gradient, is rounded to
-/// `kept`.
+/// Returns torch's parameter after the steps, computed in `dtype`. The parameter and each gradient
+/// are rounded to `kept`.
 at::Tensor torchs(const LowPrecisionKind& kind, at::ScalarType dtype, at::ScalarType kept) {
   at::Tensor p = start().to(kept).to(dtype, false, /*copy=*/true).requires_grad_();
   const auto optimizer = kind.torch(p);
@@ -133,26 +132,25 @@ at::Tensor torchs(const LowPrecisionKind& kind, at::ScalarType dtype, at::Scalar
   return p.detach();
 }
 
-TEST_CASE("every optimizer in float32 is torch's in float32", "[optimizer_precision]") {
+TEST_CASE("optimizers of torch.optim agree with it in float32", "[optimizer_precision]") {
   for (const auto& kind : low_precision_kinds()) {
     const at::Tensor a = lowp_ours(kind.config, at::kFloat),
                      b = torchs(kind, at::kFloat, at::kFloat);
     const at::Tensor moved = (b - start()).abs();
-    // A step rounds the parameter once on each side, and its update some 8 times more (the decayed
-    // gradient, two averages, root, quotient, product); an update is at most as large as the way
-    // that the parameter went, or 1.
+    // A step rounds the parameter once on each side, and its update about 8 times more (the decayed
+    // gradient, two averages, root, quotient, product). An update is at most as large as the change
+    // of the parameter so far, or 1.
     const at::Tensor spacing = torch::maximum(b.abs(), moved).clamp_min(1) * 0x1p-23;
     const double off = ((a - b).abs() / spacing).max().item<double>();
     INFO(kind.label << ": off by " << off << " units of the last place after " << lowp_steps
                     << " steps");
     CHECK(off <= 4 * lowp_steps);
-    CHECK(moved.max().item<double>() > 0.01);  // there was something to get wrong
+    CHECK(moved.max().item<double>() > 0.01);  // the control: parameters have changed
   }
 }
 
-TEST_CASE(
-    "bfloat16 parameters, rounded to nearest, are a float64 run's that is rounded after each step",
-    "[optimizer_precision]") {
+TEST_CASE("bfloat16 parameters rounded to nearest agree with a float64 run rounded after each step",
+          "[optimizer_precision]") {
   for (const auto& kind : low_precision_kinds()) {
     const at::Tensor wanted = torchs(kind, at::kDouble, at::kBFloat16);
     const auto compare = [&](std::optional<uint64_t> rounding_seed) {
@@ -160,19 +158,19 @@ TEST_CASE(
       const at::Tensor off = (a - wanted).abs() / (wanted.abs().clamp_min(0x1p-6) * 0x1p-7);
       return std::pair(off.gt(0).to(at::kDouble).mean().item<double>(), off.max().item<double>());
     };
-    // Updates in float32 are right to some 1e-6 of bfloat16's spacing of 2^-8, so one rounding in
-    // 10^4 goes the other way: of 25 * 1024 a handful, each by one spacing, which a later step may
-    // undo or (at another exponent, or under feedback by weight decay) double.
+    // Float32 errors of updates are small compared to bfloat16's spacing of 2^-8, so about one
+    // rounding in 10^4 differs: a few of 25 * 1024, each by one spacing. A later step may undo it,
+    // or double it at another exponent or by the feedback of weight decay.
     const auto [share, most] = compare(std::nullopt);
     INFO(kind.label << ": " << 100 * share << "% of elements differ, by up to " << most
                     << " spacings");
     CHECK(share < 0.01);
     CHECK(most <= 2);
-    CHECK(compare(7).first > 0.1);  // control: stochastic rounding goes elsewhere
+    CHECK(compare(7).first > 0.1);  // the control: stochastic rounding gives other values
   }
 }
 
-TEST_CASE("centered RMSprop stays finite where its variance estimate is rounding alone",
+TEST_CASE("centered RMSprop stays finite if rounding makes its variance estimate negative",
           "[optimizer_precision]") {
   for (const double momentum : {0.0, 0.9}) {
     OptimConfig c;
@@ -181,9 +179,9 @@ TEST_CASE("centered RMSprop stays finite where its variance estimate is rounding
     const Variable p = Variable::parameter(torch::zeros({elements}));
     Optimizer optimizer(c, {{"w", p, Role::weight}});
     torch::manual_seed(1);
-    // Where a gradient falls and then stays, both means come down to its square and to itself and
-    // stop some spacings above, the square of the mean further above than the mean of squares:
-    // their difference is below zero.
+    // If a gradient decreases and then stays constant, the mean of squares and the mean converge
+    // from above and stop a few spacings early. The square of the mean may then exceed the mean of
+    // squares, so that their difference is negative.
     const at::Tensor constant = torch::randn({elements}), other = torch::randn({elements});
     for (int step = 0; step < 3000; ++step) {
       p.leaf().grad = step < 200    ? constant * 4
@@ -200,8 +198,8 @@ TEST_CASE("centered RMSprop stays finite where its variance estimate is rounding
   }
 }
 
-/// What a step says to a gradient of parameter "blocks.0.up.weight" [2, 3]; its data and the other
-/// one's stay.
+/// Returns the error of a step with this gradient of "blocks.0.up.weight" [2, 3], or "". Checks
+/// that an error changes no parameter.
 std::string refusal(const at::Tensor& gradient) {
   OptimConfig c;
   std::vector<NamedParameter> p{
@@ -210,19 +208,19 @@ std::string refusal(const at::Tensor& gradient) {
   Optimizer optimizer(c, p);
   p[0].parameter.leaf().grad = torch::ones({4});
   p[1].parameter.leaf().grad = gradient;
-  std::string said;
+  std::string refusal;
   try {
-    said = error_of([&] { optimizer.step(0.1); });
+    refusal = error_of([&] { optimizer.step(0.1); });
   } catch (const std::exception& e) {
-    said = str("not Lathe's own error: ", e.what());
+    refusal = str("not Lathe's own error: ", e.what());
   }
-  if (!said.empty()) {
+  if (!refusal.empty()) {
     for (const auto& q : p) CHECK(q.parameter.data().eq(1).all().item<bool>());
   }
-  return said;
+  return refusal;
 }
 
-TEST_CASE("a gradient of another shape names its parameter", "[optimizer_precision]") {
+TEST_CASE("the error of a gradient of another shape names its parameter", "[optimizer_precision]") {
   CHECK(refusal(torch::ones({2, 3})).empty());  // the control
   for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{6}, {3, 2}, {2, 2}, {2, 4}, {1}}) {
     INFO(describe(at::IntArrayRef(sizes)));
@@ -230,7 +228,7 @@ TEST_CASE("a gradient of another shape names its parameter", "[optimizer_precisi
   }
 }
 
-TEST_CASE("a gradient of whole numbers names its parameter", "[optimizer_precision]") {
+TEST_CASE("the error of an integer gradient names its parameter", "[optimizer_precision]") {
   for (const auto dtype : {at::kHalf, at::kBFloat16})
     CHECK(refusal(torch::ones({2, 3}, dtype)).empty());
   for (const auto dtype : {at::kLong, at::kInt, at::kByte, at::kBool}) {
@@ -239,7 +237,7 @@ TEST_CASE("a gradient of whole numbers names its parameter", "[optimizer_precisi
   }
 }
 
-TEST_CASE("a gradient without elements, or on another device, names its parameter",
+TEST_CASE("the error of a gradient without elements or on another device names its parameter",
           "[optimizer_precision]") {
   CHECK_THAT(refusal(torch::ones({0})), ContainsSubstring("blocks.0.up.weight"));
   CHECK_THAT(refusal(torch::ones({2, 3}, at::TensorOptions(at::kMeta).dtype(at::kFloat))),

@@ -66,7 +66,7 @@ at::Tensor adafactor(const at::Tensor& p, const at::Tensor& g, State& s, const S
   return p - k.lr * k.wd * p - alpha * u / std::max(1.0, rms(u) / k.c.factor_clip);
 }
 
-/// By singular values: Newton-Schulz is an odd polynomial of them.
+/// Computes Muon with singular values, of which Newton-Schulz is an odd polynomial.
 at::Tensor muon(const at::Tensor& p, const at::Tensor& g, State& s, const Step& k) {
   if (!k.role.hidden || p.dim() < 2 || p.numel() == 0)
     return p - k.lr * k.c.muon_rest_lr * (adam_direction(g, s, k) + k.wd * p);
@@ -86,7 +86,9 @@ at::Tensor muon(const at::Tensor& p, const at::Tensor& g, State& s, const Step& 
   return p - k.lr * k.wd * p - k.lr * length * o;
 }
 
-/// A moment in 8 bits: each block's largest value, and the nearer of the levels below and above.
+/// Returns a moment rounded to 8 bits: each block is divided by its largest value and rounded to
+/// the nearest level. A
+/// positive mean of squares stays positive.
 at::Tensor through_8_bits(const at::Tensor& moment, int64_t block, bool with_sign) {
   const auto& list = dynamic_levels(with_sign);
   const at::Tensor levels =
@@ -104,7 +106,8 @@ at::Tensor through_8_bits(const at::Tensor& moment, int64_t block, bool with_sig
     const auto off = [&](const at::Tensor& which) {
       return (levels.index_select(0, which) - x).abs();
     };
-    const at::Tensor nearest = torch::where(off(below) <= off(above), below, above);
+    at::Tensor nearest = torch::where(off(below) <= off(above), below, above);
+    if (!with_sign) nearest = torch::where(x > 0, nearest.clamp_min(1), nearest);
     parts.push_back(levels.index_select(0, nearest) * most);
   }
   return torch::cat(parts).reshape(moment.sizes());

@@ -1,5 +1,5 @@
-// The table of optimizers under test: each kind with options, its oracle, and what makes it
-// another.
+// The table of optimizers under test: each kind with options, its oracle, and a change of options
+// that must make a difference.
 #pragma once
 
 #include "optim/optimizer.h"
@@ -10,13 +10,13 @@ namespace lathe::test {
 
 using State = std::map<std::string, at::Tensor>;
 
-/// What a reference knows of a step; p and everything that it makes of it are float64.
+/// The arguments of a step of a reference, which computes in float64.
 struct Step {
   const OptimConfig& c;
-  double lr, wd, t;  // t: from 1
+  double lr, wd, t;  // t: the number of the step, from 1
   Role role;
 };
-/// The parameter after a step, by a formula; `s` is the parameter's own, empty at first.
+/// Returns the parameter after a step; `s` is the state of this parameter, empty at first.
 using Formula =
     std::function<at::Tensor(const at::Tensor& p, const at::Tensor& g, State& s, const Step& k)>;
 
@@ -25,10 +25,10 @@ struct Row {
   std::function<void(OptimConfig&)> set;  ///< the options of the row
   Formula formula;                        ///< or
   std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&, const Step&)> torch;
-  std::function<void(OptimConfig&)> wrong;  ///< what makes it another optimizer, a little
+  std::function<void(OptimConfig&)> wrong;  ///< changes an option, so that results must differ
 };
 
-/// A row or more for each kind.
+/// Returns the table, which has at least one row for each kind.
 std::vector<Row> optimizer_rows();
 
 }  // namespace lathe::test

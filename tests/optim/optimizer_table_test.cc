@@ -1,6 +1,6 @@
-// Every optimizer against torch.optim's C++ half, or its paper's formula in float64
-// (tests/optim/optimizer_table.cc), over many steps, shapes and options; and what they have in
-// common.
+// Compares every optimizer with torch::optim, or with the formula of its paper in float64
+// (tests/optim/optimizer_table.cc), over many steps, shapes and options. Also tests behavior that
+// all optimizers share.
 #include <ATen/Parallel.h>
 
 #include "autograd/node.h"
@@ -18,7 +18,8 @@ struct Shape {
   std::vector<int64_t> sizes;
   Role role;
 };
-/// 0-dim, empty, odd and large; matrices both ways round, filters, and a matrix that is not hidden.
+/// Returns shapes: 0-dim, empty, odd and large ones, wide and tall matrices, filters, and matrices
+/// that are not hidden.
 std::vector<Shape> shapes() {
   return {{{}, Role::scale},
           {{0}, Role::bias},
@@ -62,7 +63,7 @@ double decay_of(const NamedParameter& p, const OptimConfig& c) {
   return p.parameter.dim() >= 2 ? c.weight_decay : 0;
 }
 
-/// Ours after the steps.
+/// Returns our parameters after the steps.
 std::vector<at::Tensor> ours_after(const OptimConfig& c, at::ScalarType dtype) {
   const auto params = start(dtype);
   Optimizer optimizer(c, params);
@@ -75,7 +76,7 @@ std::vector<at::Tensor> ours_after(const OptimConfig& c, at::ScalarType dtype) {
   for (const auto& p : params) all.push_back(p.parameter.data().to(at::kDouble));
   return all;
 }
-/// The reference's, in float64.
+/// Returns the reference's parameters after the steps, in float64.
 std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kDouble) {
   const OptimConfig c = config_of(row);
   std::vector<at::Tensor> all;
@@ -106,7 +107,8 @@ std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kD
   return all;
 }
 
-/// The share of elements that are further apart than `tolerance`, relative to 1 and the element.
+/// Returns the share of elements that differ by more than `tolerance`, relative to 1 or to the
+/// element if that is larger.
 double share_apart(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
                    double tolerance) {
   double apart = 0, all = 0;
@@ -129,13 +131,13 @@ TEST_CASE("every optimizer has its row, and every row an optimizer", "[optimizer
   CHECK(in_table == in_registry);
 }
 
-TEST_CASE("every optimizer is its formula, in float64", "[optimizer_table]") {
+TEST_CASE("every optimizer agrees with its formula in float64", "[optimizer_table]") {
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     const auto wanted = theirs(row);
-    // Float64's rounding over 20 steps; singular values and 25 products lose a few digits more. In
-    // 8 bits a scale is float32, the reference's float64, and a moment that lies halfway between
-    // two levels may go to either.
+    // Float64 rounds in 20 steps; Muon's singular values and products lose a few digits more. With
+    // 8 bits, our scale is float32 and the reference's is float64, and a moment halfway between two
+    // levels may be rounded to either.
     const bool eight = row.kind.ends_with("8bit");
     const double tolerance = eight ? 1e-6 : row.kind == "muon" ? 1e-9 : 1e-12;
     CHECK(share_apart(ours_after(config_of(row), at::kDouble), wanted, tolerance) <=
@@ -146,15 +148,14 @@ TEST_CASE("every optimizer is its formula, in float64", "[optimizer_table]") {
   }
 }
 
-TEST_CASE("every optimizer is its formula, in float32", "[optimizer_table]") {
+TEST_CASE("every optimizer agrees with its formula in float32", "[optimizer_table]") {
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     const bool eight = row.kind.ends_with("8bit"), muon = row.kind == "muon",
                lion = row.kind == "lion";
     // 20 steps of up to 0.05 that are each rounded some 8 times in float32: 20 * 8 * 2^-24 at a
-    // size of 1. RMSprop's deviation and Newton-Schulz (a small singular value grows by 3.4 a step,
-    // its error with it) lose more. Lion's sign, and a level in 8 bits, may go the other way where
-    // it is a close call.
+    // size of 1. RMSprop's deviation and Newton-Schulz (a small singular value and its error grow
+    // by 3.4 per iteration) lose more. Lion's sign and a level in 8 bits may differ in close cases.
     const double tolerance = muon || row.kind == "rmsprop" ? 5e-3 : 3e-5;
     CHECK(share_apart(ours_after(config_of(row), at::kFloat), theirs(row, at::kFloat), tolerance) <=
           (eight  ? 5e-3
@@ -175,7 +176,8 @@ bool needs_whole_tensors(const OptimConfig& c) {
   return state.whole || !state.divisible;
 }
 
-TEST_CASE("optimizers of whole tensors give the same by ATen's ops", "[optimizer_table]") {
+TEST_CASE("optimizers of complete tensors agree with their implementation by ATen's ops",
+          "[optimizer_table]") {
   int tested = 0;
   for (const Row& row : optimizer_rows()) {
     for (const char* clip_by : {"", "norm", "parameter", "value"}) {
@@ -207,7 +209,8 @@ TEST_CASE("optimizers of whole tensors give the same by ATen's ops", "[optimizer
   CHECK(tested >= 4 * 5);
 }
 
-TEST_CASE("a skipped step changes nothing by ATen's ops", "[optimizer_table]") {
+TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
+          "[optimizer_table]") {
   // A GPU's host does not know that a step is skipped, so the method is called.
   for (const Row& row : optimizer_rows()) {
     const OptimConfig c = config_of(row);
@@ -304,7 +307,7 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
 }
 
 TEST_CASE(
-    "bfloat16 parameters: rounded as the float32 update of what they were, counted, and their "
+    "bfloat16 parameters are the rounded float32 update, lost updates are counted, and working "
     "copies written",
     "[optimizer_table]") {
   for (const Row& row : optimizer_rows()) {
@@ -327,7 +330,7 @@ TEST_CASE(
     CHECK(none.moved == 0);
     CHECK(counts.moved > 5000);
     if (row.kind != "rmsprop")
-      CHECK(counts.lost > 100);  // whose first step divides by the root of 1 - alpha
+      CHECK(counts.lost > 100);  // RMSprop's first step divides by sqrt(1 - alpha)
     const auto [drawn, more] = step(at::kBFloat16, 9);
     CHECK(!drawn.data().equal(nearest.data()));
     CHECK((drawn.data().to(at::kFloat) - wide.data()).abs().max().item<float>() <
@@ -392,22 +395,50 @@ TEST_CASE("NAdam's product of momenta stays when updates are set", "[optimizer_t
   CHECK(optimizer.control().updates == 3);
 }
 
-TEST_CASE("8-bit levels", "[optimizer_table]") {
+TEST_CASE("8-bit levels are sorted, distinct, and have the largest and the least expected values",
+          "[optimizer_table]") {
   for (const bool with_sign : {true, false}) {
     const auto& levels = dynamic_levels(with_sign);
     CHECK(std::is_sorted(levels.begin(), levels.end()));
     CHECK(std::set<float>(levels.begin(), levels.end()).size() == 256);
     CHECK(levels.back() == 1);
     CHECK(std::count(levels.begin(), levels.end(), 0.0f) == 1);
-    // The largest below 1 is the middle of the last of 64 (128) parts of [0.1, 1], the least the
-    // middle of [0.1, 1] (of its lower half) at 10^-6.
+    // The largest level below 1 is the middle of the last of 64 (unsigned: 128) parts of [0.1, 1].
+    // The least positive level is 10^-6 times the middle of [0.1, 1] (unsigned: of its lower half).
     CHECK(levels[254] == Approx(1 - 0.45 / (with_sign ? 64 : 128)));
     CHECK(levels[with_sign ? 128 : 1] == Approx(with_sign ? 0.55e-6 : 0.325e-6));
     CHECK(levels[0] == Approx(with_sign ? -levels[254] : 0));
   }
 }
 
-TEST_CASE("an update by Muon is near orthogonal, and of AdamW's size", "[optimizer_table]") {
+TEST_CASE("8-bit moments move an element whose gradient is rare no further than float moments",
+          "[optimizer_table]") {
+  // The rows of an embedding share blocks: the frequent row has a gradient in every step, 1000
+  // times as large as the one that the rare row has in the first.
+  const std::vector<int64_t> sizes{64, 64};
+  at::Tensor frequent = torch::zeros(sizes), first = torch::zeros(sizes);
+  frequent[0].fill_(1e-1);
+  first[0].fill_(1e-1);
+  first[1].fill_(1e-4);
+  const auto trained = [&](const char* kind) {
+    OptimConfig c;
+    c.kind = kind, c.weight_decay = 0, c.grad_clip = 0;
+    const Variable p = Variable::parameter(torch::zeros(sizes));
+    Optimizer optimizer(c, {{"w", p, Role::embedding}});
+    for (int step = 1; step <= 8; ++step) {
+      p.leaf().grad = (step == 1 ? first : frequent).clone();
+      optimizer.step(step);
+    }
+    return p.data().abs();
+  };
+  const at::Tensor exact = trained("adamw"), low = trained("adamw8bit");
+  CHECK(exact[1].max().item<float>() > 0);
+  CHECK(low[1].max().item<float>() <= 1.2 * exact[1].max().item<float>());
+  CHECK(low[0].max().item<float>() == Approx(exact[0].max().item<float>()).epsilon(0.05));
+}
+
+TEST_CASE("an update by Muon is nearly orthogonal, and has the size of an update by AdamW",
+          "[optimizer_table]") {
   OptimConfig c;
   c.kind = "muon", c.weight_decay = 0, c.grad_clip = 0;
   for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{64, 64}, {200, 50}, {50, 200}}) {
@@ -417,15 +448,16 @@ TEST_CASE("an update by Muon is near orthogonal, and of AdamW's size", "[optimiz
     optimizer.step(1);
     const at::Tensor update = -p.data() / (0.2 * std::sqrt(std::max(sizes[0], sizes[1])));
     const at::Tensor values = std::get<1>(torch::linalg_svd(update.to(at::kDouble), false));
-    // Jordan et al.: five steps bring singular values into [0.7, 1.2]; those that begin below 0.01
-    // of the norm lag behind, of which a square random matrix has one or two.
+    // Jordan et al.: five steps bring singular values into [0.7, 1.2]. Values that start below 0.01
+    // of the norm take longer; a square random matrix has one or two of them.
     CHECK(values.max().item<double>() < 1.25);
     CHECK(values.gt(0.65).to(at::kDouble).mean().item<double>() > 0.95);
     CHECK(p.data().square().mean().sqrt().item<double>() == Approx(0.2).epsilon(0.2));
   }
 }
 
-TEST_CASE("clipping by value and by parameter", "[optimizer_table]") {
+TEST_CASE("clipping by value and by parameter agrees with torch, with and without a loss scale",
+          "[optimizer_table]") {
   const auto step = [](const char* by, double clip, ScaleState* scale) {
     OptimConfig c;
     c.kind = "sgd", c.weight_decay = 0, c.grad_clip = clip, c.grad_clip_by = by;
@@ -458,7 +490,7 @@ TEST_CASE("clipping by value and by parameter", "[optimizer_table]") {
   }
 }
 
-TEST_CASE("the average of weights is its formula, also of parameters that stay",
+TEST_CASE("the EMA of weights agrees with its formula, also for parameters without a gradient",
           "[optimizer_table]") {
   for (const char* kind : {"adamw", "lamb", "muon", "adafactor", "adamw8bit"}) {
     for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -491,7 +523,7 @@ TEST_CASE("the average of weights is its formula, also of parameters that stay",
   }
 }
 
-TEST_CASE("an optimizer's name is its own", "[optimizer_table]") {
+TEST_CASE("registering an optimizer under an existing name is an error", "[optimizer_table]") {
   CHECK_THAT(error_of([] { add_optimizer_kind({"adamw", "", nullptr}); }),
              ContainsSubstring("there is an optimizer adamw already"));
 }

@@ -1,4 +1,6 @@
-// Optimizers against torch::optim over 25 float64 steps; schedules against their formulas.
+// Compares optimizers with torch::optim over 25 float64 steps, and schedules with their formulas.
+
+#include <functional>
 
 #include "autograd/node.h"
 #include "optim/optimizer.h"
@@ -10,12 +12,31 @@ namespace {
 
 using namespace lathe;
 
+TEST_CASE("an optimizer of the library refuses values that break their rules",
+          "[optimizers_and_schedules]") {
+  const auto refusal = [](const std::function<void(OptimConfig&)>& change) {
+    OptimConfig config;
+    change(config);
+    return error_of([&] {
+      Optimizer(config, {{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}});
+    });
+  };
+  CHECK(refusal([](OptimConfig&) {}) == "");
+  CHECK_THAT(refusal([](OptimConfig& c) { c.beta1 = 1; }), ContainsSubstring("beta1"));
+  CHECK_THAT(refusal([](OptimConfig& c) { c.lr = -1; }), ContainsSubstring("lr"));
+  CHECK_THAT(refusal([](OptimConfig& c) { c.grad_clip_by = "global"; }),
+             ContainsSubstring("grad_clip_by"));
+  CHECK_THAT(
+      refusal([](OptimConfig& c) { c.kind = "momentum", c.nesterov = true, c.dampening = 0.5; }),
+      ContainsSubstring("nesterov"));
+}
+
 constexpr int steps = 25;
 at::Tensor gradient(int step, const at::Tensor& p) {
   return (p * 0.7 + 0.3 * std::sin(0.9 * step)).tanh();
 }
 
-/// The largest difference between our parameters and torch's after the steps.
+/// Returns the largest difference between our parameters and torch's after the steps.
 template <class Make>
 double apart(OptimConfig config, Make&& make) {
   const at::Tensor start_w = torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}),
@@ -24,7 +45,7 @@ double apart(OptimConfig config, Make&& make) {
                                    {"b", Variable::parameter(start_b.clone()), Role::bias}};
   Optimizer optimizer(config, ours);
   at::Tensor w = start_w.clone().requires_grad_(), b = start_b.clone().requires_grad_();
-  auto theirs = make(w, b);  // decay on w alone
+  auto theirs = make(w, b);  // only w decays
   for (int step = 0; step < steps; ++step) {
     const double lr = 0.05 / (1 + 0.1 * step);
     for (auto& p : ours) p.parameter.leaf().grad = gradient(step, p.parameter.data()).clone();
@@ -49,7 +70,7 @@ auto groups(Options decayed, Options plain) {
 
 constexpr double tolerance = 1e-13;  // float64 rounding over 25 steps
 
-TEST_CASE("every optimizer is torch's, option by option", "[optimizers_and_schedules]") {
+TEST_CASE("optimizers agree with torch::optim, option by option", "[optimizers_and_schedules]") {
   for (const double wd : {0.0, 0.1}) {
     OptimConfig c;
     c.weight_decay = wd, c.grad_clip = 0;
@@ -104,14 +125,15 @@ TEST_CASE("every optimizer is torch's, option by option", "[optimizers_and_sched
   }
 }
 
-TEST_CASE("the comparison with torch sees a wrong option", "[optimizers_and_schedules]") {
+TEST_CASE("the comparison with torch notices a wrong option", "[optimizers_and_schedules]") {
   OptimConfig c;
   c.kind = "adamw", c.weight_decay = 0, c.grad_clip = 0, c.beta1 = 0.85, c.beta2 = 0.971;
   const auto o = torch::optim::AdamWOptions(1).betas({0.85, 0.97}).weight_decay(0);
   CHECK(apart(c, groups<torch::optim::AdamW>(o, o)) > 1e-6);
 }
 
-TEST_CASE("dampening = momentum is the exponential average", "[optimizers_and_schedules]") {
+TEST_CASE("with dampening = momentum, the momentum is an exponential average of gradients",
+          "[optimizers_and_schedules]") {
   OptimConfig c;
   c.kind = "momentum", c.momentum = 0.9, c.dampening = 0.9, c.weight_decay = 0, c.grad_clip = 0;
   std::vector<NamedParameter> p{
@@ -126,7 +148,7 @@ TEST_CASE("dampening = momentum is the exponential average", "[optimizers_and_sc
   CHECK(optimizer.groups()[1].slots[0].state[0][0].item<double>() == Approx(average));
 }
 
-TEST_CASE("clipping is torch's clip_grad_norm_", "[optimizers_and_schedules]") {
+TEST_CASE("clipping agrees with torch's clip_grad_norm_", "[optimizers_and_schedules]") {
   for (const double clip : {1.5, 100.0, 0.0}) {
     OptimConfig c;
     c.kind = "sgd", c.weight_decay = 0, c.grad_clip = clip;
@@ -180,7 +202,7 @@ TEST_CASE("a gradient or loss that is not finite changes nothing and ends the ru
   }
 }
 
-TEST_CASE("what is not laid out as the kernels read it is an error that names the parameter",
+TEST_CASE("the error of a parameter or gradient that is not contiguous names the parameter",
           "[optimizers_and_schedules]") {
   const at::Tensor values = torch::arange(12.0).view({3, 4});
   const auto step = [](const at::Tensor& w, const at::Tensor& gradient) {
@@ -195,7 +217,8 @@ TEST_CASE("what is not laid out as the kernels read it is an error that names th
   CHECK(step(values.clone(), values) == "");
 }
 
-TEST_CASE("low-precision gradients and the working copy", "[optimizers_and_schedules]") {
+TEST_CASE("a bfloat16 gradient updates the float32 parameter and its working copy",
+          "[optimizers_and_schedules]") {
   std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
   p[0].parameter.leaf().precision.low = p[0].parameter.data().to(at::kBFloat16);
   OptimConfig c;
@@ -208,7 +231,8 @@ TEST_CASE("low-precision gradients and the working copy", "[optimizers_and_sched
   CHECK(p[0].parameter.leaf().precision.low.equal(p[0].parameter.data().to(at::kBFloat16)));
 }
 
-TEST_CASE("schedules are their formulas", "[optimizers_and_schedules]") {
+TEST_CASE("constant, linear, cosine and wsd schedules agree with their formulas",
+          "[optimizers_and_schedules]") {
   ScheduleConfig c;
   c.warmup_steps = 10, c.min_lr = 0.1;
   const auto at = [&](const char* kind, int64_t step) {
@@ -231,7 +255,7 @@ TEST_CASE("schedules are their formulas", "[optimizers_and_schedules]") {
   CHECK(learning_rate(c, 1, 0, 1) == 1);
 }
 
-TEST_CASE("schedules of later are their formulas, at every step", "[optimizers_and_schedules]") {
+TEST_CASE("other schedules agree with their formulas at every step", "[optimizers_and_schedules]") {
   constexpr int64_t steps = 300, warmup = 20;
   constexpr double lr = 0.3, least = 0.02, pi = std::numbers::pi;
   ScheduleConfig c;
@@ -255,11 +279,12 @@ TEST_CASE("schedules of later are their formulas, at every step", "[optimizers_a
       continue;
     }
     CHECK(rate("polynomial") == Approx(least + (lr - least) * std::pow((300 - s) / 280, 1.7)));
-    // Vaswani et al.: the lesser of the line and the root, which meet at the end of warm-up; never
-    // below min_lr.
+    // Vaswani et al.: the minimum of a linear warm-up and an inverse square root, which meet at the
+    // end of warm-up; never below min_lr.
     const double a = (s + 1) / (warmup + 1);
     CHECK(rate("inverse_sqrt") == Approx(std::max(least, lr * std::min(a, 1 / std::sqrt(a)))));
-    // Cycles of 40: by the remainder. Of 40, 60, 90, ...: by the sum of a geometric series.
+    // With cycles of 40 steps, the position is a remainder. With 40, 60, 90, ... it follows from
+    // the sum of a geometric series.
     const double in_cycle = std::fmod(s - warmup, 40) / 40;
     CHECK(rate("cosine_restarts") ==
           Approx(least + (lr - least) * (1 + std::cos(pi * in_cycle)) / 2));
@@ -275,7 +300,8 @@ TEST_CASE("schedules of later are their formulas, at every step", "[optimizers_a
         tested);  // every schedule has its formula here
 }
 
-TEST_CASE("groups in a config", "[optimizers_and_schedules]") {
+TEST_CASE("optim.groups of a config sets groups, and wrong ones are refused",
+          "[optimizers_and_schedules]") {
   const auto tables = [](const std::string& text) {
     return std::get<ConfigTables>(parse_toml("[optim]\n" + text, "a.toml").at(0).value);
   };
@@ -299,27 +325,28 @@ TEST_CASE("groups in a config", "[optimizers_and_schedules]") {
   CHECK(value(1) == Approx(1 - 0.5 * (0.5 + 0.1)));  // the first that matches counts
   CHECK(value(2) == Approx(1 - (0.5 + 0.1)));
   CHECK(value(3) == Approx(1 - (0.5 + 0.3)));
-  const auto said = [&](const std::string& text) {
+  const auto refusal = [&](const std::string& text) {
     c.groups = tables("groups = " + text);
     return error_of([&] { Optimizer(c, p); });
   };
   CHECK_THAT(
-      said("[{match = \"*.bias\"}]"),
+      refusal("[{match = \"*.bias\"}]"),
       ContainsSubstring(
           "match = \"*.bias\" matches no parameter; there are head.w, head.b, body.w, body.b"));
-  CHECK_THAT(said("[{match = \"*\"}, {match = \"*.b\"}]"),
+  CHECK_THAT(refusal("[{match = \"*\"}, {match = \"*.b\"}]"),
              ContainsSubstring("groups before it took them all"));
-  CHECK_THAT(said("[{match = \"*\", lr = 1}]"), ContainsSubstring("group 1: there is no key lr"));
-  CHECK_THAT(said("[{match = \"*\"}, {lr_scale = 1}]"),
+  CHECK_THAT(refusal("[{match = \"*\", lr = 1}]"),
+             ContainsSubstring("group 1: there is no key lr"));
+  CHECK_THAT(refusal("[{match = \"*\"}, {lr_scale = 1}]"),
              ContainsSubstring("group 2: match is missing"));
-  CHECK_THAT(said("[{match = \"*\", lr_scale = -1}]"),
+  CHECK_THAT(refusal("[{match = \"*\", lr_scale = -1}]"),
              ContainsSubstring("lr_scale must be a number from 0 to 1e30, not -1"));
-  CHECK_THAT(said("[{match = 3}]"), ContainsSubstring("match must be a pattern of paths"));
-  CHECK(said("[{match = \"*\", lr_scale = 2}]").empty());
+  CHECK_THAT(refusal("[{match = 3}]"), ContainsSubstring("match must be a pattern of paths"));
+  CHECK(refusal("[{match = \"*\", lr_scale = 2}]").empty());
 }
 
 TEST_CASE(
-    "parameter groups have a learning rate and a weight decay, and the first that chooses wins",
+    "parameter groups have a learning rate and a weight decay, and the first that matches applies",
     "[optimizers_and_schedules]") {
   const auto make = [] {
     std::vector<NamedParameter> p;
@@ -352,7 +379,7 @@ TEST_CASE(
   optimizer.groups()[7].lr_factor = 2;  // between steps
   optimizer.step(1);
   CHECK(value(3) == Approx(1 - 2 * 0.5).margin(1e-12));
-  // Without any, the two groups and the bits are what they were.
+  // A group that matches all parameters gives the bits of an optimizer without groups.
   const auto a = make(), b = make();
   Optimizer(c, a).step(0.3);
   Optimizer(c, b, std::nullopt, {{.pattern = "*"}}).step(0.3);

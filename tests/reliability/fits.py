@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs what `lathe plan --fit` proposes within the memory that it was asked for: fits.py LATHE [TRIALS] [SEED]
 
-Each trial draws a config and a limit below what the config needs, and trains with the proposed keys for 3 steps in a
-control group with that limit. Nothing may be killed. As a control, the last of them is trained without the keys in half of
-the limit, and must be killed. Needs root and a hierarchy of control groups of memory; ends with 77 where that is missing.
+Each trial draws a config and a limit below what the config needs, and trains with the proposed keys
+for 3 steps in a cgroup with that memory limit. No run may be killed. Configs for which --fit finds
+nothing are skipped. As a control, the last config is trained without the keys at half of its limit,
+and must be killed. Needs root and memory cgroups; exits with 77 if they are missing.
 """
 import json
 import os
@@ -40,7 +41,7 @@ interval = 0
 
 
 class Group:
-    """A control group that limits memory, of version 1 or 2."""
+    """A cgroup of version 1 or 2 that limits memory."""
 
     def __init__(self):
         first = Path("/sys/fs/cgroup/memory")
@@ -50,7 +51,7 @@ class Group:
             self.path.mkdir()
             (self.path / self.file).write_text("max" if self.file == "memory.max" else "-1")
         except OSError as e:
-            print(f"skipped: no control group of memory can be made here ({e})")
+            print(f"skipped: can't create a memory cgroup ({e})")
             sys.exit(77)
 
     def run(self, limit, command, folder):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A disk that fills up: a run in a memory file system that is too small ends with exit code 6 and a sentence, and goes
-on once there is room.
+"""Fills a disk: a run on a tmpfs that is too small ends with exit code 6 and a sentence, and
+resumes once there is space.
 
 usage: full_disk.py LATHE
 """
@@ -18,7 +18,8 @@ def main():
     one = sum(p.stat().st_size for p in (tiny.reference / "checkpoints/step-00000012").iterdir())
     disk = tiny.folder / "disk"
     disk.mkdir()
-    # Room for two checkpoints and what lies beside them, where three are there while the oldest is not yet removed.
+    # Two checkpoints fit beside the other files. A save needs space for three until it has deleted
+    # the oldest.
     size = 2 * one + 100_000
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)], capture_output=True,
                           text=True)

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Sends malformed bodies to `lathe serve` from a few clients at a time, which keep their connections where the server does. Each
-is answered with a status from 400 to 499 and an error in OpenAI's form, the server answers correct requests in between and
-stops with exit code 0, and its memory does not grow.
+"""Sends malformed bodies to `lathe serve` from four clients, which keep their connections open as
+long as the server does. The server must answer each with a status from 400 to 499 and an error in
+OpenAI's form, answer correct requests in between, and stop with exit code 0. Its memory must grow
+by less than 24 MiB.
 
-A body is malformed if Python's json refuses its bytes, or if a field of a correct request has a value that no server can
-follow. As controls, correct bodies must be answered with 200, and a check of one of them as a malformed one must fail.
+A body is malformed if Python's json refuses it, if it is not a request at all, or if a field of a
+correct request has an invalid value. As controls, correct bodies must get status 200, and the check
+for malformed bodies must fail for one of them.
 
 usage: fuzz_http.py LATHE [BODIES [SEED]]
 """
@@ -109,7 +111,7 @@ def wrong_field(draw, kind):
 
 
 def malformed(draw):
-    """The kind of a request, and a body that must be refused."""
+    """Returns the kind of a request, and a body that must be refused."""
     kind = draw.choice(list(PATHS))
     if draw.random() < 0.5:
         return kind, wrong_field(draw, kind)
@@ -189,7 +191,8 @@ class Client(threading.Thread):
 
 
 def send(server, bodies, seed):
-    """The statuses of the answers, and how many connections were opened."""
+    """Sends malformed bodies. Returns the statuses of the answers and the number of opened
+    connections."""
     clients = [Client(server.port, bodies // CLIENTS, f"{seed} {i}") for i in range(CLIENTS)]
     for client in clients:
         client.start()

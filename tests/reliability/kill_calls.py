@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Kills a run at each system call of a save (strace sends SIGKILL as the call begins), and sees that it resumes from
-the newest whole checkpoint and ends with the bits of a run that never stopped.
+"""Kills a run at each system call of a save (strace sends SIGKILL as the call begins). The run must
+resume from the newest complete checkpoint and end with the bits of an uninterrupted run.
 
 usage: kill_calls.py LATHE
 """
@@ -23,7 +23,7 @@ def traced(tiny, run, log, *inject):
 
 
 def calls_of(log):
-    """The first thread's calls in their order: name and the rest of the line."""
+    """Returns the first thread's calls in order, each as its name and the remaining line."""
     found, first = [], None
     for line in log.read_text(errors="replace").splitlines():
         match = re.match(r"(\d+) +(\w+)\((.*)", line)
@@ -42,7 +42,7 @@ def main():
     run, log = tiny.folder / "run", tiny.folder / "trace"
     check(traced(tiny, run, log).returncode == 0, "the run under strace")
     calls = calls_of(log)
-    # The last save, of step 6, behind those of steps 2 and 4; it removes step 2.
+    # Kill the last save, of step 6, which follows those of steps 2 and 4 and deletes step 2.
     first = next(i for i, (_, words) in enumerate(calls) if ".unfinished-step-00000006" in words)
     last = max(i for i, (_, words) in enumerate(calls) if ".unfinished-step-00000002" in words)
     seen, trials = collections.Counter(), 0
@@ -60,7 +60,7 @@ def main():
         check(there in ([2, 4], [2, 4, 6], [4, 6]), f"{there} are left by a kill at {what}")
         tiny.run("verify", str(run))
         output = tiny.train(run).stdout
-        check(resumed_from(output) == there[-1], f"went on from {resumed_from(output)}, not {there[-1]}, after {what}")
+        check(resumed_from(output) == there[-1], f"resumed from {resumed_from(output)}, not {there[-1]}, after {what}")
         check(difference(tiny.reference, run) == "", f"{difference(tiny.reference, run)} after a kill at {what}")
         check(unfinished(run) == [], f"{unfinished(run)} is left after a kill at {what}")
         trials += 1

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
-A run begins on 1, 2 or 4 processes. A rank, drawn at random, gets SIGKILL at a random moment; the run is started again
-on another number of processes and with another dist.shard, until it ends. Then its metrics and its newest checkpoint
-must be those of a run on one process that never stopped, and at each start the newest checkpoint must be the one that
-was there. A start that takes more than a minute is a hang.
+A run begins on 1, 2 or 4 processes. A random rank gets SIGKILL at a random moment. The run is
+started again on another number of processes and with another dist.shard, until it ends. Then its
+metrics and its newest checkpoint must be those of an uninterrupted run on one process. No start may
+lose the newest checkpoint. A start that takes more than a minute is a hang.
 """
 import os
 import random
@@ -22,7 +22,7 @@ WORDS = ["--train.grad_accum=4", "--memory.recompute=blocks", f"--dist.timeout={
 
 
 def ranks_of(launcher):
-    """The processes of a launcher by rank: those of its children that have the environment of one."""
+    """Returns a launcher's child processes by rank, which is in their environment."""
     found = {}
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     for pid in children.read_text().split() if children.exists() else []:
@@ -96,7 +96,7 @@ def main():
         all_.trial()
         check(all_.runs < 3 * kills + 10, "the runs end before they are struck")
 
-    # The control: another seed of the data gives another run.
+    # The control: another seed gives another run.
     other = Tiny(sys.argv[1], steps=STEPS, interval=SAVED, words=[*WORDS, "--train.seed=7"])
 
     def compare():

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Power cuts on real file systems: while a run trains in a loop-mounted image, the image is cloned, and the clone is
-mounted and the run goes on there.
+"""Simulates power cuts on real file systems: while a run trains in a loop-mounted image, the image
+is cloned. Then the clone is mounted, and the run resumes there.
 
-A clone is one instant of the block device: every write that the file system had given to it, and none after, as if
-power went and the disk had kept its own cache. What a disk that loses or reorders its cache does to unsynced data is
-simulated by tests/train/store/crash_test.cc. The image lies in an XFS of its own, whose clones (reflinks) are atomic; a copy would
-not be. As a control, the same is done once with every fsync turned into nothing by strace, which must be noticed.
+A clone is one instant of the block device: it has every write that the file system had issued, and
+no later one, as if the power failed and the disk had kept its own cache.
+tests/train/store/crash_test.cc simulates disks that lose or reorder their cache. The image lies on
+an XFS of its own, because its clones (reflinks) are atomic and copies are not. As a control, strace
+turns every fsync of one run into nothing, which must be noticed.
 
 usage: power_cut.py LATHE ext4|xfs [CUTS [SEED]]
 """
@@ -46,7 +47,8 @@ def mounted(image, at, options="loop"):
 
 
 def cut(tiny, kind, outer, disk, at, number, under=()):
-    """One cut, `at` seconds into a run, or at its end. The step that the run went on from."""
+    """Cuts the power `at` seconds into a run, or at its end. Returns the step that the run resumed
+    from."""
     run = disk / f"run{number}"
     process = subprocess.Popen([*under, *tiny.command(run)], cwd=tiny.folder, stdout=subprocess.PIPE, text=True)
     said = []
@@ -67,7 +69,7 @@ def cut(tiny, kind, outer, disk, at, number, under=()):
         there = checkpoints(again)
         check(not saved or (there and there[-1] >= saved[-1]), f"step {saved[-1:]} was saved and {there} is there")
         output = tiny.train(again).stdout
-        check(resumed_from(output) == (there[-1] if there else 0), f"went on from {resumed_from(output)}, not {there}")
+        check(resumed_from(output) == (there[-1] if there else 0), f"resumed from {resumed_from(output)}, not {there}")
         check(difference(tiny.reference, again) == "", f"{difference(tiny.reference, again)}, cut after {at:.3f} s")
         check(unfinished(again) == [], f"{unfinished(again)} is left")
     clone.unlink()
@@ -97,7 +99,7 @@ def main():
                 control("without fsync", lambda: cut(tiny, kind, outer, disk, 60, cuts, no_sync))
             else:
                 print("no control without fsync: this machine has no strace")
-    print(f"{cuts} power cuts on {kind}; the runs went on from steps {steps} with the same bits")
+    print(f"{cuts} power cuts on {kind}; the runs resumed from steps {steps} with the same bits")
 
 
 main()

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""A job under Slurm is preempted, requeued by hand, and sent the signal that comes before a time limit. It resumes each
-time from where it stopped, and ends with the bits of a run that never stopped. The job is docs/requeue.sbatch. Then the
-same job has two tasks, which train together and are requeued; it ends with the bits of a run on one process.
+"""Requeues a Slurm job by hand, preempts it, and sends it the signal that precedes a time limit.
+The job must resume each time from where it stopped and end with the bits of an uninterrupted run.
+The job is docs/requeue.sbatch. Then a job of two tasks, which train together, is requeued; it must
+end with the bits of a run on one process.
 
-The cluster is one node on the loopback address, with its own munge, in a temporary folder (Debian's packages slurm-wlm
-and munge). As a control, a job that may not be requeued is stopped once; that its run is not whole must be noticed.
+The cluster is one node on the loopback address, with its own munge, in a temporary folder (Debian's
+packages slurm-wlm and munge). As a control, a job that may not be requeued is stopped once; the
+check must notice that its run is incomplete.
 
 usage: slurm.py LATHE
 """
@@ -148,10 +150,10 @@ def main():
         for i, (name, interrupt) in enumerate(interruptions.items()):
             wait_for(f"step {i}", lambda: reached(said, 1500 * i + 500))
             interrupt()
-            wait_for(f"{name}: going on", lambda: said().count(", resuming from ") == i + 1)
+            wait_for(f"{name}: a resume", lambda: said().count(", resuming from ") == i + 1)
             at = int(re.findall(r"^stopped by a signal after step (\d+);", said(), re.M)[i])
             went = int(re.findall(r", resuming from \S*step-(\d+)$", said(), re.M)[i])
-            check(at == went < STEPS, f"{name}: stopped after step {at} and went on from {went}")
+            check(at == went < STEPS, f"{name}: stopped after step {at} and resumed from {went}")
             steps.append(f"{name} after step {at}")
         wait_for("the end", lambda: cluster.field(job, "JobState") == "COMPLETED")
         check(cluster.field(job, "Restarts") == "3" and cluster.field(job, "ExitCode") == "0:0", said()[-500:])

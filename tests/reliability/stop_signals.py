@@ -19,7 +19,7 @@ import time
 from tiny import Tiny, check, checkpoints, control, difference, unfinished, resumed_from
 
 STEPS, EVALUATED, SAMPLED, SAVED = 40, 10, 7, 3
-# The steps that end in one of these alone, so that what comes behind a step's line is known.
+# The steps after which each phase runs. Several phases may follow one step, for example step 30.
 STEPS_OF = {"training": range(1, STEPS), "evaluation": range(EVALUATED, STEPS + 1, EVALUATED),
             "sampling": range(SAMPLED, STEPS, SAMPLED), "saving": range(SAVED, STEPS, SAVED)}
 TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
@@ -32,7 +32,8 @@ def step_of(line):
 
 
 def times(tiny):
-    """How long the phases of a run take: until its first line, and behind a step's line until the next one."""
+    """Returns the longest duration of each phase: until the first line, and from a step's line
+    until the next."""
     begin, process = time.monotonic(), tiny.start(tiny.folder / "timed")
     lines = [(time.monotonic() - begin, line) for line in process.stdout]
     check(process.wait() == 0, process.stderr.read())
@@ -52,8 +53,8 @@ class Stops:
         self.cut_evaluations, self.runs = 0, 0
 
     def stop(self, run, have):
-        """One start of `run`, whose newest checkpoint is `have` (-1: none), stopped by a signal or two. Whether it
-        had not ended before."""
+        """Starts `run`, whose newest checkpoint is `have` (-1: none), and sends one or two signals.
+        Returns whether they stopped it before its end."""
         phase = self.draw.choice(["start", *STEPS_OF])
         steps = [] if phase == "start" else [s for s in STEPS_OF[phase] if s > have]
         kind = self.draw.choice(KINDS)
@@ -77,7 +78,7 @@ class Stops:
         what = f"{[k.name for k in kind]} in {phase}, {run.name}, code {code}: {out[-500:]}{err}"
         began = re.search(r"^run       .*\n", out, re.M)
         if began:
-            check(resumed_from(out) == max(have, 0), f"went on from another step than {have}: {what}")
+            check(resumed_from(out) == max(have, 0), f"resumed from another step than {have}: {what}")
         if code == 75:
             said = re.search(r"^stopped by a signal after step (\d+); run the same command again to resume$", out, re.M)
             check(said and int(said[1]) == newest, f"{newest} is the newest checkpoint: {what}")
@@ -97,7 +98,7 @@ class Stops:
         return True
 
     def trial(self, stops):
-        """A run with some stops, then to its end. How many stops there were."""
+        """Stops a run several times, then lets it finish. Returns the number of stops."""
         run, n = self.tiny.folder / f"run{self.runs}", 0
         self.runs += 1
         newest = lambda: checkpoints(run)[-1] if (run / "checkpoints").is_dir() and checkpoints(run) else -1
@@ -107,7 +108,7 @@ class Stops:
             return 0
         have = max(newest(), 0)
         out = self.tiny.train(run).stdout
-        check(resumed_from(out) == have, f"went on from {resumed_from(out)}, not {have}")
+        check(resumed_from(out) == have, f"resumed from {resumed_from(out)}, not {have}")
         check(difference(self.tiny.reference, run) == "", f"{difference(self.tiny.reference, run)}, {run.name}")
         check(unfinished(run) == [], f"{unfinished(run)} is left")
         return n
@@ -125,7 +126,7 @@ def main():
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1 << 31)
     print(f"seed {seed}", flush=True)
     for which in (TERM, INT, HUP, USR1):
-        signal.signal(which, signal.SIG_DFL)  # in the background a shell ignores some, and a child would inherit it
+        signal.signal(which, signal.SIG_DFL)  # a shell ignores some in background jobs, and children inherit that
     tiny = Tiny(sys.argv[1], steps=STEPS, interval=SAVED,
                 words=[f"--train.eval_interval={EVALUATED}", "--train.eval_batches=60",
                        f"--train.sample_interval={SAMPLED}"])
@@ -147,7 +148,7 @@ def main():
 
     def goes_on():
         went = resumed_from(tiny.train(stopped).stdout)
-        check(went == have, f"went on from {went}, not {have}")
+        check(went == have, f"resumed from {went}, not {have}")
 
     def agrees():
         other = tiny.folder / "other"
@@ -156,8 +157,8 @@ def main():
 
     control("a byte of the newest checkpoint is changed", goes_on)
     control("a run of another seed", agrees)
-    print(f"{n} stops in {all_.runs} runs, {dict(all_.stopped)}, exit codes {dict(all_.codes)}, of the evaluations "
-          f"{all_.cut_evaluations} cut short; all went on from where they stopped and ended with the same bits")
+    print(f"{n} stops in {all_.runs} runs, {dict(all_.stopped)}, exit codes {dict(all_.codes)}, "
+          f"{all_.cut_evaluations} evaluations cut short; all resumed from where they stopped and ended with the same bits")
 
 
 main()

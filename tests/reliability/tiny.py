@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: a tiny run, whether two runs agree, and ending as skipped."""
+"""Shared by the scripts of this folder: a tiny run, a comparison of runs, and skipping."""
 import json
 import re
 import shutil
@@ -48,18 +48,20 @@ def check(condition, what):
 
 
 def control(what, trial):
-    """Sees that a trial which must fail does."""
+    """Checks that `trial` fails."""
     try:
         trial()
     except SystemExit as noticed:
+        if noticed.code == 77:  # skipped, so that nothing was tried
+            raise
         print(f"control, {what}: {str(noticed).splitlines()[0]}", flush=True)
     else:
         sys.exit(f"FAILED: {what}, and nothing noticed it")
 
 
 class Tiny:
-    """Data and a config in a temporary folder of its own, and a reference run that never stopped. `words` go to each
-    training."""
+    """Creates data and a config in a temporary folder and trains an uninterrupted reference run.
+    `words` are passed to each training."""
 
     def __init__(self, lathe, steps, interval, width=8, words=()):
         self.words = list(words)
@@ -78,7 +80,7 @@ class Tiny:
         return [self.lathe, "train", str(self.folder / "tiny.toml"), f"--train.out_dir={run}", *self.words]
 
     def start(self, run):
-        """A training under way, whose output is read by the caller."""
+        """Starts a training, whose output the caller must read, and returns the process."""
         return subprocess.Popen(self.command(run), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 text=True)
 
@@ -92,10 +94,11 @@ class Tiny:
 
 
 def resumed_from(output):
-    """The step that a process said it resumes from, or that the run had ended with; 0 for a new run."""
+    """Returns the step that a process reported to resume from or to have ended with; 0 for a new
+    run."""
     line = next((line for line in output.splitlines()
                  if line.startswith(("run       ", "nothing to do: the run ended with "))), None)
-    check(line is not None, f"no line says what the run resumes from: {output}")
+    check(line is not None, f"no line reports what the run resumes from: {output}")
     return int(re.search(r"step-(\d+)(;|$)", line)[1]) if ", resuming from " in line or line[0] == "n" else 0
 
 
@@ -114,7 +117,7 @@ def difference(a, b):
 
     def lines(run):
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [{k: row[k] for k in keys if k in row} for row in rows if "changed" not in row]  # as the folder's name
+        return [{k: row[k] for k in keys if k in row} for row in rows if "changed" not in row]  # not changed keys
 
     if lines(a) != lines(b):
         return "the metrics differ"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A run under the real torchrun: torchrun.py LATHE
+"""Trains under the real torchrun: torchrun.py LATHE
 
-It must have the bits of a run on one process, with each dist.shard. Where a rank is killed, torchrun starts all of them
-again, and the run ends with the same bits. Skipped where there is no torchrun: in PATH, in LATHE_TORCHRUN, or in the
-environment of `./dev bench --peer`.
+The run must have the bits of a run on one process, with dist.shard "none" and "parameters". When a
+rank is killed, torchrun restarts all ranks, and the run must end with the same bits. Skipped if
+there is no torchrun in LATHE_TORCHRUN, in PATH, or in the environment of `./dev bench --peer`.
 """
 import os
 import shutil
@@ -46,7 +46,7 @@ def end(process):
 
 
 def rank_processes(lathe, run):
-    """The processes of the binary that train in that folder."""
+    """Returns the processes of the binary that train in folder `run`."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -77,7 +77,7 @@ def main():
     end(process)
     check(checkpoints(run)[-1] == STEPS and difference(tiny.reference, run) == "", difference(tiny.reference, run))
 
-    # The control: another seed of the data gives another run.
+    # The control: another seed gives another run.
     other = Tiny(sys.argv[1], steps=STEPS, interval=5, words=[*WORDS, "--train.seed=7"])
     control("a run of another seed",
             lambda: check(difference(tiny.reference, other.reference) == "", "another seed has other bits"))

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""A run of two processes in network namespaces with addresses of their own: two_networks.py LATHE
+"""Trains with two processes in network namespaces with addresses of their own: two_networks.py
+LATHE
 
-It must have the bits of a run on one process. Where the link between them goes down, both end with exit code 7 in time,
-and the run resumes with the same bits. Skipped where namespaces may not be made.
+The run must have the bits of a run on one process. When the link between the processes goes down,
+both must end with exit code 7 in time, and the run must resume once the link is up. Skipped if
+namespaces can't be created.
 """
 import os
 import subprocess
@@ -98,7 +100,7 @@ def main():
         check(difference(tiny.reference, cut) == "", "a run with more steps differs")
 
     control("a run of more steps", compare)
-    print(f"two networks: the same bits, and a cut link was noticed after {seconds:.1f} s")
+    print(f"two networks: the bits of one process, and a cut link noticed after {seconds:.1f} s")
 
 
 main()

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Races of two trainers that are started on one folder, the second at a random moment after the first: one trains, the
-other says so and ends with exit code 8, and the run ends with the bits of a run that was alone. A race counts where the
-second began before the first ended. Half of them begin with a new folder, half with a run that was stopped.
+"""Starts two trainers on one folder, the second at a random moment after the first. One must train,
+the other must end with exit code 8 and a message, and the run must end with the bits of a run that
+was alone. A race counts if the second trainer started before the first ended. Half of the races use
+a new folder, half a stopped run.
 
-As a control, the lock file is taken away while the first trainer stands still, so that both train; it must be noticed.
+As a control, the lock file is deleted while the first trainer is paused, so that both train; this
+must be noticed.
 
 usage: two_trainers.py LATHE [RACES [SEED]]
 """
@@ -21,7 +23,8 @@ STEPS = 30
 
 
 def judge(tiny, run, ended):
-    """Looks at how two processes ended (code, output, errors). Whether they met: one was refused."""
+    """Checks how two processes ended (code, output, errors). Returns whether they met, so that one
+    was refused."""
     what = "".join(f"\ncode {code}: {out[-300:]}{err}" for code, out, err in ended)
     trained = [i for i, (_, out, _) in enumerate(ended) if re.search("^run       ", out, re.M)]
     check(len(trained) == 1, f"{len(trained)} processes trained:{what}")

@@ -1,6 +1,6 @@
-// LibTorch's functions, which are the oracles, and Catch2, version 2 or 3. Precompiled, and so the
-// first header of every test: LibTorch's logging header defines CHECK as well, and once it was read
-// it can't take Catch2's place.
+// LibTorch's functions, which are the oracles, and Catch2, version 2 or 3. This is the first header
+// of every test, since it is precompiled. LibTorch's logging header defines CHECK too. It is
+// included here first and its CHECK removed, so that a later #include can't replace Catch2's.
 #pragma once
 
 #include <c10/util/Logging.h>
@@ -20,7 +20,7 @@ inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers:
 
 #include "core/error.h"
 
-/// The message of the lathe::Error that `action` throws; "" where it throws none.
+/// Returns the message of the lathe::Error that `action` throws, or "" if it throws nothing.
 template <class F>
 std::string error_of(F&& action) {
   try {
@@ -31,7 +31,7 @@ std::string error_of(F&& action) {
   return "";
 }
 
-/// The largest distance, as a share of the larger of 1 and the largest number.
+/// Returns max|a - b| / max(1, max|b|), computed in float64.
 inline double distance(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.to(at::kCPU, at::kDouble), y = b.to(at::kCPU, at::kDouble);
   return ((x - y).abs().max() / y.abs().max().clamp_min(1)).item<double>();

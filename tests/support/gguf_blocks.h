@@ -1,4 +1,4 @@
-// Blocks of GGUF's types of elements, packed without Lathe's code as ggml-quants.c describes them.
+// Packs blocks of GGUF's element types as ggml-quants.c describes them, without Lathe's code.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -13,14 +13,13 @@
 
 namespace lathe::test {
 
-/// A block, and the numbers that it stands for.
+/// A block, and the numbers that it encodes.
 struct GGUFBlock {
   std::string bytes;
   std::vector<float> values;
 };
 
-/// Packs numbers that it draws. The formulas are computed in double, which holds them exactly, and
-/// rounded once.
+/// Packs random numbers. Values are computed in double, which is exact, and rounded once to float.
 class GGUFPacker {
  public:
   explicit GGUFPacker(uint64_t seed) : random_(seed) {}
@@ -37,8 +36,9 @@ class GGUFPacker {
     const c10::BFloat16 x = std::normal_distribution<float>()(random_);
     return {raw(x.x), {static_cast<float>(x)}};
   }
-  /// Blocks of 32 numbers of `bits` bits, with a scale, and a least number or a fixed offset. The
-  /// fifth bits of all numbers precede the lower four, of which a byte has those of i and i + 16.
+  /// Packs a block of 32 numbers of `bits` bits, with a scale and either a minimum or a fixed
+  /// offset. The fifth bits of all numbers come first. Then each byte has the lower four bits of
+  /// the numbers i and i + 16.
   GGUFBlock legacy(int bits, bool has_least) {
     const c10::Half scale = half(), least = has_least ? half() : c10::Half(0);
     const size_t high = has_least ? 4 : 2, low = high + (bits == 5 ? 4 : 0);
@@ -65,7 +65,7 @@ class GGUFPacker {
     }
     return block;
   }
-  /// Q4_K and Q5_K: eight groups of 32, each with a scale and an offset of six bits.
+  /// Packs Q4_K or Q5_K: eight groups of 32 numbers, each with a 6-bit scale and a 6-bit offset.
   GGUFBlock groups(int bits) {
     const c10::Half scale = half(), offset = half();
     const size_t high = 16, low = bits == 5 ? 48 : 16;
@@ -91,7 +91,7 @@ class GGUFPacker {
     }
     return block;
   }
-  /// Two halves of 128 numbers; 16 scales of eight bits, each of 16 numbers.
+  /// Packs Q6_K: two halves of 128 numbers; 16 scales of eight bits, each of 16 numbers.
   GGUFBlock q6_k() {
     const c10::Half scale = half();
     GGUFBlock block{std::string(210, '\0'), {}};
@@ -113,7 +113,7 @@ class GGUFPacker {
 
  private:
   int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
-  /// A finite float16 of any exponent up to 1, and either sign.
+  /// Returns a float16 of magnitude below 1, with any exponent and either sign.
   c10::Half half() {
     return {static_cast<uint16_t>(below(2) << 15 | below(0x3C00)), c10::Half::from_bits()};
   }
@@ -130,7 +130,7 @@ class GGUFPacker {
   std::mt19937_64 random_;
 };
 
-/// For each type that Lathe reads, what packs a block of it.
+/// A GGUF type that Lathe reads: its name, its number, and a function that packs a block of it.
 struct GGUFOracle {
   const char* name;
   uint32_t number;

@@ -1,4 +1,4 @@
-// A GPT with its initial values, and a micro-batch of it without a trainer.
+// Creates an initialized GPT, and runs a micro-batch of it without a trainer.
 #pragma once
 
 #include "data/data.h"
@@ -8,12 +8,15 @@
 
 namespace lathe::test {
 
+/// Returns a GPT with the initial weights of its config and `seed`.
 inline GPT make_gpt(const GPTConfig& config, uint64_t seed) {
   GPT model(config);
   initialize(model, init_from_config(config.init), seed, config.n_layer);
   return model;
 }
 
+/// Runs forward and backward of one micro-batch and adds to the gradients. Returns the loss,
+/// with `divisor` as in head_loss().
 inline at::Tensor run_micro_batch(const GPT& model, const Batch& batch, double divisor,
                                   Compute compute, StepRandom random,
                                   const at::Tensor& loss_scale = {}) {

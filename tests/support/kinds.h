@@ -1,4 +1,4 @@
-// Small runs of every kind of model, on data that they can learn in a second.
+// Small runs of every kind of model but the GPT, on data that they can learn in a second.
 #pragma once
 
 #include <string>
@@ -11,11 +11,13 @@
 
 namespace lathe::test {
 
+/// A model kind, the folder of its data (of make_data()), and keys of [model] as lines of TOML.
 struct Kind {
-  std::string name, data, keys;  ///< keys of [model]
+  std::string name, data, keys;
 };
 
-/// Images of 4 x 4 whose bright quarter is the class, numbers whose sum is the target, and text.
+/// Prepares the folders `images` (1 x 4 x 4; the bright quarter is the class), `numbers` (the
+/// target is a weighted sum) and `text`.
 inline void make_data(const TempFolder& f) {
   std::string images, numbers;
   for (uint64_t i = 0; i < 240; ++i) {
@@ -60,6 +62,7 @@ inline const std::vector<Kind> kinds{
      "5\nwindow_layers = \"10\"\nrope_layers = \"01\"\nnorm_position = \"both\"\nactivation = "
      "\"gelu\"\nscale_embeddings = true\nattention_softcap = 10.0\nlogit_softcap = 20.0\n"}};
 
+/// Writes `f`/kind.toml, the config of a run of 60 steps.
 inline void write_config(const TempFolder& f, const Kind& kind) {
   write_file(f / "kind.toml",
              "[model]\nkind = \"" + kind.name + "\"\n" + kind.keys + "[data]\ndir = \"" +
@@ -69,6 +72,7 @@ inline void write_config(const TempFolder& f, const Kind& kind) {
                  "log_interval = 1\nthreads = 1\n[checkpoint]\ninterval = 20\nkeep = 1\n");
 }
 
+/// Requires that a command succeeded, and returns the last line of its standard output as JSON.
 inline Json last_line(const Finished& done) {
   INFO(done.out << done.err);
   REQUIRE(done.code == 0);

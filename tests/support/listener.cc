@@ -1,4 +1,4 @@
-// What happens before the first test case, and before each. Catch2's library has the main.
+// Prepares the process before the first test case, and each test case. Catch2's library has main().
 #include <ATen/Context.h>
 
 #include "core/device.h"
@@ -11,7 +11,7 @@ namespace {
 struct Listener : EventListenerBase {
   using EventListenerBase::EventListenerBase;
 
-  /// A GPU, where there is one, takes part in the op table. The fixed thread count keeps figures
+  /// Opens the GPU, if there is one, for the op table. The fixed thread count keeps results
   /// comparable between machines.
   void testRunStarting(const Catch::TestRunInfo&) override {
     lathe::read_isa_from_environment();

@@ -1,4 +1,4 @@
-// What the tests ask of an error's message.
+// Checks of error messages.
 #pragma once
 
 #include <exception>
@@ -9,7 +9,8 @@
 
 namespace lathe::test {
 
-/// The message of what f throws; empty if it throws nothing.
+/// Returns the message of the exception that f throws, or "" if it throws nothing. A message of an
+/// exception that is not a lathe::Error begins with "not an Error of ours".
 template <class F>
 std::string message_of(F&& f) {
   try {

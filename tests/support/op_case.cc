@@ -121,12 +121,12 @@ class Checker {
     }
   }
 
-  // float64: what is left is the order of summation
+  // In float64 only the order of summation differs.
   void against_oracle() {
     compare("against LibTorch", run_ours(row_, x_, dy_), run_oracle(row_, x_, dy_), 1e-13, 1e-11);
   }
 
-  // central differences: error eps^2 from the cut-off, 1e-16 / eps from rounding
+  // Central differences: a truncation error of eps^2, and 1e-16 / eps from rounding.
   void against_differences() {
     const auto ours = run_ours(row_, x_, dy_);
     for (size_t i = 0; i < x_.size(); ++i) {
@@ -228,7 +228,7 @@ class Checker {
                            : dtype == at::kHalf   ? 0x1p-10
                                                   : 0x1p-7;
     const auto wanted = run_oracle(row_, exact, dy.to(at::kCPU, at::kDouble));
-    // A gate next to 1 is off by half its spacing, whatever small gradient it is a factor of.
+    // A gate near 1 is off by half its spacing, even if it multiplies a small gradient.
     const double atol = dtype == at::kFloat ? 0x1p-24 : 0.05 * spacing;
     compare(str(dtype_name(dtype), device == at::kCUDA ? " on CUDA" : ""), ours, wanted, atol,
             row_.low_scale * spacing);

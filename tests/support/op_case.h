@@ -1,4 +1,4 @@
-// One row of the op table, and what is checked of it.
+// Rows of the op table, and their checks.
 #pragma once
 
 #include <functional>
@@ -11,15 +11,17 @@
 
 namespace lathe::test {
 
+/// An input of an op: random values in [low, high]. `grad`: whether a gradient is checked.
 struct Input {
   std::vector<int64_t> shape;
   double low = -2, high = 2;
   bool grad = true;
 };
 
+/// A row of the op table.
 struct OpCase {
   std::string op;     ///< its OpInfo::name
-  std::string label;  ///< what sets this row apart
+  std::string label;  ///< distinguishes the rows of an op
   std::vector<Input> inputs;
   std::function<Variable(const std::vector<Variable>&)> ours;
   std::function<at::Tensor(const std::vector<at::Tensor>&)>
@@ -32,16 +34,16 @@ struct OpCase {
       4;  ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
 };
 
-/// Every row; at least one for each op.
+/// Returns all rows. Each op has at least one.
 const std::vector<OpCase>& op_table();
-/// Those of one family each; op_table() has them too.
+/// Return the rows of one family each. op_table() includes them.
 std::vector<OpCase> image_and_cell_rows();
 std::vector<OpCase> math_rows();
 std::vector<OpCase> shape_rows();
 std::vector<OpCase> layer_rows();
 std::vector<OpCase> loss_rows();
 
-/// Whole numbers as a tensor, of one dim or of this shape.
+/// Return an int64 tensor, 1-D or of the given shape.
 inline at::Tensor longs(const std::vector<int64_t>& values) {
   return torch::tensor(values, at::kLong);
 }
@@ -49,16 +51,16 @@ inline at::Tensor longs(const std::vector<int64_t>& values, at::IntArrayRef shap
                         at::Device device = at::kCPU) {
   return longs(values).reshape(shape).to(device);
 }
-/// The device of the first input, the CPU where that is undefined.
+/// Returns the device of the first input, or the CPU if that is undefined.
 inline at::Device device_of(const std::vector<Variable>& inputs) {
   return inputs[0].defined() ? inputs[0].data().device() : at::Device(at::kCPU);
 }
-/// What ops that draw random numbers are tested with.
+/// The state with which ops that draw random numbers are tested.
 constexpr StepRandom step_random{.seed = 7, .step = 3, .first_sample = 5};
 
-/// Float64 inputs of a row, the same ones each time.
+/// Returns the float64 inputs of a row, the same ones each time.
 std::vector<at::Tensor> inputs_of(const OpCase& row);
-/// The same inputs in a dtype, as parameters where a gradient flows to them and else as constants.
+/// Returns the same inputs in a dtype, as parameters if Input::grad is set and else as constants.
 std::vector<Variable> variables_of(const OpCase& row, at::ScalarType dtype);
 /// Runs all checks of a row; returns what failed, one sentence each.
 std::vector<std::string> check_op(const OpCase& row);

@@ -61,7 +61,8 @@ struct Invocation {
   /// the time but changes measurements of memory.
   bool apart = false;
 };
-/// Runs a command and waits for its end.
+/// Runs a command and waits for its end; kills it after 120 s. The command does not see LATHE_
+/// variables of this process; LATHE_CACHE is `folder`/cache unless `environment` sets it.
 Finished run(const Invocation& command);
 /// Runs `lathe` with `args` in the folder.
 Finished lathe_in(const TempFolder& folder, std::vector<std::string> args,

@@ -10,7 +10,8 @@
 
 namespace lathe {
 
-/// Whether two tensors have the same bits, where NaNs may differ in their payload.
+/// Returns whether two tensors have the same dtype, shape and bits, up to the payloads of NaNs.
+/// Rounds float64 to float32 first.
 inline bool has_bits_of(const at::Tensor& a, const at::Tensor& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;
@@ -20,7 +21,7 @@ inline bool has_bits_of(const at::Tensor& a, const at::Tensor& b) {
   return x.masked_fill(nan, 0).view(at::kInt).equal(y.masked_fill(nan, 0).view(at::kInt));
 }
 
-/// A random function of elementwise ops, the same each time that it is called.
+/// A random function of elementwise ops, which only `seed` determines.
 class RandomChain {
  public:
   explicit RandomChain(uint64_t seed) : seed_(seed) {}
@@ -46,7 +47,7 @@ class RandomChain {
         case 6: values.push_back(a * -0.7); break;
         case 7: values.push_back(a * a); break;
         case 8: values.push_back(exp(a * -0.1)); break;
-        // Few NaNs: they would hide what else goes wrong.
+        // Create few NaNs, since they would hide other errors.
         case 9: values.push_back(draw(8) == 0 ? log(a) : log(a * a + 0.5)); break;
         case 10: values.push_back(tanh(a)); break;
         case 11: values.push_back(sigmoid(a)); break;

@@ -1,5 +1,4 @@
-// The least that has something to save: two parameters, and an optimizer that has made one step on
-// them.
+// A minimal state to save: two parameters, and an optimizer that has made one step on them.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// torch::nn, torch::optim, torch::autograd and torch::cuda, the oracles of a few tests. Reading
-// them takes 7 s a file, so catch.h leaves them out.
+// torch::nn, torch::optim, torch::autograd and torch::cuda, the oracles of a few tests.
+// Compiling them takes 7 s per file, so catch.h leaves them out.
 #pragma once
 
 #include <torch/autograd.h>

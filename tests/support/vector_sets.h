@@ -1,4 +1,4 @@
-// Running something on each set of vector instructions that Highway was compiled for and this CPU
+// Runs a function with each set of vector instructions that Highway was compiled for and this CPU
 // has.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace lathe::test {
 
-/// Calls f with the name of each.
+/// Calls f with the name of each set, while kernels use that set.
 template <class F>
 void on_every_set(F&& f) {
   const int64_t all = hwy::SupportedTargets();

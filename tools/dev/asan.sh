@@ -1,9 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
 # ./dev asan [--part | ...]: the tests that are not slow, under the address and undefined-behavior sanitizers. --part
-# instruments only the code that tests call themselves; other words go to ctest.
+# instruments all code except dist/, train/, the tests and the commands that they run. Other arguments go to ctest.
 
-# Runs each quick test in a process of its own, as many at the same time as there are cores; threads that wait sleep.
-# Tests of a process's memory are left out: with the sanitizers a process takes more.
+# Runs each quick test in its own process, as many processes at the same time as there are cores.
+# Waiting threads sleep, so they take no core. Tests of a process's memory are left out, because the
+# sanitizers take memory too.
 run_checked() {
   local tag tags=()
   for tag in $(ctest --test-dir "$build" -N -LE slow | sed -n 's/^ *Test *#[0-9]*: //p'); do

@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev bench: times ops and training steps, beside PyTorch with --peer, or encoding beside other tokenizers.
+# ./dev bench: times ops and training steps, with --peer also PyTorch's.
+# ./dev bench tokenizers: compares the speed of tokenizers.
 
 bench_status() { printf 'making the environment: %s, %s MB' "$(clock "$1")" "$(du -sm "$prefix.new" 2>/dev/null | cut -f1)"; }
 

@@ -37,7 +37,7 @@ compile() { # BUILD_FOLDER TARGETS [CMAKE_OPTION...]: TARGETS in one word, "all"
   rm -f "$log"
 }
 
-# Builds the binary, and where there is a GPU also the library that it loads for it.
+# Builds the binary. With a GPU driver, builds everything, which includes liblathe_cuda.so.
 compile_lathe() {
   local targets=lathe
   if ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'; then targets=all; fi

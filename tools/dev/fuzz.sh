@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# ./dev fuzz [NAME ...] [--runs N]: gives the fuzz targets of tests/fuzz this many inputs each.
+# ./dev fuzz [NAME ...] [--runs N]: runs each of these fuzz targets of tests/fuzz on N inputs.
 
 runs=1000000 names=()
 while [ $# -gt 0 ]; do
@@ -10,7 +10,7 @@ while [ $# -gt 0 ]; do
       runs=${runs#--runs=}
       case $runs in '' | *[!0-9]*) die "--runs needs a whole number" ;; esac
       ;;
-    -*) die "fuzz knows --runs N alone, not $1" ;;
+    -*) die "fuzz accepts only --runs N, not $1" ;;
     *)
       [ -e "tests/fuzz/$1.cc" ] || die "there is no target $1; there are: $(cd tests/fuzz && printf '%s ' *.cc | sed 's/\.cc//g')"
       names+=("$1")
@@ -30,5 +30,5 @@ for name in "${names[@]}"; do
   say "$name: $runs inputs"
   nice -n 10 "build-fuzz/$name" -runs="$runs" -max_len=4096 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
     -verbosity=0 -artifact_prefix="build-fuzz/$name-" "build-fuzz/corpus/$name" ||
-    die "$name: an input breaks it; the file is named above, run build-fuzz/$name with it to see it again"
+    die "$name: an input breaks it; the file is named above; run build-fuzz/$name FILE to reproduce this"
 done

@@ -21,7 +21,7 @@ lint_files() {
   fi
   for file in $files; do
     case $file in
-      core/cuda/* | tests/fuzz/*) ;; # no part of an ordinary build
+      core/cuda/* | tests/fuzz/*) ;; # not part of a build for CPUs
       *) [ ! -e "$file" ] || printf '%s\n' "$file" ;;
     esac
   done

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # variables of dev and of the files that it reads first
-# prepare_quickstart WORD...: prepares LibTorch's operator headers as the quickstart's text, where the config among these
-# words of ./dev train reads data/quickstart and that is missing.
+# prepare_quickstart ARGUMENT...: takes the arguments of ./dev train. If their config reads
+# data/quickstart and that folder is missing, prepares it from LibTorch's operator headers.
 prepare_quickstart() {
   local word config=() text=$libtorch/include/ATen/ops
   while [ $# -gt 0 ]; do

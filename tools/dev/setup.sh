@@ -10,7 +10,7 @@ packages=(g++ cmake ninja-build ccache python3 python3-pip ca-certificates libsp
   libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libpcre2-dev libutf8proc-dev libsimdjson-dev libzstd-dev
   zlib1g-dev libjs-dygraphs libcpp-httplib-dev libpng-dev libjpeg-dev)
 
-root() { # COMMAND...: runs it as root; 127 where that is impossible
+root() { # COMMAND...: runs it as root; returns 127 if that is impossible
   if [ "$(id -u)" = 0 ]; then "$@"
   elif command -v sudo >/dev/null; then sudo "$@"
   else return 127; fi
@@ -18,7 +18,7 @@ root() { # COMMAND...: runs it as root; 127 where that is impossible
 
 packages_status() { printf 'installing: %s, %s' "$(clock "$1")" "$(tail -n1 "$log" | cut -c1-80)"; }
 
-install_packages() { # NAME...: those that are missing
+install_packages() { # NAME...: installs the Debian packages that are missing
   [ "${LATHE_PACKAGES:-}" != skip ] || return 0
   local have missing=() p
   [ -r /etc/os-release ] || die "this is not Debian 12; install the equivalents of: ${packages[*]}, then set LATHE_PACKAGES=skip"
@@ -26,7 +26,7 @@ install_packages() { # NAME...: those that are missing
   os=$(. /etc/os-release && printf '%s %s' "${ID:-}" "${VERSION_ID:-}")
   case $os in
     'debian 12' | 'ubuntu 24.04') ;;
-    *) die "set-up knows Debian 12 (and Ubuntu 24.04), not $os; install the equivalents of: ${packages[*]}, then set LATHE_PACKAGES=skip" ;;
+    *) die "setup supports Debian 12 (and Ubuntu 24.04), not $os; install the equivalents of: ${packages[*]}, then set LATHE_PACKAGES=skip" ;;
   esac
   have=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null || true)
   for p in "$@"; do
@@ -49,7 +49,7 @@ install_packages() { # NAME...: those that are missing
 need_space() { # GB FOLDER
   local free
   free=$(($(df --output=avail -B1G "$2" | tail -n1)))
-  [ "$free" -ge "$1" ] || die "$2 has $free GB free and $1 GB are needed; free some, or set LATHE_CACHE to a folder with room"
+  [ "$free" -ge "$1" ] || die "$2 has $free GB free and $1 GB are needed; free some, or set LATHE_CACHE to a folder on a larger disk"
 }
 
 fetch_status() {

@@ -21,7 +21,7 @@ namespace lathe {
 int64_t process_overhead_bytes() { return peak_rss_bytes() + (20 << 20); }
 
 DryStep dry_step(const LoadedConfig& given, int ranks) {
-  LoadedConfig loaded = one_step(given);
+  LoadedConfig loaded = reduce_for_dry_run(given);
   const RunData data = open_for_plan(loaded);
   loaded.config.train.eval_interval = given.config.train.eval_interval;
   return dry_step(loaded, data, ranks);
@@ -29,7 +29,7 @@ DryStep dry_step(const LoadedConfig& given, int ranks) {
 
 namespace {
 
-/// Returns the part of the trained parameters that this process updates.
+/// Returns the fraction of the trained parameters that this process updates.
 double update_share_of(const Session& s) {
   int64_t owned = 0, all = 0;
   for (const ParameterGroup& group : s.optimizer.groups()) {
@@ -41,8 +41,8 @@ double update_share_of(const Session& s) {
   return static_cast<double>(owned) / static_cast<double>(all) / world().tensor().size;
 }
 
-/// Returns the bytes that this process has sent for what it computes together with others of its
-/// replica.
+/// Returns the bytes that this process has sent to the other processes of its replica, in tensor,
+/// context and pipeline parallelism.
 int64_t sent_within_replica() {
   int64_t bytes = 0;
   if (world().tensor().size > 1) bytes += world().layers().bytes_sent();
@@ -55,7 +55,7 @@ int64_t sent_within_replica() {
 void add_offload(DryStep& result, const Session& s) {
   if (const StateOffload* offload = s.optimizer.offload()) {
     result.scratch_bytes = offload->file_bytes();
-    // A save reads one tensor of the state at a time where processes share it out.
+    // If the state is sharded, a save gathers one tensor of it at a time.
     if (s.optimizer.is_sharded()) {
       each_state(s.optimizer, [&](const std::string&, const at::Tensor& t, const StatePart& part) {
         s.optimizer.read_state(t, part);
@@ -100,7 +100,8 @@ void evaluate_batch(const Session& s, DummyLoader& batches) {
   }
 }
 
-/// Does what samples, histograms and statistics of layers do with parameters that are shared out.
+/// Gathers sharded parameters as samples, histograms and layer statistics do, and runs the step
+/// whose gradients histograms and statistics need.
 void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& batches) {
   const bool collects = given.log.layers > 0 || given.log.histograms > 0;
   if (!collects && given.train.sample_interval == 0) return;
@@ -110,11 +111,11 @@ void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& ba
   run_step(s, next, 0, units_of_step(s.config), /*keep_gradients=*/true);
 }
 
-/// Runs the dry steps of a data rank of one stage. `between`: what the stage before sends, which
-/// becomes what this one sends.
+/// Runs the dry steps of a data rank of one stage. `between`: on entry the tensors that the
+/// previous stage sends, on return those that this stage sends.
 DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ranks, int stage,
                           std::vector<TensorForm>& between, int data_rank = 0) {
-  const LoadedConfig loaded = one_step(given);
+  const LoadedConfig loaded = reduce_for_dry_run(given);
   const bool evaluates = given.config.train.eval_interval > 0;
   const GridSizes sizes = replica_of(loaded.config, ranks);
   const int data_ranks = ranks / sizes.replica();
@@ -130,9 +131,9 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.made = memory_stats();
   result.unit = data.task->unit();
 
-  // FLOPs are those of one step, and the peaks those of both. The sums of gradients that a step
-  // keeps grow with the logarithm of its micro-batches, so more than so many make no difference
-  // that counts.
+  // FLOPs are those of the second step, and peaks those of both. The partial sums of gradients that
+  // a step keeps grow with the logarithm of the number of micro-batches, so 64 of them are enough
+  // to estimate the memory of more.
   constexpr int64_t most = 64;
   const int64_t least = s.stage && s.stage->parts() > 1 ? sizes.pipeline : 1;
   const int64_t all = s.config.train.grad_accum;
@@ -148,7 +149,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
     run_step(s, [&] { return batches.next(); }, step);
     sent_in_replica = sent_within_replica() - before;
   }
-  // A step's gradients are still there.
+  // Evaluate again, because the gradients of a step are still allocated.
   if (evaluates) evaluate_batch(s, batches);
   run_with_all_parameters(given.config, s, batches);
 
@@ -163,8 +164,8 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.replica = sizes;
   result.stage = stage;
   if (s.divides_state()) result.largest_owner = s.layout->largest_owner(stage);
-  // The last stage waits for the first micro-batch, and the first one for the last one's gradients:
-  // of each, the time of one part in each of the other stages.
+  // The last stage waits for the first micro-batch, and the first stage waits for the gradients of
+  // the last one. Each wait lasts as long as one part of every other stage.
   result.bubble =
       s.stage ? static_cast<double>(sizes.pipeline - 1) / static_cast<double>(s.stage->parts()) : 0;
   result.update_share = update_share_of(s);
@@ -200,7 +201,7 @@ DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {
     processes.push_back(dry_step_of_stage(given, data, ranks, stage, between));
     whole.forward += processes.back().micro_batch.forward;
     whole.backward += processes.back().micro_batch.backward;
-    // Optimizers that update whole tensors may give one process many more elements than another.
+    // If the optimizer updates whole tensors, one process may own many more elements than another.
     if (const int largest = processes.back().largest_owner; largest > 0)
       processes.push_back(dry_step_of_stage(given, data, ranks, stage, received, largest));
   }

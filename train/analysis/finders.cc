@@ -72,8 +72,9 @@ void read_range(RangeTest& t) {
     if (rise > noise || t.diverged > 0)
       t.lowest = t.lr[static_cast<size_t>(least - t.loss.begin())];
   }
-  for (size_t i = 0; i < t.loss.size() && t.diverged == 0; ++i) {
-    if (t.loss[i] > 1.1 * t.loss.front()) t.diverged = t.lr[i];
+  // A loss that falls again after a rise has not diverged there.
+  for (auto i = least; i != t.loss.end() && t.diverged == 0; ++i) {
+    if (*i > 1.1 * t.loss.front()) t.diverged = t.lr[static_cast<size_t>(i - t.loss.begin())];
   }
 }
 

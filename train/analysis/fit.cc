@@ -1,7 +1,7 @@
-// The search changes the micro-batch first, with as many micro-batches as keep the global batch;
-// then, on several processes, what they divide among them, and precision, recomputation, optimizer,
-// updates in backward and the order of sums, one of them, then two, and so on; all of these come
-// before anything goes to the disk. Each candidate is a dry run.
+// The search first makes the micro-batch smaller and keeps the global batch by more micro-batches.
+// It then changes other settings as well, first one of them, then two, and so on: sharding (on
+// several processes), precision, recomputation, the optimizer, updates in backward and the order of
+// sums. Offloading to disk comes last. Each candidate is a dry run.
 #include "train/analysis/fit.h"
 
 #include <sys/stat.h>
@@ -26,8 +26,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the resident bytes of a process of a run of these keys, of as many processes as `now`
-/// has; nullopt where the keys contradict each other.
+/// Returns the resident bytes of one process of a run with these keys, on as many processes as
+/// `now`; nullopt if the keys contradict each other.
 std::optional<int64_t> resident(const std::string& path, const Overrides& given,
                                 const Overrides& more, const Forecast& now) {
   try {
@@ -40,9 +40,9 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
-/// Returns all combinations of what processes divide, precision, recomputation, optimizer, updates
-/// in backward, order of sums and what is on the disk that may take less memory than the config's:
-/// those without the disk first, then those with fewer changes. The first one changes nothing.
+/// Returns all combinations of sharding, precision, recomputation, optimizer, updates in backward,
+/// order of sums and offloading that may take less memory than the config. Those without offloading
+/// come first, and among them those with fewer changes. The first one changes nothing.
 std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   struct Combination {
     int64_t changes = 0;
@@ -58,7 +58,7 @@ std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
     }
   };
 
-  // The first option, since it changes no bit.
+  // Sharding comes first, since it changes no bit of the losses.
   if (ranks > 1 && c.dist.shard == "none")
     add({{{"dist.shard", "optimizer"}}, {{"dist.shard", "parameters"}}});
 
@@ -128,8 +128,8 @@ std::optional<int64_t> largest_that_fits(
   while (!batches.empty() && is_excluded(batches.back())) batches.pop_back();
   if (batches.empty() || !fits(batches.back())) return std::nullopt;
 
-  // Otherwise needs grow with the micro-batch, so a bisection finds the largest with few dry runs.
-  // For one that is excluded, the next smaller one that is not decides.
+  // Otherwise the memory grows with the micro-batch, so a bisection finds the largest with few dry
+  // runs. An excluded size is judged by the next smaller size that is not excluded.
   const auto next = [&](const int64_t& batch) {
     const int64_t* const last = &batches.back();
     return *std::find_if_not(&batch, last, is_excluded);
@@ -139,7 +139,7 @@ std::optional<int64_t> largest_that_fits(
   return next(*first);
 }
 
-/// Returns whether two folders are on one disk, also where that is unknown.
+/// Returns whether two folders are on one disk; true if that is unknown.
 bool on_one_disk(const fs::path& a, const fs::path& b) {
   struct stat of_a{}, of_b{};
   return ::stat(a.c_str(), &of_a) != 0 || ::stat(b.c_str(), &of_b) != 0 ||
@@ -233,30 +233,6 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   if (std::isfinite(last)) needs.text += format(" (%.1f GB free)", last / 1e9);
   needs.text = world().gather_texts(needs.text)[0];
   return needs;
-}
-
-int64_t parse_bytes(const std::string& text, const std::string& where) {
-  size_t end = 0;
-  double number = 0;
-  try {
-    number = std::stod(text, &end);
-  } catch (const std::exception&) {
-    end = 0;
-  }
-
-  std::string unit = text.substr(std::min(end, text.size()));
-  unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
-  unit = lowercase(unit);
-
-  constexpr std::pair<const char*, double> units[]{
-      {"", 1},         {"b", 1},        {"kb", 1e3},     {"mb", 1e6},     {"gb", 1e9}, {"tb", 1e12},
-      {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}, {"g", 1e9},  {"m", 1e6}};
-  for (const auto& [name, factor] : units) {
-    if (end > 0 && unit == name && std::isfinite(number) && number > 0 && number * factor < 0x1p62)
-      return static_cast<int64_t>(number * factor);
-  }
-  fail(Exit::usage, where, ": ", text,
-       " is not an amount of memory; write it as 8GB, 500MB or 16GiB");
 }
 
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,

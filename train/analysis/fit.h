@@ -15,10 +15,6 @@ namespace lathe {
 /// train.init_from and adapters.base, which set keys of [model].
 LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more);
 
-/// Parses "8GB", "500 MiB" or "6.5e9" into bytes. Throws Exit::usage for any other text; the
-/// message begins with `where`.
-int64_t parse_bytes(const std::string& text, const std::string& where = "command line");
-
 /// The memory and disk space that a run on the CPU needs, and what the machine has, in one line. Of
 /// several machines, it is the one where memory is scarcest. `enough` is false if memory or disk
 /// space is not enough.
@@ -31,12 +27,12 @@ struct ResourceNeeds {
 /// run's processes.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
-/// Returns what to change so that each process of a run, of as many as `now` has, stays within
-/// `bytes` of resident memory: the largest micro-batch, with as many micro-batches as keep the
-/// global batch. Where one sequence is too much, it also changes keys such as dist.shard, the
-/// precision, recomputation, the optimizer and train.sum_order, as few of them as are enough, and
-/// memory.offload last. `path` and `given` are those of the config. Returns no overrides where the
-/// run fits as it is, and nullopt where no combination is enough.
+/// Returns the overrides with which each process of a run, on as many processes as `now`, stays
+/// within `bytes` of resident memory. They set the largest micro-batch that fits, and as many
+/// micro-batches as keep the global batch. If even one sequence does not fit, they also change as
+/// few keys as possible of dist.shard, the precision, recomputation, the optimizer, train.sum_order
+/// and others, and memory.offload last. `path` and `given` are the config's file and its overrides.
+/// Returns no overrides if the run fits as it is, and nullopt if no combination is enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 

@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t measure_bytes = int64_t{1} << 30;  // for the tensors of the measured version
 constexpr double measure_seconds = 2;                // for one of its steps
 
-/// What the steps of a measured config took.
+/// The measured time and memory of a config's steps.
 struct Measurement {
   StepTimes times{};          ///< of a step of one micro-batch
   int64_t program_bytes = 0;  ///< peak resident memory beside tensors
@@ -44,8 +44,8 @@ double lower_quartile(std::vector<double> seconds) {
   return *quarter;
 }
 
-/// Turns off what a plan does not do: updates in backward, and anything on the disk, whose time
-/// depends on how much of a file is cached. Returns the peak of the tensors of such a step.
+/// Turns off what the measurement leaves out: updates in backward, and offloading to disk, whose
+/// time depends on how much of a file is cached. Returns the peak bytes of such a step's tensors.
 int64_t without_disk(LoadedConfig& loaded, const DryStep& dry) {
   MemoryConfig& memory = loaded.config.memory;
   if (!memory.update_in_backward && memory.offload == "none") return dry.peaks.touched_peak;
@@ -82,9 +82,10 @@ class ForwardTimer {
 
 /// Runs a small config: a step to warm up, then at least two, for about a second.
 Measurement measure(LoadedConfig loaded, const DryStep& dry) {
-  loaded = one_step(loaded);
+  loaded = reduce_for_dry_run(loaded);
 
-  // Updates in backward are measured as updates after it, and the pass for the norm as another one.
+  // Updates in backward are measured as updates after backward. If clipping needs the gradient norm
+  // first, the run does each forward and backward pass twice.
   const OptimConfig& c = loaded.config.optim;
   const bool is_twice =
       loaded.config.memory.update_in_backward && c.grad_clip > 0 && c.grad_clip_by == "norm";
@@ -126,7 +127,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
       optimizer.push_back(update);
     }
 
-    // A machine that is much slower than assumed gets by with fewer steps.
+    // On a machine that is much slower than assumed, measure fewer steps.
     if (spent > 4 * measure_seconds && step > 0) break;
   }
 
@@ -169,8 +170,8 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
         return next;
       }
 
-      // A guess may break a rule that only the model's code knows, and then the dry run throws. One
-      // that runs shows whether this number is a size.
+      // A guess may break a rule that only the model's code knows, and then the dry run throws. If
+      // it runs, its memory and FLOPs show whether the changed number is a size.
       try {
         next.dry = dry_step(next.loaded);
       } catch (const std::exception&) {
@@ -194,7 +195,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
 /// Scales the config down until it can run here: steps of one micro-batch, then fewer sequences,
 /// then a smaller model.
 ScaledConfig scale_down(const LoadedConfig& given) {
-  ScaledConfig s{one_step(given), {}};
+  ScaledConfig s{reduce_for_dry_run(given), {}};
   s.loaded.config.train.grad_accum = 1;
   open_for_plan(s.loaded);  // finds the frozen model, which is scaled down with the model
   s.loaded.frozen.clear();

@@ -39,8 +39,9 @@ struct Forecast {
 /// Returns how many checkpoints a run of this config leaves in its folder.
 int64_t kept_checkpoints(const RunConfig& config);
 
-/// Forecasts a run on CPUs like this machine's: one of `ranks` processes, each on a machine of its
-/// own; times are without the exchange. Takes less than 2 GB and 20 s for any config.
+/// Forecasts one of `ranks` processes of a run on CPUs like this machine's. Each process is on a
+/// machine of its own, and times exclude communication. Takes less than 2 GB and 20 s for any
+/// config.
 Forecast forecast(const LoadedConfig& loaded, int ranks = 1);
 
 }  // namespace lathe

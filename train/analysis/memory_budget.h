@@ -12,9 +12,9 @@ namespace lathe {
 /// Replaces memory.budget by the cheapest value of memory.recompute that keeps the resident
 /// memory of a run within it, by dry runs: no blocks, then the first 1, 2, ... of them up to a
 /// third, then "selective", then more of them, then all, then groups ("sqrt"). Changes no bit of
-/// the run. Returns a line about the choice; "" where the config has no budget. Throws Exit::memory
-/// where nothing is enough, and Exit::usage for a budget that is not an amount of memory, on a GPU
-/// and with several processes. Call it before the run takes its memory.
+/// the run. Returns a line about the choice; "" if the config has no budget. Throws Exit::memory if
+/// no value is enough, and Exit::usage if the budget is not an amount of memory, if the run is on a
+/// GPU, or if it has several processes. Call it before the run takes its memory.
 ///
 /// `ranks`: the number of processes of the run. `program_bytes`: what the process takes without
 /// the run, if it was measured earlier.

@@ -196,8 +196,8 @@ std::string op_list_text(const StepOps& listed) {
       << format("%lld of them are elementwise, with %.1f%% of the bytes.\n",
                 static_cast<long long>(elementwise), share)
       << format(
-             "train.fuse computes %lld ops of the forward pass by %lld fused ops, and so their "
-             "backward passes.\n",
+             "train.fuse replaces %lld ops of the forward pass by %lld fused ops, and their "
+             "backward passes likewise.\n",
              static_cast<long long>(listed.fusion.ops),
              static_cast<long long>(listed.fusion.fused));
   return out.str();

@@ -43,7 +43,7 @@ Batch DummyLoader::next() {
   return {buffers[0].narrow(1, 0, length), buffers[0].narrow(1, 1, length)};
 }
 
-LoadedConfig one_step(LoadedConfig loaded) {
+LoadedConfig reduce_for_dry_run(LoadedConfig loaded) {
   loaded.config.train.eval_interval = 0;
   loaded.config.train.detect_anomaly = false;  // a dry run has no values to inspect
   // Memory and time do not depend on the weights.

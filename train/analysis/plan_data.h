@@ -12,7 +12,9 @@
 
 namespace lathe {
 
-/// Opens the data of a config. Token data may be missing where model.vocab_size is given.
+/// Opens the data of a config, as RunData::open() does. Token data may be missing if
+/// model.vocab_size is given; `data` of the result is null then. Throws Exit::usage if both are
+/// missing.
 RunData open_for_plan(LoadedConfig& loaded);
 
 /// A loader whose batches have the right shapes and arbitrary values; their ring of buffers is made
@@ -21,7 +23,7 @@ class DummyLoader {
  public:
   /// `data` is null for token data that is missing.
   DummyLoader(const RunConfig& config, const Data* data, uint64_t seed, at::Device device);
-  /// Returns the next batch, which is valid until the ring comes round.
+  /// Returns the next batch. Its buffers are used again after data.prefetch + data.workers calls.
   Batch next();
 
  private:
@@ -31,6 +33,6 @@ class DummyLoader {
 };
 
 /// Returns the config reduced to what the memory and the time of one step depend on.
-LoadedConfig one_step(LoadedConfig loaded);
+LoadedConfig reduce_for_dry_run(LoadedConfig loaded);
 
 }  // namespace lathe

@@ -20,7 +20,7 @@ struct Span {
   std::string op{};               ///< "linear_gelu"; "optimizer" or "data" outside of ops
   std::string module{};           ///< "blocks.1.mlp"; "" outside of all modules
   std::string inputs{};           ///< of a forward: dtypes and shapes
-  double begin = 0, seconds = 0;  ///< since the first profiled step
+  double begin = 0, seconds = 0;  ///< start, since the first profiled step, and duration
   Flops flops{};
   int64_t bytes = 0;         ///< of its inputs and outputs; of a backward, of gradients
   int64_t memory_peak = 0;   ///< peak of all tensors during the span
@@ -38,7 +38,7 @@ const char* phase_name(Span::Phase phase);
 struct ThreadWork {
   std::string lane{};             ///< "loop", "data worker"
   int thread = 0;                 ///< index in its lane: 0, 1, ...
-  double begin = 0, seconds = 0;  ///< since the first profiled step
+  double begin = 0, seconds = 0;  ///< start, since the first profiled step, and duration
 };
 
 /// Measurements of the steps of a session.
@@ -65,7 +65,8 @@ struct Ceilings {
   double flops = 0;             ///< of a matmul in the compute dtype, per second
   double bytes_per_second = 0;  ///< read and written by a copy on all threads
 };
-/// Measures a copy and a matmul. On a CPU, a rate of the matmul that was measured before is used.
+/// Measures a copy and a matmul. On a CPU, the cached matmul rate of an earlier measurement is used
+/// if there is one.
 Ceilings machine_ceilings(const Session& session);
 
 /// Returns a table of the costliest ops, a sentence about what limits the step, and the memory at

@@ -156,7 +156,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
 
   const Limits limits = limits_of(p, ceilings);
   const std::pair<const char*, double> named[]{
-      {"products of matrices (compute)", limits.compute},
+      {"matrix products (compute)", limits.compute},
       {"reading and writing tensors (memory)", limits.memory},
       {"waiting for data", limits.data},
       {"the work around small ops (overhead)", limits.overhead}};
@@ -180,7 +180,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
 
   const double waits = phases[0] / total;
   out << format(
-      "Data: %.3g MB/s of batches, %.1f%% of the time waited for, %lld pages read from disk; ",
+      "Data: %.3g MB/s of batches, waiting for %.1f%% of the time, %lld pages read from disk; ",
       static_cast<double>(p.data_bytes) / total / 1e6, 100 * waits,
       static_cast<long long>(p.disk_reads));
 
@@ -188,7 +188,7 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   if (waits < 0.05)
     out << "data.workers = " << p.workers << " is enough.\n";
   else if (p.disk_reads > 0)
-    out << "the disk is what limits: a larger data.prefetch, or data that is in memory.\n";
+    out << "the disk is the limit; raise data.prefetch, or keep the data in memory.\n";
   else
     out << "more data.workers than " << p.workers << " would help.\n";
 

@@ -117,7 +117,7 @@ void write_kineto_trace(Session& s, const Data& data, int64_t first, int64_t cou
   run_observed(s, data, first, count, ProfilerState::KINETO)->save(file.string());
   if (std::error_code error; std::filesystem::file_size(file, error) == 0 || error)
     fail(Exit::io, file.string(),
-         ": the trace could not be written; is there such a folder, and room in it?");
+         ": the trace could not be written; check that the folder exists and has free space");
 }
 
 void run_with_nvtx(Session& s, const Data& data, int64_t first, int64_t count) {

@@ -49,7 +49,7 @@ std::string Arguments::choice(const std::string& name, const std::string& otherw
   return value;
 }
 
-bool takes_average(const Arguments& arguments) {
+bool wants_ema(const Arguments& arguments) {
   const std::string weights = arguments.get("weights", "model");
   if (weights != "model" && weights != "ema")
     fail(Exit::usage, "command line: --weights must be model or ema, not ", weights);
@@ -162,15 +162,18 @@ LoadedModel load_model_argument(const Arguments& arguments) {
   if (twice && dtype != "nf4")
     fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
 
-  const bool average = takes_average(arguments);
+  const bool average = wants_ema(arguments);
   const int threads =
       static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));
   LoadedModel m = LoadedModel::open(run_argument(arguments), device, threads, dtype, twice,
                                     arguments.get("checkpoint", "newest"), average);
 
   // Standard output is for the result.
-  std::cerr << "matmuls in " << dtype_name(matmul_dtype(m.compute.dtype)) << ", weights loaded as "
-            << m.load_dtype << ", checkpoint in " << m.saved_dtype << "\n";
+  const at::ScalarType matmuls = m.compute.dtype, generating = matmul_dtype(matmuls);
+  std::cerr << "matmuls in " << dtype_name(matmuls)
+            << (generating == matmuls ? "" : ", and of generation in " + dtype_name(generating))
+            << ", weights loaded as " << m.load_dtype << ", checkpoint in " << m.saved_dtype
+            << "\n";
   return m;
 }
 

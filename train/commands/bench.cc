@@ -160,7 +160,7 @@ Exit bench_config(const Arguments& arguments) {
 struct Benchmark {
   Exit (*run)(const Arguments&);
   std::set<std::string> flags;
-  bool reads_config = false;  ///< from a second word, and takes its keys
+  bool reads_config = false;  ///< takes a config as second positional, and config keys
 };
 
 const std::map<std::string, Benchmark>& benchmarks() {
@@ -196,8 +196,8 @@ Exit run_bench(const Arguments& arguments) {
          "[--dtype bf16] [--threads N] [--batch 4] [--context 256] [--width 768] [--vocab 50304] "
          "[--only NAME] | lathe bench peak [--dtype bf16] [--threads N] | lathe bench "
          "accumulation [--powers 7] | lathe bench generate CONFIG|RUN [--load-dtype fp32] "
-         "[--batch 1] [--context 512] [--tokens 64] [--threads N] | lathe bench collectives "
-         "[--mb 64] [--device cpu]");
+         "[--double-quant] [--batch 1] [--context 512] [--tokens 64] [--threads N] | lathe bench "
+         "collectives [--mb 64] [--device cpu]");
   }
   return benchmark.run(arguments);
 }

@@ -23,7 +23,7 @@
 namespace lathe {
 namespace {
 
-/// A collective of one size: what it does, and c10d's own where it has one.
+/// A collective of one size in Lathe's and in c10d's implementation; `c10d` is null if it has none.
 struct CollectiveBench {
   std::string name;
   std::function<void()> ours, c10d;

@@ -73,6 +73,15 @@ struct Writer {
 /// Returns a config's model with its initial values; its weights are kept as `dtype`.
 Writer of_config(const Arguments& arguments, int threads, const std::string& dtype,
                  bool double_quant) {
+  for (const auto& [key, value] : key_arguments(arguments)) {
+    if (!key.starts_with("model.") && !key.starts_with("data.") && key != "train.seed")
+      fail(
+          Exit::usage, "command line: --", key,
+          " has no effect on `bench generate`; it takes keys of [model] and [data] and train.seed, "
+          "and computes on the CPU with --threads and --load-dtype");
+  }
+  if (double_quant && dtype != "nf4")
+    fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
   LoadedConfig loaded = load_config_argument(arguments, 1);
   const RunConfig& c = loaded.config;
 
@@ -98,7 +107,7 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
   if (dtype == "fp32") return w;
   // int8 and nf4 are multiplied in bfloat16.
   w.compute.dtype = dtype == "fp16" ? at::kHalf : at::kBFloat16;
-  const Keep keep{dtype, double_quant, w.compute.dtype};
+  const FrozenFormat keep{dtype, double_quant, w.compute.dtype};
   replace_parameters(*w.model, [&](const NamedParameter& found) {
     return keep_frozen(found, found.parameter.data(), keep, w.device);
   });
@@ -148,7 +157,7 @@ std::vector<std::vector<int64_t>> random_prompts(int64_t batch, int64_t prompt,
 /// token, sorted.
 std::vector<double> time_steps(const Writer& w, const std::vector<std::vector<int64_t>>& texts,
                                int64_t tokens) {
-  // Greedily, because initial values make all tokens about equally likely, and a draw would sort
+  // Decode greedily: initial weights make all tokens about equally likely, and sampling would sort
   // half of the vocabulary.
   GenerateOptions writing{.context = model_context(w.config),
                           .tokens = 4,

@@ -16,7 +16,7 @@ namespace {
 std::vector<int64_t> question(const ChatTemplate& chat, std::vector<ChatMessage>& history,
                               int64_t context, int64_t room) {
   for (;;) {
-    auto ids = chat.ask(history);
+    auto ids = chat.encode_prompt(history);
     const size_t first = history[0].role == "system" ? 1 : 0;
     if (static_cast<int64_t>(ids.size()) + room <= context || history.size() < first + 3)
       return ids;

@@ -81,9 +81,10 @@ void print_commands() {
 }
 
 void print_config_keys() {
-  std::cout << "\nKeys of the config with their defaults, also in its file (steps = 500 under "
-               "[train]) and in the\n"
-               "environment (LATHE_TRAIN_STEPS=500). `lathe config docs` describes each.\n";
+  std::cout << "\nKeys of the config with their defaults. The config file (steps = 500 under "
+               "[train]) and the\n"
+               "environment (LATHE_TRAIN_STEPS=500) can set them too. `lathe config docs` "
+               "describes each.\n";
 
   const auto show = [](const std::string& title, const std::vector<Field>& fields,
                        const std::string& prefix) {
@@ -210,11 +211,11 @@ std::vector<std::string> split_words(const Command& command, const OptionNames& 
     }
 
     split.push_back("--" + name);
-    // A switch takes the next word as its value only where that is true, false or a number.
+    // A switch takes the next word as its value only where that is true, false or an amount.
     const auto is_value = [&](const std::string& next) {
-      const bool says = next == "true" || next == "false" ||
-                        (!next.empty() && std::isdigit(static_cast<unsigned char>(next[0])));
-      return !command.switches.contains(name) || says;
+      const bool is_amount = command.amount_switches.contains(name) && !next.empty() &&
+                             std::isdigit(static_cast<unsigned char>(next[0]));
+      return !command.switches.contains(name) || next == "true" || next == "false" || is_amount;
     };
 
     if (has_equals)
@@ -337,9 +338,10 @@ Exit dispatch(int argc, char** argv) {
 /// Returns a sentence with a remedy for a path that can't be reached.
 std::string sentence(const fs::filesystem_error& e) {
   const std::string what = e.path1().empty() ? "a file or folder" : e.path1().string();
-  return str(
-      "cannot reach ", what, ": ", e.code().message(),
-      e.code() == std::errc::permission_denied ? "; change the permissions, or name another" : "");
+  return str("cannot reach ", what, ": ", e.code().message(),
+             e.code() == std::errc::permission_denied
+                 ? "; change the permissions, or give another path"
+                 : "");
 }
 
 }  // namespace

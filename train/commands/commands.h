@@ -38,7 +38,8 @@ struct Arguments {
                      const std::vector<std::string>& allowed) const;
   /// Returns a flag that is true or false; false where it is not given.
   bool is_true(const std::string& name) const;
-  /// Returns a flag as a number within bounds, written as read_value takes it.
+  /// Returns a flag's value as a number, or `otherwise` where it is not given. Throws Exit::usage
+  /// if it breaks `rule`, or if it is not an integer and `whole` is true.
   double number(const std::string& name, double otherwise, const Rule& rule, bool whole) const;
 };
 
@@ -63,11 +64,13 @@ struct Command {
   bool config_keys = false;  ///< takes the keys of the config as flags too
   size_t min_positionals = 1, max_positionals = 1;
   std::function<Exit(const Arguments&)> run;
-  /// Flags that are true where neither true, false nor a number follows.
+  /// Flags that are true where neither true nor false follows.
   std::set<std::string> switches{};
   /// Flags that may be given several times; their values are in Arguments::lists.
   std::set<std::string> repeatable{};
-  /// Its words are not parsed: all that follows the command is in Arguments::positionals.
+  /// Switches that also take an amount, such as 8GB.
+  std::set<std::string> amount_switches{};
+  /// If true, the words after the command are not parsed, and all are in Arguments::positionals.
   bool is_raw = false;
   /// The words that may come first, for completion in shells; empty if a path comes first.
   std::vector<std::string> subcommands{};
@@ -88,8 +91,8 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
 /// Adds a command; call it before run_cli. Throws Exit::internal where its name is taken.
 void add_command(Command command);
 
-/// Throws Exit::usage for a flag that the command with its first word does not have: neither one of
-/// `known` nor, with `config_keys`, a key of the config. `hint` ends the sentence.
+/// Throws Exit::usage for a flag that the subcommand (the first positional) does not have. It has
+/// the flags in `known` and, with `config_keys`, the keys of the config. `hint` ends the sentence.
 void check_flags(const Arguments& arguments, const std::set<std::string>& known,
                  bool config_keys = false, const std::string& hint = "");
 /// Returns the parts of a flag's text between commas.
@@ -122,7 +125,7 @@ inline const Flag weights_flag{
     "model.",
     {"model", "ema"}};
 /// Returns whether weights_flag asks for the moving averages.
-bool takes_average(const Arguments& arguments);
+bool wants_ema(const Arguments& arguments);
 inline const Flag device_flag{"device",
                               "Compute on cpu or cuda. Default: auto, a GPU if there is one.",
                               {"auto", "cpu", "cuda"}};

@@ -36,7 +36,7 @@ void print_reference(const std::vector<std::string>& words) {
 void show_config(const Arguments& arguments, bool prints) {
   // Loading the config checks it, so `check` only adds the warnings.
   LoadedConfig loaded = load_config_argument(arguments, 1);
-  // Another model may set keys too, if it is there already.
+  // train.init_from and adapters.base set keys of [model] too, if the runs that they name exist.
   const std::string &source = loaded.config.train.init_from,
                     &base = adapters_of(loaded.config).base;
   if (fs::exists(source)) resolve_init_from(loaded);

@@ -25,14 +25,15 @@ void check_same_kind(const LoadedModel& m, const Task& task, const Data& data,
                      const std::string& folder) {
   const DatasetInfo& facts = data.facts();
   const ModelSizes sizes = task.sizes(facts);
-  // All tasks on tokens measure any model of tokens.
+  // Every task on tokens can evaluate every token model.
   const bool both_tokens = m.state.sizes.outputs == 0 && facts.outputs == 0;
   if ((task.name() != m.state.task && !both_tokens) || sizes.outputs != m.state.sizes.outputs ||
       sizes.input != m.state.sizes.input) {
-    fail(Exit::data, folder, " is not made as the data that the run was trained on: ", facts.task,
-         ", inputs of ", describe(at::IntArrayRef(sizes.input)), " and ", sizes.outputs,
-         " outputs, and the run's are ", m.state.task, ", ",
-         describe(at::IntArrayRef(m.state.sizes.input)), " and ", m.state.sizes.outputs);
+    fail(Exit::data, folder, " doesn't match the run's training data: it is for ", facts.task,
+         ", with inputs of ", describe(at::IntArrayRef(sizes.input)), " and ", sizes.outputs,
+         " outputs, and the run's data is for ", m.state.task, ", with inputs of ",
+         describe(at::IntArrayRef(m.state.sizes.input)), " and ", m.state.sizes.outputs,
+         " outputs");
   }
   check_tokenizer(folder, facts, m.state);
   const bool tokens = facts.outputs == 0;
@@ -48,7 +49,7 @@ void add_model(Json& json, const LoadedModel& m) {
   const int64_t peak = m.device.is_cuda() ? cuda_api().memory_peak() : memory_stats().total_peak;
   json.update({{"save_dtype", m.saved_dtype},
                {"load_dtype", m.load_dtype},
-               {"compute_dtype", dtype_name(matmul_dtype(m.compute.dtype))},
+               {"compute_dtype", dtype_name(m.compute.dtype)},
                {"weight_bytes", m.weight_bytes},
                {"loading_peak_bytes", m.loading_peak_bytes},
                {"peak_bytes", peak},
@@ -92,11 +93,11 @@ Json text_json(const TextScore& s) {
           {"bytes", s.bytes}};
 }
 
-/// Reads the texts of a file, compressed or not. JSON Lines (by the file's name) have a text in the
-/// field "text" of each line; any other file is one text.
-std::vector<std::string> texts_of(const std::string& file) {
+/// Reads the texts of a file, compressed or not. JSON Lines (by the file's name) have a text in
+/// this field of each line; any other file is one text.
+std::vector<std::string> texts_of(const std::string& file, const std::string& field) {
   std::vector<std::string> texts;
-  const DocumentSource source{.files = {file}};
+  const DocumentSource source{.files = {file}, .field = field};
   if (is_jsonl(source, file)) {
     PartReader reader(source, /*whole=*/false);
     for (Part part; reader.next(part);)
@@ -110,10 +111,11 @@ std::vector<std::string> texts_of(const std::string& file) {
   return texts;
 }
 
-Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files) {
+Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& files,
+                    const std::string& field) {
   // Read all files before the first is scored, so that a missing one is noticed early.
   std::vector<std::pair<std::string, std::vector<std::string>>> all_texts;
-  for (const std::string& file : files) all_texts.emplace_back(file, texts_of(file));
+  for (const std::string& file : files) all_texts.emplace_back(file, texts_of(file, field));
 
   TextScore all;
   Json each = Json::array();
@@ -170,7 +172,7 @@ Exit run_eval_text(const Arguments& arguments) {
   }
   const std::vector<std::string> files(arguments.positionals.begin() + 1,
                                        arguments.positionals.end());
-  for (const char* flag : {"stride", "batch-size"}) {
+  for (const char* flag : {"stride", "batch-size", "field"}) {
     if (files.empty() && arguments.flags.contains(flag))
       fail(Exit::usage, "command line: --", flag,
            " is for files, and questions are taken one by one; leave it out");
@@ -189,7 +191,7 @@ Exit run_eval_text(const Arguments& arguments) {
                        between(1, static_cast<double>(scoring.context)), true));
 
   Json json = Json::object();
-  if (!files.empty()) json.update(evaluate_files(scoring, files));
+  if (!files.empty()) json.update(evaluate_files(scoring, files, arguments.get("field", "text")));
   if (arguments.flags.contains("choices"))
     json.update(evaluate_choices(scoring, arguments.get("choices", "")));
   add_model(json, m);
@@ -216,7 +218,9 @@ Exit run_eval(const Arguments& arguments) {
     return run_eval_text(arguments);
 
   if (arguments.flags.contains("stride"))
-    fail(Exit::usage, "command line: --stride is for files; name some behind the run");
+    fail(Exit::usage, "command line: --stride is for text files; give some after the run");
+  if (arguments.flags.contains("field"))
+    fail(Exit::usage, "command line: --field is for text files; give some after the run");
 
   const LoadedModel m = load_model_argument(arguments);
 
@@ -232,7 +236,7 @@ Exit run_eval(const Arguments& arguments) {
     data_config.document_end = m.state.tokenizer->document_end();
 
   const auto data = open_data(data_config);
-  // Other data than the run's own decides what is measured on it.
+  // With --data, the task of a token model follows from that data instead of the run.
   LoadedConfig measured{.config = m.config, .origins = {}};
   if (arguments.flags.contains("data") && m.state.sizes.outputs == 0)
     measured.config.train.task = "auto";
@@ -296,6 +300,7 @@ Command eval_command() {
       with_load_flags(
           {{"data", "Evaluate on this data folder. Default: the run's."},
            {"batch-size", "Compute this many sequences at a time. Default: the run's."},
+           {"field", "Read the texts of JSON Lines from this field. Default: text."},
            {"batches",
             "Evaluate on this many batches of the validation split, the same sample as for "
             "train.eval_batches; 0 takes all of it. Default: 0."},

@@ -16,7 +16,7 @@
 namespace lathe {
 namespace {
 
-/// Logs what a run was imported with, and what may follow.
+/// Logs the model, tokenizer and chat template of an imported run, and commands to run next.
 void report_import(const fs::path& run) {
   const fs::path checkpoint = find_checkpoint(run);
   const RunState state = read_state(checkpoint);
@@ -107,7 +107,7 @@ Exit run_export(const Arguments& arguments) {
   const std::string format = arguments.choice("format", "hf", {"hf", "gguf", "peft", "onnx"});
   o.checkpoint = arguments.get("checkpoint", o.checkpoint);
   o.chat_template = arguments.get("chat-template", "");
-  o.average = takes_average(arguments);
+  o.average = wants_ema(arguments);
   std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
   const std::vector<std::string> quantized = gguf_dtypes();
   const std::string dtype = arguments.get("dtype", "");

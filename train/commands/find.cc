@@ -56,9 +56,7 @@ Exit find_lr(const Arguments& a) {
     std::cout << "; from " << short_number(test.lowest, 3) << " on it rises";
   else
     std::cout << "; it does not rise up to the last rate, " << short_number(to, 3);
-  if (test.diverged > 0)
-    std::cout << ", and from " << short_number(test.diverged, 3)
-              << " on it is above its first value";
+  if (test.diverged > 0) std::cout << ", and it diverges at " << short_number(test.diverged, 3);
   std::cout << "\n";
 
   // The last line is for programs.
@@ -111,9 +109,9 @@ int64_t accepted_batch(const LoadedConfig& loaded, const RunData& data, int64_t 
   return 0;
 }
 
-/// Returns a function from the size of a micro-batch to the memory of a step: on the CPU by a dry
-/// run, on a GPU by the line through two sizes that are run: `least` times a power of two, and
-/// twice as many. They are doubled as long as the line has the next size within `bytes`.
+/// Returns a function from the size of a micro-batch to the memory of a step. On the CPU it makes a
+/// dry run. On a GPU it extrapolates linearly from measurements of two sizes, n and 2 n. n starts
+/// at `least` and is doubled as long as 4 n is predicted to fit in `bytes`.
 std::function<int64_t(int64_t)> memory_of_batch(const LoadedConfig& loaded, const RunData& data,
                                                 bool is_gpu, int64_t least, int64_t bytes) {
   const auto with = [loaded](int64_t batch) { return with_batch(loaded, batch); };
@@ -241,7 +239,7 @@ void print_batch(int64_t batch, int64_t limit, int64_t predicted, int64_t measur
             << (std::isfinite(noise) ? "about " + short_number(noise, 2)
                                      : std::string("unknown, from so few batches"))
             << " samples; a global batch (now " << global
-            << ") far above it saves few steps, and it grows in training\n";
+            << ") far above the scale saves few steps, and the scale grows during training\n";
   std::cout << json_text(Json{{"batch_size", batch},
                               {"predicted_bytes", predicted},
                               {"measured_bytes", measured},

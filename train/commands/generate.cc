@@ -23,7 +23,7 @@ Flags with_sampling_flags(Flags flags) {
        {"min-p",
         "Sample only tokens whose probability is at least this times the largest one. Default: 0."},
        {"repetition-penalty",
-        "Make tokens that the text already contains less likely, if above 1. Default: 1."},
+        "Make tokens that the text already contains less likely by a number above 1. Default: 1."},
        {"seed", "Sample with this seed. Default: 1."}});
   return flags;
 }

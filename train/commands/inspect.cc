@@ -120,7 +120,8 @@ std::string inspect(const fs::path& path_) {
     case PathKind::safetensors: {
       const SafetensorsFile file(path);
       out << path.string() << "\n";
-      for (const auto& [key, value] : file.metadata()) out << "  " << key << " = " << value << "\n";
+      for (const auto& [key, value] : file.metadata())
+        out << "  " << printable_line(key) << " = " << printable_line(value) << "\n";
       list_tensors(out, file.tensors());
       break;
     }

@@ -9,7 +9,7 @@ namespace {
 Exit run_merge(const Arguments& arguments) {
   const fs::path out = arguments.get("out", "");
   if (out.empty()) fail(Exit::usage, "lathe merge needs --out FOLDER");
-  const bool average = takes_average(arguments);
+  const bool average = wants_ema(arguments);
 
   install_stop_handlers("the merge");
   const auto stop = [] { return stop_signal() != 0; };

@@ -391,7 +391,7 @@ Command plan_command() {
         "within this much memory, such as 8GB. "
         "The exit code is 10 if no change is enough. Default: the free memory of this machine."},
        {"chart",
-        "Draw the memory of a step by category, beside that with these keys, such as "
+        "Draw the memory of a step by category, without and with these changes of keys, such as "
         "memory.recompute=blocks,optim.kind=adamw8bit."},
        {"ranks", "Forecast for one process of a run on this many processes. Default: 1."},
        {"for",
@@ -401,7 +401,9 @@ Command plan_command() {
       1,
       1,
       run_plan,
-      {"json", "fit"}};
+      {"json", "fit"},
+      {},
+      {"fit"}};
   command.flags.insert(command.flags.end(), cluster_flags().begin(), cluster_flags().end());
   return command;
 }

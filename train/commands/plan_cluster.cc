@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t shown_layouts = 8;  // of those that fit, and of those that don't
 
-/// A plan that was asked for.
+/// The input and the result of a plan for a cluster.
 struct ClusterPlan {
   ClusterModel cluster{};
   StepWorkload step{};
@@ -79,8 +79,8 @@ MatmulDtype dtype_of(const AmpConfig& amp) {
   return MatmulDtype::bf16;
 }
 
-/// Sets what the step knows of the config's optimizer, by the state that it keeps for a large
-/// matrix.
+/// Sets the bytes of optimizer state per parameter, and whether parts of a tensor can be updated
+/// alone, from the state that the optimizer makes for a large matrix.
 void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
   constexpr int64_t side = 4096;
   const MetaInit without_storage;

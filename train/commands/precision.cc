@@ -144,6 +144,8 @@ std::string accumulation_table(const std::vector<AccumulationError>& errors) {
 
 namespace {
 
+/// While alive, matmuls use ATen's kernels, so that passes in float32 and in float16 have the same
+/// nodes.
 struct AtenAlone {
   AtenAlone() { use_kernels(false); }
   ~AtenAlone() { use_kernels(on); }

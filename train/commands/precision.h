@@ -27,7 +27,7 @@ std::string accumulation_table(const std::vector<AccumulationError>& errors);
 struct GradientExponents {
   static constexpr int lowest = -60, highest = 20;
   std::vector<double> activations,
-      weights;       ///< share of elements with floor(log2|g|) = lowest + i; ends: and beyond
+      weights;       ///< share of elements with floor(log2|g|) = lowest + i, clamped to the ends
   double zeros = 0;  ///< share of activation gradients that are zero in float32 already
   struct Pass {
     std::string name;
@@ -36,7 +36,7 @@ struct GradientExponents {
         0;  ///< share of elements that are zero in a float16 pass at that scale but not in float32
     bool overflow = false;
   };
-  std::vector<Pass> passes;  ///< scale 1, 8, 1024, and where dynamic scaling settles
+  std::vector<Pass> passes;  ///< at scales 1, 8, 1024, and the one where dynamic scaling settles
 };
 /// Runs `batches` training batches of the model's data forward and backward, in float32 and in
 /// float16.

@@ -38,8 +38,8 @@ std::string number_text(Number x) {
 /// Returns the number with the fewest decimal digits that is within `tolerance` of x.
 double with_fewest_digits(double x, double tolerance) {
   if (!std::isfinite(x)) return x;
-  // With so few digits that decimals are more than two tolerances apart, the nearest one is also
-  // the only one that can be near enough, so fewer digits give no other.
+  // Start with so few digits that decimals are more than two tolerances apart. Then at most one
+  // decimal is near enough, and it is found here even if it has fewer digits.
   const double few = std::floor(std::log10(std::abs(x) / (2 * tolerance)));
   for (int digits = static_cast<int>(std::clamp(few, 1.0, 16.0)); digits < 17; ++digits) {
     char text[64];
@@ -53,8 +53,9 @@ double with_fewest_digits(double x, double tolerance) {
   return x;
 }
 
-/// Returns an output of the model in the target's units, in double precision: a mean that is far
-/// above the deviation would take float32's digits. It has as many digits as the output justifies.
+/// Returns an output of the model in the target's units, with as many digits as the output
+/// justifies. Computes in float64, since float32 loses digits if the mean is far above the
+/// deviation.
 double in_raw_units(float y, double scale, double mean) {
   const double step =
       std::nextafter(std::abs(y), std::numeric_limits<float>::infinity()) - std::abs(y);
@@ -150,7 +151,7 @@ std::string PredictionFormat::json_line(int64_t row, const std::string& id,
   return text + (classifies_ ? "}}\n" : "]}\n");
 }
 
-/// Standard output, or a file that gets its name when all of it is written.
+/// Writes to standard output, or to a file that is renamed to its final name once it is complete.
 class PredictionOut {
  public:
   explicit PredictionOut(const std::optional<fs::path>& path) : path_(path) {
@@ -165,7 +166,7 @@ class PredictionOut {
   PredictionOut(const PredictionOut&) = delete;
   PredictionOut& operator=(const PredictionOut&) = delete;
 
-  /// Writes lines; returns false where nobody reads standard output any more.
+  /// Writes lines. Returns false if standard output was closed by its reader.
   bool write(const std::string& lines) {
     if (path_) {
       file_.write(lines);
@@ -207,7 +208,7 @@ class PredictionOut {
   OutputFile file_;
 };
 
-/// Examples of a file through a model, a batch at a time.
+/// Runs a model on the examples of a file, a batch at a time.
 class Predictor {
  public:
   Predictor(const LoadedModel& m, const ExampleEncoding& encoding, int64_t batch_size)
@@ -221,8 +222,8 @@ class Predictor {
   bool is_full() const { return waiting_ == inputs_.size(0); }
   /// Adds an example to the batch, normalized as in training.
   void add(std::span<const double> raw);
-  /// Returns the probabilities, or the numbers in raw units, of each example of the batch, which is
-  /// empty then.
+  /// Runs the batch and empties it. Returns the probabilities, or the numbers in raw units, of each
+  /// of its examples.
   std::vector<std::vector<double>> run();
 
  private:
@@ -323,7 +324,7 @@ void check_finite(const std::vector<double>& numbers, int64_t row) {
        "diverged");
 }
 
-/// Predicts all examples, a batch at a time, until nobody reads the predictions any more.
+/// Predicts all examples, a batch at a time. Ends early if standard output is closed by its reader.
 void predict_all(ExampleSource& source, ProgressReporter& meter, Predictor& predictor,
                  const PredictionFormat& format, PredictionOut& out) {
   bool is_read = out.write(format.header());

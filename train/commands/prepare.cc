@@ -56,8 +56,8 @@ bool has_texts(const Arguments& arguments, const DocumentSource& source) {
   for (const std::string& file : source.files) (is_jsonl(source, file) ? lines : texts) = true;
   if (arguments.flags.contains("field") && !lines)
     fail(Exit::usage,
-         "command line: --field is for JSON Lines, and there is none; give --format jsonl if it is "
-         "some");
+         "command line: --field is for JSON Lines, and no file is read as JSON Lines; give "
+         "--format jsonl if the files are JSON Lines");
   if (arguments.flags.contains("field") && source.format == "preferences")
     fail(Exit::usage,
          "command line: --field has no effect with --format preferences, which reads \"prompt\", "
@@ -140,7 +140,7 @@ Exit prepare_plain(const Arguments& arguments, const std::string& tokenizer, boo
   return Exit::done;
 }
 
-/// Prepares files as they are, whose every byte becomes a token.
+/// Prepares files as binary data: every byte becomes a token.
 Exit prepare_binary(const Arguments& arguments) {
   const std::string what = "files of text; --binary takes files as they are";
   refuse_flags(arguments, document_flags, what.c_str());
@@ -185,7 +185,7 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   const size_t equals = text.find('='), colon = text.rfind(':');
   if (equals == std::string::npos || equals + 1 == text.size())
     fail(Exit::usage, "command line: --source ", text,
-         " is not NAME=PATH:SHARE, as web=corpus/web:0.7");
+         " is not NAME=PATH:SHARE, such as web=corpus/web:0.7");
   MixturePart part{text.substr(0, equals), 1};
   std::string path = text.substr(equals + 1);
   // A path may contain colons: what follows the last one is a share only if it is a number.
@@ -199,8 +199,8 @@ std::pair<MixturePart, std::string> read_source(const std::string& text) {
   return {part, path};
 }
 
-/// Returns a checksum of what must not change if prepared sources are to be kept: the sources, the
-/// content of the tokenizer, and all options except the number of workers.
+/// Returns a checksum of the sources, the content of the tokenizer and the chat template, and all
+/// options except the number of workers. Prepared sources are kept only if it does not change.
 std::string identity(const Arguments& arguments) {
   std::string all;
   for (const auto& [flag, value] : arguments.flags) {
@@ -304,7 +304,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
       if (is_made(parts[i])) {
         if (!inputs.contains(name) || inputs[name] != input)
           fail(Exit::data, "the input of the source ", name,
-               " is not what it was when this command was cut short; remove ", folder.string(),
+               " has changed since this command was interrupted; remove ", folder.string(),
                " to prepare it again");
         log_info(folder.string(), " is there already, and stays as it is");
         continue;
@@ -409,12 +409,12 @@ Command prepare_command() {
             "training windows is from PATH, 1 if it is left out, and data.mix sets other "
             "shares. It may be given several times."},
            {"format",
-            "Read documents as text, as jsonl (a text on each line), as instructions: lines "
-            "with \"messages\", or ShareGPT's \"conversations\", or Alpaca's \"instruction\", "
-            "\"input\" and \"output\", or \"prompt\" and \"completion\", of which the model learns "
-            "the answers alone; or as preferences: lines with \"prompt\", \"chosen\" and "
-            "\"rejected\"; or read images: a folder with a folder of PNG and JPEG files for each "
-            "class. By default, auto, a file's name decides between text and jsonl.",
+            "Read the input as text, jsonl (a text on each line), instructions (lines with "
+            "\"messages\", ShareGPT's \"conversations\", Alpaca's \"instruction\", \"input\" and "
+            "\"output\", or \"prompt\" and \"completion\"; the model learns only the answers), "
+            "preferences (lines with \"prompt\", \"chosen\" and \"rejected\") or images (a folder "
+            "that has a folder of PNG and JPEG files for each class). Default: auto, which chooses "
+            "text or jsonl by the name of each file.",
             {"auto", "text", "jsonl", "instructions", "preferences", "images"}},
            {"chat-template",
             "Format instructions and preferences as chatml, as llama3, or with a Jinja file, in "

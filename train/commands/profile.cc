@@ -65,6 +65,26 @@ void write_traces(const Arguments& a, Session& session, const Data& data, const 
   if (a.is_true("nvtx")) run_with_nvtx(session, data, next, count);
 }
 
+/// Returns the recorded config of a checkpoint's run, which may have been moved since, with the
+/// keys of the command line.
+LoadedConfig config_of_run(const Arguments& a, const fs::path& checkpoint) {
+  const fs::path run = checkpoint.parent_path().parent_path();
+  Arguments named = a;
+  named.positionals[0] = (run / "config.toml").string();
+  LoadedConfig loaded;
+  if (fs::exists(named.positionals[0])) {
+    loaded = load_config_argument(named);
+  } else {
+    // `lathe merge` writes only a checkpoint.
+    loaded.config = saved_config(read_state(checkpoint), checkpoint);
+    if (const Overrides keys = key_arguments(a); !keys.empty())
+      fail(Exit::usage, "command line: --", keys[0].first, ": ", a.positionals[0],
+           " is a merged run without a config.toml; leave it out");
+  }
+  loaded.config.train.out_dir = run.string();
+  return loaded;
+}
+
 Exit run_profile(const Arguments& a) {
   const auto [first, count] = parse_steps(a.get("steps", "3:8"));
   check_flags(a);
@@ -73,18 +93,9 @@ Exit run_profile(const Arguments& a) {
   const PathKind kind = kind_of(path);
   const bool of_run = kind == PathKind::run || kind == PathKind::checkpoint;
 
-  Arguments named = a;
   fs::path checkpoint;
-  if (of_run) {
-    // A run is profiled with its recorded config and the weights of a checkpoint, the newest by
-    // default.
-    checkpoint = find_checkpoint(path);
-    const fs::path run =
-        kind == PathKind::run ? fs::path(path) : checkpoint.parent_path().parent_path();
-    named.positionals[0] = (run / "config.toml").string();
-  }
-
-  LoadedConfig loaded = load_config_argument(named);
+  if (of_run) checkpoint = find_checkpoint(path);
+  LoadedConfig loaded = of_run ? config_of_run(a, checkpoint) : load_config_argument(a);
   const RunData data = open_for_benchmark(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
   if (of_run) session.load(checkpoint, read_state(checkpoint));

@@ -75,12 +75,22 @@ std::string time_text(double seconds) {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local));
 }
 
+/// Returns the fields of a run's kind of model, whose defaults differ from those of other kinds.
+/// `keys`: of its config.toml, with values as TOML text.
+const std::vector<Field>& fields_of_run(const std::map<std::string, std::string>& keys) {
+  const auto found = keys.find("model.kind");
+  const std::string text = found == keys.end() ? "" : found->second;
+  const std::string kind = text.size() > 2 ? text.substr(1, text.size() - 2) : "";
+  return find_model_kind(kind) != nullptr ? RunConfig::schema(kind).fields() : all_fields();
+}
+
 /// Returns the keys of config.toml, those that are not at their defaults first.
 Json config_json(const fs::path& run) {
   std::map<std::string, std::string> defaults;
-  for (const Field& f : all_fields()) defaults.emplace(f.key, toml_text(f.initial));
+  const std::map<std::string, std::string> keys = config_keys(run);
+  for (const Field& f : fields_of_run(keys)) defaults.emplace(f.key, toml_text(f.initial));
   Json set = Json::array(), others = Json::array();
-  for (const auto& [key, value] : config_keys(run)) {
+  for (const auto& [key, value] : keys) {
     const auto found = defaults.find(key);
     const bool is_set = found == defaults.end() || found->second != value;
     (is_set ? set : others)
@@ -103,7 +113,8 @@ Json profile_json(const fs::path& path) {
                          return row.is_array() && row.size() == 2 && row[1].is_number();
                        });
     if (!pairs)
-      fail(Exit::io, path.string(), " is none that `lathe profile` wrote (", list, "); remove it");
+      fail(Exit::io, path.string(), ": \"", list,
+           "\" is not as `lathe profile` writes it; remove the file");
   }
   return json;
 }
@@ -145,11 +156,11 @@ void add_axes(Json& json, const Curves& curves) {
   const Series* clock = curves.find("time");
   Reduced times;
   if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
-  // A part is drawn at its last step.
+  // reduce() gives each part its last step, so its time is the last one, too.
   if (!times.low.empty()) times.mean = times.high;
   json["clock"] = {{"s", times.steps}, {"v", times.mean}};
 
-  // A step's count is the mean over the run.
+  // The page uses the mean number of tokens or samples per step.
   const Series* units = curves.find(curves.unit);
   const bool has_units = units != nullptr && units->steps.back() > 0;
   json["units_per_step"] =
@@ -183,7 +194,7 @@ Json run_json(const fs::path& run, const std::string& name) {
             {"best_step", Json()},
             {"machine", machine_of(curves.run())}};
 
-  if (const Series* s = curves.find("val_loss")) {
+  if (const Series* s = curves.validation()) {
     const auto [step, value] = lowest(*s);
     json["best_val_loss"] = json_number(value);
     json["best_step"] = step;

@@ -107,7 +107,7 @@ Distance distance(const Series& a, const Series& b) {
   return d;
 }
 
-/// Curves that two runs share exactly if they computed the same; others depend on time or machine.
+/// Curves that have the same bits in two runs that computed the same.
 const std::vector<std::string> exact{"loss",    "lr",         "grad_norm", "tokens",
                                      "samples", "loss_scale", "val_loss"};
 
@@ -124,7 +124,7 @@ struct Comparison {
 
 Comparison compared(const Curves& a, const Curves& b) {
   const auto best = [](const Curves& c) -> std::optional<double> {
-    const Series* s = c.find("val_loss");
+    const Series* s = c.validation();
     return s != nullptr ? std::optional(lowest(*s).second) : std::nullopt;
   };
   Comparison c{.runs = {a.run().string(), b.run().string()},
@@ -199,7 +199,7 @@ std::string text_of(const Comparison& c) {
   if (c.best[0] && c.best[1])
     out << format("Best validation loss: a %.4f, b %.4f.\n", *c.best[0], *c.best[1]);
 
-  // Bits may have parted before, at steps that are not logged.
+  // Bits may have differed earlier, at steps that are not logged.
   if (c.common == 0)
     out << "They have no logged step in common.\n";
   else if (c.parted >= 0)

@@ -36,7 +36,7 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-/// Returns the flags of a command, without the keys of the config.
+/// Returns the flags of a command, each followed by `end`, without the keys of the config.
 std::string flags_of(const Command& command, const std::string& end) {
   std::string words;
   for (const Flag& flag : command.flags) words += (words.empty() ? "" : " ") + flag.typed() + end;
@@ -255,7 +255,7 @@ std::string fish() {
     if (v.config_keys) with_keys += " " + v.name;
   }
 
-  // All keys are flags of the same commands, so each has a single line for all of them.
+  // The same commands take all keys, so each key has one line for all of these commands.
   for (const Field& f : all_fields()) {
     const std::string choices = choices_of(f);
     text += "complete -c lathe -n '__fish_seen_subcommand_from" + with_keys + "' -l " + f.key +

@@ -12,7 +12,7 @@ namespace lathe {
 std::string completion_script(const std::string& shell);
 /// Returns the page lathe(1), as man reads it.
 std::string man_page();
-/// Returns the page docs/reference/cli.md: each command with its usage, an example and its options.
+/// Returns the page docs/reference/cli.md: each command with its usage, examples and options.
 std::string cli_reference();
 
 }  // namespace lathe

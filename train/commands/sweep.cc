@@ -6,7 +6,9 @@
 #include "train/commands/commands.h"
 #include "train/commands/sweep_run.h"
 #include "train/config/path_kind.h"
+#include "train/formats/source.h"
 #include "train/session/session.h"
+#include "train/transforms/adapters.h"
 
 namespace lathe {
 namespace {
@@ -104,6 +106,8 @@ SweepOptions read_options(const Arguments& a) {
       fail(Exit::usage, "command line: --", name,
            " has no effect with --method=grid; leave it out, or take random");
   }
+  if (a.flags.contains("seed") && o.samples == 0)
+    fail(Exit::usage, "command line: --seed has no effect without --samples; leave it out");
 
   for (const char* name : {"eta", "min-steps"}) {
     if (a.flags.contains(name) && o.method != "asha")
@@ -132,8 +136,9 @@ void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptio
 }
 
 /// Returns the [train] of the last point, after checking the config of every one and that it fits
-/// its data. Counts the steps of the plan.
-TrainConfig check_points(SweepPlan& plan, const SweepOptions& o) {
+/// its data. Counts the steps of the plan. `folder`: of the points.
+TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path& folder) {
+  const std::vector<std::string> names = point_names(plan.points);
   TrainConfig last;
   for (size_t i = 0; i < plan.points.size(); ++i) {
     LoadedConfig loaded = load_config(plan.config, plan.keys_of(i));
@@ -147,15 +152,18 @@ TrainConfig check_points(SweepPlan& plan, const SweepOptions& o) {
            "command line: --method=asha compares runs at the same steps; leave train.steps and "
            "train.eval_interval as one value");
     }
-    RunData::open(loaded);
+    loaded.config.train.out_dir = (folder / names[i]).string();
+    resolve_init_from(loaded);
+    resolve_adapter_base(loaded);
+    check_base_tokenizer(loaded, *RunData::open(loaded).data);
     plan.steps += c.steps;
     last = c;
   }
   return last;
 }
 
-/// Returns the steps at which successive halving compares runs. By default, they are as many as
-/// leave at least one point at the end.
+/// Returns the steps at which successive halving compares runs. By default, there are as many of
+/// them as leave at least one point at the end.
 std::vector<int64_t> asha_rungs(const Arguments& a, const SweepPlan& plan, const TrainConfig& c) {
   const auto eta = static_cast<double>(plan.eta), points = static_cast<double>(plan.points.size());
   // The 1e-9 corrects a logarithm of an exact power that was rounded down.
@@ -199,7 +207,9 @@ Exit run_sweep_command(const Arguments& given) {
 
   // Check everything before anything is created.
   add_points(plan, axes, options);
-  const TrainConfig train = check_points(plan, options);
+  const std::string out =
+      arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string());
+  const TrainConfig train = check_points(plan, options, fs::path(out) / "points");
   plan.rungs = options.method == "asha" ? asha_rungs(arguments, plan, train)
                                         : std::vector<int64_t>{train.steps};
 
@@ -210,8 +220,6 @@ Exit run_sweep_command(const Arguments& given) {
                        ? 0
                        : std::max(1, default_threads() / static_cast<int>(options.jobs));
 
-  const std::string out =
-      arguments.get("out", (fs::path("sweeps") / fs::path(d.config).stem()).string());
   check_output_folder("command line: --out", out, PathKind::folder);
   return run_sweep(std::move(plan), out, static_cast<size_t>(options.jobs), each);
 }

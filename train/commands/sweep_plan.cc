@@ -187,7 +187,7 @@ Json to_json(const PointState& state) {
 
 PointState point_state(const Json& json, const std::string& where) {
   PointState state;
-  state.target = static_cast<int>(json_whole(json, "target", -1, 1000, where, Exit::io));
+  state.target = static_cast<int>(json_integer(json, "target", -1, 1000, where, Exit::io));
   for (const Json& loss : json_get<Json>(json, "losses", where, Exit::io))
     state.losses.push_back(json_real(Json{{"loss", loss}}, "loss", where, Exit::io));
   state.end = json_get<std::string>(json, "end", where, Exit::io);
@@ -280,7 +280,7 @@ std::vector<std::string> point_names(const std::vector<Overrides>& points) {
       if (!plain && std::string_view("._+-=,").find(c) == std::string_view::npos) c = '_';
     }
 
-    // A file system takes 255 bytes, and the files beside a run's folder end with these.
+    // File names have at most 255 bytes, and .json and .log files lie beside the run folders.
     if (name.size() > 100) name.resize(100);
     if (name.ends_with(".json") || name.ends_with(".log")) name += "_";
     while (!taken.insert(name).second) name += str("-", i + 1);

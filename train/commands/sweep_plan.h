@@ -21,7 +21,7 @@ struct Axis {
   double low = 0, high = 0;
   bool whole = false;  ///< a range of integers
 };
-/// Reads the text behind `--key=`. Throws Exit::usage, beginning with `where`, for an invalid
+/// Parses the text after `--key=`. Throws Exit::usage, beginning with `where`, for an invalid
 /// range, and for an empty or repeated value. Only keys that are numbers have ranges.
 Axis read_axis(const std::string& key, const std::string& text, const std::string& where);
 
@@ -31,7 +31,7 @@ struct SweepPlan {
   std::vector<Overrides> points;
   std::vector<int64_t>
       rungs;          ///< steps at which points are compared; the last is the end of the run
-  int64_t eta = 3;    ///< one of so many continues to the next rung
+  int64_t eta = 3;    ///< one in `eta` points continues to the next rung
   int64_t steps = 0;  ///< of all points together, if each trains to its end
 
   /// Returns all keys of a point, with those that are the same in every point.
@@ -69,16 +69,16 @@ std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& po
 /// Returns whether a key repeats a point instead of changing it: results are averaged over its
 /// values.
 bool repeats_point(const std::string& key);
-/// Returns a name for each point by its values, as "lr=1e-3,seed=1", which a file may have. No two
-/// are the same.
+/// Returns a name for each point from its values, such as "lr=1e-3,seed=1". Names are valid file
+/// names, and no two are the same.
 std::vector<std::string> point_names(const std::vector<Overrides>& points);
 
 /// The points that differ only in keys that repeat a point.
 struct PointGroup {
-  Overrides keys;  ///< the others
+  Overrides keys;  ///< the other keys
   std::vector<size_t> points;
-  size_t finished = 0;             ///< points that came to the last rung
-  double mean = 0, deviation = 0;  ///< of their losses; NaN of none, and of less than two
+  size_t finished = 0;             ///< points that reached the last rung
+  double mean = 0, deviation = 0;  ///< of their losses; NaN for no loss, and for fewer than two
 };
 /// Returns the groups from the best to the worst: by the mean, and last those in which a point did
 /// not finish.

@@ -98,11 +98,12 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
   RunConfig config = saved_config(read_state(checkpoint), checkpoint);
   // New runs start from this config, so it has neither the folder of the point nor what the sweep
   // set for its runs.
-  const TrainConfig given = load_config(plan.config, plan.keys_of(best->point)).config.train;
+  const RunConfig given = load_config(plan.config, plan.keys_of(best->point)).config;
   config.train.out_dir.clear();
   config.train.pause_at = 0;
-  config.train.threads = given.threads;
-  config.train.max_time = given.max_time;
+  config.train.threads = given.train.threads;
+  config.train.max_time = given.train.max_time;
+  config.checkpoint.resume = given.checkpoint.resume;
   write_file_durably(folder / "best.toml",
                      str("# The best point of a sweep of ", plan.config, ": ", best->name, ", ",
                          best->loss, "\n", config.schema().to_toml(&config, true)));

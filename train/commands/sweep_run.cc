@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <thread>
+#include <utility>
 
 #include "core/io/checksum.h"
 #include "core/io/log.h"
@@ -33,13 +35,13 @@ pid_t start_lathe(std::vector<std::string> words, int out) {
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
 
-  // A stop signal that comes before the new process has its handlers waits until it has them.
+  // A stop signal stays pending until the new process has installed its handlers.
   const BlockStopSignals blocked;
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid != 0) return pid;
 
-  // Only calls that are safe after a fork. A process group of its own, so that Ctrl-C reaches it
-  // once, by way of the sweep.
+  // Use only calls that are safe after a fork. The process has its own process group, so that
+  // Ctrl-C reaches it only through the sweep.
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   const int in = ::open("/dev/null", O_RDONLY);
@@ -88,7 +90,8 @@ class Sweep {
         folder_(std::move(folder)),
         jobs_(jobs),
         threads_(threads),
-        never_resumes_(load_config(plan_.config, {}).config.checkpoint.resume == "never") {}
+        never_resumes_(load_config(plan_.config, plan_.keys_of(0)).config.checkpoint.resume ==
+                       "never") {}
 
   /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage where it holds
   /// another sweep, and Exit::busy where another process runs it.
@@ -110,15 +113,24 @@ class Sweep {
                 {"eta", plan_.eta},
                 {"points", points}};
 
+    // So are keys that the environment sets.
+    const LoadedConfig loaded = load_config(plan_.config, plan_.keys_of(0));
+    for (const auto& [key, origin] : loaded.origins) {
+      if (!origin.starts_with("LATHE_")) continue;
+      const char* value = std::getenv(origin.c_str());
+      record["environment"][origin] = value == nullptr ? "" : value;
+    }
+
     const fs::path path = folder_ / "sweep.json";
     if (fs::exists(path)) {
       Json there = parse_json(read_file(path, Exit::io), path.string(), Exit::io);
       // A resumed sweep keeps the threads that it began with, even on another machine.
-      threads_ = static_cast<int>(json_whole(there, "threads", 0, 4096, path.string(), Exit::io));
+      threads_ = static_cast<int>(json_integer(there, "threads", 0, 4096, path.string(), Exit::io));
       there.erase("threads");
       if (there != record) {
         fail(Exit::usage, folder_.string(),
-             " holds another sweep, or its config file was changed since; give another --out");
+             " holds another sweep, or its config file or the keys of the environment (LATHE_...) "
+             "were changed since; give another --out");
       }
     } else {
       record["threads"] = threads_;
@@ -139,7 +151,7 @@ class Sweep {
   /// Runs until nothing is left to do, or until a stop is requested; returns Exit::stopped then.
   Exit run() {
     install_stop_handlers("the points that run, each with a checkpoint");
-    say_plan();
+    log_plan();
 
     ProgressBar bar("points", static_cast<double>(states_.size()), static_cast<double>(n_done()));
     while (true) {
@@ -150,7 +162,7 @@ class Sweep {
       }
 
       if (n_running() == 0) break;
-      if (stop_signal() != 0) stop_children();
+      if (stop_signal() != 0 && !std::exchange(has_sent_stop_, true)) stop_children();
       collect();
       bar.show(static_cast<double>(n_done()), {str(n_running(), " running"), best_text()});
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -177,7 +189,7 @@ class Sweep {
     for (size_t i = 0; i < children_.size(); ++i) is[i] = children_[i] != 0;
     return is;
   }
-  /// Counts the points that have come as far as they should so far.
+  /// Counts the points that ended early or reached their present target.
   size_t n_done() const {
     return static_cast<size_t>(
         std::count_if(states_.begin(), states_.end(), [](const PointState& s) {
@@ -191,7 +203,7 @@ class Sweep {
     return "best " + names_[best] + format(" %.4f", states_[best].losses.back());
   }
 
-  void say_plan() const {
+  void log_plan() const {
     const size_t n = plan_.points.size();
     log_info("sweep     ", quantity(static_cast<int64_t>(n), "run"), " of ", plan_.config, ", ",
              jobs_, " at a time",
@@ -348,6 +360,7 @@ class Sweep {
   std::vector<PointState> states_;
   std::vector<pid_t> children_;  // by point; 0: not running
   int busy_ = 0;
+  bool has_sent_stop_ = false;
   std::string failure_;
   Exit failure_code_ = Exit::internal;
 };

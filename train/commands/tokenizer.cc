@@ -112,7 +112,7 @@ Exit inspect_tokenizer(const Arguments& arguments) {
 
   for (const std::string& pattern : d.patterns) std::cout << "pieces    " << pattern << "\n";
   if (d.nfc) std::cout << "text      in Unicode's normal form C\n";
-  if (d.whole_pieces) std::cout << "merges    not of pieces that are tokens\n";
+  if (d.whole_pieces) std::cout << "merges    are skipped for pieces that are tokens\n";
   for (const SpecialToken& s : d.special)
     std::cout << (s.special ? "special   " : "added     ") << s.id << " " << s.text << "\n";
   if (d.begin >= 0)
@@ -167,6 +167,9 @@ Exit train_tokenizer(const Arguments& arguments) {
 
   const std::string pattern = arguments.get("pattern", "gpt2");
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
+  if (const std::string syntax = differing_syntax(t.pattern); !syntax.empty())
+    fail(Exit::usage, "command line: --pattern has ", syntax,
+         ", which Hugging Face's tokenizers read otherwise; write the characters out");
   try {
     const Pretokenizer check(t.pattern, "command line: --pattern");
   } catch (const Error& e) {
@@ -176,7 +179,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   const ClaimedFolder claim(out, "`lathe tokenizer train`");
   check_free();  // another process may have been faster
 
-  install_stop_handlers("the training; nothing of it is kept");
+  install_stop_handlers("the training; nothing is written");
   // Only a complete tokenizer is written, so a stop loses the work.
   t.stop = [] { return stop_signal() != 0; };
   ProgressBar bar("training the tokenizer", 1);

@@ -23,8 +23,8 @@ namespace {
 
 volatile sig_atomic_t ended = 0;
 
-/// The terminal while runs are shown: keys arrive immediately and without echo, on a screen of its
-/// own. The destructor restores what was there before.
+/// Switches the terminal to an alternate screen, on which keys arrive immediately and without echo.
+/// The destructor restores the terminal.
 class Screen {
  public:
   Screen() {
@@ -63,7 +63,7 @@ class Screen {
   }
 
  private:
-  /// Writes past std::cout, which shows control sequences instead of sending them.
+  /// Writes to stdout directly, since std::cout escapes control sequences.
   static void show(const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
@@ -96,8 +96,8 @@ std::string fitted(const std::string& text, size_t width) {
   return out;
 }
 
-/// Returns what is shown: a line for each run, then as many curves of the runs as there is room
-/// for.
+/// Returns the lines of the screen: one for each run, then up to three plots, as many as there is
+/// room for.
 std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, size_t height,
                                bool color) {
   std::vector<std::string> lines;
@@ -125,7 +125,7 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
 
   constexpr size_t least = 6;  // lines that a plot with its title takes at least
   std::vector<std::string> shown;
-  for (const char* name : {"loss", "val_loss", "accuracy", "lr", "grad_norm"}) {
+  for (const char* name : {"loss", "val_loss", "mse", "accuracy", "lr", "grad_norm"}) {
     const bool there = std::any_of(runs.begin(), runs.end(),
                                    [&](const Curves& r) { return r.find(name) != nullptr; });
     if (there && lines.size() + least * (shown.size() + 1) <= height && shown.size() < 3)

@@ -1,4 +1,4 @@
-// A model whose keys come from the source of its weights.
+// Sets the keys of [model] from the source of the weights.
 #include "core/error.h"
 #include "train/config/check_config.h"
 #include "train/config/run_config.h"

@@ -17,8 +17,8 @@
 namespace lathe {
 namespace {
 
-/// The place of the key that was given last: on the command line, then in the environment, then in
-/// the file.
+/// Returns the origin of the key that was given last. The command line counts as later than the
+/// environment, and that as later than the file.
 std::string last_origin(const LoadedConfig& loaded, const std::vector<std::string>& keys) {
   const auto rank = [&](const std::string& key) {
     const std::string origin = origin_of(loaded, key);
@@ -34,15 +34,15 @@ std::string last_origin(const LoadedConfig& loaded, const std::vector<std::strin
   return origin_of(loaded, last);
 }
 
-/// Contradictions in [amp]: each with the place and the remedy.
+/// Throws Exit::usage for contradictions in [amp].
 void check_amp(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const AmpConfig& a = c.amp;
   const auto refuse = [&](const std::string& key, const auto&... why) {
     fail(Exit::usage, origin_of(loaded, key), ": ", why...);
   };
-  const auto given = [&](const std::string& key) {  // with another value than the default, which a
-                                                    // saved config has
+  // Returns whether a key differs from its default. A saved config gives every key.
+  const auto given = [&](const std::string& key) {
     const Field& field = *c.schema().find(key);
     return c.schema().get(&c, field) != field.initial;
   };
@@ -194,7 +194,9 @@ void check_run(const LoadedConfig& loaded) {
 /// Checks memory.budget, which chooses memory.recompute.
 void check_budget(const LoadedConfig& loaded) {
   const MemoryConfig& memory = loaded.config.memory;
-  if (memory.budget.empty() || memory.recompute == "none") return;
+  if (memory.budget.empty()) return;
+  parse_bytes(memory.budget, origin_of(loaded, "memory.budget") + ": memory.budget");
+  if (memory.recompute == "none") return;
   fail(Exit::usage, last_origin(loaded, {"memory.budget", "memory.recompute"}),
        ": memory.budget chooses memory.recompute itself; leave one of them out");
 }
@@ -356,8 +358,8 @@ std::optional<ConfigFault> check_window(const RunConfig& c) {
 namespace {
 
 /// Warns about keys that differ from their defaults and that the config's optimizer or schedule
-/// does not read. They are no errors: one config serves several kinds in a sweep. Optimizers that a
-/// program adds may read any key.
+/// does not read. These are not errors: one config serves several kinds in a sweep. Optimizers that
+/// a program adds may read any key.
 void warn_of_other_kinds(const RunConfig& c, std::vector<std::string>& all) {
   const auto& optimizers = optimizer_kinds();
   const bool is_added = std::any_of(optimizers.begin(), optimizers.end(), [&](const auto& kind) {
@@ -388,6 +390,13 @@ std::vector<std::string> config_warnings(const RunConfig& c) {
     all.push_back(
         "checkpoint.keep_best has no effect with train.eval_interval = 0, since nothing "
         "is evaluated; set train.eval_interval");
+  const ScheduleConfig initial;
+  if (c.schedule.kind == "one_cycle" && c.schedule.warmup_steps != initial.warmup_steps)
+    all.emplace_back(
+        "schedule.warmup_steps has no effect with schedule.kind = \"one_cycle\", which rises over "
+        "schedule.rise_share of the run");
+  if (c.schedule.kind == "constant" && c.schedule.min_lr != initial.min_lr)
+    all.emplace_back("schedule.min_lr has no effect with schedule.kind = \"constant\"");
   if (c.schedule.kind != "one_cycle" && c.schedule.warmup_steps >= c.train.steps) {
     all.push_back(
         str("schedule.warmup_steps = ", c.schedule.warmup_steps,

@@ -1,14 +1,16 @@
-// What must hold between the keys of a config.
+// Checks the keys of a config against each other.
 #pragma once
 
 #include "train/config/run_config.h"
 
 namespace lathe {
 
-/// Returns whether the weights, and with them the keys of [model], come from a run or folder.
+/// Returns whether train.init_from or adapters.base is set, so that the weights, and with them the
+/// keys of [model], come from there.
 bool has_source(const RunConfig& config);
 
-/// Throws Exit::usage, with the place and the remedy, for keys that contradict each other.
+/// Throws Exit::usage, with the origin of the key and the remedy, for keys that contradict each
+/// other.
 void check_config(const LoadedConfig& loaded);
 
 /// Throws Exit::usage for the conflicts that transforms find. `has_model`: the keys of [model] are

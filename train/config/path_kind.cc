@@ -5,16 +5,33 @@
 
 namespace lathe {
 
+namespace {
+
+bool has_checkpoint_name(const fs::path& folder) {
+  return folder.filename().string().starts_with("step-");
+}
+
+}  // namespace
+
 bool is_checkpoint(const fs::path& folder) {
+  // A damaged checkpoint is known by its place. The folder of runs may be called "checkpoints",
+  // too.
   return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
-         folder.parent_path().filename() == "checkpoints";
+         (folder.parent_path().filename() == "checkpoints" && has_checkpoint_name(folder) &&
+          !is_run(folder));
 }
 bool is_hugging_face(const fs::path& folder) {
   return fs::exists(folder / "config.json") && !fs::exists(folder / "state.json");
 }
 bool is_run(const fs::path& folder) {
   const bool has_begun = fs::exists(folder / "config.toml") && fs::exists(folder / "lock");
-  return has_begun || fs::is_directory(folder / "checkpoints");
+  if (has_begun) return true;
+  std::error_code error;
+  fs::directory_iterator inside(folder / "checkpoints", error);
+  for (; !error && inside != fs::directory_iterator(); inside.increment(error)) {
+    if (has_checkpoint_name(inside->path())) return true;
+  }
+  return false;
 }
 
 PathKind kind_of(const fs::path& path_) {

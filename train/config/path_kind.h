@@ -1,4 +1,4 @@
-// What is at a path that somebody named.
+// Classifies the paths that a user names.
 #pragma once
 
 #include "core/io/file.h"
@@ -29,7 +29,8 @@ void check_output_folder(const std::string& name, const fs::path& path, PathKind
 inline fs::path without_trailing_slash(const fs::path& path) {
   return path.has_filename() ? path : path.parent_path();
 }
-/// Returns whether a folder is a checkpoint, whatever its name, or a run with checkpoints.
+/// Returns whether a folder is a checkpoint: it holds state.json or model.safetensors, or it is
+/// named step-... in a folder named "checkpoints" and is not a run.
 bool is_checkpoint(const fs::path& folder);
 /// Returns whether a folder has Hugging Face's layout: a config.json, and it is not a checkpoint of
 /// Lathe.

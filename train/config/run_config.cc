@@ -41,8 +41,8 @@ const char* new_name(const std::string& key) {
   return nullptr;
 }
 
-/// Sets a key of the config's kind. A key of another kind is refused by the names of both, unless
-/// the kind will be that of a source: adopt_model() compares it.
+/// Sets a key. Throws Exit::usage, with the names of both kinds, for a key of another model kind,
+/// unless a source of weights will give the kind: adopt_model() checks the key then.
 void set(LoadedConfig& loaded, const GivenKey& given) {
   const auto& [key, value, is_text, where] = given;
   const std::string& kind = loaded.config.model.kind;
@@ -65,7 +65,7 @@ void set(LoadedConfig& loaded, const GivenKey& given) {
   loaded.config.schema().set(&loaded.config, key, given.read_as(field), where);
 }
 
-/// Makes the config that of a kind of model, its own keys at their defaults.
+/// Sets model.kind, and the kind's own keys to their defaults.
 void set_kind(RunConfig& config, const ConfigValue& value, const std::string& where) {
   config.schema().set(&config, "model.kind", value, where);
   const ModelKind* kind = find_model_kind(config.model.kind);
@@ -78,7 +78,7 @@ void set_kind(RunConfig& config, const ConfigValue& value, const std::string& wh
   config.model.own = kind->config;
 }
 
-/// With the bytes that are not UTF-8 as \xHH.
+/// Returns a text with bytes that are not UTF-8 as \xHH.
 std::string escaped(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -89,8 +89,9 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-/// Checkpoints hold paths as text, which has to be UTF-8: the run folder, which may derive from the
-/// config's name, and where a branch came from, which begins with the working folder.
+/// Throws unless the config's path and the working folder are UTF-8. Checkpoints store them as
+/// text: the run folder may derive from the config's name, and the origin of a branch begins with
+/// the working folder.
 void check_paths(const std::string& config) {
   if (!is_utf8(config))
     fail(Exit::usage, "the config's path ", escaped(config),
@@ -104,7 +105,7 @@ void check_paths(const std::string& config) {
     fail(Exit::usage, "the working folder ", escaped(here), " is not UTF-8; run lathe in another");
 }
 
-/// What `path` is instead of a config file, and what to do with that.
+/// Throws Exit::usage if `path` is not a config file, with what it is and what to do.
 void check_is_file(const std::string& path) {
   switch (kind_of(path)) {
     case PathKind::missing:
@@ -306,7 +307,9 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
   // The kind comes first, since its keys depend on it, and the other sections before [model]: they
   // determine whether a source gives the model. What was given last counts.
   for (const GivenKey& g : given) {
-    if (g.key == "model.kind") set_kind(loaded.config, g.value, g.where);
+    // Its field is in the schema of every kind.
+    if (g.key == "model.kind")
+      set_kind(loaded.config, g.read_as(loaded.config.schema().find(g.key)), g.where);
   }
   const auto is_of_model = [](const GivenKey& g) { return g.key.starts_with("model."); };
   std::ranges::stable_partition(given, std::not_fn(is_of_model));

@@ -96,8 +96,9 @@ struct TrainConfig {
               "Device. auto: cuda if a usable GPU is present, else cpu.",
               one_of({"auto", "cpu", "cuda"}))
   LATHE_FIELD(int64_t, threads, 0,
-              "Number of CPU threads. 0: OMP_NUM_THREADS, or else all cores. A resumed run keeps "
-              "its number.",
+              "Number of CPU threads of each process. 0: OMP_NUM_THREADS, or else all cores, which "
+              "the processes of a machine share. A run of one process keeps its number when it "
+              "resumes.",
               between(0, 4096))
   LATHE_FIELD(std::string, kernels, "auto",
               "CPU kernels. auto: Lathe's own where the processor has the instructions (`lathe "
@@ -203,10 +204,9 @@ struct CheckpointConfig {
               one_of({"auto", "fp32", "bf16", "fp16"}))
   LATHE_FIELD(
       bool, async_save, false,
-      "Write checkpoints in the background while training continues. What has not been "
-      "written by the next update is copied in memory first; on GPUs, and of state that "
-      "processes divide, all is copied immediately. The last checkpoint of a run is written "
-      "synchronously.",
+      "Write checkpoints in the background while training continues. Tensors that have not been "
+      "written by the next update are copied in memory first. On GPUs and with sharded state, all "
+      "tensors are copied immediately. The last checkpoint of a run is written synchronously.",
       anything())
 };
 
@@ -231,7 +231,7 @@ struct LogConfig {
               at_least(0))
 };
 
-/// All of a run.
+/// The complete configuration of a run.
 struct RunConfig {
   // Defined in run_config.cc: with this many keys they are long, and if they were inline, each
   // source file would compile them again.
@@ -308,7 +308,7 @@ BatchSizes batch_sizes(const RunConfig& config);
 int64_t model_context(const RunConfig& config);
 /// Returns the key that the length of a window comes from.
 const char* window_key(const RunConfig& config);
-/// Returns what is wrong with data.window for the config's model.
+/// Returns the conflict between data.window and the model's context; nullopt if there is none.
 std::optional<ConfigFault> check_window(const RunConfig& config);
 /// Returns the number of tokens of a micro-batch, or of samples if the model has no context.
 int64_t units_of_micro_batch(const RunConfig& config);
@@ -324,7 +324,7 @@ std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 /// value in `from`, or that its kind lacks.
 void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by);
 
-/// Returns a sentence for each pair of keys that are allowed together but are probably a mistake.
+/// Returns a sentence for each combination of keys that is allowed but probably a mistake.
 std::vector<std::string> config_warnings(const RunConfig& config);
 
 /// Keys of a config and their texts, as on a command line.

@@ -18,7 +18,7 @@ struct TaskKeys {
   std::string name;  ///< of the task
   std::string doc;
   AnyConfig config;  ///< with its defaults
-  /// Returns what is wrong between the keys of a config, with whole keys ("section.name"); may be
+  /// Returns a conflict between keys of a config, with complete keys ("section.name"); may be
   /// empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
 };

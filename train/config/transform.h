@@ -36,9 +36,9 @@ struct Transform {
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
   /// check() depends on keys of [model]. It runs again once they are those of a source of weights.
   bool checks_model = false;
-  /// apply() reads or writes parameters that it does not make itself. Several processes that divide
-  /// a model then begin with all of it each. Otherwise these parameters may have no memory yet
-  /// (core/storage.h).
+  /// apply() reads or writes parameters that it does not make itself. Processes that shard the
+  /// model then each start with the complete model. If false, these parameters may have no memory
+  /// yet (core/storage.h).
   bool uses_values = true;
 };
 

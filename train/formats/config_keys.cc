@@ -31,7 +31,7 @@ void ConfigKeys::refuse(const std::string& key, const std::string& what) const {
 int64_t ConfigKeys::whole(const std::string& key, int64_t min, int64_t max,
                           std::optional<int64_t> otherwise) {
   if (take(key) == nullptr && otherwise) return *otherwise;
-  return json_whole(json_, key.c_str(), min, max, where_, Exit::checkpoint);
+  return json_integer(json_, key.c_str(), min, max, where_, Exit::checkpoint);
 }
 
 double ConfigKeys::real(const std::string& key, std::optional<double> otherwise) {
@@ -65,7 +65,7 @@ std::vector<int64_t> ConfigKeys::wholes(const std::string& key, int64_t min, int
 
   std::vector<int64_t> numbers;
   for (const Json& one : *list)
-    numbers.push_back(json_whole({{key, one}}, key.c_str(), min, max, where_, Exit::checkpoint));
+    numbers.push_back(json_integer({{key, one}}, key.c_str(), min, max, where_, Exit::checkpoint));
   return numbers;
 }
 

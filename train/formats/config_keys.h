@@ -1,4 +1,4 @@
-// Reading a config.json in Hugging Face's form key by key. No LibTorch header.
+// Reads a config.json in Hugging Face's form key by key. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ struct TensorRule {
 /// The contents of a config.json as keys of [model], without the section.
 using ModelKeys = std::map<std::string, ConfigValue>;
 
-/// The facts about a GGUF file's model that its tensors give.
+/// The architecture of a GGUF file, and the facts about its model that its tensors give.
 struct GGUFFacts {
   std::string architecture;            ///< general.architecture, which begins the names of keys
   int64_t vocab_size = 0;              ///< the rows of token_embd.weight
@@ -78,7 +78,8 @@ std::pair<const TensorRule*, int64_t> rule_of(const Family& family, const std::s
 /// Returns whether `name` matches `pattern`, in which '#' stands for any number.
 bool is_named(const std::string& name, const std::string& pattern, int64_t* block = nullptr);
 
-/// Returns how many heads the rows of a parameter have, whose order in GGUF is not ours.
+/// Returns the number of heads that share the rows of a parameter whose row order in GGUF differs
+/// from ours.
 int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own);
 /// Reads ARCHITECTURE.vocab_size, which must be that of the embeddings if it is there.
 int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts);

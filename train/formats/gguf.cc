@@ -73,8 +73,8 @@ class Entries {
            std::function<at::Tensor()> make) {
     entries_.push_back(make_entry(name, dtype, sizes, std::move(make)));
   }
-  /// Adds a matrix in blocks, where there is a type. Rows that are no multiple of a block are
-  /// written in float16, or in float32 where they exceed its range.
+  /// Adds a matrix, quantized if there is a type. If the row length is not a multiple of the block,
+  /// the matrix is written in float16, or in float32 if a value exceeds float16's range.
   void add_matrix(const std::string& name, at::ScalarType dtype, const std::vector<int64_t>& sizes,
                   std::function<at::Tensor()> make) {
     if (type_ == nullptr) return add(name, dtype, sizes, std::move(make));

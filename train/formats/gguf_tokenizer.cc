@@ -24,7 +24,8 @@ struct Splits {
   bool nfc = false;           ///< the tokenizers of that name normalize to NFC; no key states it
 };
 
-/// Returns all of them. The first with a tokenizer's patterns is written.
+/// Returns all ways of splitting text. An export writes the first name that has the tokenizer's
+/// patterns.
 const std::vector<Splits>& all_splits() {
   static const std::vector<Splits> all{{"gpt-2", {gpt2_pattern}},
                                        {"llama-bpe", {llama3_pattern}, true},
@@ -104,8 +105,8 @@ class TokenizerKeys {
 };
 
 /// Returns the merges that SentencePiece's scores stand for: each pair of tokens that makes a
-/// token, best scores first. Of one score the longer left token comes first, as in transformers'
-/// conversion.
+/// token, best scores first. Among equal scores the longer left token comes first, as in
+/// transformers' conversion.
 Json merges_of(const std::vector<std::string>& tokens, const std::vector<bool>& merged,
                const std::vector<float>& scores, const std::string& where) {
   // The work for a token grows with the square of its length.

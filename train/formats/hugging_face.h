@@ -51,7 +51,7 @@ struct ExportOptions {
   std::string dtype{};                ///< of matrices: fp32, bf16, fp16; in GGUF also q8_0, q4_0;
                                       ///< empty: as saved
   std::string chat_template{};        ///< as set_chat_template() takes it; empty: the run's
-  StopAsked stop{};  ///< called after each tensor; true ends the export with Exit::stopped
+  StopAsked stop{};  ///< called before each tensor; true ends the export with Exit::stopped
 };
 /// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage where its
 /// model has no family, it has adapters, or `out` contains anything, and Exit::busy where another

@@ -77,7 +77,7 @@ Family family(const LlamaVariant& variant) {
            "Hugging Face's form (leave --format out)");
     return llama_gguf(own);
   };
-  // The tensor of llama3's scaling is part of the architecture "llama" alone.
+  // Only the architecture "llama" has the tensor of llama3's scaling.
   if (pairs) f.gguf_tensors = llama_gguf_tensors;
   f.read_gguf = [variant](ConfigKeys& keys, const GGUFFacts& facts, int64_t most) {
     ModelKeys model = read_llama_gguf(keys, facts, most);
@@ -99,7 +99,7 @@ Family mistral_family() {
                  .gguf_name = "llama",
                  .windows = Windows::all,
                  .slides = true,
-                 .groups_may_lack = false});
+                 .kv_heads_optional = false});
 }
 Family qwen2_family() {
   return family({.model_type = "qwen2",
@@ -108,7 +108,7 @@ Family qwen2_family() {
                  .qkv_bias = true,
                  .windows = Windows::listed,
                  .counts_full_layers = true,
-                 .groups_may_lack = false});
+                 .kv_heads_optional = false});
 }
 Family qwen3_family() {
   return family({.model_type = "qwen3",
@@ -117,8 +117,8 @@ Family qwen3_family() {
                  .qk_norm = "head",
                  .windows = Windows::listed,
                  .counts_full_layers = true,
-                 .groups_may_lack = false,
-                 .width_may_lack = false});
+                 .kv_heads_optional = false,
+                 .head_dim_optional = false});
 }
 Family olmo2_family() {
   return family({.model_type = "olmo2",
@@ -135,7 +135,7 @@ Family smollm3_family() {
                  .lists_rope_layers = true,
                  .rope_theta = 2e6,
                  .tie_weights = true,
-                 .groups_may_lack = false});
+                 .kv_heads_optional = false});
 }
 Family gemma2_family() {
   return family({.model_type = "gemma2",
@@ -150,8 +150,8 @@ Family gemma2_family() {
                  .slides = true,
                  .window_layers = "10",
                  .tie_weights = true,
-                 .groups_may_lack = false,
-                 .width_may_lack = false});
+                 .kv_heads_optional = false,
+                 .head_dim_optional = false});
 }
 Family gemma3_family() {
   return family({.model_type = "gemma3_text",
@@ -165,8 +165,8 @@ Family gemma3_family() {
                  .has_local_rope = true,
                  .rope_theta = 1e6,
                  .tie_weights = true,
-                 .groups_may_lack = false,
-                 .width_may_lack = false});
+                 .kv_heads_optional = false,
+                 .head_dim_optional = false});
 }
 
 }  // namespace lathe

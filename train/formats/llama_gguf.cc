@@ -18,7 +18,7 @@ struct Llama3Scaling {
   int64_t context;  ///< rope_original_context
 };
 
-/// Returns the length of the wave of each pair of channels, in tokens.
+/// Returns the wavelength of each pair of channels, in tokens.
 std::vector<double> waves_of(double theta, int64_t width) {
   std::vector<double> waves;
   for (int64_t i = 0; i < width; i += 2)
@@ -54,7 +54,7 @@ std::optional<Llama3Scaling> scaling_of(const std::vector<float>& divisors, doub
     });
   };
 
-  // Of an interpolated pair the formula gives `smooth`, which is a line over 1 / wave.
+  // The divisor of an interpolated pair determines `smooth`, which is linear in 1 / wave.
   struct Point {
     double x, smooth;
   };
@@ -206,7 +206,7 @@ ModelKeys read_llama_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {
   const int64_t heads = c.whole(key("attention.head_count"), 1, 1000),
                 channels = c.whole(key("embedding_length"), 1, 100000),
                 width = c.whole(key("attention.key_length"), 1, 100000, channels / heads),
-                context = context_of(c.whole(key("context_length"), 1, 1000000), most);
+                context = context_of(c.whole(key("context_length"), 1, 100000000), most);
   ModelKeys model{{"n_layer", c.whole(key("block_count"), 1, 1000)},
                   {"n_head", heads},
                   {"n_kv_head", c.whole(key("attention.head_count_kv"), 1, 1000, heads)},

@@ -84,14 +84,14 @@ ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& c, int64_t most) {
   const int64_t heads = c.whole("num_attention_heads", 1, 1000),
                 channels = c.whole("hidden_size", 1, 100000);
 
-  const int64_t positions = c.whole("max_position_embeddings", 1, 1000000);
+  const int64_t positions = c.whole("max_position_embeddings", 1, 100000000);
   ModelKeys model{{"n_layer", c.whole("num_hidden_layers", 1, 1000)},
                   {"n_head", heads},
                   {"n_kv_head", c.whole("num_key_value_heads", 1, 1000,
-                                        optional(variant.groups_may_lack, heads))},
+                                        optional(variant.kv_heads_optional, heads))},
                   {"n_embd", channels},
                   {"head_dim", c.whole("head_dim", 1, 100000,
-                                       optional(variant.width_may_lack, channels / heads))},
+                                       optional(variant.head_dim_optional, channels / heads))},
                   {"n_inner", c.whole("intermediate_size", 1, 1000000)},
                   {"block_size", context_of(positions, most)},
                   {"vocab_size", c.whole("vocab_size", 1, 10000000)},

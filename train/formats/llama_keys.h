@@ -1,5 +1,5 @@
-// The keys of config.json for the families of the kind "llama", and what the families differ in. No
-// LibTorch header.
+// The keys of config.json for the families of the kind "llama", and the differences between the
+// families. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +22,24 @@ struct LlamaVariant {
   std::string norm_position = "pre";
   /// Gemma's GELU, scaled embeddings, norms with 1 + weight, and query_pre_attn_scalar.
   bool is_gemma = false;
-  bool caps_attention = false, caps_logits = false;
-  double attention_softcap = 0, logit_softcap = 0;  ///< the defaults; 0: none
+  bool caps_attention = false, caps_logits = false;  ///< whether config.json has softcaps of these
+  double attention_softcap = 0, logit_softcap = 0;   ///< the defaults; 0: none
   Windows windows = Windows::none;
   bool slides = false;              ///< whether there is a window without use_sliding_window
   int64_t window = 4096;            ///< the default of sliding_window; 0: none
-  std::string window_layers = "1";  ///< which layers have one without layer_types
-  bool counts_full_layers = false;  ///< or else all but the first max_window_layers (Qwen)
+  std::string window_layers = "1";  ///< layers with a window if there is no layer_types
+  bool counts_full_layers = false;  ///< if so, all but the first max_window_layers have one (Qwen)
   bool lists_rope_layers = false;   ///< SmolLM3's no_rope_layers
   bool has_local_rope = false;      ///< Gemma 3's rope_local_base_freq
   double rope_theta = 10000;        ///< the default
   double norm_eps = 1e-6;           ///< the default
   bool tie_weights = false;         ///< the default
   bool exported = true;             ///< whether models are written as this family
-  /// num_key_value_heads may be absent and is then the number of heads. In the other families
-  /// transformers has a default of another value.
-  bool groups_may_lack = true;
+  /// num_key_value_heads may be absent and is then the number of heads. In the other families,
+  /// transformers has a different default.
+  bool kv_heads_optional = true;
   /// head_dim may be absent and is then hidden_size / num_attention_heads.
-  bool width_may_lack = true;
+  bool head_dim_optional = true;
 };
 
 /// Reads a config.json; `most` is the wanted context, or 0 for all. Throws the errors of
@@ -48,7 +48,7 @@ ModelKeys read_llama(const LlamaVariant& variant, ConfigKeys& keys, int64_t most
 /// Returns a model's config.json; nullopt where the family has no such model.
 std::optional<Json> write_llama(const LlamaVariant& variant, const AnyConfig& own);
 
-/// The sizes of attention, which 0 in a config leaves to the model.
+/// The sizes of attention. A 0 in the config is replaced by the model's default.
 struct LlamaShape {
   int64_t heads, groups, width;
   explicit LlamaShape(const AnyConfig& own)

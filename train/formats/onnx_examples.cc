@@ -9,8 +9,8 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-/// Returns the type in which raw inputs are normalized. `lathe predict` does it in float64, which
-/// numbers such as years need; float32 is enough for pixels, and more programs have it.
+/// Returns the type in which raw inputs are normalized. `lathe predict` uses float64, which numbers
+/// such as years need. Float32 is enough for pixels, and more programs support it.
 OnnxType raw_type(const ExampleEncoding& e) {
   bool is_enough = e.input_sizes.size() >= 3;
   for (size_t i = 0; i < e.inputs.mean.size(); ++i) {
@@ -135,7 +135,7 @@ void add_example_outputs(OnnxGraph& graph, const ExampleEncoding& e, bool classi
     return;
   }
 
-  // In double precision, since a mean far above the deviation would take float32's digits.
+  // In float64, since float32 loses digits if the mean is far above the deviation.
   const OnnxType type = OnnxType::f64;
   const std::string scale = graph.add_numbers("target_scale", type, e.targets.scale, {e.outputs}),
                     mean = graph.add_numbers("target_mean", type, e.targets.mean, {e.outputs}),

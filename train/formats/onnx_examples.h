@@ -11,8 +11,9 @@ namespace lathe {
 
 /// Adds the inputs of a model, and their normalization. They are raw, as `lathe prepare` reads
 /// them:
-///   input [batch, ...]: float32 for images, which have three or more dimensions, else float64; for
-///     a table, its numeric columns [batch, columns], where NaN is an empty cell
+///   input [batch, ...]: float32 for examples of three or more dimensions (images) whose means are
+///     below 1000 deviations, else float64; for a table, its numeric columns [batch, columns],
+///     where NaN is an empty cell
 ///   texts [batch, columns], strings: the text columns of a table, if it has any
 /// The metadata names the columns. Returns the name of the normalized examples, float32 [batch,
 /// ...] of the encoding's sizes.
@@ -20,7 +21,7 @@ std::string add_example_inputs(OnnxGraph& graph, const ExampleEncoding& encoding
 
 /// Adds the outputs of a model from y float32 [batch, outputs]:
 ///   class int64 [batch] and probabilities float32 [batch, classes]: for a classification
-///   prediction float32 [batch, outputs]: for a regression, in the units of the data
+///   prediction float64 [batch, outputs]: for a regression, in the units of the data
 /// The metadata names the classes.
 void add_example_outputs(OnnxGraph& graph, const ExampleEncoding& encoding, bool classifies,
                          const std::string& y);

@@ -81,7 +81,7 @@ PeftConfig read_peft_config(const fs::path& folder) {
                                             "task_type",
                                             "use_dora",
                                             "use_rslora"};
-  // These ways to begin leave the base as it is; PEFT's others change it.
+  // These initializations leave the base unchanged; PEFT's other ones change it.
   static const std::set<std::string> plain_starts{"gaussian", "orthogonal", "eva"};
   for (const auto& [key, value] : json.items()) {
     const bool is_plain_start =
@@ -97,7 +97,7 @@ PeftConfig read_peft_config(const fs::path& folder) {
   const auto flag = [&](const char* key) {
     return json.contains(key) && json_get<bool>(json, key, where, Exit::checkpoint);
   };
-  PeftConfig c{json_whole(json, "r", 1, 10000, where, Exit::checkpoint),
+  PeftConfig c{json_integer(json, "r", 1, 10000, where, Exit::checkpoint),
                json_real(json, "lora_alpha", where, Exit::checkpoint), flag("use_dora")};
   // The factor of rank-stabilized adapters is alpha / sqrt(r), and ours alpha / r.
   if (flag("use_rslora")) c.alpha *= std::sqrt(static_cast<double>(c.rank));

@@ -13,7 +13,7 @@ struct PeftImport {
   fs::path folder;   ///< with adapter_config.json
   std::string base;  ///< run or checkpoint of the model that the adapters were trained on
   fs::path out;
-  StopAsked stop{};  ///< called after each tensor; true ends the import with Exit::stopped
+  StopAsked stop{};  ///< called before each tensor; true ends the import with Exit::stopped
 };
 /// Makes a run of adapters on a base, with one checkpoint (step 0) and no optimizer state. Returns
 /// the checkpoint. `out` is created completely or not at all. Throws Exit::checkpoint where the

@@ -32,7 +32,7 @@ std::string read_scaling(ConfigKeys& rope, int64_t context, ModelKeys& model) {
     model["rope_factor"] = rope.real("factor");
     model["rope_low_freq_factor"] = rope.real("low_freq_factor");
     model["rope_high_freq_factor"] = rope.real("high_freq_factor");
-    model["rope_original_context"] = rope.whole("original_max_position_embeddings", 1, 1000000);
+    model["rope_original_context"] = rope.whole("original_max_position_embeddings", 1, 100000000);
   } else if (type == "yarn") {
     const int64_t original = rope.whole("original_max_position_embeddings", 1, 100000000, context);
     // A factor of null stands for the ratio of the contexts.

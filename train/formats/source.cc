@@ -73,7 +73,7 @@ void resolve_init_from(LoadedConfig& loaded) {
     }
     loaded.source = find_checkpoint(name);
   } catch (const Error& e) {
-    // Of a folder that is there, only the wanted context is a fault of the config.
+    // Exit::usage means here that the wanted context is longer than the model's.
     if (const int64_t context = wanted_context(loaded); context > 0 && e.code() == Exit::usage) {
       fail(Exit::usage, origin_of(loaded, "model.block_size"), ": model.block_size = ", context,
            " is above the context of ", name, "; leave it out");
@@ -103,7 +103,7 @@ void check_source_tokenizer(const LoadedConfig& loaded, const DatasetInfo& facts
   const std::optional<Tokenizer> tokenizer = source_tokenizer(loaded);
 
   const std::string remedy =
-      str("; prepare it with theirs: lathe prepare TEXT --tokenizer ", c.train.init_from);
+      str("; prepare it with their tokenizer: lathe prepare TEXT --tokenizer ", c.train.init_from);
   if (tokenizer && facts.tokenizer && *tokenizer != *facts.tokenizer)
     fail(Exit::data, c.data.dir,
          " was made with another tokenizer than the weights of train.init_from", remedy);
@@ -173,7 +173,7 @@ void write_part(const NamedParameter& p, const WriteValues& write) {
   const TensorCut* const cut = cut_of(p.parameter);
   if (cut == nullptr) return write(p);
   NamedParameter whole = p;
-  whole.parameter = Variable(at::empty(cut->whole_sizes(p.parameter.sizes()), at::kFloat));
+  whole.parameter = Variable(at::empty(cut->full_sizes(p.parameter.sizes()), at::kFloat));
   write(whole);
   p.parameter.data().copy_(cut->part_of(whole.parameter.data()));
 }

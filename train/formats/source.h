@@ -16,9 +16,9 @@ namespace lathe {
 /// Exit::usage where a key has another value or the source has adapters, and Exit::checkpoint where
 /// it can't be used.
 void resolve_init_from(LoadedConfig& loaded);
-/// Has examples normalized as those that the weights of the source, or of adapters' base, were
-/// trained on. Does nothing for tokens or without a source. Throws Exit::data where the data has
-/// other classes or columns.
+/// Makes `data` normalize its examples in the same way as the data on which the weights of the
+/// source, or of the adapters' base, were trained. Does nothing for tokens or without a source.
+/// Throws Exit::data if the data has other classes or columns.
 void normalize_as_source(const LoadedConfig& loaded, Data& data);
 /// Throws Exit::data where a run with a source has data with another tokenizer, or with more tokens
 /// than the source's model.
@@ -30,12 +30,13 @@ std::string source_id(const LoadedConfig& loaded);
 
 /// Writes the values of a parameter or buffer into its tensor.
 using WriteValues = std::function<void(const NamedParameter&)>;
-/// Returns what writes the weights of a run's source: of a parameter, or of this process's part of
-/// one that is cut among tensor ranks, and of a buffer if the source has it. `count`: the number of
-/// the model's parameters and buffers. Throws Exit::checkpoint if the source doesn't fit.
+/// Returns a function that writes the weights of a run's source into a parameter, or into this
+/// process's part of a parameter that tensor ranks divide, and into a buffer if the source has it.
+/// `count`: the number of the model's parameters and buffers. Throws Exit::checkpoint if the source
+/// doesn't fit.
 WriteValues read_source(const LoadedConfig& loaded, size_t count);
-/// Has `write` write the values of a complete parameter, and keeps of them the part of this
-/// process.
+/// Calls `write` for the complete parameter and copies this process's part of the values into `p`.
+/// Without a division among tensor ranks, calls write(p).
 void write_part(const NamedParameter& p, const WriteValues& write);
 
 }  // namespace lathe

@@ -40,7 +40,7 @@ std::string layer_of(const std::string& path) {
 }
 
 /// Returns true in the first micro-batch, except where backward computes it again.
-bool is_looked_at() {
+bool is_observed() {
   return mode().training && !mode().is_recomputing && mode().random &&
          mode().random->first_sample == 0;
 }
@@ -70,7 +70,7 @@ std::optional<Histogram> histogram_of(const std::string& name, const at::Tensor&
   at::Tensor t = tensor.detach().to(at::kCPU, at::kFloat).reshape({-1});
   if (t.numel() == 0) return std::nullopt;
 
-  // Finite values alone have a range that can be divided.
+  // Only finite values have a range that can be divided.
   if (const at::Tensor finite = at::isfinite(t); !finite.all().item<bool>())
     t = at::masked_select(t, finite);
   if (t.numel() == 0) return std::nullopt;
@@ -120,7 +120,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
   // An op does not know its layer; the innermost module call around it does.
   observe_.emplace(OpObserver{.on_result = [this](const OpResult& r) {
     const ModuleCall* call = ModuleCall::innermost();
-    if (!is_looked_at() || !is_activation(r.name) || call == nullptr || r.outputs[0].dim() < 2)
+    if (!is_observed() || !is_activation(r.name) || call == nullptr || r.outputs[0].dim() < 2)
       return;
     const auto layer = layers_.find(call->path());
     if (layer != layers_.end()) layer->second.dead = dead_share(r.outputs[0]);
@@ -129,7 +129,7 @@ LayerStatsCollector::LayerStatsCollector(Session& session, bool histograms) : se
   if (!has_modules) return;
   hook_ = std::make_unique<ForwardHook>(
       *session.model, "*", [this, histograms](const std::string& path, const Variable& y) {
-        if (!is_looked_at() || !y.data().is_floating_point() || y.data().numel() == 0)
+        if (!is_observed() || !y.data().is_floating_point() || y.data().numel() == 0)
           return Variable();
         Seen& seen = layers_.at(path);
         std::tie(seen.least, seen.largest) = at::aminmax(y.data());  // faster than a norm

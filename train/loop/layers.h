@@ -29,8 +29,8 @@ class LayerStatsCollector {
   std::vector<LayerStats> stats() const;
   /// Returns, after the step, the histograms of every trained weight ("weights/PATH"), of its
   /// gradient, unscaled ("gradients/PATH"), and of what each layer returned ("activations/LAYER").
-  /// Each has 64 bins between the least and the largest finite value; a tensor without finite
-  /// values is left out.
+  /// Each has 64 bins between the least and the largest finite value, or one bin if these are
+  /// equal. A tensor without finite values is left out.
   std::vector<Histogram> histograms() const;
 
  private:

@@ -1,4 +1,4 @@
-// What is due after a step: a pure function of the step and the config.
+// Computes what is due after a step, as a pure function of the step and the config.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ inline DueActions due_after(int64_t step, const RunConfig& c) {
 
   return {.last = last,
           .log = last || is_due(c.train.log_interval),
-          .layers = is_due(c.train.log_interval * c.log.layers),
+          .layers = c.log.layers > 0 && is_due(c.train.log_interval) &&
+                    step / c.train.log_interval % c.log.layers == 0,
           .histograms = is_due(c.log.histograms),
           .evaluate = c.train.eval_interval > 0 && (last || is_due(c.train.eval_interval)),
           .sample = is_due(c.train.sample_interval),

@@ -32,7 +32,7 @@ class StepReporter {
   /// Excludes the time since the last report, such as evaluation and saving, from the next step's.
   void restart_step_timer();
 
-  /// Returns the matmul rate that MFU is a share of.
+  /// Returns the meter that computes MFU.
   MfuMeter& mfu_meter() { return mfu_meter_; }
 
  private:

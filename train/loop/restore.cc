@@ -45,9 +45,9 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
          saved.data_hash, "); set data.dir to that, or start a new run in another --train.out_dir");
   }
 
-  // With several processes, each sets its own number of threads. For which models this number does
-  // not change bits, see docs/guide/distributed.md.
-  if (world().size() == 1) restore_threads(saved, loaded, session);
+  // With several processes, each sets its own number of threads, which is too small for one alone.
+  // For which models this number does not change bits, see docs/guide/distributed.md.
+  if (world().size() == 1 && saved.processes == 1) restore_threads(saved, loaded, session);
   const std::string model = device_model(session.device_name);
   if (saved.isa != cpu_isa() || saved.device_model != model) {
     log_warn("the run was on ", saved.device_model, " (", saved.isa, ") and resumes on ", model,

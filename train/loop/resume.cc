@@ -13,7 +13,8 @@
 namespace lathe {
 namespace {
 
-/// Two configs with one name in different folders have one default run folder.
+/// Throws Exit::usage if the default run folder is already that of another config: two configs with
+/// the same name in different folders share one.
 void check_same_config(const LoadedConfig& loaded, const RunState& state) {
   const std::string now = project_path(loaded.path);
   if (loaded.origins.contains("train.out_dir") || state.config_path.empty() ||
@@ -24,15 +25,16 @@ void check_same_config(const LoadedConfig& loaded, const RunState& state) {
        "; give this one another --train.out_dir, or --train.out_dir=", run, " to resume that run");
 }
 
-/// The checkpoint that checkpoint.resume names, for a run folder whose own checkpoints (newest
-/// first) are `there`.
+/// Returns the checkpoint that checkpoint.resume names, or the newest one of the branch that began
+/// from it. `there`: the run folder's own checkpoints, newest first. Throws Exit::usage if they
+/// belong to another run or branch.
 ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there) {
   const fs::path run = c.train.out_dir;
   const std::string typed = without_trailing_slash(c.checkpoint.resume).string();
   std::error_code error;
   const bool same_run = fs::equivalent(fs::path(typed).parent_path().parent_path(), run, error);
   if (!there.empty() && !(same_run && there.front().filename() == fs::path(typed).filename())) {
-    // The same command again, once the branch has a checkpoint, resumes the branch.
+    // Once the branch has a checkpoint, the same command resumes the branch.
     const fs::path newest = *newest_checkpoint(run);
     RunState state = read_state(newest);
     const bool same_words = state.branched_from == typed;

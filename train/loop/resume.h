@@ -1,4 +1,4 @@
-// Where a run resumes from, and what may have changed since.
+// Finds the checkpoint that a run resumes from, and the keys that have changed since.
 #pragma once
 
 #include <optional>

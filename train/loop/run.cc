@@ -33,6 +33,7 @@ Run::Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoi
   state_.frozen_hash = session_.run_task.frozen_hash;
   if (session_.scaler) state_.scaler = session_.scaler->state();
   state_.threads = session_.config.train.threads;
+  state_.processes = world().size();
   state_.isa = cpu_isa();
   state_.device_model = device_model(session_.device_name);
   state_.config = session_.config.schema().to_toml(&session_.config, /*comments=*/false);
@@ -56,7 +57,7 @@ Exit Run::report_already_finished() const {
   log_summary();
   log_info("nothing to do: ", restored_.same_run ? "the run" : "the run of the checkpoint",
            " ended with ", restored_.checkpoint.string(),
-           has_stalled() ? "" : "; raise train.steps to train on",
+           has_stalled() ? "" : "; raise train.steps to continue",
            restored_.changes.empty() ? "" : "; these keys differ from what was trained:");
   for (const ConfigChange& c : restored_.changes) log_info("  ", c.key, " ", c.was, " -> ", c.is);
   return Exit::done;
@@ -76,15 +77,24 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   // An evaluation that was interrupted runs first, so metrics.jsonl has the same lines.
   if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
-  const bool was_due = state_.eval_due;
-  if (was_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
+  const bool eval_was_due = state_.eval_due, was_due = eval_was_due || state_.sample_due;
+  if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
+  if (state_.sample_due) {
+    state_.sample_due = c.train.sample_interval > 0 && !sample(metrics, stop);
+    if (state_.sample_due) {
+      // The existing checkpoint lacks the evaluation.
+      if (eval_was_due) checkpoints.save(/*now=*/true);
+      return save_and_stop(checkpoints, stop);
+    }
+  }
   if (is_trained()) {
     check_last_validation();
     checkpoints.save(/*now=*/true);
     return finish(checkpoints);
   }
   if (c.train.pause_at > 0 && state_.step >= c.train.pause_at) {
-    if (was_due) checkpoints.save(/*now=*/true);  // the one there lacks the evaluation
+    // The existing checkpoint lacks the evaluation or the sample.
+    if (was_due) checkpoints.save(/*now=*/true);
     return save_and_stop(checkpoints, stop);
   }
 
@@ -115,11 +125,15 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
       reporter.report_once(result);
     }
 
-    // The one decision of this step.
-    const bool stopping = stop.agreed();
-    if (due.sample && !stopping) sample(metrics, stop);
+    // Decide together, so that all processes act on the same answer. A sample that a stop cut short
+    // remains due, too.
+    bool stopping = stop.agreed();
+    if (due.sample) {
+      state_.sample_due = stopping || !sample(metrics, stop);
+      stopping = stop.agreed();
+    }
     if ((due.save || improved || last) && (last || !stopping)) checkpoints.save(last);
-    if ((stopping || due.pause) && (!last || state_.eval_due)) {
+    if ((stopping || due.pause) && (!last || state_.eval_due || state_.sample_due)) {
       reporter.report_once(result);
       return save_and_stop(checkpoints, stop);
     }
@@ -222,26 +236,33 @@ bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
   return true;
 }
 
-/// Throws Exit::diverged where the evaluation after the last step gave a loss that is not finite.
-/// Runs before that step is saved, so that no earlier checkpoint is deleted for unusable weights.
+/// Throws Exit::diverged if the evaluation after the last step gave a loss that is not finite. Is
+/// called before that step is saved, so that no earlier checkpoint is deleted for unusable weights.
 void Run::check_last_validation() const {
   if (state_.val_step == state_.step && !std::isfinite(*state_.val_loss))
     end_diverged(session_.config.optim, state_.step, "validation loss", *state_.val_loss);
 }
 
-void Run::sample(MetricsSinks& metrics, const StopController& stop) const {
+/// Draws a sample and records it. Returns false where a stop cut it short.
+bool Run::sample(MetricsSinks& metrics, const StopController& stop) const {
   const CompleteParameters complete(session_);
   // Ranks that compute layers together must also stop together, which they do after the step.
   const bool is_together = world().tensor().size > 1;
-  if (world().data().rank != 0 || world().pipeline().rank != 0) return;
-  const ModeGuard guard;
-  mode().block_hooks = session_.block_hooks();
-  const std::string text =
-      session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
-                           session_.device, [&] { return !is_together && stop.asked(); });
-  if (text.empty() || !world().is_writer()) return;
+  std::string text;
+  bool is_cut = false;
+  if (world().data().rank == 0 && world().pipeline().rank == 0) {
+    const ModeGuard guard;
+    mode().block_hooks = session_.block_hooks();
+    const auto stops = [&] { return is_cut = is_cut || (!is_together && stop.asked()); };
+    text = session_.task.sample(*session_.model, *data_, session_.config, session_.compute,
+                                session_.device, stops);
+  }
+
+  if (world().any(is_cut)) return false;
+  if (text.empty() || !world().is_writer()) return true;
   log_info("sample    ", printable(text));  // tokens of bytes may not make up valid text
   metrics.add_sample(state_.step, text);
+  return true;
 }
 
 Exit Run::save_and_stop(Checkpointer& checkpoints, const StopController& stop) {

@@ -25,8 +25,8 @@ class Run {
   Run(const LoadedConfig& loaded, RunData data, const std::optional<ResumePoint>& resume);
 
   const Session& session() const { return session_; }
-  /// Returns whether nothing is left to train or to evaluate.
-  bool is_finished() const { return is_trained() && !state_.eval_due; }
+  /// Returns whether nothing is left to train, to evaluate or to sample.
+  bool is_finished() const { return is_trained() && !state_.eval_due && !state_.sample_due; }
   /// Logs that the run is finished, and returns Exit::done. Changes nothing in the run folder,
   /// except that it removes what an interrupted save left.
   Exit report_already_finished() const;
@@ -49,7 +49,7 @@ class Run {
   };
   StepOutcome run_one_step(Loader& loader, const DueActions& due, const StepReporter& reporter);
   bool evaluate(MetricsSinks& metrics, StopController& stop);
-  void sample(MetricsSinks& metrics, const StopController& stop) const;
+  bool sample(MetricsSinks& metrics, const StopController& stop) const;
   void check_last_validation() const;
   Exit save_and_stop(Checkpointer& checkpoints, const StopController& stop);
   Exit finish(Checkpointer& checkpoints) const;

@@ -1,4 +1,4 @@
-// What asks a run to stop before its end: signals, and train.max_time.
+// Handles requests to stop a run before its end: signals and train.max_time.
 //
 // Handlers stay until the process ends. SIGHUP acts as SIGTERM. While a checkpoint is written,
 // no signal ends the process. Evaluation and sampling check for a stop between batches and
@@ -18,9 +18,9 @@ namespace lathe {
 /// are lost. SIGPIPE is ignored, so output to a closed pipe is dropped. `when` must outlive the
 /// process.
 void install_stop_handlers(const char* when);
-/// While one lives, this thread and the processes that it starts block the signals that ask for a
-/// stop. A process that it starts keeps them blocked, also over exec, until install_stop_handlers
-/// or unblock_stop_signals: none is lost, and none ends it, before it is ready to answer.
+/// While alive, this thread and the processes that it starts block the stop signals. A process that
+/// it starts keeps them blocked, also across exec, until it calls install_stop_handlers() or
+/// unblock_stop_signals(). Until then no signal is lost, and none ends the process.
 class BlockStopSignals {
  public:
   BlockStopSignals();

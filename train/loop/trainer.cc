@@ -48,8 +48,8 @@ void check_processes_agree(const LoadedConfig& loaded, const Data& data,
     log_info("exchanges of tensors on GPUs use ", world().use_gpus(loaded.config.dist.backend));
 }
 
-/// Checks that all processes begin with the same weights, as far as several have them, and threads
-/// where bits depend on them.
+/// Checks that processes agree on the initial values of the weights that several of them have and,
+/// if bits depend on it, on the number of threads.
 void check_models_agree(const Session& session) {
   if (world().size() == 1) return;
   world().check_same_lines("the model", session.checksums);
@@ -130,7 +130,7 @@ Exit train_from_sources(const LoadedConfig& loaded, bool verify_data, bool force
     try {
       return train_here(loaded, verify_data, force);
     } catch (const Error& e) {
-      // Several processes would have to agree on it.
+      // Several processes would have to agree on another attempt.
       const bool may_repeat = e.code() == Exit::checkpoint && world().size() == 1 && attempt < 5;
       if (!may_repeat || source_checkpoints(loaded.config) == there) throw;
     }

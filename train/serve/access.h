@@ -1,4 +1,4 @@
-// Who may use a server. No LibTorch header.
+// Access control of a server: addresses, host names and the key. Includes no LibTorch header.
 #pragma once
 
 #include <string>

@@ -1,10 +1,12 @@
-// This is the one file that reads cpp-httplib's header, and it is compiled apart from others.
+// Only this file includes cpp-httplib's header.
 //
 // httplib parses requests and writes answers. It reads and writes through a Connection, because its
 // own handling of sockets can't find out that a client has gone while its request is computed, and
 // has no limit on the time that a request takes to arrive.
 #include "train/serve/http.h"
 
+// The library's own queue of connections that are not accepted yet has 5 places.
+#define CPPHTTPLIB_LISTEN_BACKLOG 1024
 #include <httplib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -209,7 +211,7 @@ class HttpServer::Impl final : public httplib::Server {
     bool is_busy = false, is_closed = false, done = false;
     try {
       done = process_request(stream, /*close_connection=*/true, is_closed, [&](Request& r) {
-        // Parts of the page would be put together in memory, as often as a request names them.
+        // Ignore ranges: httplib would copy each range that a request names, even repeated ones.
         r.ranges.clear();
         r.headers.erase("Range");
         is_busy = true;
@@ -293,8 +295,9 @@ class HttpServer::Impl final : public httplib::Server {
     return true;
   }
 
-  /// Without a key, any page that the user's browser shows could otherwise use the server, by a
-  /// name of its own that resolves to this machine (DNS rebinding).
+  /// Throws if no key is required and the header Host does not name this machine. Otherwise any web
+  /// page in the user's browser could use the server, by a name of its own that resolves to this
+  /// machine (DNS rebinding).
   void check_host(const Request& request) const {
     const std::string host = name_of_host(request.get_header_value("Host"));
     if (!options_.key.empty() || host.empty() || is_loopback(host) ||
@@ -316,7 +319,8 @@ class HttpServer::Impl final : public httplib::Server {
       throw ApiError(401, "the key is missing or wrong; send the header Authorization: Bearer KEY",
                      "invalid_api_key");
   }
-  /// A page of another site may send other types without asking the server first.
+  /// Throws unless the body is JSON. Pages of other sites may send other types without a CORS
+  /// preflight.
   static void check_content_type(const Request& request) {
     // Types have any case (RFC 9110, 8.3.1).
     const std::string type = lowercase(request.get_header_value("Content-Type"));
@@ -372,15 +376,18 @@ class HttpServer::Impl final : public httplib::Server {
     while (!reply->wait_for(poll_time)) {
       if (current->is_gone()) break;
     }
-    // Where nobody waits for it, this drops the request.
+    // If the client is gone, this drops the request.
     const auto whole = current->is_gone() ? std::nullopt : reply->whole();
     reply->cancel();
-    if (whole) response.set_content(*whole, "application/json");
+    // A client that only closed its side of the connection reads this.
+    if (!whole)
+      throw ApiError(499, "the client closed its side of the connection", "client_closed");
+    response.set_content(*whole, "application/json");
   }
 
   static void stream(Response& response, const std::shared_ptr<Reply>& reply) {
     response.set_header("Cache-Control", "no-cache");
-    response.set_header("X-Accel-Buffering", "no");  // nginx would collect events
+    response.set_header("X-Accel-Buffering", "no");  // otherwise nginx buffers the events
     response.set_chunked_content_provider(
         "text/event-stream",
         [reply](size_t, httplib::DataSink& sink) {

@@ -82,6 +82,10 @@ Reply::Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const T
   // The first token of a prompt has no probability, unless one was put before it.
   for (size_t i = 0; i < choices_.size(); ++i) {
     const ReadPrompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
+    std::string bytes;
+    for (size_t at = prompt.has_begin ? 1 : 0; at < prompt.ids.size(); ++at)
+      bytes += token_bytes(prompt.ids[at]);
+    choices_[i].drops_space = bytes == " " + prompt.text;
     if (!prompt.has_begin) append(choices_[i], {token_bytes(prompt.ids[0]), std::nullopt, {}});
   }
 }
@@ -109,6 +113,7 @@ ReplyPart::Token Reply::scored(const TokenScore& score) const {
 }
 
 void Reply::append(Choice& choice, ReplyPart::Token token) {
+  if (std::exchange(choice.drops_space, false)) token.bytes.erase(0, 1);
   token.offset = choice.whole.next_character(token.bytes);
   choice.whole.add(token.bytes);
   choice.tokens.push_back(std::move(token));

@@ -71,7 +71,7 @@ struct ReadPrompt {
   int64_t max_tokens = 0;
 };
 
-/// The answer. One thread reads it, while the scheduler's writes.
+/// The answer. One thread reads it while the scheduler's thread writes it.
 class Reply : public TextReceiver {
  public:
   /// Choice i continues prompt i / request.n. `chat_end` ends an answer of a chat; -1 in a
@@ -107,6 +107,7 @@ class Reply : public TextReceiver {
     std::vector<ReplyPart::Token> tokens{};  // that are not in a part yet
     size_t bytes = 0;                        // of all tokens
     size_t first = 0;                        // where the first of `tokens` begins
+    bool drops_space = false;                // of the prompt's first token, which its text lacks
     bool has_begun = false;                  // a part was made
     bool is_written = false;                 // a part was written
   };

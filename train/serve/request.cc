@@ -54,7 +54,8 @@ class Fields {
  public:
   explicit Fields(std::string_view body) {
     try {
-      json_ = parse_json(body, "the request body", Exit::usage);
+      // Fields that are refused by name, such as tools, may be deep.
+      json_ = parse_json(body, "the request body", Exit::usage, /*depth=*/64);
     } catch (const Error& e) {
       throw ApiError(400, e.what(), "invalid_json");
     }
@@ -82,7 +83,7 @@ class Fields {
   std::optional<int64_t> whole(const char* name, int64_t least, int64_t most) {
     if (find(name) == nullptr) return std::nullopt;
     try {
-      return json_whole(json_, name, least, most, "the request", Exit::usage);
+      return json_integer(json_, name, least, most, "the request", Exit::usage);
     } catch (const Error&) {
       refuse(name, str("must be a whole number from ", least, " to ", most));
     }

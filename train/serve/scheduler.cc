@@ -134,6 +134,7 @@ void Scheduler::step() {
 
 void Scheduler::receive(const NextToken& token) {
   const auto row = static_cast<size_t>(token.row);
+  if (!token.error.empty()) return end(row, TextEnd::failed, token.error);
   Running& r = running_[row];
   const ServedText& t = r.request->texts[r.text];
   // The token after a prompt that is only scored is not part of the text.

@@ -1,5 +1,5 @@
-// The texts of many requests, continued by one model as one batch. Requests wait in the order in
-// which they came; their texts join the batch when others leave it.
+// Continuous batching: one model continues the texts of many requests as one batch. Requests wait
+// in the order in which they came, and their texts join the batch when others leave it.
 #pragma once
 
 #include <condition_variable>
@@ -75,8 +75,8 @@ class Scheduler {
   Submitted submit(std::vector<ServedText> texts, std::shared_ptr<TextReceiver> receiver,
                    Clock::time_point deadline);
   /// Generates texts until `stops` returns true. It then accepts no more requests and takes up to
-  /// `grace_s` seconds to complete the others; what remains ends with TextEnd::shutdown. `stops` is
-  /// called between tokens, and several times a second without any. Call it once, on the thread
+  /// `grace_s` seconds to complete the others. Remaining texts end with TextEnd::shutdown. `stops`
+  /// is called between tokens, and several times a second without any. Call it once, on the thread
   /// whose number of threads was set for the model.
   void run(const std::function<bool()>& stops, double grace_s);
 
@@ -110,7 +110,7 @@ class Scheduler {
   std::vector<Running> running_;  // of each row of the batch
 
   std::mutex mutex_;      // guards what follows
-  size_t free_rows_ = 0;  // of the batch, once it runs: as many texts need not wait
+  size_t free_rows_ = 0;  // of the batch; submit() accepts as many requests beyond queue_
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Request>> waiting_;  // with texts that have not joined
   bool is_stopping_ = false;

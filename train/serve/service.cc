@@ -20,6 +20,7 @@ Json model_json(const ServedModel& model, bool has_chat, int64_t created) {
           {"created", created},
           {"owned_by", "lathe"},
           {"context_length", model.context},
+          {"max_tokens", model.max_tokens == 0 ? model.context : model.max_tokens},
           {"has_chat_template", has_chat}};
 }
 
@@ -87,7 +88,7 @@ std::shared_ptr<Reply> Service::start(std::string_view body, bool is_chat) const
 std::vector<ReadPrompt> Service::read(const GenerationRequest& request) const {
   std::vector<ReadPrompt> prompts;
   if (request.is_chat) {
-    prompts.push_back({.text = "", .ids = chat_->ask(request.messages)});
+    prompts.push_back({.text = "", .ids = chat_->encode_prompt(request.messages)});
   } else {
     for (const Prompt& prompt : request.prompts) prompts.push_back(read_prompt(prompt));
   }

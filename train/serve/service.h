@@ -46,8 +46,8 @@ class Service {
   void check_model(const std::string& name) const;
   std::vector<ReadPrompt> read(const GenerationRequest& request) const;
   ReadPrompt read_prompt(const Prompt& prompt) const;
-  /// Returns how many tokens may follow a prompt. Throws ApiError with status 400 where the context
-  /// is too short.
+  /// Returns how many tokens may follow a prompt. Throws ApiError with status 400 if the context is
+  /// too short, or if the request asks for more tokens than the server allows.
   int64_t room_for(const GenerationRequest& request, int64_t prompt) const;
 
   ServedModel model_;

@@ -17,7 +17,8 @@ std::string frozen_name(const RunConfig& c, const std::string& key) {
   return key.empty() ? "" : std::get<std::string>(c.schema().get(&c, *c.schema().find(key)));
 }
 
-/// Returns the context of a Hugging Face folder: that of the run where its weights begin with it.
+/// Returns the context to read a Hugging Face folder with: model.block_size if it is given and the
+/// run begins with the folder's weights, else 0 for the model's own context.
 int64_t context_of(const LoadedConfig& loaded, const std::string& key) {
   const bool is_given = loaded.origins.contains("model.block_size");
   return key == "train.init_from" && is_given ? model_context(loaded.config) : 0;
@@ -33,7 +34,7 @@ void check_same_tokenizer(const LoadedConfig& loaded, const std::string& key,
                           const std::optional<Tokenizer>& tokenizer, const DatasetInfo& facts) {
   if (!tokenizer || !facts.tokenizer || *tokenizer == *facts.tokenizer) return;
   fail(Exit::data, loaded.config.data.dir, " was made with another tokenizer than the model of ",
-       key, "; prepare it with theirs: lathe prepare ... --tokenizer ",
+       key, "; prepare it with that model's tokenizer: lathe prepare ... --tokenizer ",
        frozen_name(loaded.config, key));
 }
 
@@ -137,7 +138,7 @@ RunTask make_run_task(const LoadedModel& m, const Task& task, const DatasetInfo&
 void check_frozen(const RunConfig& config, const Task& task, const RunState& saved,
                   const std::string& now) {
   const std::string key = task.frozen_key(config);
-  // Runs that earlier builds merged record none.
+  // Runs that earlier builds merged record no checksum.
   if (key.empty() || saved.frozen_hash.empty() || saved.frozen_hash == now) return;
   fail(Exit::checkpoint, key, " = ", frozen_name(config, key),
        " is not the model that the run was trained with (checksum ", now, " instead of ",

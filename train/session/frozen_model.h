@@ -10,8 +10,8 @@
 namespace lathe {
 
 /// Finds the frozen model that the task of a config needs, unless it is found already, and reads
-/// its [model]. Throws Exit::usage or Exit::checkpoint with the place of the key where it can't be
-/// used, and Exit::data where its tokenizer is not that of the data.
+/// its [model]. Throws Exit::usage or Exit::checkpoint, with the origin of the key, if it can't be
+/// used, and Exit::data if its tokenizer is not that of the data.
 void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& facts);
 
 /// The task of one run.

@@ -81,8 +81,8 @@ LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& devic
   if (average && frozen && !adapters)
     fail(Exit::usage, "command line: --weights ema is in float32; leave --load-dtype out");
 
-  const Keep keep{kept, double_quant || (dtype.empty() && adapted.double_quant),
-                  matmul_dtype(compute.dtype)};
+  const FrozenFormat keep{kept, double_quant || (dtype.empty() && adapted.double_quant),
+                          matmul_dtype(compute.dtype)};
   const ModelKind& kind = *find_model_kind(config.model.kind);
   LoadedModel m{state,
                 config,

@@ -18,14 +18,15 @@ struct LoadedModel {
   at::Device device{at::kCPU};
   std::unique_ptr<Model> model;
   Compute compute;
-  std::string saved_dtype, load_dtype;  ///< of matrices: in the file, and in memory (see Keep)
-  int64_t weight_bytes = 0;             ///< memory of the weights
-  int64_t loading_peak_bytes = 0;       ///< peak of the tensors while they were loaded
+  std::string saved_dtype,
+      load_dtype;                  ///< of matrices: in the file, and in memory (see FrozenFormat)
+  int64_t weight_bytes = 0;        ///< memory of the weights
+  int64_t loading_peak_bytes = 0;  ///< peak of the tensors while they were loaded
 
   /// Opens the device, sets the number of threads and loads a checkpoint of the run. `dtype` is as
-  /// in Keep, or "" for the run's own; `which` is as in find_checkpoint. With `average`, loads the
-  /// moving average of the weights (optim.ema_decay) instead of the weights. If a running process
-  /// deletes the checkpoint meanwhile, its next one is loaded.
+  /// in FrozenFormat, or "" for the run's own; `which` is as in find_checkpoint. With `average`,
+  /// loads the moving average of the weights (optim.ema_decay) instead of the weights. If a running
+  /// process deletes the checkpoint meanwhile, its next one is loaded.
   static LoadedModel open(const fs::path& run, const std::string& device, int threads,
                           const std::string& dtype, bool double_quant,
                           const std::string& which = "newest", bool average = false);

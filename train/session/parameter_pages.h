@@ -1,4 +1,4 @@
-// Which pages of parameters are resident while blocks run (memory.offload = "parameters").
+// Controls which pages of parameters are resident while blocks run (memory.offload = "parameters").
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@ namespace lathe {
 /// they are used.
 class ParameterPages final : public BlockHooks {
  public:
-  /// `parameters`: those whose memory is mapped count. What they hold must not be replaced.
+  /// Manages those of `parameters` whose memory is mapped. Their tensors must not be replaced.
   explicit ParameterPages(std::span<const NamedParameter> parameters);
 
   void begin(size_t block, bool is_recomputed) override;

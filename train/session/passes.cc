@@ -33,7 +33,7 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
 
 namespace {
 
-/// What the passes of a session run under: its keys of [memory] and train.detect_anomaly.
+/// While alive, passes run under a session's keys of [memory] and train.detect_anomaly.
 class PassScope {
  public:
   explicit PassScope(const Session& s)

@@ -27,9 +27,9 @@ at::Tensor run_micro_batch(const Session& session, const Batch& batch, double di
 /// the loss on the last stage, and an undefined Variable on the others.
 Variable run_stage_forward(const Session& session, const Batch& batch, double divisor,
                            StepRandom random, PipelineStage& stage);
-/// Runs the backward pass of such a forward pass. `root`: what it ended with on this stage, and
-/// `dy` the gradient of that; on the last stage, the loss and its scale, if any. The bits are those
-/// of one backward pass through all stages if nothing else holds `dy`.
+/// Runs the backward pass of such a forward pass. `root`: the last result of the forward pass on
+/// this stage, and `dy`: its gradient; on the last stage, the loss and the loss scale, if any. The
+/// bits are those of one backward pass through all stages if nothing else holds `dy`.
 void run_stage_backward(const Session& session, const Variable& root, at::Tensor dy,
                         StepRandom random);
 

@@ -4,6 +4,7 @@
 #include "autograd/node.h"
 #include "autograd/pinned_activations.h"
 #include "autograd/recompute.h"
+#include "autograd/tensor_cut.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/io/text.h"
@@ -133,7 +134,7 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
   for (const NamedParameter& p : parameters(model)) {
     if (p.block < 0) continue;
     costs.resize(std::max(costs.size(), static_cast<size_t>(p.block) + 1));
-    costs[static_cast<size_t>(p.block)] += static_cast<double>(p.parameter.numel());
+    costs[static_cast<size_t>(p.block)] += static_cast<double>(full_numel(p.parameter));
   }
   const int64_t parts = stages * loaded.config.dist.virtual_stages;
   if (std::ssize(costs) < parts) {
@@ -150,7 +151,7 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
   if (!buffers(model).empty()) {
     refuse("does not support running statistics, as those of batch norm, yet; set it to 1");
   }
-  const double head = model.has_head() ? static_cast<double>(model.head_weight().numel()) : 0;
+  const double head = model.has_head() ? static_cast<double>(full_numel(model.head_weight())) : 0;
   return std::make_unique<StageParameters>(
       world(), params, cut_into_stages(costs, head, static_cast<int>(parts)),
       model.has_head() ? model.head_weight().as_leaf() : nullptr);
@@ -346,6 +347,12 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
     s.shards = std::make_unique<ParameterShards>(world(), s.local_params(), *s.layout);
   if (config.memory.offloads("activations")) {
     const auto window = static_cast<size_t>(1e6 * config.memory.offload_window_mb);
+    if (s.device.is_cuda() && !config.memory.offload_dir.empty()) {
+      fail(
+          Exit::usage, origin_of(loaded, "memory.offload_dir"),
+          ": memory.offload_dir has no effect on a GPU, whose activations go to the host's memory; "
+          "leave it out");
+    }
     if (s.device.is_cuda())
       s.activations = std::make_unique<PinnedOffloader>(window);
     else

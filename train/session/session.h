@@ -1,5 +1,5 @@
-// What every command that runs a model needs, checked before anything is created: data opened,
-// device ready, model made.
+// Opens the data, prepares the device and makes the model for every command that runs a model.
+// Checks everything before anything is created.
 #pragma once
 
 #include <functional>
@@ -27,7 +27,7 @@
 
 namespace lathe {
 
-/// A run's data and what is learned from it.
+/// A run's data, and the task and sizes that follow from it.
 struct RunData {
   std::unique_ptr<Data> data;
   const Task* task = nullptr;
@@ -60,9 +60,9 @@ struct Session {
   bool low_grad = false;             ///< gradients of matmul weights have the matmul dtype
   ExchangeHistory exchanged{};       ///< of local_params()
   // Where memory.offload asks for them, else null.
-  std::unique_ptr<MappedMemory> mapped{};              ///< what parameters are in
-  std::unique_ptr<ParameterPages> pages{};             ///< which of them are resident
-  std::unique_ptr<ActivationOffloader> activations{};  ///< what activations are in
+  std::unique_ptr<MappedMemory> mapped{};              ///< holds the parameters
+  std::unique_ptr<ParameterPages> pages{};             ///< decides which of them are resident
+  std::unique_ptr<ActivationOffloader> activations{};  ///< holds activations
   /// With several processes, a line of each parameter and buffer that this one has: its path and
   /// the checksum of the values that it began with.
   std::string checksums{};
@@ -77,7 +77,7 @@ struct Session {
   size_t index_of_local(size_t i) const { return stage ? stage->index_of_local(i) : i; }
   /// Returns whether dist.shard divides the optimizer's state among data ranks.
   bool divides_state() const;
-  /// Returns what is called around blocks, or null.
+  /// Returns the hooks that are called around blocks, or null.
   BlockHooks* block_hooks() const {
     return shards ? static_cast<BlockHooks*>(shards.get()) : pages.get();
   }
@@ -89,8 +89,8 @@ struct Session {
   static Session make_without_values(const LoadedConfig& loaded, const Task& task,
                                      const ModelSizes& sizes);
   /// Gives parameters their initial values, random ones or those of train.init_from, one after
-  /// another. Each process keeps of them what dist.shard, dist.pipeline and dist.tensor leave to
-  /// it, so that it never has the complete model.
+  /// another. Each process keeps only its share under dist.shard, dist.pipeline and dist.tensor, so
+  /// that with one of these it never has the complete model.
   void begin(const LoadedConfig& loaded);
   /// Loads the parameters in the same way, and the optimizer, the scaler and the spike guard. In a
   /// single process, begin() may have been called before.

@@ -1,4 +1,4 @@
-// How a session's parameters get their values, one after another.
+// Gives a session's parameters their values, one after another.
 #include "train/session/values.h"
 
 #include <algorithm>
@@ -60,9 +60,8 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
   if (spikes && state.spikes) spikes->load(*state.spikes);
 }
 
-/// Has `write` write the values of each parameter and buffer that this process needs, and shares
-/// the parameters out. Unless `is_loading`, parameters that have values keep them; without `write`,
-/// all have.
+/// Calls `write` for each parameter and buffer that this process needs, and shards the parameters.
+/// Unless `is_loading`, parameters that have values keep them. `write` may be empty if all have.
 void Session::give_values(const WriteValues& write, bool is_loading) {
   const NoGrad no_grad;
   const MemoryScope memory(Memory::parameters);
@@ -86,9 +85,9 @@ void Session::give_values(const WriteValues& write, bool is_loading) {
     precision.refresh_low(p.parameter.data());
     for (const at::Tensor& t : {p.parameter.data(), precision.low}) release_pages(t);
     const auto found = local.find(leaf);
-    if (shards && found != local.end()) shards->share_out(found->second);
+    if (shards && found != local.end()) shards->shard(found->second);
   }
-  if (stage) stage->share_out();
+  if (stage) stage->free_foreign_parameters();
   if (mapped) pages = std::make_unique<ParameterPages>(parameters(*model));
 }
 

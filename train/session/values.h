@@ -1,4 +1,4 @@
-// The values that a run's parameters begin with.
+// The initial values of a run's parameters.
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,7 @@ double ExchangeModel::reduce_bytes(const RankGroup& g, double bytes) {
   return 2 * gather_bytes(g, bytes);
 }
 
-double ExchangeModel::bandwidth(const RankGroup& g, double bytes) const {
+double ExchangeModel::transfer_seconds(const RankGroup& g, double bytes) const {
   const double node_rate = gpu.link_gb_per_second * 1e9 * constants.node_link_share;
   const double within = g.per_node > 1 ? gather_bytes(g, bytes) / node_rate : 0;
   if (g.nodes() <= 1) return within;
@@ -35,7 +35,7 @@ double ExchangeModel::gather(const RankGroup& g, double bytes) const {
   if (g.size <= 1) return 0;
   const double nodes = std::max(g.nodes(), 1.0);
   const double hops = (nodes - 1) * link.latency_us + (g.size - nodes) * constants.node_latency_us;
-  return (constants.collective_us + hops) * 1e-6 + bandwidth(g, bytes);
+  return (constants.collective_us + hops) * 1e-6 + transfer_seconds(g, bytes);
 }
 
 double ExchangeModel::reduce(const RankGroup& g, double bytes) const {
@@ -45,7 +45,7 @@ double ExchangeModel::reduce(const RankGroup& g, double bytes) const {
       2 * ((nodes - 1) * link.latency_us + (g.size - nodes) * constants.node_latency_us);
   const double tree = 2 * (std::ceil(std::log2(nodes)) * link.latency_us +
                            (g.per_node - 1) * constants.node_latency_us);
-  return (constants.collective_us + std::min(ring, tree)) * 1e-6 + 2 * bandwidth(g, bytes);
+  return (constants.collective_us + std::min(ring, tree)) * 1e-6 + 2 * transfer_seconds(g, bytes);
 }
 
 double ExchangeModel::send(bool between_nodes, double bytes) const {

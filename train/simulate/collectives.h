@@ -25,10 +25,10 @@ struct ExchangeModel {
   const LinkModel& link;
   const SimulatorConstants& constants;
 
-  /// Returns the bytes that each GPU sends to gather `bytes` in all of which each has a share. A
-  /// reduce-scatter of `bytes` sends as many.
+  /// Returns the bytes that each GPU sends in an all-gather of `bytes` in total. A reduce-scatter
+  /// of `bytes` sends as many.
   static double gather_bytes(const RankGroup& group, double bytes);
-  /// Returns the bytes that each GPU sends to sum `bytes` over the group: twice as many.
+  /// Returns the bytes that each GPU sends in an all-reduce of `bytes`: twice as many.
   static double reduce_bytes(const RankGroup& group, double bytes);
 
   /// Returns the time of an all-gather or a reduce-scatter of `bytes` in all, in seconds.
@@ -39,7 +39,8 @@ struct ExchangeModel {
   double send(bool between_nodes, double bytes) const;
 
  private:
-  double bandwidth(const RankGroup& group, double bytes) const;
+  /// Returns the seconds of a gather without latency.
+  double transfer_seconds(const RankGroup& group, double bytes) const;
 };
 
 }  // namespace lathe

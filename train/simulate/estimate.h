@@ -28,7 +28,8 @@ struct Exchange {
   double exposed = 0;  ///< seconds by which it makes the step longer
 };
 
-/// What a step takes. Seconds are those of a whole step on the slowest stage.
+/// The memory, communication and time of a step. Seconds are those of a whole step on the slowest
+/// stage.
 struct StepEstimate {
   GpuMemory memory{};
   double memory_bytes = 0;  ///< of a GPU
@@ -44,8 +45,8 @@ struct StepEstimate {
   bool fits() const { return memory.total() <= memory_bytes; }
 };
 
-/// Returns what a step takes. The layout must have no layout_fault(). Throws Exit::usage for fp8 on
-/// a GPU that lacks it.
+/// Estimates a step. The layout must have no layout_fault(). Throws Exit::usage for fp8 on a GPU
+/// that lacks it.
 StepEstimate estimate_step(const ClusterModel& cluster, const StepWorkload& step,
                            const ParallelLayout& layout);
 

@@ -68,7 +68,7 @@ struct SoftwareModel {
               "tensor parallelism divides norms and residual sums by sequence position too",
               anything())
   LATHE_FIELD(bool, shards_masters, false,
-              "ZeRO 3 keeps the fp32 shards alone, and casts them for each gather", anything())
+              "ZeRO 3 keeps only the fp32 shards, and casts them for each gather", anything())
   LATHE_FIELD(std::string, selective, "attention",
               "what selective recomputation computes again; attention: all of it; half: every "
               "second matrix product and what lies between them",
@@ -86,7 +86,8 @@ struct SimulatorConstants {
   LATHE_FIELD(double, memory_share, 0.73, "share of the memory bandwidth that kernels reach",
               above(0, 1))
   LATHE_FIELD(double, fp8_share, 0.85,
-              "matrix products in fp8: share of the rate that bf16 reaches of its own", above(0, 1))
+              "share of the peak that fp8 matmuls reach, over the share that bf16 matmuls reach",
+              above(0, 1))
   LATHE_FIELD(double, matmul_ramp, 250.0,
               "matrix products: inner size at which half of the time is start and end of a tile",
               between(0, 1e5))

@@ -27,8 +27,8 @@ struct KernelModel {
   /// Returns the time of `kernels` kernels that move `bytes` bytes in total and hardly compute.
   double traffic(double bytes, double kernels) const;
 
-  /// Returns the time of attention over `sequences` sequences with `heads` heads each, of which the
-  /// GPU computes 1 / `context`: of the forward pass, or of the backward pass, in which flash
+  /// Returns the time of the forward or backward pass of attention over `sequences` sequences with
+  /// `heads` heads each, of which the GPU computes 1 / `context`. In the backward pass, flash
   /// kernels compute the scores again. Models in fp8 compute it in bf16. Flash kernels skip the
   /// keys outside a window.
   double attention(const TransformerShape& shape, double sequences, double heads, double context,

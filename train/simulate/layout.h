@@ -55,7 +55,7 @@ LayoutRequest parse_layout(const std::string& text);
 /// where the product is not `gpus`.
 void complete_degrees(LayoutRequest& request, int64_t gpus);
 
-/// Returns what prevents a model from being divided so, in one sentence; empty where nothing does.
+/// Returns the reason why a model can't be divided in this way, as one sentence; empty if it can.
 std::string layout_fault(const ParallelLayout& layout, const StepWorkload& step);
 /// Returns the drawbacks of a layout that works but is probably not intended, one sentence each.
 std::vector<std::string> layout_advice(const ParallelLayout& layout, const StepWorkload& step,

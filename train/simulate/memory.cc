@@ -28,8 +28,7 @@ GpuMemory stage_memory(const StepWorkload& step, const ParallelLayout& l,
   };
 
   GpuMemory m;
-  // Where ZeRO 3 shares out the masters alone, the weights of matrix products are the gathered
-  // ones.
+  // If ZeRO 3 shards only the masters, matmuls use the gathered weights.
   m.weights = stage == 3 && software.shards_masters && step.has_master() && group > 1
                   ? 0
                   : shared(3, own * e);

@@ -93,7 +93,7 @@ void Search::try_division(ParallelLayout layout) {
 
   for (const int64_t micro : micro_batches(layout)) {
     for (const int64_t v : parts) {
-      // Interleaved stages need a multiple of micro-batches; there are other layouts without them.
+      // Interleaved stages need a number of micro-batches that is a multiple of the stages.
       const int64_t count = step_.global_batch / (layout.data * micro);
       if (!request_.virtual_stages && v > 1 && count % layout.pipeline != 0) continue;
       for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {

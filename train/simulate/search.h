@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-/// A layout and what it takes.
+/// A layout and its estimate.
 struct RatedLayout {
   ParallelLayout layout{};
   StepEstimate estimate{};

@@ -62,7 +62,7 @@ ForwardPasses::~ForwardPasses() {
   try {
     if (stage_) stage_->finish();
     if (shards_ != nullptr) shards_->end_step();
-  } catch (const std::exception&) {  // of a pass that failed: its own error is on its way
+  } catch (const std::exception&) {  // a pass failed, and its own error is being thrown
   }
 }
 

@@ -24,7 +24,7 @@ namespace {
 
 using Wait = std::function<void()>;
 
-/// Number of gradients that may be on their way to the stage before, beside a new one.
+/// Number of gradients that the previous stage may not have received yet when a new one is sent.
 constexpr size_t most_unreceived_gradients = 1;
 
 /// A micro-batch between its forward and its backward pass.
@@ -67,7 +67,7 @@ class Stage final : public PipelineStage {
       world().guarded(pass.sent);
     }
 
-    // Frozen blocks may begin a model.
+    // A model may begin with frozen blocks, which have no backward pass.
     if (pass.output.requires_grad()) run_stage_backward(s_, pass.output, std::move(dy), random(n));
     if (link_.is_first(part)) return;
     const at::Tensor dx = pass.input.grad();
@@ -89,7 +89,7 @@ class Stage final : public PipelineStage {
     if (link_.is_first(part_)) return x;
     now_->input = Variable(link_.receive_activations(x.data()));
     now_->input.requires_grad_();
-    // What an op computed, since memory.saved takes a leaf for a parameter.
+    // Return the result of an op, since memory.saved treats a leaf as a parameter.
     return reshape(now_->input, now_->input.sizes());
   }
 
@@ -104,8 +104,8 @@ class Stage final : public PipelineStage {
   Batch next_batch() const {
     const NamedRange data([] { return std::string("data"); });
     Batch batch = step_.next();
-    // The loader reuses the memory of a batch, which the graphs of several micro-batches keep. The
-    // last stage has none ahead if it has a single part.
+    // The loader reuses the memory of a batch, but the graphs of several micro-batches keep it, so
+    // copy it. The last stage runs no micro-batch ahead if it has a single part.
     if (link_.is_last(0)) return batch;
     for (at::Tensor* t : {&batch.inputs, &batch.starts, &batch.targets}) {
       const bool is_unused = t == &batch.targets && !link_.is_last(link_.parts() - 1);
@@ -149,7 +149,7 @@ std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t 
   const int64_t all = micro_batches * parts, behind = stages - stage - 1;
   const int64_t other_parts = parts - 1;
   const int64_t ahead = std::min(parts == 1 ? behind : 2 * behind + other_parts * stages, all);
-  // Of a single part, a group is one micro-batch.
+  // With a single part, a group is one micro-batch.
   const int64_t group = parts == 1 ? 1 : stages, in_group = group * parts;
   const auto pass = [&](int64_t i, bool is_backward) {
     const auto part = static_cast<int>(i % in_group / group);

@@ -1,5 +1,6 @@
-// The micro-batches of a step on one stage of a pipeline (dist.pipeline). A stage receives what the
-// stage before has computed, runs its blocks, and sends the result on; gradients go the other way.
+// Runs the micro-batches of a step on one stage of a pipeline (dist.pipeline). A stage receives the
+// activations of the previous stage, runs its blocks, and sends the result to the next stage;
+// gradients go the other way.
 #pragma once
 
 #include <cstdint>

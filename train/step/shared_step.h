@@ -26,11 +26,12 @@ class DeferRunningStatistics : public ModeGuard {
 };
 
 /// Returns the sum of the losses of all micro-batches, in the order of core/tree_sum.h, or one
-/// after another where the plan asks for it. `losses`:
-/// this process's, each float32 []. A collective.
+/// after another if plan.in_sequence. `losses`: those of this process, each float32 []. A
+/// collective.
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& losses, const BatchPlan& plan);
 
-/// Makes this step's largest values of fp8 layers those of all processes. A collective.
+/// Replaces the largest values (amax) of fp8 layers in this step by the maxima over all processes.
+/// A collective.
 void share_fp8_history(const std::vector<NamedParameter>& parameters);
 
 }  // namespace lathe

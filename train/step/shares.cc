@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "core/error.h"
@@ -113,8 +114,10 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
   // Find another way to cut the same global batch, with as few more micro-batches as possible.
   const int64_t global = c.grad_accum * c.batch_size;
   std::string other;
-  for (int64_t accum = processes; accum <= global && other.empty(); accum += processes) {
-    if (global % accum == 0 && accum >= c.grad_accum) {
+  const int64_t first = (c.grad_accum + processes - 1) / processes * processes,
+                last = std::min(global, first + 1'000'000 * processes);  // a second at most
+  for (int64_t accum = first; accum <= last && other.empty(); accum += processes) {
+    if (global % accum == 0) {
       other = str(", or set train.grad_accum = ", accum, " and train.batch_size = ", global / accum,
                   ", which is the same global batch");
     }

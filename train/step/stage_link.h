@@ -1,4 +1,4 @@
-// What the stages of a pipeline (dist.pipeline) send each other.
+// Sends activations and gradients between the stages of a pipeline (dist.pipeline).
 #pragma once
 
 #include <ATen/core/Tensor.h>

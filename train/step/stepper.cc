@@ -235,7 +235,10 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   // After a skipped update, that sends unchanged values.
   const bool is_updated = s.device.is_cuda() || s.optimizer.control().skip == 0;
   if (is_updated) publish_update(s);
-  advance_fp8(s.params);
+  // `lathe replay` computes a step that failed again, with the same scales. On a GPU, reading this
+  // would wait for it.
+  const bool has_failed = !s.device.is_cuda() && s.optimizer.control().failed_step != 0;
+  if (!has_failed) advance_fp8(s.params);
 }
 
 }  // namespace
@@ -269,14 +272,16 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   share_fp8_history(s.params);
 
   // Deciding on a spike synchronizes a GPU.
-  if (s.spikes) {
+  if (s.spikes && targets > 0) {
     const double loss = r.loss.item<double>();
     r.is_spike = std::isfinite(loss) && s.spikes->is_spike(loss);
   }
-  if (r.is_spike)
-    s.optimizer.note_left_out(s.scaler ? s.scaler->state().scale : 1);
-  else
+  if (r.is_spike) {
+    s.optimizer.record_skipped_update(s.scaler ? s.scaler->state().scale : 1);
+    advance_fp8(s.params);
+  } else {
     update(s, step, r, own);
+  }
   r.sent_bytes = world().bytes_sent() - sent_before;
   r.busy_s = seconds_since(begin) - r.exchange_wait_s;
   return r;

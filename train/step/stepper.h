@@ -40,11 +40,12 @@ struct StepResult {
 StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 
 /// Runs step `step` (from 0) of the session's config. Does not wait for a GPU. A step with a
-/// gradient that is not finite changes no parameter: with a scaler it is skipped, without one (or
-/// at the scaler's end) no later step changes any either.
+/// gradient that is not finite changes no parameter. With a scaler the step is skipped. Without
+/// one, or once the scaler has skipped too many steps in a row, no later step changes a parameter
+/// either.
 ///
-/// `keep_gradients`: leave the gradients of all parameters for reading, where processes share
-/// them out.
+/// `keep_gradients`: with dist.shard, gather the gradients of all parameters, so that they can be
+/// read after the step.
 StepResult run_step(Session& session, Loader& loader, int64_t step, bool keep_gradients = false);
 /// Does the same on the micro-batches that `next` returns, which have `targets` targets together.
 StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step,

@@ -73,7 +73,7 @@ at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const f
 at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const TensorCut* cut,
                       const fs::path& path) {
   return cut == nullptr ? entry_tensor(entry, sizes, path)
-                        : cut->part_of(entry_tensor(entry, cut->whole_sizes(sizes), path));
+                        : cut->part_of(entry_tensor(entry, cut->full_sizes(sizes), path));
 }
 
 void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,

@@ -1,8 +1,8 @@
 // Checkpoints: folders checkpoints/step-00001000 of a run with
 //   model.safetensors  optimizer.safetensors  state.json
 //   manifest.json (last: sizes and XXH3 of the others)
-// A folder of that name is always whole: it is written under another name, synced, renamed, and the
-// parent synced.
+// A folder of that name is always intact: it is written under another name, synced, renamed, and
+// the parent synced.
 #pragma once
 
 #include <optional>
@@ -17,8 +17,9 @@
 
 namespace lathe {
 
-/// Writes checkpoints/step-N durably and then deletes those that `keep` lets go. Returns its path.
-/// Changes no tensor and may run on any thread, one call at a time for a run.
+/// Writes checkpoints/step-N durably, then deletes the checkpoints that `keep` does not retain.
+/// Returns the path of the new one. Changes no tensor and may run on any thread, one call at a time
+/// for a run.
 fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snapshot& snapshot,
                           const Retention& keep);
 /// Does the same for tensors that are in memory. Throws Exit::diverged where one is not finite.
@@ -26,9 +27,9 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state,
                          const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          const Retention& keep, std::optional<at::ScalarType> dtype = std::nullopt);
 
-/// Writes the files of a checkpoint durably as the folder `target`; what is written until all of it
-/// is there has another name. FileError where it can't; then nothing is left, as far as possible.
-/// `batches`, where there are any, become batches.safetensors.
+/// Writes the files of a checkpoint durably into the folder `target`, which has another name until
+/// it is complete. Throws FileError on failure, and then removes what it wrote, as far as possible.
+/// If `batches` is not empty, writes batches.safetensors too.
 void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,
                       const std::vector<TensorEntry>& batches = {});
 
@@ -38,8 +39,8 @@ std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
 /// Returns an entry of the file at `path` as a tensor that shares its memory. Throws
 /// Exit::checkpoint unless it has that shape.
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path);
-/// Returns a saved tensor, or this process's part of it where `cut` is not null. `sizes`: of what
-/// is returned.
+/// Returns a saved tensor, or this process's part of it if `cut` is not null. `sizes`: those of the
+/// returned tensor.
 at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const TensorCut* cut,
                       const fs::path& path);
 
@@ -69,7 +70,7 @@ void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParamet
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer);
 /// Throws Exit::usage, for the option --weights ema, if a run keeps no moving averages.
 void check_averages(const RunConfig& config);
-/// Copies the moving averages that optim.ema_decay keeps into the parameters that they are of.
+/// Copies the moving averages that optim.ema_decay keeps into their parameters.
 void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained);
 
 }  // namespace lathe

@@ -1,8 +1,11 @@
 #include "train/store/checkpoint_folder.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <optional>
 
 #include "core/io/checksum.h"
 #include "core/io/json.h"
@@ -37,7 +40,7 @@ std::string checkpoint_name_of(const fs::path& path) {
   return numbered ? name : "";
 }
 
-/// Returns whether a path is the only one of its checkpoint, whose second save was interrupted.
+/// Returns whether a path is the only copy of its checkpoint, whose second save was interrupted.
 bool is_only_copy(const fs::path& path) {
   const std::string name = checkpoint_name_of(path);
   return !name.empty() && path.filename() != name && !fs::exists(path.parent_path() / name);
@@ -52,6 +55,27 @@ bool is_intact(const fs::path& checkpoint) {
   }
 }
 
+/// Returns the step at the beginning of a checkpoint's state.json; nullopt where it does not begin
+/// as Lathe writes it. The complete file holds the tokenizer, which takes seconds to read.
+std::optional<int64_t> first_step(const fs::path& checkpoint) {
+  std::error_code none;
+  // Opening a pipe would wait for its other end.
+  if (!fs::is_regular_file(checkpoint / "state.json", none)) return std::nullopt;
+  std::ifstream file(checkpoint / "state.json", std::ios::binary);
+  std::string begin(256, '\0');
+  file.read(begin.data(), std::ssize(begin));
+  begin.resize(static_cast<size_t>(file.gcount()));
+  std::erase_if(begin, [](char c) { return c == ' ' || c == '\n'; });
+
+  const std::string key = "{\"step\":";
+  int64_t step = 0;
+  if (!begin.starts_with(key)) return std::nullopt;
+  const char* const end = begin.data() + begin.size();
+  const auto [after, error] = std::from_chars(begin.data() + key.size(), end, step);
+  const bool is_complete = error == std::errc() && after != end && *after == ',';
+  return is_complete && step >= 0 ? std::optional(step) : std::nullopt;
+}
+
 }  // namespace
 
 std::string checkpoint_name(int64_t step) {
@@ -59,6 +83,7 @@ std::string checkpoint_name(int64_t step) {
 }
 
 int64_t step_of(const fs::path& checkpoint) {
+  if (const auto step = first_step(checkpoint)) return *step;
   try {
     return read_state(checkpoint).step;
   } catch (const Error&) {
@@ -168,8 +193,8 @@ void verify_checkpoint(const fs::path& checkpoint) {
     if (error) fail(Exit::checkpoint, file.string(), " is missing");
 
     // A wrong size is found without reading the file.
-    const int64_t wanted =
-        json_whole(entry, "bytes", 0, std::numeric_limits<int64_t>::max(), where, Exit::checkpoint);
+    const int64_t wanted = json_integer(entry, "bytes", 0, std::numeric_limits<int64_t>::max(),
+                                        where, Exit::checkpoint);
     if (bytes != static_cast<uint64_t>(wanted))
       fail(Exit::checkpoint, file.string(), " has ", bytes, " bytes instead of ", wanted);
 

@@ -63,10 +63,10 @@ std::string content_id(const fs::path& checkpoint);
 /// Returns the newest checkpoint of a run that verifies, or nullopt where there is none. Logs a
 /// warning for each newer one that does not verify. Throws Exit::checkpoint where none does.
 std::optional<fs::path> newest_checkpoint(const fs::path& run);
-/// Returns a checkpoint that verifies, of a run folder or of a checkpoint folder. Throws
-/// Exit::checkpoint where there is none.
-/// `which` of a run's checkpoints: "newest", "best" (the lowest validation loss) or a folder's
-/// name, as step-00001000.
+/// Returns a checkpoint that verifies, of a run folder or of a checkpoint folder. `which` of a
+/// run's checkpoints: "newest", "best" (the lowest validation loss) or a folder's name, such as
+/// step-00001000. Throws Exit::checkpoint if there is none, and Exit::usage if `which` is not
+/// "newest" with a checkpoint folder, or if the best checkpoint does not exist.
 fs::path find_checkpoint(const fs::path& path, const std::string& which = "newest");
 
 }  // namespace lathe

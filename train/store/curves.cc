@@ -17,7 +17,7 @@
 namespace lathe {
 namespace {
 
-/// A number as json_number writes it; nullopt for null and what is none.
+/// Returns a number that json_number() wrote; nullopt for null and for anything else.
 std::optional<double> number_of(const Json& value) {
   if (value.is_number()) return value.get<double>();
   if (!value.is_string()) return std::nullopt;
@@ -52,7 +52,7 @@ const Series* Curves::find(const std::string& name) const {
 }
 
 void Curves::add(const Json& line, const std::string& where) {
-  const int64_t step = json_whole(line, "step", 0, int64_t{1} << 53, where, Exit::io);
+  const int64_t step = json_integer(line, "step", 0, int64_t{1} << 53, where, Exit::io);
   if (line.contains("memory") && line["memory"].is_object()) memory_ = line["memory"];
   const auto put = [&](const std::string& name, const Json& value) {
     if (const auto number = number_of(value)) {
@@ -77,7 +77,7 @@ void Curves::add(const Json& line, const std::string& where) {
       put(key, value);
     }
   }
-  if (line.contains("loss")) {  // lines have it only where it changes
+  if (line.contains("loss")) {  // a line has "memory" only if a peak has changed
     for (const auto& [category, bytes] : memory_.items()) put("memory/" + category, bytes);
   }
 }
@@ -86,17 +86,29 @@ bool Curves::read() {
   const fs::path path = run_ / "metrics.jsonl";
   std::error_code error;
   const uint64_t size = fs::file_size(path, error);
-  const bool cut = !error && size < offset_;
-  if (cut) *this = Curves(run_);
-  if (error || size == offset_) return cut;
+  if (error) return false;
+
+  // A run that was resumed has cut the file back to its checkpoint, and may have passed this length
+  // again. Then the last line that was read is not where it was.
   std::ifstream file(path, std::ios::binary);
+  bool cut = size < offset_;
+  if (!cut && !last_line_.empty()) {
+    std::string there(last_line_.size(), '\0');
+    file.seekg(static_cast<std::streamoff>(offset_ - last_line_.size()));
+    file.read(there.data(), std::ssize(there));
+    cut = there != last_line_;
+    file.clear();
+  }
+  if (cut) *this = Curves(run_);
+  if (size == offset_) return cut;
   file.seekg(static_cast<std::streamoff>(offset_));
   bool any = cut;
   for (std::string line;
-       std::getline(file, line) && !file.eof();) {  // at its end, a line is not whole yet
+       std::getline(file, line) && !file.eof();) {  // the last line may be incomplete
     const std::string where = str(path.string(), ":", ++lines_);
-    offset_ += line.size() + 1;
     add(parse_json(line, where, Exit::io), where);
+    offset_ += line.size() + 1;
+    last_line_ = line + "\n";
     any = true;
   }
   return any;
@@ -131,8 +143,8 @@ std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
 
 namespace {
 
-/// Whether a process of this machine holds the run's lock. Taking it to see would be in the way of
-/// one that starts.
+/// Returns whether a process of this machine holds the run's lock. Does not take the lock, since
+/// that could make a trainer fail that is just starting.
 bool is_locked(const fs::path& run) {
   struct stat s{};
   if (::stat((run / "lock").c_str(), &s) != 0) return false;
@@ -146,7 +158,7 @@ bool is_locked(const fs::path& run) {
   return false;
 }
 
-/// The last lines of a file, of at most `most` bytes; whole ones.
+/// Returns the last complete lines of a file, of at most `most` bytes in total.
 std::vector<std::string> last_lines(const fs::path& path, uint64_t most) {
   std::error_code error;
   const uint64_t size = fs::file_size(path, error);
@@ -156,18 +168,36 @@ std::vector<std::string> last_lines(const fs::path& path, uint64_t most) {
   file.seekg(static_cast<std::streamoff>(begin));
   std::vector<std::string> lines;
   std::string line;
-  if (begin > 0) std::getline(file, line);  // the rest of one
+  if (begin > 0) std::getline(file, line);  // skip the end of a line that began earlier
   while (std::getline(file, line) && !file.eof()) lines.push_back(line);
   return lines;
 }
 
-/// The latest step that a run diverged in, of the bundles that it left; -1: none.
+/// Returns the time of the last start in events.jsonl, in seconds since 1970; 0 if there is none.
+double last_start(const fs::path& run) {
+  double time = 0;
+  for (const std::string& line : last_lines(run / "events.jsonl", uint64_t{1} << 20)) {
+    const Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (event.is_object() && event.value("event", Json()) == Json("start") &&
+        event.value("time", Json()).is_number())
+      time = event["time"].get<double>();
+  }
+  return time;
+}
+
+/// Returns the latest step of a run's replay bundles, in which the run diverged; -1 if there is
+/// none, or the run was resumed since.
 int64_t diverged_step(const fs::path& run) {
+  const double start = last_start(run);
   int64_t step = -1;
   for (const fs::path& bundle : list_folder(run / "diverged")) {
     const std::string name = bundle.filename().string();
-    if (name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos)
-      step = std::max<int64_t>(step, std::atoll(name.c_str() + 5));
+    struct stat file{};
+    const bool is_older = ::stat((bundle / "state.json").c_str(), &file) == 0 &&
+                          static_cast<double>(file.st_mtime) + 1 < start;
+    const bool has_name =
+        name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (has_name && !is_older) step = std::max<int64_t>(step, std::atoll(name.c_str() + 5));
   }
   return step;
 }
@@ -186,8 +216,8 @@ RunSummary summarize(const fs::path& run) {
     const auto number = [&](const char* key) {
       return j.contains(key) ? number_of(j[key]) : std::nullopt;
     };
-    s.step = std::max(s.step, json_whole(j, "step", 0, int64_t{1} << 53, where, Exit::io));
-    if (!s.val_loss) s.val_loss = number("val_loss");
+    s.step = std::max(s.step, json_integer(j, "step", 0, int64_t{1} << 53, where, Exit::io));
+    if (!s.val_loss) s.val_loss = number(j.contains("val_loss") ? "val_loss" : "mse");
     if (has_step || !j.contains("loss")) continue;
     has_step = true;
     if (j.contains("samples")) s.unit = "samples";
@@ -209,13 +239,14 @@ RunSummary summarize(const fs::path& run) {
   const bool is_imported = lines.empty() && data != keys.end() && data->second == "\"\"";
   if (is_imported) s.steps = 0;
   int64_t saved = 0;
-  bool eval_due = false, stalled = false, is_merged = false;
+  bool is_due = false, stalled = false, is_merged = false;
   if (const auto all = list_checkpoints(run); !all.empty()) {
-    // `lathe merge` writes a checkpoint alone.
+    // `lathe merge` writes only a checkpoint.
     is_merged = keys.empty() && !fs::exists(path);
     try {
       const RunState state = read_state(all.front());
-      saved = state.step, eval_due = state.eval_due, s.best_val_loss = state.best_val_loss;
+      saved = state.step, is_due = state.eval_due || state.sample_due,
+      s.best_val_loss = state.best_val_loss;
       stalled = has_stalled(state, whole("train.early_stop"));
       if (!s.val_loss) s.val_loss = state.val_loss;
     } catch (const Error&) {  // deleted meanwhile or damaged: use what the metrics have
@@ -224,7 +255,7 @@ RunSummary summarize(const fs::path& run) {
   s.step = std::max(s.step, saved);
   const bool no_number =
       s.val_loss && !std::isfinite(*s.val_loss) && s.steps > 0 && s.step >= s.steps;
-  const bool finished = s.steps > 0 && (saved >= s.steps || stalled) && !eval_due && !no_number;
+  const bool finished = s.steps > 0 && (saved >= s.steps || stalled) && !is_due && !no_number;
   const bool diverged = no_number || diverged_step(run) >= std::max<int64_t>(s.step, 0);
   const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
   if (is_locked(run) || (moving && !finished && !diverged))

@@ -33,9 +33,9 @@ class Curves {
   /// Reads nothing yet. Throws Exit::usage where the folder has neither metrics.jsonl nor
   /// config.toml.
   explicit Curves(const fs::path& run);
-  /// Reads the complete lines that were added since the last call; a file that became shorter is
-  /// read again from its start. Returns whether anything changed. Throws Exit::io, with the line's
-  /// number, for a line that Lathe did not write.
+  /// Reads the complete lines that were added since the last call; a file that a resumed run has
+  /// cut back since is read again from its start. Returns whether anything changed. Throws
+  /// Exit::io, with the line's number, for a line that Lathe did not write.
   bool read();
 
   /// Series by the keys of metrics.jsonl; statistics of layers are "layers/STATISTIC/LAYER",
@@ -53,12 +53,15 @@ class Curves {
   const fs::path& run() const { return run_; }
   /// Returns the series of that name, or null.
   const Series* find(const std::string& name) const;
+  /// Returns the series of validation losses, "val_loss" or of a regression "mse", or null.
+  const Series* validation() const { return find("val_loss") ? find("val_loss") : find("mse"); }
 
  private:
   void add(const Json& line, const std::string& where);
 
   fs::path run_;
-  uint64_t offset_ = 0;
+  uint64_t offset_ = 0;    // of the next line
+  std::string last_line_;  // before it, with its line break
   int64_t lines_ = 0;
   Json memory_ = Json::object();  // of the last line that has it
 };
@@ -88,9 +91,9 @@ RunSummary summarize(const fs::path& run);
 /// Takes a sentence about a folder or run that can't be read.
 using ReportUnreadable = std::function<void(const std::string& why)>;
 /// Returns the runs in `folder` and below, in the order of their paths; links are not followed.
-/// What can't be read is reported and left out; without `report` it is an error.
+/// A folder that can't be read is reported and left out; without `report` it is an error.
 std::vector<fs::path> find_runs(const fs::path& folder, const ReportUnreadable& report = nullptr);
-/// Returns summarize() of these runs. What can't be read is reported and left out.
+/// Returns summarize() of these runs. A run that can't be read is reported and left out.
 std::vector<RunSummary> summarize(const std::vector<fs::path>& runs,
                                   const ReportUnreadable& report);
 

@@ -31,7 +31,7 @@ fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside,
     move_to_backup(path, aside);
     return path;
   }
-  cut_file(path, length);
+  truncate_file(path, length);
   log_info("cut ", path.string(), " back by ", has - length, " bytes, to the checkpoint");
   return path;
 }

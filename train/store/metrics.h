@@ -30,10 +30,10 @@ struct LayerStats {
       update_ratio{};  ///< norm of the step's update over that of the weights before it
   std::optional<double>
       act_max{};  ///< largest magnitude of what it returned for the first micro-batch
-  std::optional<double> dead{};  ///< share of its activation's units that fired for none of it
+  std::optional<double> dead{};  ///< share of its activation's units that never fired there
 };
 
-/// What one process of a run on several spent in a step.
+/// The time, memory and bytes sent of one process in a step of a run on several processes.
 struct RankStats {
   double busy_ms = 0;  ///< its own work
   double wait_ms = 0;  ///< waiting for gradients of the others, beyond what its own work hid
@@ -119,15 +119,15 @@ double unix_seconds();
 /// metrics.jsonl.
 class Metrics final : public MetricsSink {
  public:
-  /// Cut back to `length` bytes, as ResumableFile. `unit`: what throughput counts, "tokens" or
-  /// "samples".
+  /// Opens the file and truncates it to `length` bytes, as ResumableFile does. `unit`: the unit of
+  /// throughput, "tokens" or "samples".
   Metrics(const fs::path& run, uint64_t length, const std::string& unit = "tokens");
   void add(const StepMetrics& m) override;
   void add_validation(int64_t step,
                       const std::vector<std::pair<std::string, double>>& metrics) override;
   void add_changes(int64_t step, const std::vector<ConfigChange>& changes) override;
   void add_lengths(FileLengths& lengths) const override { lengths["metrics.jsonl"] = length(); }
-  /// Bytes so far.
+  /// Returns the number of bytes so far.
   uint64_t length() const { return file_.length(); }
   /// Syncs, and returns the length.
   uint64_t sync() override { return file_.sync(); }

@@ -27,6 +27,7 @@ void visit_fields(Visitor& v, State& s) {
   v.field("updates", s.updates, {.max = s.step});
   v.field("tokens", s.tokens, {.max = max_count / 2});
   v.field("threads", s.threads, {.min = 1, .max = 4096});
+  v.optional("processes", s.processes, int64_t{1}, {.min = 1});
   v.field("isa", s.isa);
   v.field("device", s.device_model);
   v.field("data_hash", s.data_hash);
@@ -34,6 +35,7 @@ void visit_fields(Visitor& v, State& s) {
   v.field("config", s.config);
   v.optional("sink_bytes", s.sink_bytes);
   v.optional("eval_due", s.eval_due);
+  v.optional("sample_due", s.sample_due);
   v.optional("config_path", s.config_path);
   v.list("changes", s.changes, [&](auto& each, auto& change) {
     each.field("step", change.step, {.max = s.step});
@@ -132,8 +134,8 @@ class StateReader {
   template <class T>
   void field(const char* key, T& value, Bounds bounds = {}) {
     if constexpr (std::integral<T> && !std::same_as<T, bool>) {
-      value =
-          static_cast<T>(json_whole(json_, key, bounds.min, bounds.max, where_, Exit::checkpoint));
+      value = static_cast<T>(
+          json_integer(json_, key, bounds.min, bounds.max, where_, Exit::checkpoint));
     } else if constexpr (std::floating_point<T>) {
       value = static_cast<T>(json_real(json_, key, where_, Exit::checkpoint));
     } else {

@@ -32,15 +32,17 @@ struct TrainProgress {
   int64_t val_step = -1,
           best_step = -1;  ///< the steps after which these two were measured; -1 for none
   int64_t evaluations_since_best = 0;  ///< in a row without a lower validation loss
-  bool eval_due = false;  ///< this step's evaluation was interrupted; it runs first on resume
+  bool eval_due = false;    ///< this step's evaluation was interrupted; it runs first on resume
+  bool sample_due = false;  ///< the same of this step's sample
   std::optional<ScaleState> scaler;  ///< of the loss scale, if there is one
   std::optional<SpikeState> spikes;  ///< of the spike filter, if there is one
 };
 
-/// What a run is: what its bits depend on, and what its model reads and computes.
+/// Identifies a run: the inputs that its bits depend on, and the inputs and outputs of its model.
 struct RunIdentity {
-  std::string config;  ///< resolved, TOML
-  int64_t threads = 1;
+  std::string config;     ///< resolved, TOML
+  int64_t threads = 1;    ///< of the first process
+  int64_t processes = 1;  ///< that wrote the checkpoint
   std::string isa, device_model;
   std::string data_hash;
   std::string base_hash;    ///< of the model under adapters, or empty
@@ -48,7 +50,7 @@ struct RunIdentity {
   std::string task = "language";
   ModelSizes sizes;  ///< of the model's inputs and outputs
   std::optional<Tokenizer> tokenizer;
-  std::optional<ExampleEncoding> encoding;  ///< examples: how new ones become inputs
+  std::optional<ExampleEncoding> encoding;  ///< how new examples become inputs; none for tokens
 };
 
 /// Lengths of the files that are cut back to a checkpoint's step when a run resumes from it.

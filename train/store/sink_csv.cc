@@ -1,6 +1,8 @@
-// metrics.csv, a row a logged step, and evaluations.csv, a row an evaluation, for spreadsheets and
-// data frames.
+// Writes metrics.csv, with a row for each logged step, and evaluations.csv, with a row for each
+// evaluation, for spreadsheets and data frames.
+#include <algorithm>
 #include <cstdlib>
+#include <sstream>
 
 #include "core/io/text.h"
 #include "train/store/sinks.h"
@@ -8,7 +10,7 @@
 namespace lathe {
 namespace {
 
-/// The shortest decimal that reads back as the same number, or nan, inf, -inf.
+/// Returns the shortest decimal that reads back as the same number, or nan, inf, -inf.
 std::string number_text(double x) {
   std::string text;
   for (int digits = 15; digits <= 17 && (text.empty() || std::strtod(text.c_str(), nullptr) != x);
@@ -17,10 +19,23 @@ std::string number_text(double x) {
   return text;
 }
 
+/// Returns the names of metrics in the first line of evaluations.csv, "step,NAME,...,time".
+std::vector<std::string> metrics_in_head(const fs::path& path) {
+  const std::string text = read_file(path, Exit::io);
+  std::istringstream head(text.substr(0, text.find('\n')));
+  std::vector<std::string> names;
+  for (std::string name; std::getline(head, name, ',');) {
+    if (name != "step" && name != "time") names.push_back(name);
+  }
+  return names;
+}
+
 class Csv final : public MetricsSink {
  public:
   explicit Csv(const SinkOptions& o)
-      : unit_(o.unit), steps_(open(o, "metrics.csv")), evaluations_(open(o, "evaluations.csv")) {}
+      : unit_(o.unit), steps_(open(o, "metrics.csv")), evaluations_(open(o, "evaluations.csv")) {
+    if (evaluations_.length() > 0) names_ = metrics_in_head(o.run / "evaluations.csv");
+  }
 
   void add(const StepMetrics& m) override {
     if (steps_.length() == 0) {
@@ -42,9 +57,19 @@ class Csv final : public MetricsSink {
 
   void add_validation(int64_t step,
                       const std::vector<std::pair<std::string, double>>& metrics) override {
-    std::string head = "step,", row = std::to_string(step) + ",";
-    for (const auto& [name, value] : metrics) head += name + ",", row += number_text(value) + ",";
-    if (evaluations_.length() == 0) evaluations_.write(head + "time\n");
+    // An evaluation of few batches may lack metrics that others have, such as the loss of a small
+    // source of a mixture.
+    if (names_.empty()) {
+      for (const auto& [name, value] : metrics) names_.push_back(name);
+      std::string head = "step,";
+      for (const std::string& name : names_) head += name + ",";
+      evaluations_.write(head + "time\n");
+    }
+    std::string row = std::to_string(step) + ",";
+    for (const std::string& name : names_) {
+      const auto found = std::ranges::find(metrics, name, &std::pair<std::string, double>::first);
+      row += (found == metrics.end() ? "" : number_text(found->second)) + ",";
+    }
     evaluations_.write(row + number_text(unix_seconds()) + "\n");
   }
 
@@ -61,6 +86,7 @@ class Csv final : public MetricsSink {
 
   std::string unit_;
   ResumableFile steps_, evaluations_;
+  std::vector<std::string> names_;  // of the metrics in evaluations.csv
 };
 
 }  // namespace

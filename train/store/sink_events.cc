@@ -1,6 +1,8 @@
 // events.jsonl records each start and resume of a run with its step, and samples. Unlike
 // metrics.jsonl, it is not truncated on resume, because it also shows that the run was killed.
 // read_events() drops the samples of steps that were trained again.
+#include <fstream>
+
 #include "core/io/json.h"
 #include "train/store/run_folder.h"
 #include "train/store/sinks.h"
@@ -12,11 +14,11 @@ constexpr const char* name = "events.jsonl";
 
 class Events final : public MetricsSink {
  public:
-  explicit Events(const SinkOptions& o) : file_(o.run / name, OutputFile::Open::append) {
+  explicit Events(const SinkOptions& o) : file_(own_file(o.run / name), OutputFile::Open::append) {
     if (const uint64_t size = file_.size(); size > 0) {
       const uint64_t whole = whole_lines(read_file(o.run / name, Exit::io));
       // A process that was killed may have left an incomplete last line.
-      if (whole != size) cut_file(o.run / name, whole);
+      if (whole != size) truncate_file(o.run / name, whole);
     }
   }
   void add_start(int64_t step, const std::string& from) override {
@@ -27,6 +29,19 @@ class Events final : public MetricsSink {
   }
 
  private:
+  /// Returns the path, after another program's file there was renamed.
+  static fs::path own_file(const fs::path& path) {
+    std::error_code none;
+    if (!fs::is_regular_file(path, none)) return path;
+    std::ifstream file(path);
+    std::string first;
+    const bool has_line = std::getline(file, first) && !file.eof();
+    const Json event = Json::parse(first, nullptr, /*allow_exceptions=*/false);
+    if (has_line && !(event.is_object() && event.contains("event")))
+      move_to_backup(path, path.string() + ".old");
+    return path;
+  }
+
   void write(const Json& json) { file_.write(json_text(json) + "\n"); }
 
   OutputFile file_;
@@ -47,7 +62,7 @@ RunEvents read_events(const fs::path& run) {
        begin = end + 1) {
     const Json line =
         parse_json(std::string_view(text).substr(begin, end - begin), where, Exit::io);
-    const int64_t step = json_whole(line, "step", 0, int64_t{1} << 53, where, Exit::io);
+    const int64_t step = json_integer(line, "step", 0, int64_t{1} << 53, where, Exit::io);
     if (json_get<std::string>(line, "event", where, Exit::io) == "sample") {
       std::erase_if(events.samples, [&](const RunEvents::Sample& s) { return s.step == step; });
       events.samples.push_back({step, json_get<std::string>(line, "text", where, Exit::io)});

@@ -83,7 +83,7 @@ class TensorBoard final : public MetricsSink {
   static ResumableFile open(const SinkOptions& o) {
     make_folders(o.run / "tensorboard");
     return {o.run / events_name, o.length(events_name), o.run / "tensorboard/events.old",
-            whole_tf_records};
+            complete_tf_records_end};
   }
   void write(int64_t step, const std::vector<std::string>& values) {
     file_.write(tf_event(unix_seconds(), step, values));

@@ -9,10 +9,10 @@
 
 namespace lathe {
 
-/// What a sink is opened with.
+/// The parameters with which a sink is opened.
 struct SinkOptions {
   fs::path run;
-  const FileLengths& lengths;  ///< to which files are cut back; a file without one starts empty
+  const FileLengths& lengths;  ///< files are truncated to these; a file without one starts empty
   std::string unit;            ///< "tokens" or "samples"
 
   uint64_t length(const std::string& file) const {

@@ -36,11 +36,11 @@ struct SavedTensor {
   /// If not empty, data rank r has the elements [shares[r], shares[r + 1]) of those of its stage.
   std::vector<int64_t> shares{};
   const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
-  bool is_updated = true;                ///< passes over the model don't change it
+  bool is_updated = true;                ///< only an update changes it, not a forward pass
   StatePart part{};                      ///< for the optimizer
 
-  std::vector<int64_t> whole_sizes() const {
-    return cut != nullptr ? cut->whole_sizes(sizes) : sizes;
+  std::vector<int64_t> full_sizes() const {
+    return cut != nullptr ? cut->full_sizes(sizes) : sizes;
   }
   /// Returns whether several ranks have parts of it.
   bool is_collected() const { return !stages.empty() || !shares.empty() || cut != nullptr; }
@@ -50,7 +50,7 @@ struct SavedTensor {
   }
 };
 
-/// Returns what this process keeps of a parameter, and the index of the element behind it.
+/// Returns the elements of a parameter that this process keeps, and the index after the last one.
 std::pair<at::Tensor, int64_t> kept_of(const NamedParameter& p) {
   const at::Tensor& t = p.parameter.data();
   const Leaf* const leaf = p.parameter.as_leaf();
@@ -59,8 +59,8 @@ std::pair<at::Tensor, int64_t> kept_of(const NamedParameter& p) {
   return {elements.numel() == t.numel() ? elements.view(t.sizes()) : elements, end};
 }
 
-/// Finds out which tensors the first data rank of a stage, and the first stage, have only a part
-/// of, and who has the rest. A collective.
+/// Finds the tensors of which the first data rank of a stage, or the first stage, has only a part,
+/// and the ranks that have the remaining elements. A collective.
 void find_cuts(std::vector<SavedTensor>& all) {
   at::Tensor mine = at::empty({1, static_cast<int64_t>(all.size())}, at::kLong);
   for (size_t i = 0; i < all.size(); ++i) mine.mutable_data_ptr<int64_t>()[i] = all[i].own_end;
@@ -87,8 +87,8 @@ void find_cuts(std::vector<SavedTensor>& all) {
   }
 }
 
-/// Returns, on rank 0 of a group, what all of its ranks have one after the other: rank r has the
-/// elements [cuts[r], cuts[r + 1]). A collective of the group.
+/// Returns, on rank 0 of a group, the concatenation of the parts of all of its ranks: rank r has
+/// the elements [cuts[r], cuts[r + 1]). A collective of the group.
 at::Tensor collect_flat(Group& group, bool is_first, const at::Tensor& part,
                         const std::vector<int64_t>& cuts) {
   const at::Tensor own = part.reshape({-1});
@@ -125,8 +125,8 @@ at::Tensor collect(const SavedTensor& saved) {
   return own.to(saved.dtype);
 }
 
-/// Returns all of them, in one order on all ranks: a collective where ranks share the optimizer's
-/// state out.
+/// Returns all tensors of a checkpoint, in the same order on all ranks. A collective if the
+/// optimizer's state is sharded.
 std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameters,
                                     const Optimizer& optimizer,
                                     std::optional<at::ScalarType> dtype) {
@@ -179,7 +179,7 @@ void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host
 }
 
 TensorEntry entry_of(const SavedTensor& saved, std::function<at::Tensor()> make) {
-  return make_entry(saved.name, saved.dtype, saved.whole_sizes(), std::move(make));
+  return make_entry(saved.name, saved.dtype, saved.full_sizes(), std::move(make));
 }
 
 /// Adds an entry that is collected from all ranks when it is written.
@@ -280,12 +280,12 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
     at::Tensor copy = snapshot.held.size() < reused.held.size() ? reused.held[snapshot.held.size()]
                                                                 : at::Tensor();
     if (!copy.defined() || copy.scalar_type() != saved.dtype ||
-        copy.sizes() != at::IntArrayRef(saved.whole_sizes())) {
+        copy.sizes() != at::IntArrayRef(saved.full_sizes())) {
       const auto on_host =
           at::TensorOptions().dtype(saved.dtype).pinned_memory(saved.tensor.is_cuda());
-      copy = at::empty(saved.whole_sizes(), on_host);
+      copy = at::empty(saved.full_sizes(), on_host);
     }
-    copy.copy_(saved.is_collected() ? collect(saved).view(saved.whole_sizes()) : saved.value());
+    copy.copy_(saved.is_collected() ? collect(saved).view(saved.full_sizes()) : saved.value());
     add(snapshot, saved, copy);
   }
   return snapshot;
@@ -306,7 +306,7 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
                          std::optional<at::ScalarType> dtype) {
   int64_t bytes = 0;
   for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype))
-    bytes += c10::multiply_integers(saved.whole_sizes()) *
+    bytes += c10::multiply_integers(saved.full_sizes()) *
              static_cast<int64_t>(c10::elementSize(saved.dtype));
   return bytes;
 }

@@ -25,7 +25,7 @@ std::vector<MultipleChoice> read_choices(const std::string& file) {
       if (std::ssize(c.endings) < 2)
         fail(Exit::data, where, ": \"endings\" needs at least two strings");
 
-      c.label = json_whole(json, "label", 0, std::ssize(c.endings) - 1, where, Exit::data);
+      c.label = json_integer(json, "label", 0, std::ssize(c.endings) - 1, where, Exit::data);
       all.push_back(std::move(c));
     });
   }

@@ -18,7 +18,8 @@ struct DistillConfig {
               "are compared.",
               between(0.1, 100).fixed())
   LATHE_FIELD(double, mix, 0.5,
-              "Weight of the teacher in the loss. The rest is the cross-entropy of the data.",
+              "Weight of the teacher in the loss. The remaining weight is that of the "
+              "cross-entropy with the data.",
               above(0, 1).fixed())
 };
 

@@ -1,6 +1,7 @@
 // Direct preference optimization: the model learns to prefer the chosen answer of a pair more than
 // a frozen reference does. Rafailov et al. 2023. The reference is the model that the run began
 // with: train.init_from, or the base of its adapters, which is the same model without them.
+#include "autograd/ops/losses.h"
 #include "autograd/ops/math.h"
 #include "train/tasks/frozen_forward.h"
 #include "train/tasks/language.h"
@@ -107,6 +108,7 @@ class Dpo final : public TokenTask {
   /// Returns -log sigmoid of the margins, summed over pairs and divided by `divisor`. With label
   /// smoothing e, a pair has weight 1 - e as it is, and weight e with its answers exchanged. []
   Variable loss_of(const Variable& margins_P, double divisor) const {
+    const ExactTensors exact;
     const double e = config_.label_smoothing;
     Variable likelihood = sum(logsigmoid(margins_P)) * (1 - e);
     if (e > 0) likelihood = likelihood + sum(logsigmoid(neg(margins_P))) * e;

@@ -105,6 +105,7 @@ std::vector<std::vector<int64_t>> generate(
   std::vector<std::vector<int64_t>> out(texts.size());
   for (int64_t step = 0; step < w.tokens && batch.size() > 0; ++step) {
     for (const NextToken& token : batch.next()) {
+      if (!token.error.empty()) fail(Exit::diverged, token.error);
       out[static_cast<size_t>(token.row)].push_back(token.id);
       const double log_probability = w.log_probabilities
                                          ? score_token(token.logits_V, token.id, 0).log_probability

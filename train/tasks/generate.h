@@ -33,10 +33,11 @@ struct GeneratedToken {
   double log_probability;  ///< from the model, before any sampling; NaN unless requested
 };
 
-/// Continues each of `texts` (none empty). on_token, if given, receives each token as it is
-/// generated, and ends that text by returning false. Token i of text j depends only on the seed, i,
-/// j and the text before it. It is independent of other texts and of the cache, bit for bit where
-/// Lathe's kernels run in float32 (docs/internals/kernels.md).
+/// Continues each of `texts` (none empty) and returns the new tokens of each. on_token, if given,
+/// receives each token as it is generated, and ends that text after the token by returning false.
+/// Token i of text j depends only on the seed, i, j and the text before it. It is independent of
+/// other texts and of the cache, bit for bit where Lathe's kernels run in float32
+/// (docs/internals/kernels.md).
 std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const GenerateOptions& writing,
     const std::function<bool(const GeneratedToken&)>& on_token = nullptr);

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "autograd/ops/losses.h"
 #include "core/io/text.h"
 #include "train/tasks/task.h"
 
@@ -27,7 +28,9 @@ class Regression final : public Task {
 
   /// Returns the squared error, averaged over outputs as by torch's mse_loss with reduction "mean".
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
-    const Variable error_BO = model(batch.inputs) - Variable(batch.targets);
+    const Variable outputs_BO = model(batch.inputs);
+    const ExactTensors exact;
+    const Variable error_BO = outputs_BO - Variable(batch.targets);
     return sum(error_BO * error_BO) * (1 / (divisor * static_cast<double>(batch.targets.size(1))));
   }
 

@@ -1,4 +1,4 @@
-// How a token is chosen from logits. No LibTorch header.
+// The parameters of sampling a token from logits. Includes no LibTorch header.
 #pragma once
 
 #include <cstdint>

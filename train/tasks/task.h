@@ -111,10 +111,10 @@ struct EvalResult {
   /// Returns the metric that decides which checkpoint is the best.
   double loss() const { return metrics.at(0).second; }
 };
-/// Scores the validation split, or a sample of `batches` batches where that is not 0, without
-/// dropout. Processes take turns at the batches, and all run equally many. Returns nullopt where
-/// `stop`, which is called before each batch of this process, returned true.
-/// `detailed`: the result has Task::details.
+/// Scores the validation split, or a sample of `batches` batches if that is not 0, without dropout.
+/// Processes take turns at the batches, and all run equally many. Before each round of batches, all
+/// processes call `stop`; returns nullopt if it returned true. `detailed`: the result has
+/// Task::details. Throws Exit::data if no batch has a target.
 std::optional<EvalResult> evaluate(const Task& task, const Model& model, const Data& data,
                                    const BatchSizes& sizes, int64_t batches, Compute compute,
                                    at::Device device, const std::function<bool()>& stop = nullptr,

@@ -114,7 +114,15 @@ std::vector<NextToken> TextBatch::next() {
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (!rows_[i].is_taken) continue;
     BatchText& text = rows_[i].text;
-    const at::Tensor own = finite_logits(logits[i]);
+    at::Tensor own;
+    try {
+      own = finite_logits(logits[i]);
+    } catch (const Error& e) {
+      if (e.code() != Exit::diverged) throw;
+      tokens.push_back({static_cast<int64_t>(i), -1, {}, e.what()});
+      continue;
+    }
+
     // The reported probability is the model's, without the penalty.
     at::Tensor penalized = own;
     if (text.sampling.repetition_penalty != 1)
@@ -175,8 +183,11 @@ at::Tensor TextBatch::prompt_logits(int64_t row) {
   for (int64_t begin = 0; begin < length - 1; begin += scored_block) {
     const int64_t end = std::min(length - 1, begin + scored_block);
     const at::Tensor block = logits_at(model_, x, begin, end)[0];
-    for (int64_t i = begin; i < end; ++i)
-      text.on_prompt(static_cast<size_t>(i + 1), finite_logits(block[i - begin]));
+    for (int64_t i = begin; i < end; ++i) {
+      const at::Tensor own = block[i - begin].to(at::kCPU, at::kDouble);
+      if (!own.isfinite().all().item<bool>()) return own;
+      text.on_prompt(static_cast<size_t>(i + 1), own.contiguous());
+    }
   }
 
   const at::Tensor logits = logits_at(model_, x, length - 1, length)[0][0];

@@ -40,6 +40,8 @@ struct BatchText {
 struct NextToken {
   int64_t row, id;
   at::Tensor logits_V;  ///< float64, on the CPU, before the repetition penalty
+  /// Why the text can't continue: a logit is not finite. Then there is no token; "": there is one.
+  std::string error{};
 };
 
 /// The parameters of a batch.
@@ -73,8 +75,8 @@ class TextBatch {
   void leave(int64_t row);
   /// Returns the ids of a row's text, with the tokens that were added.
   const std::vector<int64_t>& ids(int64_t row) const { return at(row).text.ids; }
-  /// Adds a token to each text and returns these tokens in the order of the rows. Throws
-  /// Exit::diverged where a logit is not finite. After that, only leave() may be called.
+  /// Adds a token to each text and returns these tokens in the order of the rows. For a text with
+  /// an error, only leave() may be called after that.
   std::vector<NextToken> next();
 
  private:
@@ -87,6 +89,8 @@ class TextBatch {
   const Row& at(int64_t row) const { return rows_.at(static_cast<size_t>(row)); }
   /// Returns the logits [V] of each row that is taken.
   std::vector<at::Tensor> forward();
+  /// Scores a prompt, up to the first token whose logits are not finite; returns these, or else
+  /// those after the prompt.
   at::Tensor prompt_logits(int64_t row);
   at::Tensor cached_logits(const std::vector<int64_t>& rows, const at::Tensor& ids_BT);
   at::Tensor ids_from(int64_t row, size_t from) const;

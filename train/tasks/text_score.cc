@@ -65,8 +65,8 @@ TextScore score_text(const Scoring& s, std::string_view text) {
   score.tokens = std::ssize(ids) - 1;
 
   const int64_t stride = s.stride == 0 ? s.context : s.stride;
-  // Windows with the same length and the same first scored position are batched: the first one
-  // alone if windows overlap, the shorter last one, and all between.
+  // Windows with the same length and the same first scored position are batched. If windows
+  // overlap, the first one is a batch of its own, and so is a shorter last one.
   std::vector<const int64_t*> rows;
   int64_t length = 0, from = 0;
   const auto run = [&] {

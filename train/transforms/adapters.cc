@@ -67,7 +67,7 @@ std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
 
 std::string no_layer_text(const RunConfig& config) {
   return str("adapters.rank = ", adapters_of(config).rank,
-             " has nothing to act on: adapters stand on linear layers, and model.kind = \"",
+             " has nothing to act on: adapters are added to linear layers, and model.kind = \"",
              config.model.kind,
              "\" has none beside its head; leave [adapters] out to train the whole model");
 }
@@ -257,7 +257,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
 
   state.config = config.schema().to_toml(&config, /*comments=*/false);
   state.metrics_bytes = 0, state.sink_bytes.clear();
-  state.eval_due = false;
+  state.eval_due = state.sample_due = false;
   state.val_loss.reset(), state.best_val_loss.reset();  // of the unmerged model
   state.val_step = state.best_step = -1;
   state.evaluations_since_best = 0;

@@ -35,7 +35,7 @@ struct AdaptersConfig {
               anything().fixed())
   LATHE_FIELD(std::string, dtype, "fp32",
               "Dtype of the frozen model. int8 and nf4 quantize the linear layers of its blocks "
-              "and keep the rest in amp.dtype.",
+              "and keep the other matrices in amp.dtype.",
               one_of({"fp32", "bf16", "fp16", "int8", "nf4"}).fixed())
   LATHE_FIELD(bool, double_quant, false,
               "nf4: quantize the scales to 8 bits too (double quantization).", anything().fixed())

@@ -10,7 +10,7 @@
 
 namespace lathe {
 
-Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Keep& keep,
+Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const FrozenFormat& keep,
                      at::Device device) {
   const Variable& shape = found.parameter;
   const bool quantize = keep.dtype == "int8" || keep.dtype == "nf4";
@@ -22,7 +22,7 @@ Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Kee
     shape.leaf().is_saved = false;
     return shape;
   }
-  const at::ScalarType matrices = quantize ? keep.rest : dtype_from_config(keep.dtype);
+  const at::ScalarType matrices = quantize ? keep.other_dtype : dtype_from_config(keep.dtype);
   const at::Tensor kept = t.to(device, shape.dim() >= 2 ? matrices : at::kFloat,
                                /*non_blocking=*/false, /*copy=*/true);
   release_pages(kept);
@@ -35,7 +35,8 @@ Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const Kee
 }
 
 std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config,
-                                   const ModelSizes& sizes, const Keep& keep, at::Device device,
+                                   const ModelSizes& sizes, const FrozenFormat& keep,
+                                   at::Device device,
                                    const std::function<void(Model&)>& change_shapes) {
   const MemoryScope memory(Memory::parameters);
   const fs::path path = checkpoint / "model.safetensors";

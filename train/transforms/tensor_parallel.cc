@@ -51,7 +51,8 @@ Variable cut(const NamedParameter& p, const LayerCut& rule) {
   made->part = ranks.rank;
   made->parts = ranks.size;
 
-  // Its values come later where the whole one has none yet; a shape stays a shape.
+  // If the complete parameter has no memory yet, the part has none either. A part of a meta tensor
+  // is a meta tensor.
   const at::Tensor values =
       has_memory(whole) || whole.is_meta()
           ? made->part_of(whole)

@@ -10,7 +10,7 @@ template <bool Decoupled, bool Amsgrad>
 struct AdamRule : RuleDefaults {
   static constexpr const char* name = Decoupled ? "adamw" : "adam";
   static constexpr const char* doc =
-      Decoupled ? "Adam with weight decay of its own" : "moments of first and second order";
+      Decoupled ? "Adam with decoupled weight decay" : "moments of first and second order";
   static constexpr bool decoupled = Decoupled;
   static constexpr bool hidden = Amsgrad;  // chosen by a key, optim.amsgrad
   static std::vector<RuleState> state(const UpdateRule&) {

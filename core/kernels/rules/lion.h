@@ -8,7 +8,7 @@ namespace lathe {
 struct Lion : RuleDefaults {
   static constexpr const char* name = "lion";
   static constexpr const char* doc =
-      "the sign of an interpolated momentum, with weight decay of its own";
+      "the sign of an interpolated momentum, with decoupled weight decay";
   static constexpr bool decoupled = true;
   static std::vector<RuleState> state(const UpdateRule&) { return {{"exp_avg"}}; }
   // u = sign(beta1 m + (1 - beta1) g);  p -= lr (u + wd p);  m = beta2 m + (1 - beta2) g

@@ -7,8 +7,9 @@
 //     // True: the formula applies weight decay by c.decay. False: the gradient includes it.
 //     static constexpr bool decoupled = false;
 //     static std::vector<RuleState> state(const UpdateRule& r);
-//     // The parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the element's
-//     // state in the order of state(); one that state() lacks is a number that nothing else reads.
+//     // Returns the parameter after the step. g: gradient, unscaled and clipped; s0 s1 s2: the
+//     // element's states of RuleState::place 0, 1 and 2. A state that state() lacks points to a
+//     // number that nothing else reads.
 //     // Avoid branches, so that the compiler can use vectors.
 //     template <class T>
 //     LATHE_BOTH static T element(T p, T g, T* s0, T* s1, T* s2, const Coefficients<T>& c);
@@ -36,7 +37,7 @@ namespace lathe {
 struct RuleState {
   const char* name;  ///< torch.optim's name
   int place = 0;     ///< index in UpdateArgs::state
-  double start = 0;
+  double start = 0;  ///< initial value of the elements
 };
 
 /// A rule's constants in the type in which a parameter is computed.
@@ -77,7 +78,7 @@ struct RuleDefaults {
   template <class T>
   LATHE_BOTH static void prepare(Coefficients<T>&, const UpdateRule&, const UpdateArgs&,
                                  const StepControl&) {}
-  /// Called once an update, for all parameters.
+  /// Called once per update of all parameters, before any of them is updated.
   LATHE_BOTH static void settle(const UpdateRule&, StepControl&) {}
 };
 

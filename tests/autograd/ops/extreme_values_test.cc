@@ -1,4 +1,4 @@
-// Values and gradients at infinities, zeros and far tails, and the errors that PyTorch has.
+// Values and gradients at infinities, zeros and far tails, and inputs that must be refused.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
@@ -21,7 +21,7 @@ using namespace lathe;
 using lathe::test::is_sentence;
 using lathe::test::message_of;
 
-TEST_CASE("errors that PyTorch has are errors here", "[extreme_values]") {
+TEST_CASE("inputs that PyTorch refuses are refused with a sentence", "[extreme_values]") {
   const auto ones = [](at::IntArrayRef sizes) { return Variable::parameter(torch::ones(sizes)); };
   const std::vector<std::pair<const char*, std::function<void()>>> refused{
       {"squeeze of one dim twice", [&] { squeeze(ones({1, 2}), {0, 0}); }},
@@ -63,7 +63,7 @@ std::pair<at::Tensor, at::Tensor> both_gradients(
   return {v.grad(), t.grad()};
 }
 
-TEST_CASE("gradients at infinities beside zeros, and without a degree of freedom, are LibTorch's",
+TEST_CASE("gradients at infinities and zeros, and without degrees of freedom, match LibTorch's",
           "[extreme_values]") {
   const double infinite = std::numeric_limits<double>::infinity();
   const auto agree = [](const std::pair<at::Tensor, at::Tensor>& g) {
@@ -98,7 +98,7 @@ TEST_CASE("gradients at infinities beside zeros, and without a degree of freedom
   }
 }
 
-TEST_CASE("SwiGLU's far tails are zero, and infinities NaN, whatever they are multiplied by",
+TEST_CASE("SwiGLU and its gradient are zero far below zero, and NaN at minus infinity",
           "[extreme_values]") {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto gradients = [dtype](double gate) {

@@ -1,5 +1,5 @@
-// Causal attention by a GPU's kernels: separate documents, windows, groups of heads and a cache of
-// keys, beside the composed form in float64. Skipped without a GPU.
+// Compares causal attention on a GPU with separate documents, windows, groups of heads and a cache
+// of keys to attention on the CPU in float64. Those tests are skipped without a GPU.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -68,7 +68,7 @@ double apart(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).abs().max() / b.abs().max().clamp_min(1)).item<double>();
 }
 
-TEST_CASE("a GPU's attention with groups, windows, documents and a cache is the formula's",
+TEST_CASE("a GPU's attention with groups, windows, documents and a cache matches the CPU's",
           "[gpu_attention][gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(8);
@@ -124,12 +124,13 @@ TEST_CASE("a GPU's attention on packed projections keeps documents apart", "[gpu
   }
 }
 
-TEST_CASE("document places are those of the starts, and none of other starts", "[gpu_attention]") {
+TEST_CASE("document bounds follow document starts, and are undefined for other starts",
+          "[gpu_attention]") {
   const at::Tensor starts = starts_of_documents(80);
   const DocumentBounds places = document_bounds(starts);
   CHECK(at::equal(places.begins, torch::tensor({0, 5, 6, 70, 80, 159, 160}, at::kInt)));
   CHECK(places.longest == 79);
-  CHECK(document_bounds(starts).begins.is_same(places.begins));  // remembered
+  CHECK(document_bounds(starts).begins.is_same(places.begins));  // cached
 
   // A change in place is noticed.
   starts[1].slice(0, 40, 79).fill_(40);

@@ -1,6 +1,6 @@
-// Ops with CPU kernels of their own on inputs and cotangents that lie in memory in every way that
-// ATen knows, against float64 LibTorch on the same values. Kernels read rows that lie together, so
-// an op must put in order what does not.
+// Compares ops with CPU kernels of their own, on inputs and cotangents in five memory layouts, to
+// float64 LibTorch on the same values. Kernels read contiguous rows, so an op must copy other
+// layouts first.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -26,8 +26,8 @@ const char* name(Layout l) {
   return names[static_cast<size_t>(l)];
 }
 
-/// t's values as a view; what lies around a slice is NaN (0 for ids), so that a kernel that reads
-/// it is seen. The expanded ones have the values of t's first row or column.
+/// Returns t's values in a layout. Memory around a slice is NaN (0 for ids), so that a kernel that
+/// reads it gives a wrong result. Expanded layouts repeat t's first row or column.
 at::Tensor lay(const at::Tensor& t, Layout layout) {
   if (!t.defined() || t.dim() == 0) return t;
   switch (layout) {
@@ -60,7 +60,7 @@ struct LayoutCase {
   int64_t least_rows = 0, least_columns = 1;
 };
 
-constexpr int64_t wide = 37;  // of the dims that the sizes under test leave open
+constexpr int64_t wide = 37;  // the size of dims other than the rows and columns under test
 
 std::vector<LayoutCase> layout_cases() {
   using V = const std::vector<Variable>&;
@@ -84,8 +84,8 @@ std::vector<LayoutCase> layout_cases() {
        [](int64_t r, int64_t c) -> std::vector<Sizes> { return {{r, c}, {wide, c}, {wide}}; },
        [](V v, I) { return linear_gelu(v[0], v[1], v[2]); },
        [](T x, I) { return torch::gelu(torch::linear(x[0], x[1], x[2]), "tanh"); }},
-      // eps of 1/2: the expanded layouts have rows of equal elements, which a small eps would make
-      // all rounding.
+      // eps is 1/2: the expanded layouts have rows of equal elements, whose normalized values would
+      // be mere rounding errors with a small eps.
       {"layer_norm", [](int64_t r, int64_t c) -> std::vector<Sizes> { return {{r, c}, {c}, {c}}; },
        [](V v, I) { return layer_norm(v[0], v[1], v[2], 0.5); },
        [](T x, I) { return torch::layer_norm(x[0], {x[0].size(-1)}, x[1], x[2], 0.5); }},
@@ -145,7 +145,7 @@ std::vector<LayoutCase> layout_cases() {
       1;  // ATen's kernel, which an empty tensor goes to, divides by the number of positions
   all[8].id_limit = 11;
   all[9].id_limit = all[10].id_limit = wide;
-  all[11].least_rows = 1;  // dim 0 is the batch, which a step has
+  all[11].least_rows = 1;  // dim 0 is the batch, which is not empty in a training step
   return all;
 }
 
@@ -154,8 +154,8 @@ struct Result {
   Tensors grads;
 };
 
-/// Everything at once: what a shape, a dtype and a layout of each input (and last of the cotangent)
-/// come to.
+/// Runs an op for a shape, a dtype and a layout of each input (the last one: of the cotangent), and
+/// describes all differences from the oracle.
 class Checker {
  public:
   explicit Checker(const LayoutCase& c) : c_(c) {}
@@ -187,7 +187,7 @@ class Checker {
     const at::Tensor wanted = c_.oracle(exact, ids.defined() ? ids.contiguous() : ids);
     const auto grads = torch::autograd::grad({wanted}, exact, {dy.to(at::kDouble).contiguous()},
                                              false, false, /*allow_unused=*/true);
-    // Low precision, as in the op table: a result is rounded once, and what it is summed from a few
+    // Low precision, as in the op table: a result is rounded once, and the terms of its sum a few
     // times. float32: expanded inputs make sums of up to 129 equal terms, whose roundings of 2^-24
     // add up to 2^-17 and do not cancel.
     const double spacing = dtype == at::kFloat ? 0x1p-19 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
@@ -216,7 +216,7 @@ class Checker {
   std::string problem_;
 };
 
-TEST_CASE("kernels' ops take any layout and size", "[memory_layout]") {
+TEST_CASE("ops with CPU kernels take inputs of any layout and size", "[memory_layout]") {
   constexpr std::array<int64_t, 9> sizes{0, 1, 3, 17, 31, 33, 63, 65, 129};
   for (const auto& c : layout_cases()) {
     const size_t inputs = c.inputs(1, 1).size();
@@ -258,7 +258,7 @@ TEST_CASE("kernels' ops take any layout and size", "[memory_layout]") {
   SUCCEED("all compared");
 }
 
-TEST_CASE("the layouts are what they are called", "[memory_layout]") {
+TEST_CASE("each layout has the strides that its name promises", "[memory_layout]") {
   const at::Tensor t = torch::randn({3, 4});
   CHECK(lay(t, Layout::transposed).strides() == at::IntArrayRef({1, 3}));
   CHECK(lay(t, Layout::sliced).strides() == at::IntArrayRef({9, 1}));

@@ -1,6 +1,6 @@
-// What is not finite: a NaN must come out of every kernel that it goes into, wherever it stands, so
-// that a diverged run shows; and values that overflow on the way to a finite result must not make
-// one.
+// Values that are not finite: every kernel must pass on a NaN from any position of its inputs, so
+// that a diverged run is noticed, and an intermediate that overflows must not give a wrong finite
+// result.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -52,8 +52,8 @@ std::vector<NanCase> nan_cases() {
            {{3, 2 * c}},
            [](V v) { return swiglu(v[0]); },
            [](T x) { return torch::silu(x[0].slice(-1, 0, c)) * x[0].slice(-1, c); }},
-          // Row by row, so that a position sees those before it alone; in a kernel's block a NaN
-          // that the mask hides may show too.
+          // The oracle computes row by row, so that a position depends on previous positions only.
+          // In a kernel's block, a NaN at a masked position may spread.
           {"attention",
            {{1, 5, 3 * 2 * 18}},
            [](V v) { return attention(v[0], 2); },
@@ -80,7 +80,7 @@ std::vector<NanCase> nan_cases() {
            [](T x) {
              return torch::cross_entropy_loss(torch::linear(x[0], x[1]), longs({0, 36, 17}));
            }},
-          {"dropout",  // what is dropped is zero, whatever it was
+          {"dropout",  // dropped elements are zero, even if they were NaN
            {{3, c}},
            [](V v) {
              const TrainingStep step(step_random);
@@ -94,7 +94,7 @@ std::vector<NanCase> nan_cases() {
            }}};
 }
 
-/// y and the gradients of all inputs.
+/// Returns y and the gradients of all inputs.
 Tensors run_ours(const NanCase& k, const Tensors& x, const at::Tensor& dy) {
   std::vector<Variable> in;
   for (const auto& t : x) in.push_back(Variable::parameter(t));
@@ -112,7 +112,7 @@ Tensors run_oracle(const NanCase& k, const Tensors& x, const at::Tensor& dy) {
   return all;
 }
 
-/// Where NaNs are, of all tensors.
+/// Returns a mask of the NaNs of each tensor.
 std::vector<at::Tensor> nans(const Tensors& all) {
   std::vector<at::Tensor> out;
   for (const auto& t : all) out.push_back(t.isnan());
@@ -129,7 +129,7 @@ void with_and_without(F&& f) {
   use_kernels(true);
 }
 
-TEST_CASE("a NaN anywhere in an input or a cotangent comes out where the formula has it",
+TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula has it",
           "[nan_propagation]") {
   int sets = 0;
   on_every_set([&](const std::string&) { ++sets; });
@@ -139,7 +139,7 @@ TEST_CASE("a NaN anywhere in an input or a cotangent comes out where the formula
     Tensors x;
     for (const auto& sizes : k.inputs) x.push_back(torch::randn(sizes, at::kDouble));
     const at::Tensor dy = torch::randn(k.oracle(x).sizes(), at::kDouble);
-    // Each run: what is spoiled, and where; the first is the control, where nothing is.
+    // Each run puts a NaN at one position of one input. The first run is a control without a NaN.
     struct Place {
       size_t input;
       int64_t at;
@@ -161,8 +161,7 @@ TEST_CASE("a NaN anywhere in an input or a cotangent comes out where the formula
       const auto [exact, exact_dy] = spoiled(p, at::kDouble);
       const auto wanted = nans(run_oracle(k, exact, exact_dy));
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-        // ATen's own attention, which is taken where this CPU has no products in bfloat16, loses
-        // some NaNs.
+        // On a CPU without bfloat16 matrix products, ATen's attention runs, which loses some NaNs.
         if (k.op == "attention" && !gemm_ready(element_of(dtype))) continue;
         const auto [low, low_dy] = spoiled(p, dtype);
         on_every_set([&](const std::string& set) {
@@ -214,7 +213,7 @@ at::Tensor slope(const at::Tensor& x, const at::Tensor& dy, F&& f) {
   return grad(f(in), {in}, Variable(dy))[0].data();
 }
 
-TEST_CASE("relu's gradient is zero at dead units whatever comes back, and a NaN unit passes it on",
+TEST_CASE("relu's gradient is 0 at dead units even for an infinite cotangent, and passes NaN units",
           "[nan_propagation]") {
   const at::Tensor x = torch::tensor({-1.0, 2.0, 0.0, static_cast<double>(NAN)}, at::kFloat);
   const at::Tensor dy = torch::tensor(
@@ -227,7 +226,7 @@ TEST_CASE("relu's gradient is zero at dead units whatever comes back, and a NaN 
   CHECK(dx[3].item<float>() == 5);
 }
 
-TEST_CASE("x^0 has gradient zero whatever comes back", "[nan_propagation]") {
+TEST_CASE("x^0 has gradient zero even for an infinite cotangent", "[nan_propagation]") {
   const at::Tensor x = torch::tensor({0.0, 2.0, -1.0}, at::kFloat),
                    dy = torch::full({3}, INFINITY, at::kFloat);
   const at::Tensor dx = slope(x, dy, [](const Variable& v) { return pow(v, 0); });
@@ -249,8 +248,8 @@ TEST_CASE("gelu far from zero is 0 or the identity, and so is its derivative",
           INFO(what << " " << dtype_name(dtype) << ", " << kernels << " on " << set << ", y:\n"
                     << y << "\ndx:\n"
                     << dx);
-          // 4 units in the last place from the reciprocal on AVX2; and e^-88, where e^x ends, is
-          // not quite 0.
+          // The reciprocal on AVX2 is off by 4 units in the last place, and 1 / e^88, where e^x
+          // saturates, is not exactly 0.
           CHECK(torch::allclose(y, torch::where(u.gt(0), u, torch::zeros_like(u)), 1e-6, 1e-30));
           CHECK(torch::allclose(dx, wanted, 1e-6, 1e-30));
         });
@@ -279,7 +278,7 @@ TEST_CASE("silu far from zero is 0 or the identity, in swiglu too", "[nan_propag
   }
 }
 
-TEST_CASE("attention without own kernels shows a NaN wherever the formula has it",
+TEST_CASE("attention without Lathe's kernels has a NaN wherever the formula has it",
           "[nan_propagation]") {
   constexpr int64_t heads = 2, width = 8, c = heads * width;
   for (const int64_t time : {1, 5, 40, 600}) {
@@ -296,7 +295,8 @@ TEST_CASE("attention without own kernels shows a NaN wherever the formula has it
   }
 }
 
-TEST_CASE("what a loss ignores may be anything", "[nan_propagation]") {
+TEST_CASE("ignored rows change neither loss nor gradients, even if they are not finite",
+          "[nan_propagation]") {
   const double wanted = std::log(std::exp(1.0) + std::exp(2.0) + std::exp(3.0)) - 2;  // 1.4076
   const at::Tensor targets = longs({-100, 1});
   const auto logits = [](double first) {
@@ -332,7 +332,7 @@ TEST_CASE("what a loss ignores may be anything", "[nan_propagation]") {
     CHECK(loss_0 == Approx(wanted).epsilon(1e-6));
     CHECK(dx[0].eq(0).all().item<bool>());
     CHECK(dx.equal(dx_0));
-    CHECK(dw.equal(dw_0));  // a gradient of zero times what is finite
+    CHECK(dw.equal(dw_0));  // a gradient of zero times finite values
     // A NaN in x itself reaches the weight's gradient by 0 * NaN, but neither the loss nor x's
     // gradient.
     const auto [loss_nan, dx_nan, dw_nan] = head(NAN);

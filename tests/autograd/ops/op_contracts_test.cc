@@ -1,5 +1,5 @@
-// What every op and in-place function must hold to. The cases walk tables, so that what is added to
-// these is checked by being there.
+// Contracts of every op and in-place function. The test cases iterate over tables, so a row that is
+// added to a table is checked without further code.
 #include <ATen/ops/zeros.h>
 
 #include <functional>
@@ -30,7 +30,7 @@ using lathe::test::variables_of;
 using Tensors = std::vector<at::Tensor>;
 using Variables = std::vector<Variable>;
 
-/// Gradients of sum(y^2) / 2 in the inputs that have one; zeros where none flows.
+/// Returns the gradients of `in` for the cotangent `dy` of y, or none if y requires no gradient.
 Tensors gradients_of(const Variable& y, const at::Tensor& dy, const Variables& in) {
   Tensors out;
   if (!y.requires_grad()) return out;
@@ -59,8 +59,8 @@ void change_values(at::Tensor t) {
   }
 }
 
-/// What ops keep beside their inputs while this is alive: attributes they were made with, results
-/// that are no floating-point numbers.
+/// Collects the tensors that ops keep beside their inputs while this is alive: tensor attributes,
+/// and results of integer or bool dtypes.
 class KeptTensors {
  public:
   Tensors tensors;
@@ -77,7 +77,7 @@ class KeptTensors {
   }};
 };
 
-/// A forward pass: the result, its inputs, and what the ops kept.
+/// A forward pass: the result, its inputs, and the tensors that the ops kept, inputs included.
 struct ForwardPass {
   Variables in;
   Variable y;
@@ -102,7 +102,7 @@ int64_t check_changes(const OpCase& row, at::ScalarType dtype) {
   const Tensors expected = gradients_of(first.y, dy, first.in);
   int64_t refused = 0;
   for (size_t i = 0; i < first.kept.size(); ++i) {
-    INFO("tensor " << i << " of what is kept: " << describe(first.kept[i]));
+    INFO("kept tensor " << i << ": " << describe(first.kept[i]));
     const ForwardPass pass = forward_pass(row, dtype);
     if (pass.kept.size() != first.kept.size()) continue;
     change_values(pass.kept[i]);
@@ -134,7 +134,7 @@ TEST_CASE(
 struct IndexRow {
   std::string name;
   std::function<Variable(const Variable&, const at::Tensor&)>
-      run;  ///< of x [4, 3] and what changes
+      run;  ///< takes x [4, 3] and the tensor that changes
   at::Tensor tensor;
 };
 
@@ -227,7 +227,7 @@ struct SavedTensors {
   std::optional<double> value;
 };
 
-TEST_CASE("the op scheme tells an op that keeps a tensor without Saved", "[op_contracts]") {
+TEST_CASE("KeepsRawTensor detects an op that keeps a tensor without Saved", "[op_contracts]") {
   CHECK(lathe::detail::KeepsRawTensor<RawTensor>);
   CHECK(lathe::detail::KeepsRawTensor<RawOptional>);
   CHECK(lathe::detail::KeepsRawTensor<RawList>);
@@ -295,7 +295,7 @@ const std::vector<InPlaceRow>& in_place_functions() {
 }
 
 TEST_CASE(
-    "every in-place function changes values alone under NoGrad, and refuses a parameter in a graph",
+    "every in-place function changes only values under NoGrad, and refuses a parameter elsewhere",
     "[op_contracts]") {
   std::set<std::string> named;
   for (const auto& [name, run] : in_place_functions()) {
@@ -319,7 +319,7 @@ TEST_CASE(
     CHECK(w.grad().equal(torch::ones({3})));
     CHECK(message_of([&] { run(w); }).find("NoGrad") != std::string::npos);
 
-    // A value within a graph keeps its place in it.
+    // A result within a graph stays part of the graph.
     const Variable leaf = Variable::parameter(start.clone());
     Variable inner = leaf + 1.0;
     {
@@ -440,7 +440,7 @@ TEST_CASE("functions of several ops name themselves where an input is undefined"
   CHECK_FALSE(names_undefined_input("a Variable is undefined: it holds no tensor"));
 }
 
-TEST_CASE("what an undefined Variable is asked for is one sentence", "[op_contracts]") {
+TEST_CASE("uses of an undefined Variable fail with one sentence", "[op_contracts]") {
   const Variable none;
   CHECK_FALSE(none.defined());
   CHECK_FALSE(none.requires_grad());

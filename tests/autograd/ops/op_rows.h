@@ -1,4 +1,4 @@
-// Running the rows of the op table.
+// Runs rows of the op table in test cases.
 #pragma once
 
 #include "tests/support/catch.h"

@@ -16,7 +16,7 @@ namespace {
 using V = const std::vector<Variable>&;
 using T = const std::vector<at::Tensor>&;
 
-/// The mask of dropout, element by element from the generator's definition.
+/// Returns dropout's mask, computed element by element from the definition of the generator.
 at::Tensor reference_mask(at::IntArrayRef shape, const StepRandom& random, double p,
                           uint64_t stream) {
   at::Tensor mask = torch::empty(shape, at::kDouble);
@@ -29,8 +29,8 @@ at::Tensor reference_mask(at::IntArrayRef shape, const StepRandom& random, doubl
   }
   return mask;
 }
-/// t rounded to fp8 of `mantissa` bits by the format's definition, scaled so that the largest value
-/// becomes `limit`.
+/// Returns t rounded to fp8 with `mantissa` bits by the definition of the format. Values are scaled
+/// for rounding, so that the largest becomes `limit`, and scaled back.
 at::Tensor reference_fp8(const at::Tensor& t, int mantissa, int least_exponent, float limit) {
   const float largest = t.abs().max().item<float>(), scale = limit / largest;
   const at::Tensor out = t.detach().contiguous().clone();
@@ -196,7 +196,7 @@ std::vector<OpCase> make_op_table() {
            [](V v) { return log_softmax(v[0], 1); },
            [](T x) { return x[0].log_softmax(1); }});
 
-  // Inputs that need no gradient: every op of several inputs, one at a time.
+  // Ops of several inputs, of which one needs no gradient ("still").
   const Input still{{2, 3}, 0.5, 2, false}, row_still{{3}, 0.5, 2, false};
   add_row({"add",
            "second still",
@@ -218,7 +218,7 @@ std::vector<OpCase> make_op_table() {
            {a, row_still},
            [](V v) { return div(v[0], v[1]); },
            [](T x) { return x[0] / x[1]; }});
-  // The same quantized weight on both sides: what is checked is the op.
+  // Both sides use the same quantized weight, so that only the op is compared.
   static const auto weights =
       std::make_shared<const QuantizedTensor>(torch::linspace(-1, 1, 12, at::kDouble).view({3, 4}),
                                               QuantizedTensor::Format::int8, false, at::kCPU);
@@ -248,7 +248,7 @@ std::vector<OpCase> make_op_table() {
                       x[2];
              }};
   fp8.exact = false;
-  fp8.low_scale = 1;  // as bf16 rounds: what fp8 rounds is the same on both sides
+  fp8.low_scale = 1;  // both sides round to fp8 in the same way
   add_row(fp8);
   add_row({"linear",
            "input still",
@@ -270,7 +270,7 @@ std::vector<OpCase> make_op_table() {
            {a},
            [](V v) { return mul(v[0].detach(), v[0]); },
            [](T x) { return x[0].detach() * x[0]; }})
-      .differences = false;  // the other oracle can't hold one factor still
+      .differences = false;  // finite differences would change both factors
 
   add_row({"reshape",
            "",
@@ -315,12 +315,12 @@ std::vector<OpCase> make_op_table() {
            [](V v) { return select(v[0], 1, -1); },
            [](T x) { return x[0].select(1, -1); }});
   add_row({"index",
-           "places, some twice",
+           "positions, some twice",
            {{{4, 3}}},
            [](V v) { return v[0][longs({3, 0, 3, -2}, {2, 2})]; },
            [](T x) { return x[0].index({longs({3, 0, 3, -2}, {2, 2})}); }});
   add_row({"index",
-           "places of two dims around a whole one",
+           "positions in two dims around a complete one",
            {image},
            [](V v) { return v[0].index({longs({1, 0, 1}, {3}), Slice{}, longs({2, 3, 2}, {3})}); },
            [](T x) {

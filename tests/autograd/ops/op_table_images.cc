@@ -1,4 +1,4 @@
-// The table's rows of images, batch norm and recurrent cells.
+// Rows of the op table for convolutions, pools, batch norm and recurrent cells.
 #include "autograd/ops.h"
 #include "tests/support/catch.h"
 #include "tests/support/op_case.h"
@@ -16,8 +16,8 @@ at::Tensor reference_conv(const at::Tensor& x, const at::Tensor& w, const at::Te
                        at::IntArrayRef{o.padding.h, o.padding.w}, {o.dilation.h, o.dilation.w},
                        o.groups);
 }
-/// LibTorch's gradient of a function of one tensor of `sizes`, at zero, for an upward gradient:
-/// itself differentiable.
+/// Returns LibTorch's gradient, at zero, of a function of one tensor of `sizes` for the cotangent
+/// `dy`. The gradient is differentiable itself.
 template <class F>
 at::Tensor reference_adjoint(at::IntArrayRef sizes, const at::Tensor& dy, F&& f) {
   const at::AutoGradMode on(true);  // the harness also asks for values alone
@@ -70,7 +70,7 @@ void add_convolutions(std::vector<OpCase>& t) {
                        }};
     for (OpCase* row : {&conv, &input_grad, &weight_grad}) {
       row->differences = c.differences;
-      if (!c.differences) row->low_scale = 8;  // 1224 products are summed for a place of the weight
+      if (!c.differences) row->low_scale = 8;  // each gradient of a weight sums 1224 products
       t.push_back(*row);
     }
   }
@@ -238,7 +238,7 @@ void add_cells(std::vector<OpCase>& t) {
          gru})
         .differences = b < 70;
   }
-  // At least 16 sequences of an even size and more than one step are one op.
+  // At least 16 sequences with an even hidden size and more than one step run as one op.
   struct LayerCase {
     std::string label;
     int64_t steps, batch, h;

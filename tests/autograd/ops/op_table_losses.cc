@@ -1,4 +1,4 @@
-// The table's rows of losses.
+// Rows of the op table for losses.
 #include "autograd/ops.h"
 #include "autograd/ops/losses.h"
 #include "tests/support/catch.h"

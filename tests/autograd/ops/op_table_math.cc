@@ -1,4 +1,4 @@
-// The table's rows of elementwise functions, activations, forms in place, and reductions.
+// Rows of the op table for elementwise functions, activations, in-place ops and reductions.
 #include <limits>
 
 #include "autograd/fused.h"
@@ -220,7 +220,7 @@ void add_scans(std::vector<OpCase>& t) {
     t.push_back({"prod", std::string(s.label) + ", a dim", in, [](V v) { return prod(v[0], 0); },
                  [](T x) { return x[0].prod(0); }});
   }
-  // x - x of one place: an exact zero, and two.
+  // Replaces one or two elements of each row by an exact zero, x - x.
   for (const int64_t zeros : {1, 2}) {
     const auto mask = [zeros](at::Device device) {
       return torch::arange(4, at::TensorOptions(at::kLong).device(device)).lt(1 + zeros) &
@@ -238,7 +238,7 @@ void add_scans(std::vector<OpCase>& t) {
                  {{{2, 4}}},
                  [ours](V v) { return cumprod(ours(v[0]), 1); },
                  [oracle](T x) { return oracle(x[0]).cumprod(1); }});
-    t.back().differences = false;  // the zeros come from the values that would be moved
+    t.back().differences = false;  // the zeros stay when x changes, but have gradients
     t.push_back({"prod",
                  label,
                  {{{2, 4}}},

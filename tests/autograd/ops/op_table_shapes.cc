@@ -1,4 +1,4 @@
-// The table's rows of shapes, places and patterns.
+// Rows of the op table for shapes, indices, patterns and collectives.
 #include "autograd/einops.h"
 #include "autograd/ops.h"
 #include "autograd/ops/shapes.h"
@@ -171,7 +171,7 @@ void add_places(std::vector<OpCase>& t) {
                [](T x) { return x[0].gather(1, longs({3, 3, 0, 1}, {2, 2})); }});
 }
 
-/// Patterns with what they mean in ATen's words; tests/autograd/einops_test.cc has hundreds.
+/// Adds patterns and the same ops in ATen; tests/autograd/einops_test.cc has hundreds.
 void add_patterns(std::vector<OpCase>& t) {
   t.push_back(
       {"rearrange",
@@ -230,7 +230,7 @@ void add_patterns(std::vector<OpCase>& t) {
   t.back().low_scale = 8;
 }
 
-/// In one process; tests/dist/collectives_test.cc has several.
+/// Adds collectives in one process; tests/dist/collectives_test.cc runs several.
 void add_collectives(std::vector<OpCase>& t) {
   const auto add = [&t](const char* op, auto ours) {
     t.push_back({op,

@@ -12,11 +12,11 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("every op agrees with both oracles", "[op_table]") {
+TEST_CASE("every op agrees with both oracles: even rows", "[op_table]") {
   check_rows(0, 2);  // op_table_rest_test.cc takes the other half
 }
 
-TEST_CASE("EveryOpHasACase", "[op_table]") {
+TEST_CASE("every op has a row in the table", "[op_table]") {
   std::set<std::string> rows;
   for (const auto& row : op_table()) rows.insert(row.op);
   std::set<std::string> ops = op_registry();
@@ -37,8 +37,7 @@ struct WrongCube {
   static OpFlops flops(const at::Tensor&, const at::Tensor& y) { return flops_each(y, 1, 1); }
 };
 
-// A right first derivative with a wrong second: the factor is a constant where it should be the
-// input.
+// A right first derivative with a wrong second one: a factor is a constant instead of the input.
 struct WrongSecond {
   static constexpr OpInfo info{.name = "wrong_second"};
   Saved x{};
@@ -70,7 +69,7 @@ TEST_CASE("a wrong op fails the harness", "[op_table]") {
   CHECK(check_op(row).empty());
 }
 
-TEST_CASE("an op's error names the op, what came and what was expected", "[op_table]") {
+TEST_CASE("an op's error names the op, its inputs and the requirement", "[op_table]") {
   const Variable x(at::randn({2, 3})), w(at::randn({4, 5}));
   CHECK(error_of([&] { softmax(x, 5); }) == "softmax(float32[2,3]): dim 5 is outside [-2, 2)");
   CHECK(error_of([&] { linear(x, w); }) ==

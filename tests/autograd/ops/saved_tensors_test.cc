@@ -1,5 +1,5 @@
-// Compares the tensors that each op keeps for backward with a bound: the fewest that are known to
-// be enough. docs/reference/saved-tensors.md lists them; LATHE_TEST_WRITE=1 writes that page.
+// Compares the tensors that each op keeps for backward with a bound, the fewest that are known to
+// suffice. docs/reference/saved-tensors.md lists the tensors; LATHE_TEST_WRITE=1 writes that page.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -21,12 +21,12 @@ namespace {
 
 using namespace lathe;
 
-/// What the runs of an op kept.
+/// The tensors that an op kept in all its runs.
 struct KeptByOp {
   std::set<int> inputs, outputs;
-  size_t others = 0;  // the most tensors that are neither inputs nor outputs
+  size_t others = 0;  // the largest number of tensors that are neither inputs nor outputs
   double fp32 = 0,
-         bf16 = 0;  // bytes for an element of the op's largest tensor, the most of its rows
+         bf16 = 0;  // bytes per element of the op's largest tensor, the maximum of its rows
 
   std::string text() const {
     std::string all;
@@ -38,7 +38,7 @@ struct KeptByOp {
   }
 };
 
-/// Adds what the op of a result kept.
+/// Adds the tensors that the op of a result kept.
 void add_result(const OpResult& result, bool is_low, KeptByOp& kept) {
   int64_t elements = 1;
   for (const Variable& v : result.inputs)
@@ -46,7 +46,7 @@ void add_result(const OpResult& result, bool is_low, KeptByOp& kept) {
   for (const at::Tensor& t : result.outputs)
     elements = std::max(elements, t.defined() ? t.numel() : 0);
 
-  // An intermediate may be an input or a result that is kept under no name of its own.
+  // A tensor that was saved as an intermediate may share the storage of an input or a result.
   const auto is_in = [](const at::Tensor& t, const at::Tensor& other) {
     return other.defined() && t.storage().is_alias_of(other.storage());
   };
@@ -202,14 +202,14 @@ TEST_CASE("no op keeps more for backward than its bound", "[saved_tensors]") {
       CHECK(kept.others <= found->second.others);
       continue;
     }
-    // Otherwise the inputs alone, or the result alone.
+    // Other ops keep only inputs, or only one result.
     CHECK(kept.others == 0);
     CHECK((kept.inputs.empty() || kept.outputs.empty()));
     CHECK(kept.outputs.size() <= 1);
   }
 }
 
-// An op that keeps all that it has.
+// An op that keeps its input, its result and an intermediate.
 struct Greedy {
   static constexpr OpInfo info{.name = "wrong_greedy"};
   Saved x = Saved::input(0), y = Saved::output(), twice{};
@@ -220,7 +220,7 @@ struct Greedy {
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * y.data()}; }
 };
 
-TEST_CASE("the bound of an op notices what it keeps beside it", "[saved_tensors]") {
+TEST_CASE("inputs, results and other tensors that an op keeps are counted", "[saved_tensors]") {
   KeptByOp kept;
   {
     const ObserveOps observe(
@@ -231,7 +231,7 @@ TEST_CASE("the bound of an op notices what it keeps beside it", "[saved_tensors]
   CHECK(kept.fp32 == 12);
 }
 
-TEST_CASE("docs/reference/saved-tensors.md has what the ops keep", "[saved_tensors]") {
+TEST_CASE("docs/reference/saved-tensors.md lists the tensors that ops keep", "[saved_tensors]") {
   const fs::path path = test::source_folder() / "docs/reference/saved-tensors.md";
   const std::string page = page_of(kept_by_ops());
   if (std::getenv("LATHE_TEST_WRITE") != nullptr) std::ofstream(path) << page;
@@ -251,7 +251,8 @@ int64_t saved_bytes_of(const Variable& y) {
   return bytes;
 }
 
-TEST_CASE("a factor of an input without a gradient is not kept", "[saved_tensors]") {
+TEST_CASE("a tensor needed only for the gradient of an untrained input is not kept",
+          "[saved_tensors]") {
   const Variable x = Variable::parameter(torch::randn({8, 16})), c(torch::randn({8, 16})),
                  w = Variable::parameter(torch::randn({16, 16})), frozen(torch::randn({16, 16}));
   const int64_t all = 8 * 16 * 4, weight = 16 * 16 * 4;
@@ -268,7 +269,7 @@ TEST_CASE("a factor of an input without a gradient is not kept", "[saved_tensors
                  kernel(torch::randn({2, 2, 3, 3}));
   CHECK(saved_bytes_of(conv2d(image, kernel, {}, {})) == 2 * 2 * 3 * 3 * 4);
 
-  // The gradients are those with a weight that is trained.
+  // The gradients equal those with a trained weight.
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     INFO(c10::toString(dtype));
     const auto dx = [&](bool trained) {

@@ -1,5 +1,5 @@
-// Values at the edges of ops: NaN, infinities, ties, zeros, none; what works in place; and which
-// results are views.
+// Tests ops at NaN, infinities, ties, zeros and without elements, in-place ops, and which results
+// are views.
 #include <cmath>
 #include <limits>
 
@@ -29,8 +29,8 @@ struct ValueCase {
 
 const double infinite = std::numeric_limits<double>::infinity(), nan_value = std::nan("");
 
-/// "" or how results differ: NaN and infinities in the same places, finite ones to the spacing of
-/// the dtype.
+/// Returns how results differ, or "". NaN and infinities must be at the same positions; finite
+/// values may differ by roundings of the dtype.
 std::string differs(const at::Tensor& ours, const at::Tensor& wanted) {
   if (ours.sizes() != wanted.sizes()) return "the shape";
   const double spacing = wanted.scalar_type() == at::kDouble ? 1e-13 : 1e-5;
@@ -55,7 +55,7 @@ void check(const ValueCase& k, const std::vector<at::Tensor>& x) {
       torch::autograd::grad({wanted}, torch_in, {dy}, false, false, /*allow_unused=*/true);
   for (size_t i = 0; i < in.size(); ++i) {
     INFO("gradient " << i);
-    // PyTorch leaves a gradient of nothing but zeros undefined here and there (norm 0).
+    // PyTorch leaves some gradients undefined that are all zeros (norm with p = 0).
     REQUIRE(ours[i].defined());
     CHECK(differs(ours[i].data(),
                   theirs[i].defined() ? theirs[i] : torch::zeros_like(torch_in[i])) == "");
@@ -96,7 +96,7 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
   }
 }
 
-TEST_CASE("pairs agree with LibTorch at NaN, infinities and ties", "[special_values]") {
+TEST_CASE("binary ops agree with LibTorch at NaN, infinities and ties", "[special_values]") {
   const std::vector<ValueCase> cases{
       {"maximum", [](V v) { return maximum(v[0], v[1]); },
        [](T x) { return torch::maximum(x[0], x[1]); }},
@@ -126,7 +126,7 @@ TEST_CASE("pairs agree with LibTorch at NaN, infinities and ties", "[special_val
           {a.unsqueeze(1).expand({7, 7}).contiguous(), a.unsqueeze(0).expand({7, 7}).contiguous()});
 }
 
-TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros, ties and none",
+TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros and ties, and without elements",
           "[special_values]") {
   std::vector<ValueCase> cases{
       {"max", [](V v) { return max(v[0], 1).first; }, [](T x) { return std::get<0>(x[0].max(1)); }},
@@ -167,7 +167,8 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros, ties and no
   CHECK(error_of([] { min(zeros({2, 0}), 1); }) == "min(float32[2,0]): dim 1 has no elements");
 }
 
-TEST_CASE("losses at their edges", "[special_values]") {
+TEST_CASE("losses handle ignored targets and large logits, and refuse wrong shapes",
+          "[special_values]") {
   const Variable logits = randn({3, 4}, 1, at::kDouble).requires_grad_();
   CrossEntropyOptions smooth;
   smooth.label_smoothing = 0.1;
@@ -176,7 +177,7 @@ TEST_CASE("losses at their edges", "[special_values]") {
   CHECK(nll_loss(log_softmax(logits, 1), ignored).item() == 0);
   backward(cross_entropy(logits, ignored, smooth));
   CHECK(logits.grad().eq(0).all().item<bool>());
-  // What is far from 0 or 1 costs its logit, not infinity.
+  // The loss of a confident wrong prediction is the size of its logit, not infinity.
   const Variable far(torch::tensor({-800.0, 800.0}, at::kDouble)),
       wrong(torch::tensor({1.0, 0.0}, at::kDouble));
   CHECK(binary_cross_entropy_with_logits(far, wrong).item() == 800);
@@ -189,7 +190,7 @@ TEST_CASE("losses at their edges", "[special_values]") {
         "cross_entropy: weight must have shape [4]");
 }
 
-TEST_CASE("a form in place reuses memory, and never gives a wrong gradient", "[special_values]") {
+TEST_CASE("an in-place op reuses memory, and never gives a wrong gradient", "[special_values]") {
   const Variable w = randn({4, 3}, 1, at::kDouble).requires_grad_(),
                  x = randn({5, 3}, 2, at::kDouble);
   const auto reference = grad(sum(relu(linear(x, w))), {w})[0].data();
@@ -213,7 +214,7 @@ TEST_CASE("a form in place reuses memory, and never gives a wrong gradient", "[s
   CHECK_THAT(error_of([&] { relu_(parameter); }),
              ContainsSubstring("change its values under NoGrad"));
 
-  // Its result is saved, so what changes it later is noticed.
+  // sigmoid_ saves its result, so a later change of it is noticed.
   Variable late = linear(x, w);
   sigmoid_(late);
   {
@@ -223,7 +224,7 @@ TEST_CASE("a form in place reuses memory, and never gives a wrong gradient", "[s
   }
   CHECK_THAT(error_of([&] { backward(sum(late)); }),
              ContainsSubstring("sigmoid_: a tensor saved for backward"));
-  // Where nothing is recorded every handle changes.
+  // If no graph is recorded, every handle sees the change.
   Variable a = ones({2}), b = a;
   add_(a, ones({2}));
   CHECK(b.data().eq(2).all().item<bool>());

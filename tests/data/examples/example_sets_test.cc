@@ -1,4 +1,4 @@
-// Example sets: exact epochs, normalization, augmentation, folds, what a changed folder says.
+// Tests of example sets: exact epochs, normalization, augmentation, folds, changed folders.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -29,7 +29,7 @@ std::string text_of(double x) {
   return text;
 }
 
-/// The rows as CSV, prepared in `folder`/data.
+/// Writes the rows as CSV and prepares them in `folder`/data; returns that folder.
 fs::path prepared(const TempFolder& folder, const Table& table, ExampleOptions options) {
   std::string text;
   for (size_t i = 0; i < table.inputs.size(); ++i) {
@@ -44,7 +44,8 @@ fs::path prepared(const TempFolder& folder, const Table& table, ExampleOptions o
   return options.out;
 }
 
-/// Column 0 is the row's number, 1 large with little change, 2 constant, 3 random.
+/// Returns n rows. Column 0 is the number of the row, column 1 is large with small changes, column
+/// 2 is constant, and column 3 is random.
 Table numbered(int64_t n, int64_t classes) {
   std::mt19937 random(7);
   std::normal_distribution<double> normal;
@@ -63,7 +64,7 @@ DataConfig config_of(const fs::path& dir) {
   return c;
 }
 
-/// A training micro-batch.
+/// Returns a copy of training micro-batch n.
 Batch batch_of(const Data& data, int64_t batch_size, uint64_t seed, int64_t n) {
   const auto batches = data.training({.batch_size = batch_size}, seed);
   const auto buffers = batches->make_buffers();
@@ -72,7 +73,7 @@ Batch batch_of(const Data& data, int64_t batch_size, uint64_t seed, int64_t n) {
   return {b.inputs.clone(), b.targets.clone()};
 }
 
-/// The whole validation split.
+/// Returns the validation split, or its first `batches` batches.
 Batch all_val(const Data& data, int64_t batch_size = 7, int64_t batches = 0) {
   std::vector<at::Tensor> inputs, targets;
   const auto all = data.evaluation({.batch_size = batch_size}, batches, at::kCPU);
@@ -80,7 +81,7 @@ Batch all_val(const Data& data, int64_t batch_size = 7, int64_t batches = 0) {
   return {torch::cat(inputs), torch::cat(targets)};
 }
 
-/// Mean and standard deviation by their definitions, in two passes.
+/// Returns mean and standard deviation by their definitions, in two passes.
 std::pair<double, double> by_definition(const std::vector<double>& x) {
   long double mean = 0, squares = 0;
   for (const double v : x) mean += v;
@@ -90,7 +91,7 @@ std::pair<double, double> by_definition(const std::vector<double>& x) {
           static_cast<double>(std::sqrt(squares / static_cast<long double>(x.size())))};
 }
 
-/// Row numbers of a batch of numbered(), by the mean and scale of column 0.
+/// Returns the row numbers of a batch of numbered(), given the mean and scale of column 0.
 std::vector<int64_t> rows_of(const Batch& b, double mean, double scale) {
   const at::Tensor x = b.inputs.select(1, 0).to(at::kDouble) * scale + mean;
   std::vector<int64_t> rows;
@@ -102,10 +103,11 @@ std::vector<int64_t> rows_of(const Batch& b, double mean, double scale) {
   return rows;
 }
 
-TEST_CASE("an epoch has every example once, wherever loading begins and whoever fills",
+TEST_CASE("an epoch has every example once, from any start and with any thread that fills",
           "[example_sets]") {
   const TempFolder f;
-  constexpr int64_t n = 37, batch = 5, micro_batches = 3 * n;  // 15 epochs, edges within batches
+  // 15 epochs, which end within batches.
+  constexpr int64_t n = 37, batch = 5, micro_batches = 3 * n;
   const fs::path dir = prepared(f, numbered(n, 3), {.val_share = 0});
   const auto data = open_examples(config_of(dir));
   REQUIRE(data->train_size() == n);
@@ -135,8 +137,8 @@ TEST_CASE("an epoch has every example once, wherever loading begins and whoever 
     REQUIRE(whole[static_cast<size_t>(i / batch)].targets[i % batch].item<int64_t>() ==
             order[static_cast<size_t>(i)] % 3);
 
-  // Resumed at 20 places by a process that opens the folder again, and filled by four threads out
-  // of order.
+  // Resume at 20 positions with the folder opened again, and fill batches out of order by four
+  // threads.
   for (int64_t resume = 0; resume < 20; ++resume) {
     const auto again = open_examples(config_of(dir));
     const int64_t first = resume * 5 + resume % 3;
@@ -161,7 +163,8 @@ TEST_CASE("an epoch has every example once, wherever loading begins and whoever 
   CHECK(rows(batch_of(*data, batch, 43, 0)) != rows(whole[0]));
 }
 
-TEST_CASE("inputs and targets are normalized by the training examples alone", "[example_sets]") {
+TEST_CASE("inputs and targets are normalized by statistics of the training examples only",
+          "[example_sets]") {
   const TempFolder f;
   const Table table = numbered(300, 0);
   const fs::path dir = prepared(f, table, {.task = "regression", .val_share = 0.3});
@@ -169,14 +172,14 @@ TEST_CASE("inputs and targets are normalized by the training examples alone", "[
   REQUIRE(data->train_size() == 210);
   REQUIRE(data->val_size() == 90);
   const auto m = read_example_manifest(dir);
-  // Which rows are for training is read off the file.
+  // Read from the file which rows are for training.
   const ExampleArray train(dir / "train_inputs.npy", ""), val(dir / "val_inputs.npy", "");
   std::vector<std::vector<double>> columns(4);
   std::vector<double> targets, example(4);
   for (int64_t i = 0; i < 210; ++i) {
     train.read(i, example.data());
     CHECK(example ==
-          table.inputs[static_cast<size_t>(example[0])]);  // as the text has it, to the last bit
+          table.inputs[static_cast<size_t>(example[0])]);  // the same bits as in the text
     for (size_t c = 0; c < 4; ++c) columns[c].push_back(example[c]);
     targets.push_back(table.targets[static_cast<size_t>(example[0])]);
   }
@@ -194,7 +197,7 @@ TEST_CASE("inputs and targets are normalized by the training examples alone", "[
     // 1.6e9 has its last bit at 2e-7, and a sum of 210 of them loses a few: to 1e-6 of a deviation.
     CHECK(std::fabs(m.inputs.mean[c] - mean) <= 1e-6 * deviation);
     CHECK(std::fabs(m.inputs.scale[c] - deviation) <= 1e-6 * deviation);
-    // Of all rows they would be others: the control.
+    // The control: the mean of all rows differs.
     std::vector<double> all;
     for (const auto& row : table.inputs) all.push_back(row[c]);
     CHECK(std::fabs(m.inputs.mean[c] - by_definition(all).first) > 1e-4 * deviation);
@@ -219,7 +222,7 @@ TEST_CASE("inputs and targets are normalized by the training examples alone", "[
   CHECK((b.inputs.select(1, 2) == 0).all().item<bool>());  // a constant feature stays finite
 }
 
-TEST_CASE("the statistics' one pass is the definition, also where first values mislead",
+TEST_CASE("one-pass statistics agree with the definition, also if the first value is far off",
           "[example_sets]") {
   std::mt19937 random(3);
   std::normal_distribution<double> normal;
@@ -230,10 +233,10 @@ TEST_CASE("the statistics' one pass is the definition, also where first values m
     for (const double v : x) one.add(&v);
     const auto [mean, deviation] = by_definition(x);
     CHECK(one.result().mean[0] ==
-          Approx(mean).epsilon(1e-12));  // rounding of 5000 steps, which cancel
+          Approx(mean).epsilon(1e-12));  // 5000 roundings, which mostly cancel
     CHECK(one.result().scale[0] == Approx(deviation).epsilon(1e-10));  // the same, squared
   }
-  // Two channels of six elements, against all their elements at once.
+  // Two channels of six elements each, compared with all their elements at once.
   Statistics channels(groups_of({2, 2, 3}));
   std::vector<std::vector<double>> all(2);
   for (int i = 0; i < 100; ++i) {
@@ -256,7 +259,7 @@ TEST_CASE("the statistics' one pass is the definition, also where first values m
   CHECK(still.result().scale[0] == 1);
 }
 
-/// Images of two channels, 4 x 6, whose pixels are all different; the target is the image's number.
+/// Returns images of [2, 4, 6] whose pixels all differ; the target is the number of the image.
 Table images(int64_t n) {
   Table t;
   for (int64_t i = 0; i < n; ++i) {
@@ -269,7 +272,7 @@ Table images(int64_t n) {
   return t;
 }
 
-TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about as often",
+TEST_CASE("images are shifted and mirrored as by LibTorch, and each way is equally likely",
           "[example_sets]") {
   const TempFolder f;
   const int64_t n = 4, batch = 8;
@@ -288,7 +291,7 @@ TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about a
   std::vector<at::Tensor> raw;
   for (const auto& image : images(n).inputs)
     raw.push_back(torch::tensor(image, at::kDouble).view({2, 4, 6}));
-  // Every image in each of the 2 x 25 ways.
+  // Transform every image in each of the 2 x 25 ways.
   std::map<std::string, std::pair<bool, int64_t>> way_of;
   const auto bytes_of = [](const at::Tensor& t) {
     const at::Tensor c = t.contiguous();
@@ -327,15 +330,15 @@ TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about a
       CHECK(untouched->second == std::pair(false, int64_t{12}));  // no shift
     }
   }
-  // 4000 samples: mirrored 2000 with deviation 32, each way 160 with deviation 12.4; within 5 of
-  // them.
+  // Of 4000 samples, 2000 are mirrored with a standard deviation of 32, and each way occurs 160
+  // times with a deviation of 12.4. Allow 5 deviations.
   CHECK(std::llabs(mirrored - samples / 2) < 160);
   for (const int64_t count : ways) CHECK(std::llabs(count - samples / 25) < 62);
-  // A sample is changed by its number, not by its batch; another seed changes it otherwise.
+  // The augmentation depends on the seed and on the number of the sample, not on its batch.
   const Batch one = batch_of(*data, 1, 9, 13), eight = batch_of(*data, 8, 9, 1);
   CHECK(torch::equal(one.inputs[0], eight.inputs[5]));
   CHECK(!torch::equal(batch_of(*data, 64, 10, 0).inputs, batch_of(*data, 64, 9, 0).inputs));
-  // Each alone.
+  // Mirroring without shifts.
   config.crop = 0;
   const at::Tensor flipped = batch_of(*open_examples(config), 64, 9, 0).inputs,
                    plain64 = batch_of(*plain, 64, 9, 0).inputs;
@@ -343,7 +346,7 @@ TEST_CASE("images are shifted and mirrored as LibTorch does it, each way about a
     CHECK((torch::equal(flipped[i], plain64[i]) || torch::equal(flipped[i], plain64[i].flip(2))));
 }
 
-TEST_CASE("folds cover all examples once, each class alike, and normalize by what they train on",
+TEST_CASE("folds cover all examples once, stratified, and normalize by their training examples",
           "[example_sets]") {
   const TempFolder f;
   const bool classes = GENERATE(true, false);
@@ -361,12 +364,12 @@ TEST_CASE("folds cover all examples once, each class alike, and normalize by wha
     CHECK(data->train_size() + data->val_size() == 103);
     CHECK(data->val_size() >= 20);
     CHECK(data->val_size() <= 21);
-    // What is in the training part, by the row numbers' own mean and deviation: found by trying.
+    // Load the training part as one batch, and the validation part.
     const auto batches = data->training({.batch_size = data->train_size()}, 1);
     const auto buffers = batches->make_buffers();
     batches->fill(buffers, 0);
     const Batch b = batches->batch_of(buffers), v = all_val(*data);
-    // The random column tells rows apart whatever the scale is: ranks agree.
+    // Identify rows by their rank in the random column, which does not depend on the scale.
     const at::Tensor x = torch::cat({b.inputs, v.inputs}).select(1, 3).to(at::kDouble);
     std::vector<double> third;
     for (const auto& row : table.inputs) third.push_back(row[3]);
@@ -380,8 +383,7 @@ TEST_CASE("folds cover all examples once, each class alike, and normalize by wha
       validated.insert(row_of[i]);
       ++of_class[table.targets[static_cast<size_t>(row_of[i])]];
     }
-    if (fold == 0 &&
-        !classes) {  // dealt out in an order of their own: not every fifth of the files'
+    if (fold == 0 && !classes) {  // folds use a random order: not every fifth row of the file
       const ExampleArray train(dir / "train_inputs.npy", "");
       int64_t every_fifth = 0, all = 0;
       for (int64_t i = 0; i < 82; i += 5, ++all) {
@@ -428,7 +430,7 @@ TEST_CASE("folds cover all examples once, each class alike, and normalize by wha
   CHECK(hashes.count(open_examples(config_of(dir))->hash()) == 1);
 }
 
-TEST_CASE("evaluation goes through the validation split in order, its last batch short",
+TEST_CASE("evaluation reads the validation split in order, and its last batch is shorter",
           "[example_sets]") {
   const TempFolder f;
   const fs::path dir = prepared(f, numbered(60, 3), {.val_share = 0.5});
@@ -446,7 +448,7 @@ TEST_CASE("evaluation goes through the validation split in order, its last batch
   }
   CHECK(all_val(*data, 7, 2).inputs.size(0) == 14);
   CHECK(all_val(*data, 7, 99).inputs.size(0) == 30);
-  // A part is in order as well, and the same examples whatever the batches' size.
+  // A part is in order as well, and has the same examples for any batch size.
   const auto part = rows_of(all_val(*data, 7, 2), m.inputs.mean[0], m.inputs.scale[0]);
   CHECK(std::set<int64_t>(part.begin(), part.end()).size() == 14);
   CHECK(std::is_sorted(part.begin(), part.end()));
@@ -482,7 +484,8 @@ TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
   CHECK_THAT(problem([](DataConfig& c) { c.crop = 4; }), ContainsSubstring("out of sight"));
 }
 
-TEST_CASE("safetensors, every kind of number and a manifest by hand", "[example_sets]") {
+TEST_CASE("an example set of safetensors can be written by hand, and wrong manifests are refused",
+          "[example_sets]") {
   const TempFolder f;
   const at::Tensor x = torch::randn({6, 3}).to(at::kBFloat16),
                    y = torch::tensor({0, 1, 2, 2, 1, 0}, at::kByte);
@@ -522,7 +525,7 @@ TEST_CASE("safetensors, every kind of number and a manifest by hand", "[example_
     }
   }
   CHECK(seen.size() == 6);
-  // Manifests that do not fit what is there.
+  // Manifests that do not match the files.
   const ExampleManifest right = m;
   const auto problem = [&](const std::function<void(ExampleManifest&)>& change) {
     m = right;
@@ -555,7 +558,7 @@ TEST_CASE("safetensors, every kind of number and a manifest by hand", "[example_
              ContainsSubstring("a file with a bad name"));
 }
 
-TEST_CASE("examples of one number do not pass for longer ones", "[example_sets]") {
+TEST_CASE("a manifest that claims longer examples than the file has is refused", "[example_sets]") {
   const TempFolder f;
   const std::vector<float> x(6);
   const std::string sum =
@@ -609,7 +612,8 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
              ContainsSubstring("its own checksum differs"));
 }
 
-TEST_CASE("a part of an evaluation has sorted classes in their shares", "[example_sets]") {
+TEST_CASE("a partial evaluation has each class in proportion, also of sorted data",
+          "[example_sets]") {
   const TempFolder f;
   Table table = numbered(200, 1);
   for (size_t i = 0; i < 200; ++i) table.targets[i] = i < 40 ? 0 : i < 120 ? 1 : 2;

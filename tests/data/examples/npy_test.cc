@@ -1,5 +1,5 @@
-// .npy files: the bytes that NumPy writes, every type against LibTorch's conversions, and what
-// can't be an array.
+// Tests of .npy files: the bytes that NumPy writes, conversions of every type, which must agree
+// with LibTorch, and malformed files.
 #include <cstring>
 
 #include "data/examples/arrays.h"
@@ -12,7 +12,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// A file with this header, as it stands.
+/// Returns a .npy file with this header, without padding it.
 std::string npy(int version, const std::string& header, const std::string& elements) {
   const auto length = static_cast<uint32_t>(header.size());
   return std::string("\x93NUMPY") + static_cast<char>(version) + '\0' +
@@ -20,7 +20,8 @@ std::string npy(int version, const std::string& header, const std::string& eleme
          elements;
 }
 
-/// numpy.save(f, numpy.arange(6, dtype='<f4').reshape(2, 3)): 128 bytes before the elements.
+/// Returns the bytes of numpy.save(f, numpy.arange(6, dtype='<f4').reshape(2, 3)): 128 bytes and
+/// the elements.
 std::string from_numpy() {
   std::string head("\x93NUMPY\x01\x00v\x00", 10);
   head += "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
@@ -28,7 +29,7 @@ std::string from_numpy() {
   return head + "\n" + packed<float>({0, 1, 2, 3, 4, 5});
 }
 
-TEST_CASE("what NumPy writes is read, and written in the same bytes", "[npy]") {
+TEST_CASE("NumPy's files are read, and written with the same bytes", "[npy]") {
   const TempFolder f;
   write_file(f / "a.npy", from_numpy());
   const NpyFile a(f / "a.npy");
@@ -48,7 +49,7 @@ TEST_CASE("what NumPy writes is read, and written in the same bytes", "[npy]") {
   CHECK(slurp(f / "b.npy") == from_numpy());
 }
 
-TEST_CASE("every version, spelling and type of header", "[npy]") {
+TEST_CASE("headers of every version, spelling and type are read", "[npy]") {
   const TempFolder f;
   struct Row {
     int version;
@@ -97,7 +98,7 @@ TEST_CASE("every version, spelling and type of header", "[npy]") {
   }
 }
 
-TEST_CASE("elements of every type are the numbers that LibTorch takes them for", "[npy]") {
+TEST_CASE("elements of every type are converted as by LibTorch", "[npy]") {
   const TempFolder f;
   const auto check = [&](const at::Tensor& t, ArrayType type, const char* safetensors) {
     INFO(array_type_name(type));
@@ -135,7 +136,7 @@ TEST_CASE("elements of every type are the numbers that LibTorch takes them for",
         nullptr);
 }
 
-TEST_CASE("what is not an array is refused in a sentence", "[npy]") {
+TEST_CASE("files that are not arrays are refused with an error that names the file", "[npy]") {
   const TempFolder f;
   const auto problem = [&](const std::string& bytes) {
     write_file(f / "a.npy", bytes);
@@ -193,7 +194,7 @@ TEST_CASE("what is not an array is refused in a sentence", "[npy]") {
   }
 }
 
-TEST_CASE("arrays of examples have a first dimension, and safetensors the tensor that is named",
+TEST_CASE("arrays of examples need a first dimension, and safetensors need the named tensor",
           "[npy]") {
   const TempFolder f;
   write_file(f / "one.npy",

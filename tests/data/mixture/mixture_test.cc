@@ -1,4 +1,4 @@
-// Mixtures of token data: which source a window is from, and runs on them.
+// Tests of mixtures of token data: which source a window comes from, preparation, and runs.
 #include <cmath>
 
 #include "core/io/claimed_folder.h"
@@ -15,9 +15,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE(
-    "in every 65536 windows each source has its share exactly, and its own windows in their order",
-    "[mixture]") {
+TEST_CASE("in every 65536 windows, each source has exactly its share, and each of its windows once",
+          "[mixture]") {
   const std::vector<double> weights{5, 0.00001, 3, 2};
   const MixtureSampler sampler(weights, 7), other(weights, 8);
   std::vector<int64_t> next(4, 0);
@@ -44,7 +43,7 @@ TEST_CASE(
   }
   CHECK(differ > 60000);
 
-  // What rounding takes too much or leaves over is the largest source's wherever it stands.
+  // The largest source absorbs what rounding adds or removes, at any position in the list.
   const auto counts = [](const std::vector<double>& shares) {
     const MixtureSampler drawn(shares, 7);
     std::vector<int64_t> count(shares.size(), 0);
@@ -54,15 +53,15 @@ TEST_CASE(
   CHECK(counts({2, 5, 0.00001, 3}) == std::vector<int64_t>{13107, 32767, 1, 19661});
   CHECK(counts({1, 1, 1.0001}) == std::vector<int64_t>{21845, 21845, 21846});
 
-  // Anywhere in a round shares are about what they are in all of it: 3 standard deviations of a
-  // draw without return.
+  // Within a part of a round, shares are near those of the round: within 3 standard deviations of
+  // drawing without replacement.
   int64_t first = 0;
   for (int64_t i = 1000; i < 3000; ++i) first += sampler(i).source == 0;
   CHECK(std::abs(first - 1000) < 3 * std::sqrt(2000 * 0.25));
 }
 
-/// Texts of letters of their own, so that windows tell their source; "cc" has two halves for
-/// training, c and d.
+/// Prepares a mixture in `mix`. Each source has a letter of its own, so that windows show their
+/// source; the training part of "cc" is half c and half d.
 void prepare_mixture(const TempFolder& f) {
   for (const char* name : {"aa", "bb"}) write_file(f / name, std::string(4000, name[0]));
   write_file(f / "cc", std::string(16000, 'c') + std::string(16000, 'd') + std::string(8000, 'c'));
@@ -72,7 +71,7 @@ void prepare_mixture(const TempFolder& f) {
   REQUIRE(done.code == 0);
 }
 
-TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets others", "[mixture]") {
+TEST_CASE("windows of a mixture are drawn by its shares, which data.mix can change", "[mixture]") {
   const TempFolder f(fast_folder());
   prepare_mixture(f);
   DataConfig c;
@@ -100,18 +99,19 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   CHECK(!open_data(c)->matches(hash));
   c.mix = "aa:3,bb:1,cc:0.6";
   CHECK(!open_data(c)->matches(hash));
-  // Evaluation: every token of each source once, and whose it is.
+  // Evaluation scores every token of each source once, and batches name their source.
   c.mix = "";
   const auto data = open_data(c);
   std::map<std::string, int64_t> scored;
   const auto windows = data->evaluation({4, 16, 256}, 0, at::kCPU);
   for (Batch b; windows->next(b);) {
-    CHECK((b.inputs == b.source[0]).all().item<bool>());  // the tail of "cc" is c's
+    CHECK((b.inputs == b.source[0]).all().item<bool>());  // "cc" ends with c
     scored[b.source] += b.targets.numel();
   }
   CHECK(scored == std::map<std::string, int64_t>{{"aa", 799}, {"bb", 799}, {"cc", 7999}});
   CHECK(data->val_size() == 9600);
-  // A part of it: every source by its tokens, and batches of one source each.
+  // A partial evaluation has windows in proportion to the tokens of the sources, and each batch has
+  // one source.
   scored.clear();
   const auto part = data->evaluation({4, 16, 256}, 15, at::kCPU);
   for (Batch b; part->next(b);) {
@@ -123,25 +123,25 @@ TEST_CASE("windows of a mixture are drawn by its shares, and data.mix sets other
   CHECK((std::abs(scored["aa"] - 5) <= 1 && std::abs(scored["bb"] - 5) <= 1));
   data->verify();
 
-  const auto told = [&](const std::string& mix) {
+  const auto refusal = [&](const std::string& mix) {
     c.mix = mix;
     return error_of([&] { open_data(c); });
   };
-  CHECK_THAT(told("aa:1,dd:2"),
+  CHECK_THAT(refusal("aa:1,dd:2"),
              ContainsSubstring("names the source dd, and " + c.dir + " has aa, bb, cc"));
-  CHECK_THAT(told("aa"), ContainsSubstring("\"aa\" does not give a source and its weight"));
-  CHECK_THAT(told("aa:x"), ContainsSubstring("\"aa:x\" does not give a source and its weight"));
-  CHECK_THAT(told("aa:0"), ContainsSubstring("the share of aa must be above 0"));
-  CHECK_THAT(told("aa:1,aa:2"), ContainsSubstring("is listed twice"));
+  CHECK_THAT(refusal("aa"), ContainsSubstring("\"aa\" does not give a source and its weight"));
+  CHECK_THAT(refusal("aa:x"), ContainsSubstring("\"aa:x\" does not give a source and its weight"));
+  CHECK_THAT(refusal("aa:0"), ContainsSubstring("the share of aa must be above 0"));
+  CHECK_THAT(refusal("aa:1e308"), ContainsSubstring("at most 1e100"));
+  CHECK_THAT(refusal("aa:1,aa:2"), ContainsSubstring("is listed twice"));
   c.dir = (f / "mix" / "aa").string();
-  CHECK_THAT(told("aa:1"), ContainsSubstring("data.mix is for mixtures"));
+  CHECK_THAT(refusal("aa:1"), ContainsSubstring("data.mix is for mixtures"));
   CHECK_THAT(error_of([] { read_mixture_manifest(Json{{"format", 5}}, "manifest.json"); }),
              ContainsSubstring("manifest.json: a format that this build does not know"));
 }
 
 TEST_CASE(
-    "a preparation of sources that was cut short keeps those that are there, and bad sources are "
-    "refused",
+    "an interrupted preparation of a mixture keeps finished sources, and bad sources are refused",
     "[mixture]") {
   const TempFolder f(fast_folder());
   prepare_mixture(f);
@@ -181,23 +181,24 @@ TEST_CASE(
   CHECK_THAT(prepare("three", {"--source", "none=none.jsonl", "--source", "aa=aa"}).err,
              ContainsSubstring("is not valid JSON"));
   CHECK(!fs::exists(f / "three"));
-  const auto told = [&](const std::vector<std::string>& more) {
+  const auto refusal = [&](const std::vector<std::string>& more) {
     const Finished refused = prepare("other", more);
     CHECK(refused.code != 0);
     CHECK(!fs::exists(f / "other"));
     return refused.err;
   };
-  CHECK_THAT(told({"--source", "aa"}), ContainsSubstring("is not NAME=PATH:SHARE"));
-  CHECK_THAT(told({"--source", "a/b=aa"}), ContainsSubstring("is not a valid name of a source"));
-  CHECK_THAT(told({"--source", "aa=aa:-1"}), ContainsSubstring("must be above 0"));
-  CHECK_THAT(told({"--source", "aa=nowhere:1"}), ContainsSubstring("there is no file nowhere"));
-  CHECK_THAT(told({"--source", "aa=aa", "bb"}), ContainsSubstring("bb is beside --source"));
-  CHECK_THAT(told({"--source", "aa=aa", "--tokenizer", "char"}),
+  CHECK_THAT(refusal({"--source", "aa"}), ContainsSubstring("is not NAME=PATH:SHARE"));
+  CHECK_THAT(refusal({"--source", "a/b=aa"}), ContainsSubstring("is not a valid name of a source"));
+  CHECK_THAT(refusal({"--source", "aa=aa:-1"}), ContainsSubstring("must be above 0"));
+  CHECK_THAT(refusal({"--source", "aa=nowhere:1"}), ContainsSubstring("there is no file nowhere"));
+  CHECK_THAT(refusal({"--source", "aa=aa", "bb"}), ContainsSubstring("bb is beside --source"));
+  CHECK_THAT(refusal({"--source", "aa=aa", "--tokenizer", "char"}),
              ContainsSubstring("a vocabulary of its own"));
-  CHECK_THAT(told({}), ContainsSubstring("needs files, folders"));
+  CHECK_THAT(refusal({}), ContainsSubstring("needs files, folders"));
 }
 
-TEST_CASE("a killed preparation of sources notices a source that has changed since", "[mixture]") {
+TEST_CASE("continuing a killed preparation notices changes of the input and the tokenizer",
+          "[mixture]") {
   const TempFolder f(fast_folder());
   fs::create_directories(f / "aa");
   write_file(f / "aa/1.txt", std::string(4000, 'a'));
@@ -233,12 +234,12 @@ TEST_CASE("a killed preparation of sources notices a source that has changed sin
   };
   const std::vector<Change> changes{
       {"as long", [&] { write_file(f / "aa/1.txt", std::string(3999, 'a') + "A"); }, 3,
-       "the input of the source aa is not what it was when this command was cut short; remove "
+       "the input of the source aa has changed since this command was interrupted; remove "
        "out/aa to prepare it again"},
       {"longer", [&] { write_file(f / "aa/1.txt", std::string(5000, 'a')); }, 3,
-       "the input of the source aa is not"},
+       "the input of the source aa has changed"},
       {"another file", [&] { write_file(f / "aa/2.txt", "more"); }, 3,
-       "the input of the source aa is not"},
+       "the input of the source aa has changed"},
       {"the tokenizer",
        [&] {
          fs::copy_file(f / "other/tokenizer.json", f / "bpe/tokenizer.json",
@@ -261,7 +262,7 @@ TEST_CASE("a killed preparation of sources notices a source that has changed sin
     CHECK_THAT(done.out + done.err, ContainsSubstring("out/aa is there already"));
     CHECK(slurp(f / "out/aa/train.bin") == slurp(f / "whole/aa/train.bin"));
   }
-  // A source that was removed is prepared again, with what its input is now.
+  // A source whose folder was removed is prepared again from its present input.
   fs::remove_all(f / "out");
   REQUIRE(prepare("out", true).code == 128 + 9);
   write_file(f / "aa/1.txt", std::string(8000, 'a'));
@@ -270,7 +271,7 @@ TEST_CASE("a killed preparation of sources notices a source that has changed sin
   CHECK(fs::file_size(f / "out/aa/train.bin") != fs::file_size(f / "whole/aa/train.bin"));
 }
 
-TEST_CASE("a run on a mixture is the same stopped and resumed, and tells the loss of each source",
+TEST_CASE("a run on a mixture has the same bits when resumed, and reports the loss of each source",
           "[mixture]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());

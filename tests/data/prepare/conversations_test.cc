@@ -82,7 +82,7 @@ TEST_CASE("the answers of conversations and their end tokens are learned, in eac
                                "<|start_header_id|>user"));
   // The prompt that a chat gives the model is the text that precedes an answer in the data.
   const auto asked =
-      ChatTemplate(o.tokenizer, "", "").ask({{"system", "Be kind."}, {"user", "Hi"}});
+      ChatTemplate(o.tokenizer, "", "").encode_prompt({{"system", "Be kind."}, {"user", "Hi"}});
   const TokenFile file(o.out, "train", read_manifest(o.out));
   std::vector<int64_t> begin(asked.size());
   file.read(0, std::ssize(asked), 1000, begin.data());
@@ -110,13 +110,15 @@ TEST_CASE("a completion's tokens are those that generation appends to its prompt
        {SpaceBefore::each, SpaceBefore::each_without, SpaceBefore::first_without}) {
     Json json;
     json["kind"] = "bpe";
-    json["bpe"] = bpe_to_json(sentencepiece(rule));
+    BPEDefinition d = sentencepiece(rule);
+    d.begin = 1;
+    json["bpe"] = bpe_to_json(d);
     o.tokenizer = Tokenizer::from_json(json, "kind", "test");
     o.out = f / str("out", static_cast<int>(rule));
     prepare_documents(o);
 
     // The space that these tokenizers put before a text is not put between prompt and completion.
-    std::vector<int32_t> wanted;
+    std::vector<int32_t> wanted{1};  // <s>, with which prompts begin
     BPE::Encoder encoder(*o.tokenizer.bpe());
     encoder.encode("abc", wanted, SpecialText::text);
     encoder.encode("ab", wanted, SpecialText::text, /*begins=*/false);
@@ -177,7 +179,7 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
   // What apply_chat_template would write, rendered by hand, with texts of special tokens as tokens.
   const auto asks = [](const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
                        const std::string& text) {
-    CHECK(ChatTemplate(tokenizer, "", "").ask(messages) == tokenizer.encode(text));
+    CHECK(ChatTemplate(tokenizer, "", "").encode_prompt(messages) == tokenizer.encode(text));
   };
   const Tokenizer chatml = with_template(chatml_tokens(), chatml_with_system);
   asks(chatml, one,
@@ -265,7 +267,7 @@ TEST_CASE("instructions are prepared with the tokenizer's chat template", "[conv
         "<|im_start|>assistant\n[ Ho<|im_end|>]\n<|endoftext|>");
 }
 
-TEST_CASE("ShareGPT's and Alpaca's forms are chats", "[conversations]") {
+TEST_CASE("ShareGPT's and Alpaca's formats are read as chats", "[conversations]") {
   const TempFolder f;
   DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
                                .format = "instructions",
@@ -291,7 +293,8 @@ TEST_CASE("ShareGPT's and Alpaca's forms are chats", "[conversations]") {
       {R"({"conversations": [{"from": "system", "value": "S"}, {"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]})",
        R"({"system": "S", "conversations": [{"from": "user", "value": "Q"}, {"from": "assistant", "value": "A"}], "id": 7})",
        R"({"conversations": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})",
-       R"({"instruction": "Q", "input": "", "output": "A", "system": "S"})"}) {
+       R"({"instruction": "Q", "input": "", "output": "A", "system": "S"})",
+       R"({"instruction": "Q", "input": null, "output": "A", "system": "S"})"}) {
     INFO(line);
     CHECK(prepared(line) == wanted);
   }
@@ -308,6 +311,8 @@ TEST_CASE("ShareGPT's and Alpaca's forms are chats", "[conversations]") {
            {R"({"conversations": [{"from": "human", "value": "a"}]})",
             "has no message of the assistant"},
            {R"({"conversations": [{"from": "gpt"}]})", "a message has no text in \"value\""},
+           {R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]})",
+            "tool_calls"},
            {R"({"conversations": [{"from": "a|b", "value": ""}]})", "can't be a role"}}) {
     INFO(line);
     CHECK_THAT(error_of([&] { prepared(line); }), ContainsSubstring("a.jsonl:1"));
@@ -315,7 +320,8 @@ TEST_CASE("ShareGPT's and Alpaca's forms are chats", "[conversations]") {
   }
 }
 
-TEST_CASE("the Jinja of chat templates", "[conversations]") {
+TEST_CASE("chat templates are rendered as by jinja2, and hostile ones are refused",
+          "[conversations]") {
   const Json variables{{"messages",
                         {{{"role", "user"}, {"content", " u1 "}},
                          {{"role", "assistant"}, {"content", "a1"}},
@@ -366,7 +372,7 @@ TEST_CASE("the Jinja of chat templates", "[conversations]") {
     CHECK(render_jinja(text, variables) == wanted);
   }
 
-  // A template of a folder may be hostile: neither depth, time nor memory grows without limit.
+  // A downloaded template may be hostile: depth, time and memory have limits.
   const auto repeated = [](const std::string& text, int n) {
     std::string all;
     for (int i = 0; i < n; ++i) all += text;
@@ -411,9 +417,39 @@ TEST_CASE("the Jinja of chat templates", "[conversations]") {
   CHECK(render_jinja("{{ 50000*40000 + 50000*40000 }}", variables) == "4000000000");
 }
 
+TEST_CASE("a role that the template writes in a form of its own is refused", "[conversations]") {
+  const TempFolder f;
+  write_file(f / "a.jsonl",
+             R"({"messages": [{"role": "user", "content": "Q"}, {"role": "tool", "content": "T"},)"
+             R"( {"role": "assistant", "content": "A", "tool_calls": []}]})"
+             "\n");
+  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
+                               .format = "instructions",
+                               .field = "messages"},
+                    .out = f / "out"};
+  o.val_share = 0;
+  o.tokenizer = chatml_tokens();
+  TokenizerSettings settings;
+  settings.chat_template = chatml_template;
+  o.tokenizer.set_settings(settings);
+  prepare_documents(o);
+  CHECK_THAT(marked_text(o.out, "train"), ContainsSubstring("<|im_start|>tool\nT<|im_end|>"));
+
+  settings.chat_template =
+      "{% for m in messages %}{% set role = 'user' if m['role'] == 'tool' else m['role'] %}"
+      "{{ '<|im_start|>' + role + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+  o.tokenizer.set_settings(settings);
+  o.out = f / "other";
+  const std::string error = error_of([&] { prepare_documents(o); });
+  CHECK_THAT(error, ContainsSubstring("a.jsonl:1"));
+  CHECK_THAT(error, ContainsSubstring("\"tool\""));
+  CHECK(!fs::exists(f / "other"));
+}
+
 TEST_CASE("a line that is not a conversation is refused with its number", "[conversations]") {
   const TempFolder f;
-  const auto told = [&](const std::string& line) {
+  const auto refusal = [&](const std::string& line) {
     write_file(f / "a.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n" + line + "\n");
     DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
                                  .format = "instructions",
@@ -443,12 +479,13 @@ TEST_CASE("a line that is not a conversation is refused with its number", "[conv
            {"{\"messages\": [{\"role\": \"<|im_end|>\", \"content\": \"a\"}]}",
             "can't be a role"}}) {
     INFO(line);
-    CHECK_THAT(told(line), ContainsSubstring(place));
-    CHECK_THAT(told(line), ContainsSubstring(what));
+    CHECK_THAT(refusal(line), ContainsSubstring(place));
+    CHECK_THAT(refusal(line), ContainsSubstring(what));
   }
 }
 
-TEST_CASE("steps without a target are named, and a rate is found without them", "[conversations]") {
+TEST_CASE("a warning reports steps without a target, and `find lr` leaves them out",
+          "[conversations]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   std::string lines;
@@ -475,14 +512,14 @@ TEST_CASE("steps without a target are named, and a rate is found without them", 
 
   const std::string out = lathe({"find", "lr", "tiny.toml", "--steps=60"}).out;
   const Json found = parse_json(out.substr(out.rfind('{')), "", Exit::internal);
-  // The others have their losses; a few steps alone would have none.
+  // Only steps with a target have a loss.
   CHECK(found["steps"].get<int64_t>() > 5);
   CHECK(found["steps"].get<int64_t>() < 60);
 }
 
 TEST_CASE(
-    "a run learns completions alone: prompts change nothing that is not read, and every split of a "
-    "batch adds up",
+    "a run learns only completions, and its losses do not depend on how a step is split into "
+    "micro-batches",
     "[conversations]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());

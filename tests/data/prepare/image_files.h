@@ -58,7 +58,7 @@ struct JpegForm {
   bool apart = false;  ///< a scan for each of three channels
 };
 
-/// Returns a JPEG file of the best quality, of pixels [height, width, channels].
+/// Returns a JPEG file of the best quality from pixels [height, width, channels].
 inline std::string jpeg_of(int64_t height, int64_t width, std::vector<uint8_t> pixels,
                            const JpegForm& form = {}) {
   jpeg_compress_struct info{};
@@ -90,7 +90,7 @@ inline std::string jpeg_of(int64_t height, int64_t width, std::vector<uint8_t> p
   return file;
 }
 
-/// Returns bytes that depend on a seed alone.
+/// Returns bytes that depend only on a seed.
 inline std::vector<uint8_t> random_bytes(int64_t n, uint32_t seed) {
   std::vector<uint8_t> bytes(static_cast<size_t>(n));
   for (uint8_t& byte : bytes) {

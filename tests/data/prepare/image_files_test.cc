@@ -1,4 +1,4 @@
-// Images as files: what is decoded, and how it is resized.
+// Tests of decoding and resizing image files.
 #include <ATen/ops/_upsample_bilinear2d_aa.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using namespace lathe::test;
 
 using ImagePixels = std::vector<uint8_t>;
 
-/// The pixels of a file with these bytes.
+/// Returns the pixels of an image file with these bytes.
 ImagePixels decoded(const std::string& bytes, int64_t channels) {
   const TempFolder f;
   write_file(f / "a", bytes);
@@ -29,7 +29,7 @@ ImagePixels decoded(const std::string& bytes, int64_t channels) {
   return pixels;
 }
 
-/// Sample i of a row of `depth` bits each.
+/// Returns sample i of a row of samples of `depth` bits.
 uint32_t sample_of(const uint8_t* row, int depth, int64_t i) {
   if (depth == 16) return static_cast<uint32_t>(row[2 * i] << 8 | row[2 * i + 1]);
   if (depth == 8) return row[i];
@@ -61,7 +61,7 @@ TEST_CASE("every form of PNG is decoded to the nearest values of 8 bits", "[imag
         }
         const std::string file = png_of(height, width, rows, png);
 
-        // The formula: value * 255 / (2^depth - 1), of which 16 bits alone need rounding.
+        // The formula is value * 255 / (2^depth - 1). Only 16 bits need rounding.
         ImagePixels wanted;
         const bool gray = form.samples < 3 && png.palette.empty();
         for (int64_t i = 0; i < height * width; ++i) {
@@ -117,7 +117,7 @@ TEST_CASE("JPEG files are decoded, gray and colored, progressive and not", "[ima
   }
 }
 
-/// LibTorch's antialiased bilinear resampling, [C, height, width] in float64.
+/// Returns LibTorch's antialiased bilinear resampling as [C, height, width] in float64.
 std::vector<double> torch_resized(const ImagePixels& image, int64_t height, int64_t width,
                                   int64_t channels, int64_t out_height, int64_t out_width) {
   const at::Tensor hwc =
@@ -128,7 +128,7 @@ std::vector<double> torch_resized(const ImagePixels& image, int64_t height, int6
   return {out.data_ptr<double>(), out.data_ptr<double>() + out.numel()};
 }
 
-TEST_CASE("images are resized as LibTorch and the formula have it", "[image_files]") {
+TEST_CASE("resized images agree with LibTorch and the formula", "[image_files]") {
   std::vector<double> out;
   // 4 to 2: the triangle is 4 wide, so inner weights are 1, 3, 3, 1 of 8, and 3, 3, 1 of 7 where
   // the border cuts it.
@@ -136,7 +136,7 @@ TEST_CASE("images are resized as LibTorch and the formula have it", "[image_file
   resize_image(row, 1, 4, 1, 1, 2, out);
   CHECK(out == std::vector<double>{std::round((3 * 10 + 3 * 50 + 90) / 7.0),
                                    std::round((50 + 3 * 90 + 3 * 250) / 7.0)});
-  // 2 to 4: between the centers of pixels, and the outer ones stay.
+  // 2 to 4: values between the centers of pixels are interpolated, and outer values stay.
   resize_image(ImagePixels{0, 100}, 2, 1, 1, 4, 1, out);
   CHECK(out == std::vector<double>{0, 25, 75, 100});
 

@@ -203,7 +203,7 @@ TEST_CASE("a file that is not a readable image is refused by its name, and nothi
   CHECK(c.prepare().train.examples == 6);
 }
 
-TEST_CASE("a folder that is not one of classes is refused", "[image_folders]") {
+TEST_CASE("a folder without a folder of images for each class is refused", "[image_folders]") {
   ImageFolderCase c;
   write_file(c.f / "in/x.png", png_of(4, 4, random_bytes(48, 1)));
   c.refused(Exit::data, "in/x.png is beside the folders of classes");
@@ -234,7 +234,8 @@ TEST_CASE("a stop while images are read leaves nothing", "[image_folders]") {
   CHECK(c.prepare().train.examples == 4);
 }
 
-TEST_CASE("flags of images are for images", "[image_folders]") {
+TEST_CASE("flags for images are refused for other formats and with wrong values",
+          "[image_folders]") {
   const ImageFolderCase c;
   const auto outcome = [&](std::vector<std::string> flags, const std::string& in = "in") {
     std::vector<std::string> words{"prepare", in, "--out", "out"};

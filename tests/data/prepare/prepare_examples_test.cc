@@ -1,5 +1,5 @@
-// Preparing example sets: what CSV, IDX and arrays mean, what is refused and where, and that it is
-// done whole or not.
+// Tests of preparing example sets: how CSV, IDX and arrays are read, which input is refused, and
+// that a preparation is complete or leaves nothing.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Every example of a split as numbers, its target last.
+/// Returns the examples of a split as numbers, each with its target last.
 std::vector<std::vector<double>> rows_of(const fs::path& dir, const std::string& split) {
   const ExampleArray inputs(dir / (split + "_inputs.npy"), ""),
       targets(dir / (split + "_targets.npy"), "");
@@ -35,7 +35,7 @@ std::vector<std::vector<double>> rows_of(const fs::path& dir, const std::string&
   return rows;
 }
 
-/// A folder with files, and what preparing them gives.
+/// A folder with input files and the example set that is prepared from them.
 struct Prepared {
   TempFolder f;
   ExampleOptions options{.val_share = 0};
@@ -56,7 +56,7 @@ struct Prepared {
   std::vector<std::vector<double>> rows(const std::string& split = "train") {
     return rows_of(options.out, split);
   }
-  /// The error's message, whose code must be this one, with nothing left behind.
+  /// Returns the message of the error, or "". Checks its exit code and that no output is left.
   std::string problem(const std::vector<std::string>& files, Exit code = Exit::data) {
     try {
       (*this)(files);
@@ -75,7 +75,7 @@ struct Prepared {
 
 using Rows = std::vector<std::vector<double>>;
 
-TEST_CASE("fields, quotes, line ends and marks of CSV", "[prepare_examples]") {
+TEST_CASE("CsvReader reads fields, quotes, line ends and byte-order marks", "[prepare_examples]") {
   std::vector<std::string_view> fields;
   const std::string text = "\xEF\xBB\xBF\"a \"\"b\"\"\", c ,\r\n\r\n \t\n\"x,\ny\" ,\"\",3";
   CsvReader reader(text, "t.csv");
@@ -112,7 +112,7 @@ TEST_CASE("fields, quotes, line ends and marks of CSV", "[prepare_examples]") {
   for (const char* none : {"", "1 2", "0x1", "1,5", "+-1", "one", "1e"}) CHECK(!csv_number(none));
 }
 
-TEST_CASE("a table's header, target and task are as it looks, or as they are said",
+TEST_CASE("a table's header, target and task are detected, or set by options",
           "[prepare_examples]") {
   Prepared p;
   // Text labels: sorted, and kept.
@@ -128,11 +128,11 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
   CHECK(m.train.inputs.type == ArrayType::u8);
   CHECK(p.csv("1,2,10\n3,256,9\n").train.inputs.type == ArrayType::f64);
   CHECK(p.csv("1,2,10\n3,-1,9\n").train.inputs.type == ArrayType::f64);
-  // An empty cell in the second line does not make names of texts that occur again.
+  // If texts of the first line occur again, it is not a header, also with an empty cell below.
   p.options.table.missing = "drop";
   CHECK(p.csv("1.5,a,x\n2,,y\n3,a,x\n4,b,y\n").train.examples == 3);
   CHECK(p.csv("size,mark,kind\n2,,y\n3,a,x\n4,b,y\n").train.examples == 2);
-  // A line that is left out gives no category, wherever its empty cell is, and no error.
+  // A dropped line adds no category and causes no error, wherever its empty cell is.
   m = p.csv("mark,size,kind\na,1,x\nc,,y\nb,3,y\n\xff,4,\na,5,y\n");
   CHECK(m.train.examples == 3);
   CHECK(m.input_sizes == std::vector<int64_t>{3});  // a, b and size
@@ -153,12 +153,12 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
   p.options.task = "regression";
   CHECK(p.csv(few).task == "regression");
   p.options.task = "";
-  // Column names that are numbers, as pandas counts them; a name for the target alone.
+  // Column names may be numbers, as pandas writes them, or only the target may have a name.
   CHECK(p.csv("0,1,2,3,4\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 2);
   CHECK(p.csv("0,1,2,3,5\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 3);
   CHECK(p.csv("0,1,label\n5,6,0\n5,6,1\n").train.examples == 2);
   CHECK(p.csv("0,1,x\n5,6,y\n5,6,x\n").train.examples == 3);
-  // The target's place.
+  // The target may be any column.
   const std::string table = "a,2,c\n1,0,3\n4,1,6\n";
   for (const auto& [target, row] : std::map<std::string, std::vector<double>>{{"last", {1, 0, 0}},
                                                                               {"first", {0, 3, 0}},
@@ -190,7 +190,7 @@ TEST_CASE("a table's header, target and task are as it looks, or as they are sai
              ContainsSubstring("b.csv:1: another header line than that of"));
 }
 
-TEST_CASE("what a table must not hold is refused with its line and column", "[prepare_examples]") {
+TEST_CASE("invalid cells of a table are refused with their line and column", "[prepare_examples]") {
   Prepared p;
   const std::string good = "a,b,kind\n1,2,x\n3,4,y\n";
   CHECK(p.csv_problem(good).empty());  // the control
@@ -328,13 +328,13 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   CHECK(all.size() == 100);
   p.csv(text);
   CHECK(p.rows("val") == first);  // the same each time
-  CHECK(first.front()[0] < 50);   // and no tail
+  CHECK(first.front()[0] < 50);   // not the tail of the file
   // A class of one example stays in training.
   p.options.val_share = 0.9;
   p.csv("1,a\n2,b\n3,b\n4,b\n");
   CHECK(p.rows() == Rows{p.rows()[0], p.rows()[1]});
   CHECK(p.rows()[0] == std::vector<double>{1, 0});
-  // By file.
+  // Validation examples from a file of their own.
   p.write("val.csv", "200,odd\n201.25,rare\n");
   p.options.val_inputs = {(p.f / "val.csv").string()};
   CHECK(p.csv(text).train.examples == 100);
@@ -347,8 +347,8 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:1 has 3 columns"));
 }
 
-/// Prepares in a process of its own that ends at the n-th time it comes to a fault point; its exit
-/// code.
+/// Prepares in another process, which is killed when it reaches a fault point for the n-th time.
+/// Returns its exit code.
 int prepare_killed(const ExampleOptions& options, const std::string& point, int n) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -401,7 +401,7 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
     CHECK(names(options.out) == files);
     for (const auto& name : files) CHECK(slurp(options.out / name) == slurp(f / "whole" / name));
   }
-  // What a person put there in its place stays.
+  // A user's file in place of an output is not overwritten.
   options.out = f / "theirs";
   REQUIRE(prepare_killed(options, "prepare: shard renamed", 2) == 137);
   write_file(options.out / "train_inputs.npy", "mine");
@@ -415,7 +415,7 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
   CHECK(names(f / "raw") == std::set<std::string>{"val_inputs.npy"});
 }
 
-TEST_CASE("a stop is heeded every few megabytes, and leaves nothing of a table",
+TEST_CASE("reading a table checks for a stop every few megabytes, and a stop leaves nothing",
           "[prepare_examples]") {
   const TempFolder f;
   std::string text;
@@ -437,7 +437,7 @@ TEST_CASE("a stop is heeded every few megabytes, and leaves nothing of a table",
   }
 }
 
-TEST_CASE("separators are found by the name or the first line, or are given",
+TEST_CASE("the separator follows from the file name or the first line, or is given",
           "[prepare_examples]") {
   Prepared p;
   const auto same = [&](const std::string& name, const std::string& text) {
@@ -457,7 +457,7 @@ TEST_CASE("separators are found by the name or the first line, or are given",
   p.options.table.separator = 0;
   CHECK(is_example_file(p.f / "a.tsv"));
 
-  // A tab that separates is not a blank: its empty cells count.
+  // A tab that separates is not blank space, so cells between tabs are empty.
   CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t\tx\n"), p.problem({"a.tsv"})),
              ContainsSubstring("a.tsv:2: column 2 (b) is empty"));
   CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t2\tx\n\t\t\n"), p.problem({"a.tsv"})),
@@ -468,7 +468,7 @@ TEST_CASE("separators are found by the name or the first line, or are given",
              ContainsSubstring("write it with a decimal point"));
 }
 
-TEST_CASE("text columns become an input for each category", "[prepare_examples]") {
+TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   Prepared p;
   const std::string table = "color,size,kind\nred,\"1\",x\n\"blue\",2,y\nred,3,x\n";
   ExampleManifest m = p.csv(table);
@@ -480,7 +480,7 @@ TEST_CASE("text columns become an input for each category", "[prepare_examples]"
   CHECK(m.table->columns[2].role == ColumnRole::target);
   CHECK(m.table->columns[2].name == "kind");
 
-  // Numbers that are names, and columns that are no inputs.
+  // Numbers can be categories, and columns can be excluded from the inputs.
   p.options.table.categories = {"size"};
   m = p.csv(table);
   CHECK(p.rows()[1] == std::vector<double>{1, 0, 0, 1, 0, 1});
@@ -499,7 +499,7 @@ TEST_CASE("text columns become an input for each category", "[prepare_examples]"
   CHECK(m.input_sizes == std::vector<int64_t>{1});
   p.options.table.id.clear();
 
-  // A first line of data is no header: its texts occur again.
+  // A first line whose texts occur again is data, not a header.
   m = p.csv("red,1,x\nblue,2,y\nred,3,x\n");
   CHECK(m.train.examples == 3);
   CHECK(!m.table->has_header);
@@ -533,7 +533,7 @@ TEST_CASE("text columns become an input for each category", "[prepare_examples]"
              ContainsSubstring("is \"green\", which no training example has"));
 }
 
-TEST_CASE("empty cells are an error, filled from the training split, or leave their line out",
+TEST_CASE("empty cells are an error, are filled from the training split, or drop their line",
           "[prepare_examples]") {
   Prepared p;
   const std::string table = "a,b,kind\n,1,x\n1,,x\n2,red,y\n6,blue,y\n";
@@ -559,7 +559,7 @@ TEST_CASE("empty cells are an error, filled from the training split, or leave th
              ContainsSubstring("a.csv:3: column 3 (kind) is empty"));
   CHECK_THAT(p.csv_problem("a,b,kind\n,1,x\n,2,y\n"), ContainsSubstring("is empty in every"));
 
-  // The fill is that of the training lines, not of all.
+  // The fill is computed from the training lines only.
   std::string long_table = "a,kind\n,0\n,1\n";
   for (int i = 0; i < 40; ++i) long_table += str(i * i, ",", i % 2, "\n");
   p.options.val_share = 0.5;
@@ -581,7 +581,7 @@ TEST_CASE("empty cells are an error, filled from the training split, or leave th
   CHECK(p.rows("val") == Rows{{*m.table->columns[0].fill, 0}});
 }
 
-TEST_CASE("a manifest keeps how a table was read, and older ones open without it",
+TEST_CASE("a manifest records how a table was read, and older manifests need no such record",
           "[prepare_examples]") {
   Prepared p;
   p.options.table.missing = "mean", p.options.table.id = "name";
@@ -612,10 +612,10 @@ TEST_CASE("a manifest keeps how a table was read, and older ones open without it
              ContainsSubstring("give 2 inputs, \"sizes\" 3"));
   CHECK_THAT(changed([](auto& c) { c.table->missing = "x"; }), ContainsSubstring("\"missing\""));
   CHECK_THAT(changed([](auto& c) { c.table->columns[1].values = {"a", "a"}; }),
-             ContainsSubstring("must be different"));
+             ContainsSubstring("different \"values\""));
 }
 
-TEST_CASE("images with their channels last are stored with them first", "[prepare_examples]") {
+TEST_CASE("channels-last images are stored with channels first", "[prepare_examples]") {
   Prepared p;
   // Two images of 2 x 3 pixels with 3 channels, each element with its own number.
   std::string pixels;
@@ -639,7 +639,7 @@ TEST_CASE("images with their channels last are stored with them first", "[prepar
   p.options.shape = {2, 3, 3};
   CHECK(p({"flat.npy", "y.npy"}).input_sizes == std::vector<int64_t>{3, 2, 3});
 
-  // Channels that seem to be last are warned of.
+  // A warning is printed if channels seem to be last.
   const auto warned = [&](const std::string& file, const std::vector<std::string>& flags) {
     std::vector<std::string> words{"prepare", file, "y.npy", "--out", "cli", "--val", "0"};
     words.insert(words.end(), flags.begin(), flags.end());

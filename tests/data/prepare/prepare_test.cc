@@ -1,5 +1,5 @@
-// Preparing data: the same bytes as ever, in bounded memory, and interrupted at any moment it can
-// be repeated.
+// Tests of preparing data: the bytes of earlier builds, in bounded memory, and interrupted at any
+// moment.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// All ids of a split.
+/// Returns all ids of a split.
 std::vector<int64_t> all_ids(const fs::path& folder, const std::string& split) {
   const TokenFile tokens(folder, split, read_manifest(folder));
   tokens.verify();
@@ -63,7 +63,7 @@ TEST_CASE("shards are the bytes that earlier builds wrote", "[prepare]") {
     CHECK(names(options.out) == files);
     return text;
   };
-  // Written by the build before this one, whole texts in memory.
+  // Checksums from an earlier build, which kept complete texts in memory.
   CHECK(made("char", 0.1, 100'000'000) ==
         "char 37 36; train.bin 33300 a904565fb7ae69cb; val.bin 3700 b11ea94ea7f697be");
   CHECK(made("char", 0.25, 7000) ==
@@ -81,8 +81,7 @@ TEST_CASE("shards are the bytes that earlier builds wrote", "[prepare]") {
 }
 
 TEST_CASE(
-    "characters that lie across the edge of a piece are whole, and what is malformed there is "
-    "refused",
+    "characters across the edge of two pieces are decoded, and malformed ones there are refused",
     "[prepare]") {
   const TempFolder f;
   constexpr size_t piece = size_t{4} << 20;
@@ -134,11 +133,11 @@ TEST_CASE("memory does not grow with the input", "[prepare][process_memory]") {
   CHECK(r.code == 0);
   rusage usage{};
   REQUIRE(getrusage(RUSAGE_CHILDREN, &usage) ==
-          0);  // of the largest child so far; this tag has no others that train
+          0);  // the largest child so far; other tests of this tag start no large ones
   CHECK(usage.ru_maxrss < 256 * 1024);
 }
 
-TEST_CASE("killed at any moment, a preparation can be repeated by the same command, or another",
+TEST_CASE("a preparation that was killed at any moment can be repeated, also with other options",
           "[prepare]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(20000));
@@ -161,7 +160,7 @@ TEST_CASE("killed at any moment, a preparation can be repeated by the same comma
     fs::create_directories(f / out);
     write_file(f / (out + "/notes.txt"), "mine");
     REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);
-    if (std::string(kill).starts_with("prepare: renamed")) {  // that was the last thing to do
+    if (std::string(kill).starts_with("prepare: renamed")) {  // the last action
       CHECK(prepare_in("lathe", out, "none 1") == 2);
       fs::remove(f / (out + "/.unfinished-lock"));
     } else {
@@ -169,7 +168,7 @@ TEST_CASE("killed at any moment, a preparation can be repeated by the same comma
                  ContainsSubstring(
                      std::string(kill).find('4') == std::string::npos ? "no val tokens" : ""));
       REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);  // and once more
-      // With larger shards, of other names: none of the former stays.
+      // A command with larger shards, which have other names, leaves none of the former files.
       fs::copy(f / out, f / (out + "b"));
       CHECK(run({"lathe", {"prepare", "text.txt", "--out", out + "b"}, f.path(), {}}).code == 0);
       CHECK((names(f / (out + "b")) ==
@@ -184,7 +183,7 @@ TEST_CASE("killed at any moment, a preparation can be repeated by the same comma
   }
 }
 
-TEST_CASE("a preparation of plain text that was cut short goes on where it was, to the byte",
+TEST_CASE("an interrupted preparation of plain text continues, and gives the same bytes",
           "[prepare]") {
   const TempFolder f(fast_folder());
   std::string text = sample_text(9'000'000);
@@ -203,7 +202,7 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
       o.tokenizer = tokenizer, o.shard_tokens = shard, o.val_share = 0.3;
       prepare(o);
       o.out = f / "parts", o.progress_seconds = 0;
-      const int64_t survey = 5;  // reads `stop`, once a piece
+      const int64_t survey = 5;  // calls of `stop` by the survey, one per piece
       for (const int64_t after : {1, 2, 4}) {
         INFO(tokenizer << ", shards of " << shard << ", stopped after " << after);
         int64_t asked = 0;
@@ -211,13 +210,13 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
         CHECK_THAT(error_of([&] { prepare(o); }),
                    ContainsSubstring("run the same command again to resume"));
         for (const auto& entry :
-             fs::directory_iterator(f / "parts")) {  // what is behind the record is not believed
+             fs::directory_iterator(f / "parts")) {  // bytes behind the record must be dropped
           if (entry.path().extension() == ".bin")
             std::ofstream(entry.path(), std::ios::app) << "torn";
         }
       }
       o.stop = nullptr;
-      if (shard == 2'000'000) {  // of the same length, but another text in what is done
+      if (shard == 2'000'000) {  // an input of equal length, changed in the part that is done
         std::string other = text;
         std::swap(other[100], other[101]);
         REQUIRE(other != text);
@@ -230,7 +229,7 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
       prepare(o);
       CHECK((contents("parts") == contents("whole")));
 
-      // Where a bit of what was written has changed, all of it is written again.
+      // If a bit of the written data has changed, all of it is written again.
       fs::remove_all(f / "parts");
       int64_t asked = 0;
       o.progress_seconds = 0, o.stop = [&] { return ++asked > survey + 2; };
@@ -247,7 +246,7 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
       for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
     }
   }
-  // Killed behind its first record, by the command itself.
+  // A preparation that was stopped after its first record is continued by the command.
   const std::vector<std::string> command{"prepare", "a.txt", "--out", "out"};
   REQUIRE(run({"lathe", {"prepare", "a.txt", "--out", "whole"}, f.path(), {}}).code == 0);
   PrepareOptions o{.inputs = {"a.txt"}, .out = "out"};
@@ -265,8 +264,7 @@ TEST_CASE("a preparation of plain text that was cut short goes on where it was, 
   CHECK((contents("out") == contents("whole")));
 }
 
-TEST_CASE("what a person put into an interrupted preparation's folder is not deleted",
-          "[prepare]") {
+TEST_CASE("a user's file in the folder of an interrupted preparation is not deleted", "[prepare]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(20000));
   const std::vector<std::string> command{"prepare", "text.txt", "--out", "out"};
@@ -285,7 +283,7 @@ TEST_CASE("what a person put into an interrupted preparation's folder is not del
   fs::rename(f / "out/train.bin", f / "mine.bin");
   CHECK(run({"lathe", command, f.path(), {}}).code == 0);
   CHECK(slurp(f / "out/train.bin") == theirs);
-  // Shards of nobody's preparation.
+  // A folder with a shard that no preparation has written.
   fs::create_directories(f / "raw");
   write_file(f / "raw/val.bin", "mine");
   CHECK(run({"lathe", {"prepare", "text.txt", "--out", "raw"}, f.path(), {}}).code == 2);
@@ -303,7 +301,7 @@ TEST_CASE("a folder in which data is being prepared is refused", "[prepare]") {
     CHECK_THAT(r.err, ContainsSubstring("out is in use: another `lathe prepare` writes there"));
   }
   CHECK((names(f / "out") ==
-         std::set<std::string>{ClaimedFolder::lock_name}));  // It is the holder's.
+         std::set<std::string>{ClaimedFolder::lock_name}));  // the lock of the holder
 }
 
 TEST_CASE(
@@ -327,7 +325,8 @@ TEST_CASE(
   CHECK(slurp(f / "out/lock") == "mine");
 }
 
-TEST_CASE("a stop is heeded every few megabytes, and leaves nothing", "[prepare]") {
+TEST_CASE("preparing checks for a stop every few megabytes, and a stop leaves nothing",
+          "[prepare]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(20'000'000));
   int64_t asked = 0;
@@ -363,7 +362,7 @@ TEST_CASE("a stop is heeded every few megabytes, and leaves nothing", "[prepare]
   }
 }
 
-TEST_CASE("files that are not text are refused, unless they are meant", "[prepare]") {
+TEST_CASE("files that are not text are refused without --binary", "[prepare]") {
   const TempFolder f;
   const std::string tail = sample_text(3000);
   const auto nul = [&](std::string text, size_t at) {
@@ -412,7 +411,7 @@ TEST_CASE("files that are not text are refused, unless they are meant", "[prepar
   }
   CHECK(prepared("latin.txt", {}).code == 0);
 
-  // What is meant becomes a token for each byte, whatever it looks like.
+  // With --binary, each byte of any file becomes a token.
   CHECK(prepared("a.png", {"--tokenizer", "byte", "--binary"}).code == 0);
   CHECK(all_ids(f / "out", "train").size() + all_ids(f / "out", "val").size() ==
         fs::file_size(f / "a.png"));
@@ -433,7 +432,7 @@ TEST_CASE("files that are not text are refused, unless they are meant", "[prepar
   }
 }
 
-TEST_CASE("a Parquet file is refused with how to convert it", "[prepare]") {
+TEST_CASE("the error of a Parquet file tells how to convert it", "[prepare]") {
   const TempFolder f;
   write_file(f / "a.parquet", "PAR1" + std::string(40, '\0') + "PAR1");
   write_file(f / "word.txt", "PAR1 " + sample_text(3000));
@@ -462,7 +461,7 @@ TEST_CASE("a Parquet file is refused with how to convert it", "[prepare]") {
 fs::path watched_folder;
 std::optional<std::set<std::string>> names_at_end;
 
-TEST_CASE("when the manifest has its name, no record of the progress is left", "[prepare]") {
+TEST_CASE("once the manifest has its final name, no record of the progress is left", "[prepare]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(20000));
   watched_folder = f / "out";

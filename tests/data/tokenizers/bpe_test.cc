@@ -1,4 +1,5 @@
-// BPE: encoding and training against plain forms of both, files, and the data made with it.
+// Tests of BPE: encoding and training, compared with simple implementations, files, and prepared
+// data.
 #include <map>
 #include <random>
 
@@ -27,8 +28,8 @@ std::vector<std::string> pieces_of(const std::string& pattern, const std::string
   return out;
 }
 
-/// The textbook's form: of all neighbors merge the pair that comes first in the list, until none
-/// is in it.
+/// Encodes in the simple way: merges the neighbors whose pair is first in the list of merges, until
+/// no pair is in it.
 std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& piece) {
   std::vector<int64_t> ids;
   for (const char c : piece) {
@@ -53,7 +54,7 @@ std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& pie
   }
 }
 
-/// Counts all pairs again for each merge.
+/// Trains in the simple way, which counts all pairs again for each merge. Returns the merges.
 std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
                                                         const BPEDefinition& trained,
                                                         int64_t min_frequency) {
@@ -103,11 +104,11 @@ BPEDefinition trained_on(const TempFolder& f, const std::string& text, int64_t s
   return train_bpe({.files = {f / "text.txt"}}, {.vocab_size = size, .threads = threads});
 }
 
-TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[bpe]") {
+TEST_CASE("texts, also those that are not UTF-8, are split by GPT-2's pattern", "[bpe]") {
   using Pieces = std::vector<std::string>;
   CHECK(pieces_of(gpt2_pattern, "I'm  here:  42 na\xC3\xAFve\n\n x") ==
         Pieces{"I", "'m", " ", " here", ":", " ", " 42", " na\xC3\xAFve", "\n\n", " x"});
-  // U+180E is no white space, U+1E5F1 a number and U+31350 a letter of Unicode 15 and 16.
+  // U+180E is not white space. U+1E5F1 is a number and U+31350 a letter since Unicode 15 and 16.
   CHECK(pieces_of(gpt2_pattern, "a\xE1\xA0\x8E b") == Pieces{"a", "\xE1\xA0\x8E", " b"});
   CHECK(pieces_of(gpt2_pattern, "1\xF0\x9E\x97\xB1 a\xF0\xB1\x8D\x90") ==
         Pieces{"1\xF0\x9E\x97\xB1", " a\xF0\xB1\x8D\x90"});
@@ -116,10 +117,10 @@ TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[bpe]")
   CHECK(pieces_of("b+", "abba") == Pieces{"a", "bb", "a"});
   CHECK_THAT(error_of([] { Pretokenizer("(", "x.json"); }),
              Catch::Matchers::StartsWith("x.json: the pattern ( can't be used"));
-  // It would match the first byte of a character alone.
+  // This pattern would match a single byte of a character.
   CHECK_THAT(error_of([] { Pretokenizer("\\C", "x.json"); }), ContainsSubstring("can't be used"));
 
-  // Longer than the window that is looked at together, with white space across its end.
+  // The text is longer than a window of the pretokenizer, with white space across its end.
   std::string text(size_t{1} << 20, 'a');
   text[text.size() - 3] = ' ';
   text.replace(text.size() - 2, 2, "  ");
@@ -131,7 +132,7 @@ TEST_CASE("pieces of GPT-2's pattern, and of bytes that are not UTF-8", "[bpe]")
   CHECK(pieces[3].size() == (3 << 20));
 }
 
-TEST_CASE("words that are found without the pattern are the pattern's", "[bpe]") {
+TEST_CASE("the code for known patterns finds the pieces that the patterns match", "[bpe]") {
   const std::vector<std::string> parts{"a",        "Z",
                                        "don't",    "'s",
                                        " ",        "  ",
@@ -151,12 +152,12 @@ TEST_CASE("words that are found without the pattern are the pattern's", "[bpe]")
       for (uint64_t n = random() % 12; n > 0; --n) text += parts[random() % parts.size()];
       INFO(text);
       REQUIRE(pieces_of(pattern, text) ==
-              pieces_of("(?:" + pattern + ")", text));  // one that is not known
+              pieces_of("(?:" + pattern + ")", text));  // not a known pattern
     }
   }
 }
 
-TEST_CASE("encoding is that of the textbook, and gives every text back", "[bpe]") {
+TEST_CASE("encoding agrees with a simple implementation, and decoding gives the text", "[bpe]") {
   const TempFolder f;
   BPEDefinition d = trained_on(f, sample_text(30000), 600);
   const BPE bpe(d, "here");
@@ -171,7 +172,7 @@ TEST_CASE("encoding is that of the textbook, and gives every text back", "[bpe]"
       for (const int64_t id : plain_encode(d, piece)) expected.push_back(id);
     }
     std::vector<int32_t> ids;
-    encoder.encode(text, ids);  // with the cache of the texts before
+    encoder.encode(text, ids);  // with the cache of previous texts
     INFO(text);
     REQUIRE(std::vector<int64_t>(ids.begin(), ids.end()) == expected);
     REQUIRE(bpe.decode(expected) == text);
@@ -212,7 +213,7 @@ TEST_CASE("a special token is taken, is text, or is refused", "[bpe]") {
              ContainsSubstring("byte 1 of the text begins"));
   CHECK(ids_of("<|endoftext", SpecialText::refuse).size() > 3);
 
-  // Of several that begin alike, the longest is taken.
+  // Of several special tokens with the same beginning, the longest one matches.
   BPEDefinition more = bpe.definition();
   const auto first = static_cast<int32_t>(more.tokens.size());
   for (const char* name : {"<x>", "<x>yz", "<x>y"}) {
@@ -226,7 +227,7 @@ TEST_CASE("a special token is taken, is text, or is refused", "[bpe]") {
   CHECK(longer.id_of("<x>y") == first + 2);
 }
 
-TEST_CASE("training merges what the textbook's form merges, on any number of threads", "[bpe]") {
+TEST_CASE("training agrees with a simple implementation on any number of threads", "[bpe]") {
   const TempFolder f;
   for (const std::string& text :
        {sample_text(20000), std::string("aaaa aaa aa abab ab\nab\xC3\xA9 aaaaaaa\n\nb"),
@@ -246,9 +247,22 @@ TEST_CASE("training merges what the textbook's form merges, on any number of thr
     CHECK(train_bpe({.files = {f / name}, .field = "body"}, {.vocab_size = 300, .threads = 2}) ==
           d);
   CHECK_THAT(error_of([&] { trained_on(f, "ab", 256); }), ContainsSubstring("make it 257 or more"));
+
+  // No merge makes the text of a special token, which would then have two ids.
+  write_file(f / "text.txt", std::string(sample_text(2000) + " user user user users"));
+  const BPEDefinition with = train_bpe(
+      {.files = {f / "text.txt"}}, {.vocab_size = 400, .special = {"us", "user"}, .threads = 1});
+  CHECK(std::ranges::count(with.tokens, "us") == 1);
+  CHECK(std::ranges::count(with.tokens, "user") == 1);
+  CHECK(bpe_from_json(bpe_to_json(with), "test") == with);
+  CHECK_THAT(error_of([&] {
+               train_bpe({.files = {f / "text.txt"}}, {.vocab_size = 400, .special = {"a"}});
+             }),
+             ContainsSubstring("single byte"));
 }
 
-TEST_CASE("tokenizer files come back, and what they can't mean is refused by name", "[bpe]") {
+TEST_CASE("tokenizer files are read as written, and unsupported settings are refused by name",
+          "[bpe]") {
   const TempFolder f;
   BPEDefinition d = trained_on(f, sample_text(5000), 400);
   write_bpe(d, f / "tokenizer.json");
@@ -272,11 +286,11 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
              ContainsSubstring("has neither a tokenizer.json nor"));
   CHECK_THAT(error_of([&] { read_bpe(f / "none"); }), ContainsSubstring("there is no tokenizer"));
 
-  const auto refused = [&](const std::function<void(Json&)>& change, const std::string& said) {
+  const auto refused = [&](const std::function<void(Json&)>& change, const std::string& refusal) {
     Json changed = json;
     change(changed);
     CHECK_THAT(error_of([&] { BPE(bpe_from_json(changed, "t.json"), "t.json"); }),
-               Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(said));
+               Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(refusal));
   };
   refused([](Json& j) { j["model"]["type"] = "WordPiece"; }, "the model WordPiece");
   refused([](Json& j) { j["model"]["byte_fallback"] = true; }, "byte_fallback");
@@ -292,7 +306,7 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
   refused([](Json& j) { j["model"]["merges"][0] = "a"; }, "a merge must be two tokens");
   refused([](Json& j) { j["model"].erase("merges"); }, "\"merges\" is missing");
 
-  // What a text begins with, and added tokens that are text.
+  // The token at the beginning of a text, and added tokens that are not special.
   Json begins = json;
   begins["post_processor"] = {{"type", "Sequence"},
                               {"processors",
@@ -344,7 +358,7 @@ TEST_CASE("tokenizer files come back, and what they can't mean is refused by nam
 }
 
 TEST_CASE(
-    "SentencePiece's form: characters, bytes for those without a token, and a space before the "
+    "SentencePiece's BPE has characters, bytes for those without a token, and a space before the "
     "text",
     "[bpe]") {
   const auto encoded = [](const BPE& bpe, const std::string& text, bool begins = true) {
@@ -361,7 +375,7 @@ TEST_CASE(
       without(sentencepiece(SpaceBefore::each_without), "t"),
       first(sentencepiece(SpaceBefore::first_without), "t"),
       none(sentencepiece(SpaceBefore::none), "t");
-  // What stands before the text is taken away again, and bytes that are not UTF-8 come back.
+  // Decoding removes the space before the text, and restores bytes that are not UTF-8.
   for (const std::string text : {"abc", "ab\xC3\xA9  x", "\xE2\x82\xAC", "a\xFF\xC3", "\n"}) {
     for (const BPE* bpe : {&each, &without, &first, &none})
       CHECK(encoded(*bpe, text).second == text);
@@ -385,7 +399,7 @@ TEST_CASE(
   CHECK(encoded(each, "ab", /*begins=*/false) == std::pair<std::string, std::string>("ab", "ab"));
   CHECK(each.decode({259}, /*begins=*/false) == " ");
   CHECK(each.decode({259}).empty());
-  // A piece that goes past spaces, where a token does.
+  // If a token contains a space inside, pieces extend across spaces.
   BPEDefinition past = sentencepiece(SpaceBefore::none);
   past.merges.emplace_back(262 - 2, 259), past.tokens.emplace_back("a ");
   CHECK(encoded(BPE(past, "t"), "cab a b").first == "c|ab|_|a_|b");
@@ -399,8 +413,8 @@ TEST_CASE(
     CHECK(again == d);
     CHECK(encoded(BPE(again, "t"), "a  ab").first.ends_with("a|_|_ab"));  // at each space
   }
-  // As Gemma's files: a tab has its own token instead of a byte's, and a run of spaces is an added
-  // token beside the merges that make it.
+  // In Gemma's files, a tab has its own token instead of a byte's, and a run of spaces is an added
+  // token as well as a result of merges.
   Json gemma = bpe_to_json(sentencepiece(SpaceBefore::none));
   Json& vocabulary = gemma["model"]["vocab"];
   const Json tab = vocabulary["<0x09>"], two = vocabulary["\u2581\u2581"];
@@ -414,11 +428,11 @@ TEST_CASE(
   CHECK(encoded(as_gemma, "a  b\tab").first == "a|__|b|<0x09>|ab");
 
   const Json json = bpe_to_json(sentencepiece(SpaceBefore::each));
-  const auto refused = [&](const std::function<void(Json&)>& change, const std::string& said) {
+  const auto refused = [&](const std::function<void(Json&)>& change, const std::string& refusal) {
     Json changed = json;
     change(changed);
     CHECK_THAT(error_of([&] { BPE(bpe_from_json(changed, "t.json"), "t.json"); }),
-               Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(said));
+               Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(refusal));
   };
   refused([](Json& j) { j["model"]["vocab"].erase("<0x0A>"); },
           "byte_fallback without the token <0x0A>");
@@ -437,7 +451,7 @@ TEST_CASE(
   refused([](Json& j) { j["added_tokens"][0]["normalized"] = true; }, "in normalized text");
 }
 
-TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[bpe]") {
+TEST_CASE("data prepared with a BPE has the ids of the text, and records the tokenizer", "[bpe]") {
   const TempFolder f;
   BPEDefinition d = trained_on(f, sample_text(30000), 500);
   write_bpe(d, f / "tokenizer.json");
@@ -471,7 +485,7 @@ TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[bpe]
   wanted.push_back(manifest->tokenizer.document_end());
   CHECK(all == wanted);
 
-  // A text of several parts in SentencePiece's form: the space is before the first alone.
+  // In a text of several parts, SentencePiece's space is only before the first part.
   write_bpe(sentencepiece(SpaceBefore::each), f / "characters.json");
   std::string lines;
   while (lines.size() < 3'000'000) lines += "ab cab\nabc  b\n";
@@ -484,7 +498,7 @@ TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[bpe]
   // Files are documents; a vocabulary above 65536 has wider ids.
   write_file(f / "b.txt", "another text");
   d.tokens.resize(70000);
-  write_bpe(d, f / "wide.json");  // unused ids have no tokens, so the largest that is used counts
+  write_bpe(d, f / "wide.json");  // ids without a token do not count
   d.tokens[69999] = "zqz";
   write_bpe(d, f / "wide.json");
   prepared("two", f / "wide.json", {"b.txt", "b.txt"}, 0);
@@ -505,7 +519,8 @@ TEST_CASE("data is made with a BPE as the text is encoded, and knows it", "[bpe]
         Tokenizer::bpe(f / "nfc.json").encode("caf\xC3\xA9"));
 }
 
-TEST_CASE("a run on BPE data trains, goes on, writes text, and the command speaks it", "[bpe]") {
+TEST_CASE("a run on BPE data trains, resumes and generates, and `lathe tokenizer` handles its BPE",
+          "[bpe]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto ok = [&](std::vector<std::string> args) {
@@ -523,7 +538,7 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the command speak
   CHECK_THAT(ok({"generate", "runs/tiny", "--tokens", "5", "--prompt", "the"}),
              Catch::Matchers::StartsWith("the"));
 
-  // It ends where a document does, unless an option asks for more.
+  // Generation ends at the end of a document, unless --ignore-eos is set.
   const auto written = [&](const char* more) {
     return ok({"generate", "runs/tiny", "--tokens", "3000", "--prompt", "the", "--temperature", "3",
                "--seed", "5", more});
@@ -532,7 +547,7 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the command speak
   REQUIRE_THAT(whole, ContainsSubstring("<|endoftext|>"));
   CHECK(ended == whole.substr(0, whole.find("<|endoftext|>")) + "\n");
 
-  // Texts that are scored: as they are, compressed, as lines of JSON, and of standard input.
+  // Texts can be scored as plain text, compressed, and as JSON Lines.
   const std::string scored = sample_text(3000);
   write_file(f / "scored.txt", scored);
   write_file(f / "scored.gz", gzipped(scored));
@@ -560,10 +575,10 @@ TEST_CASE("a run on BPE data trains, goes on, writes text, and the command speak
   CHECK_THAT(ok({"tokenizer", "inspect", "--tokenizer", "bpe"}),
              Catch::Matchers::StartsWith("byte-level BPE, "));
 
-  const auto refused = [&](std::vector<std::string> args, int code, const std::string& said) {
+  const auto refused = [&](std::vector<std::string> args, int code, const std::string& refusal) {
     const Finished done = lathe_in(f, std::move(args));
     CHECK(done.code == code);
-    CHECK_THAT(done.err, ContainsSubstring(said));
+    CHECK_THAT(done.err, ContainsSubstring(refusal));
   };
   refused({"tokenizer", "encode", "in.txt"}, 2, "needs --tokenizer PATH");
   refused({"tokenizer", "encode", "in.txt", "--tokenizer", "bpe", "--out", "x"}, 2, "has no --out");

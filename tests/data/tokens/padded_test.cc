@@ -1,4 +1,4 @@
-// Batches of single documents, padded (data.packing = "examples").
+// Tests of padded batches of single documents (data.packing = "examples").
 #include <cmath>
 
 #include "core/io/json.h"
@@ -12,8 +12,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Prompts of dots and answers of n letters, each ended by a line break; the last line of the split
-/// has no answer.
+/// Prepares 7 documents: a prompt of one or two dots, an answer of 0 to 6 letters, and a line
+/// break. Returns the folder.
 fs::path answers_in(const TempFolder& f, double val_share = 0) {
   std::string lines;
   for (int i = 0; i < 7; ++i)
@@ -34,7 +34,7 @@ std::unique_ptr<Data> open_padded(const fs::path& folder) {
   return open_data({.dir = folder.string(), .packing = "examples", .document_end = '\n'});
 }
 
-/// A row of a batch: the tokens that are read, and behind > those that are learned.
+/// Returns a row of a batch: its input tokens, then ">" and its targets.
 std::string row_text(const Batch& b, int64_t row) {
   std::string read, learned;
   for (int64_t t = 0; t < b.inputs.size(1); ++t) {
@@ -45,7 +45,7 @@ std::string row_text(const Batch& b, int64_t row) {
   return read + ">" + learned;
 }
 
-TEST_CASE("a row is a document, padded or without its end", "[padded]") {
+TEST_CASE("a row is one document, padded or truncated", "[padded]") {
   const TempFolder f;
   const auto data = open_padded(answers_in(f));
   const BatchSizes sizes{.batch_size = 3, .block_size = 5, .vocab_size = 256};
@@ -66,7 +66,7 @@ TEST_CASE("a row is a document, padded or without its end", "[padded]") {
   }
 }
 
-TEST_CASE("an evaluation has each document once, in order, or a sample", "[padded]") {
+TEST_CASE("an evaluation reads the documents in order, or a sample of them", "[padded]") {
   const TempFolder f;
   const auto data = open_padded(answers_in(f, 0.6));
   const BatchSizes sizes{.batch_size = 2, .block_size = 8, .vocab_size = 256};
@@ -85,7 +85,7 @@ TEST_CASE("an evaluation has each document once, in order, or a sample", "[padde
   CHECK(batches > 1);
 }
 
-TEST_CASE("runs on padded documents resume, do not depend on accumulation, and refuse keys",
+TEST_CASE("runs on padded documents resume, do not depend on accumulation, and refuse wrong keys",
           "[padded]") {
   const TempFolder f;
   make_tiny_run(f.path(), "[dist]\nbucket_mb = 1\n");

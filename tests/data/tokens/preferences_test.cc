@@ -1,4 +1,4 @@
-// Preference data: its forms, what is learned of a pair, and its batches.
+// Tests of preference data: its formats, the learned parts of a pair, and batches.
 #include "data/loader.h"
 #include "data/prepare/prepare_documents.h"
 #include "data/tokens/manifest.h"
@@ -27,7 +27,7 @@ fs::path pairs_of(const TempFolder& f, const std::string& lines, const Tokenizer
   return f / name;
 }
 
-/// The rows of a split, each in a line, what is learned of it in brackets.
+/// Returns the rows of a split, one per line, with brackets around the learned parts.
 std::string rows_text(const fs::path& folder, const char* split = "train") {
   const auto manifest = read_manifest(folder);
   const TokenFile file(folder, split, manifest);
@@ -57,17 +57,17 @@ const Tokenizer& chat_tokens() {
   return made;
 }
 
-/// A message as JSON.
+/// Returns a message as JSON.
 std::string says(const char* role, const char* text) {
   return str("{\"role\": \"", role, "\", \"content\": \"", text, "\"}");
 }
 
-TEST_CASE("of a pair the answers are learned, behind one prompt", "[preferences]") {
+TEST_CASE("both answers of a pair are learned after the same prompt", "[preferences]") {
   const TempFolder f;
   CHECK(rows_text(pairs_of(f, "{\"prompt\": \"2+2=\", \"chosen\": \"4\", \"rejected\": \"22\"}\n",
                            chat_tokens())) == "2+2=[4<|endoftext|>]\n2+2=[22<|endoftext|>]");
 
-  // All forms with messages are the same pair.
+  // All formats with messages give the same pair.
   const std::string user = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
                     hi = says("user", "Hi"), yes = says("assistant", "Yes"),
                     no = says("assistant", "No");
@@ -83,7 +83,7 @@ TEST_CASE("of a pair the answers are learned, behind one prompt", "[preferences]
     CHECK(rows_text(pairs_of(f, line, chat_tokens())) == expected);
   }
 
-  // Of several turns, what both have in common is the prompt.
+  // With several turns, the prompt is the common beginning of both conversations.
   const std::string turns =
       str("{\"chosen\": [", hi, ", ", yes, ", ", hi, ", ", yes, "], \"rejected\": [", hi, ", ", yes,
           ", ", hi, ", ", no, "], \"system\": \"Be kind.\"}");
@@ -104,7 +104,7 @@ TEST_CASE("of a pair the answers are learned, behind one prompt", "[preferences]
   CHECK(manifest->largest_id == 256);
 }
 
-TEST_CASE("lines that are no preferences are refused by their number", "[preferences]") {
+TEST_CASE("lines that are not preferences are refused with their number", "[preferences]") {
   const TempFolder f;
   const std::string good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
   const std::string hi = says("user", "Hi"), yes = says("assistant", "Yes");
@@ -132,7 +132,7 @@ TEST_CASE("lines that are no preferences are refused by their number", "[prefere
   CHECK(rows_text(pairs_of(f, good, chat_tokens())) != "");  // the control
 }
 
-/// Lines of n pairs with prompts of one to three bytes.
+/// Returns lines of n pairs with prompts of one to three bytes.
 std::string many_pairs(int n) {
   std::string lines;
   for (int i = 0; i < n; ++i)
@@ -190,7 +190,7 @@ TEST_CASE("batches have the chosen answers, then the rejected ones, padded", "[p
   for (const std::string& row : seen) CHECK(seen.count(row) == 2);
   CHECK(data->training(sizes, 1)->targets(3) == 2);
 
-  // The contents of a micro-batch depend on its number alone.
+  // The contents of a micro-batch depend only on its number.
   const auto later = draw_batches(*data, sizes, 1, 4, 1, at::kCPU);
   CHECK(later[0].inputs.equal(batches[4].inputs));
 }
@@ -220,7 +220,7 @@ TEST_CASE("a pair that is too long loses the same beginning of both prompts", "[
   CHECK(rows(2) == "f>X X>$ |f>Y Y>Z |");  // one token of the prompt remains
 }
 
-TEST_CASE("preferences are prepared by the command, and refuse what does not fit",
+TEST_CASE("`lathe prepare` prepares preferences, and keys that do not fit them are refused",
           "[preferences]") {
   const TempFolder f;
   write_file(f / "pairs.jsonl", many_pairs(20));

@@ -113,14 +113,14 @@ TEST_CASE("an epoch has every window once, and epochs differ", "[shards_and_wind
   }
   CHECK(order[0] != order[1]);
   CHECK(!std::is_sorted(order[0].begin(), order[0].end()));
-  // With barely enough text there is one window, which stays inside.
+  // With barely enough text there is one window, which stays within the text.
   const WindowSampler tight(17, 16, 1);
   for (int64_t i = 0; i < 5; ++i) CHECK(tight.start_of(i) == 0);
   const WindowSampler snug(30, 16, 1);
   for (int64_t i = 0; i < 50; ++i) CHECK(snug.start_of(i) + 16 < 30);
 }
 
-TEST_CASE("batches depend on the step alone, not on workers or where loading began",
+TEST_CASE("batches depend only on the step, not on workers or the first step of loading",
           "[shards_and_windows]") {
   const TempFolder f;
   write_file(f / "train.bin", packed(counting(2000)));

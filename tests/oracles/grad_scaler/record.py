@@ -1,6 +1,6 @@
 """Records what torch.amp.GradScaler does with finite and non-finite gradients, for tests/amp/amp_test.cc.
 
-usage: python record_grad_scaler.py > tests/oracles/grad_scaler/steps.json     (a Python with torch 2.11)
+usage: cd tests/oracles/grad_scaler && python record.py > steps.json     (a Python with torch 2.11)
 """
 import json
 import math
@@ -32,7 +32,7 @@ def main():
         record(65536.0, 2.0, 0.5, 4, mixed),
         record(1024.0, 4.0, 0.25, 3, mixed[::-1]),
         record(1000.0, 1.3, 0.7, 3, mixed),  # factors that round
-        record(2.0**125, 2.0, 0.5, 2, [2.0**-30] * 12),  # growth beyond float32 does not happen
+        record(2.0**125, 2.0, 0.5, 2, [2.0**-30] * 12),  # the scale does not overflow float32
         record(65536.0, 2.0, 0.5, 2000, [0.5] * 3 + [math.inf] * 10 + [0.5] * 3),
     ]
     print(json.dumps({"torch": torch.__version__.split("+")[0], "recordings": recordings}, indent=None, separators=(",", ":")))

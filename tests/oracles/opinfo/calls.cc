@@ -136,7 +136,7 @@ std::string known_difference(const std::string& op, const Json& record,
                              const std::string& problem) {
   if (op == "batch_norm" && problem.find("x must be [B, C, ...]") != std::string::npos &&
       record.at("args").at(1).contains("t"))
-    return "PyTorch takes an x of one dim";
+    return "PyTorch accepts an x of one dimension";
   return "";
 }
 

@@ -1,4 +1,4 @@
-// Calls of PyTorch's functions as calls of Lathe's.
+// Maps calls of PyTorch's functions to calls of Lathe's.
 #pragma once
 
 #include <functional>
@@ -13,20 +13,20 @@
 
 namespace lathe::test {
 
-/// A call that Lathe has no form for.
+/// Thrown for a PyTorch call that Lathe can't express.
 struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The arguments of a call. Each getter takes the place or the name of an argument; what no getter
-/// asked for is found by all_used().
+/// Reads the arguments of a recorded call, which must outlive it. Each getter takes an argument's
+/// position and its keyword; the keyword wins. all_used() reports arguments that no getter read.
 class Call {
  public:
   using Load = std::function<at::Tensor(const std::string&)>;
   Call(const Json& args, const Json& kwargs, const Load& load);
 
   bool has(size_t place, const char* name) const;
-  /// A tensor, or a number as one; undefined where it is None or not there.
+  /// Returns a tensor, or a number as a scalar tensor; undefined if the argument is None or absent.
   Variable v(size_t place, const char* name = "");
   at::Tensor t(size_t place, const char* name = "") { return v(place, name).data(); }
   std::vector<Variable> list(size_t place, const char* name = "");
@@ -34,18 +34,18 @@ class Call {
   int64_t whole(size_t place, const char* name, int64_t otherwise);
   bool flag(size_t place, const char* name, bool otherwise);
   std::string text(size_t place, const char* name, const char* otherwise);
-  /// A number, or several.
+  /// Returns a list of integers; a single integer is a list of one.
   std::vector<int64_t> wholes(size_t place, const char* name, std::vector<int64_t> otherwise = {});
-  /// Whether it is a number, and no tensor or list.
+  /// Returns whether the argument is a number, not a tensor or a list.
   bool is_number(size_t place, const char* name = "") const;
   bool is_list(size_t place, const char* name = "") const;
-  /// Those from a place on are the list.
+  /// Returns the integers from a position on, given as one list or as separate arguments.
   std::vector<int64_t> rest(size_t place);
 
   size_t size() const { return args_.size(); }
-  /// The tensors that want a gradient, in PyTorch's order.
+  /// Returns the tensors that require a gradient, in PyTorch's order.
   const std::vector<Variable>& leaves() const { return leaves_; }
-  /// Throws Unsupported for an argument that nobody asked for.
+  /// Throws Unsupported for an argument that no getter read, unless it is None or a false keyword.
   void all_used() const;
 
  private:
@@ -64,16 +64,17 @@ class Call {
 using Results = std::vector<Variable>;
 using Function = std::function<Results(Call&)>;
 using Functions = std::map<std::string, Function>;
-/// By PyTorch's names.
+/// Return functions that call Lathe's ops, by PyTorch's names.
 Functions elementwise_functions();
 Functions reduction_functions();
 Functions shape_functions();
 Functions layer_functions();
 
-/// Lathe's results for PyTorch's function of that name.
+/// Calls Lathe's counterpart of PyTorch's function `op` and returns its results. Throws if there is
+/// none.
 std::vector<Variable> call_ours(const std::string& op, Call& call);
 
-/// Why Lathe's result differs from PyTorch's by intent, or "".
+/// Returns why Lathe differs from PyTorch by design in this case, or "" if it should not.
 std::string known_difference(const std::string& op, const Json& record, const std::string& problem);
 
 }  // namespace lathe::test

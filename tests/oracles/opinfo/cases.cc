@@ -65,9 +65,9 @@ std::string differs(const at::Tensor& ours_, const at::Tensor& wanted_, double a
     return str("shape ", describe(ours_), " instead of ", describe(wanted_));
   if (ours_.numel() == 0) return "";
   const at::Tensor ours = ours_.to(at::kDouble), wanted = wanted_.to(at::kDouble);
-  if (!ours.isnan().equal(wanted.isnan())) return "NaN in other places";
+  if (!ours.isnan().equal(wanted.isnan())) return "NaN at other positions";
   const at::Tensor finite = wanted.isfinite();
-  if (!ours.isfinite().equal(finite)) return "infinities in other places";
+  if (!ours.isfinite().equal(finite)) return "infinities at other positions";
   const at::Tensor infinite = finite.logical_not().logical_and(wanted.isnan().logical_not());
   if (!ours.masked_select(infinite).equal(wanted.masked_select(infinite)))
     return "infinities of another sign";
@@ -89,7 +89,7 @@ double largest(const at::Tensor& t) {
 /// is accepted too.
 std::string compare(const at::Tensor& ours, const at::Tensor& torch_, const at::Tensor& exact,
                     double float64) {
-  if (!ours.defined() || !torch_.defined()) {  // none is as good as zeros
+  if (!ours.defined() || !torch_.defined()) {  // an undefined tensor counts as zeros
     const at::Tensor& other = ours.defined() ? ours : torch_;
     return other.defined() ? differs(other, torch::zeros_like(other), float64 * 1e-2) : "";
   }
@@ -168,8 +168,8 @@ TEST_CASE("ops agree with PyTorch's on PyTorch's own samples", "[.opinfo]") {
   const char* folder = std::getenv("LATHE_OPINFO");
   if (folder == nullptr) {
     WARN(
-        "no cases: tests/oracles/opinfo/opinfo.py writes them, where there is PyTorch, and runs "
-        "this");
+        "skipped: no cases; run tests/oracles/opinfo/opinfo.py, which needs PyTorch and runs this "
+        "test");
     return;
   }
   Cases cases(folder);

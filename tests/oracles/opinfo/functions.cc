@@ -1,4 +1,4 @@
-// PyTorch's elementwise functions and reductions as Lathe's.
+// Maps PyTorch's elementwise functions and reductions to Lathe's.
 #include "tests/oracles/opinfo/calls.h"
 
 #include "autograd/ops.h"
@@ -10,7 +10,7 @@
 namespace lathe::test {
 namespace {
 
-/// No dims are all of them.
+/// Converts a list of dims; an empty one means all dims.
 at::OptionalIntArrayRef dims(const std::vector<int64_t>& d) {
   return d.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(d);
 }

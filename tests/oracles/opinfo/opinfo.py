@@ -2,12 +2,13 @@
 """The third oracle of the op table: the samples that PyTorch tests its own ops with (OpInfo), for every op that both have.
 
     opinfo.py LATHE_TESTS                 writes cases into a temporary folder and runs LATHE_TESTS "[opinfo]" on them
-    opinfo.py LATHE_TESTS --write FOLDER  writes them there alone
+    opinfo.py LATHE_TESTS --write FOLDER  only writes them, into FOLDER
 
-Exits with 77 (skipped), and says so, where there is no PyTorch: neither in this interpreter nor in the environment that
-`./dev bench --peer` makes. A case is a call with its arguments, PyTorch's results and gradients for a random cotangent
-and, in float64, the gradient of those gradients. In float32 and bfloat16 there is beside PyTorch's result the exact one,
-computed in float64 from the same rounded inputs.
+Exits with 77 and prints the reason if PyTorch is missing both in this interpreter and in the
+environment that `./dev bench --peer` creates. A case is a call with its arguments, PyTorch's
+results and gradients for a random cotangent and, in float64, the gradients of those gradients. A
+float32 or bfloat16 case also has the exact results, computed in float64 from the same rounded
+inputs.
 """
 
 import glob
@@ -19,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 
-MOST_SAMPLES = 40  # of an op in a dtype
+MOST_SAMPLES = 40  # for each op and dtype
 MOST_ELEMENTS = 4000  # of all tensors of a sample
 
-# Ops that both have, by OpInfo's names; tests/oracles/opinfo/cases.cc calls Lathe's. "nn.functional." is left out.
+# Ops of both, by OpInfo's names without "nn.functional."; functions.cc and layers.cc map them to
+# Lathe's.
 OPS = """
 abs add amax argmax argmin bmm cat chunk clamp clamp_max clamp_min contiguous cos cumprod cumsum diagonal
 div.no_rounding_mode einsum eq erf exp expand expm1 flatten flip gather ge gt index_add index_select le log log1p
@@ -40,7 +42,7 @@ rms_norm scaled_dot_product_attention silu smooth_l1_loss softplus triplet_margi
 
 
 def with_torch():
-    """This interpreter if it has PyTorch, else another that has, or None."""
+    """Returns this interpreter if it has PyTorch, else the one of `./dev bench --peer`, or None."""
     try:
         import torch  # noqa: F401
 
@@ -71,7 +73,7 @@ class Writer:
         return name
 
     def value(self, v):
-        """An argument as JSON; a tensor is {"t": name, "grad": whether it wants one}."""
+        """Returns an argument as JSON; a tensor is {"t": name, "grad": requires_grad}."""
         import torch
 
         if isinstance(v, torch.Tensor):
@@ -203,7 +205,7 @@ def main():
     binary = sys.argv[1]
     python = with_torch()
     if python is None:
-        print("skipped: no PyTorch here; `./dev bench --peer` makes an environment that has it")
+        print("skipped: PyTorch is missing; `./dev bench --peer` creates an environment with it")
         return 77
     if python != sys.executable:
         return subprocess.call([python, *sys.argv], env={**os.environ, "LATHE_OPINFO_AGAIN": "1"})

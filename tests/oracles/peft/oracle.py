@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Compares adapters that go through `lathe import` and `lathe export --format peft` with the package peft, both ways, for
-LoRA and DoRA on small GPT-2 and Llama models with random weights that are made on the spot: the weights that
-`lathe merge` makes are those of peft's merge_and_unload() to 1e-5.
+"""Compares `lathe import` and `lathe export --format peft` of adapters with the package peft, for
+LoRA and DoRA on small GPT-2 and Llama models with random weights. `lathe merge` must produce the
+weights of peft's merge_and_unload() to 1e-5.
 
   tests/oracles/peft/oracle.py LATHE
 
-Ends with 77, and a reason, where torch, transformers, peft or safetensors are absent: neither in this interpreter nor in
-the one that LATHE_HF_PYTHON names. Controls: another rank's factor, and adapters that are left out, must differ.
+Exits with 77 and prints the reason if torch, transformers, peft or safetensors is missing both in
+this interpreter and in the one that LATHE_HF_PYTHON names. Controls: another lora_alpha, and the
+base without adapters, must differ.
 """
 import json
 import subprocess
@@ -30,7 +31,7 @@ class Bench:
         assert done.returncode == 0, f"lathe {words}: exit {done.returncode}\n{done.stdout}{done.stderr}"
 
     def merged_by_lathe(self, run):
-        """The tensors of a Hugging Face folder that Lathe writes of a run of adapters."""
+        """Merges an adapter run with Lathe, exports the result and returns its tensors."""
         from safetensors.torch import load_file
 
         self.call("merge", run, "--out", f"{run}-merged")
@@ -39,7 +40,8 @@ class Bench:
 
 
 def difference(ours, theirs):
-    """The largest difference of tensors with the same name; theirs may have tied heads besides."""
+    """Returns the largest difference of tensors with the same name. `theirs` may also have tied
+    heads."""
     shared = [name for name in ours if name in theirs]
     assert len(shared) == len(ours), sorted(set(ours) - set(theirs))
     return max((ours[n].float() - theirs[n].float()).abs().max().item() for n in shared)

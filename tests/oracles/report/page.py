@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Opens report pages in headless Chromium: page.py LATHE [--long] [--keep DIR]. Exit 77 where there is no Chromium or no
-libjs-dygraphs.
+"""Opens report pages in headless Chromium: page.py LATHE [--long] [--keep DIR]. Exits with 77 if
+Chromium or libjs-dygraphs is missing.
 
-The page must draw its charts, say nothing on the console, and ask for nothing (its own policy forbids it, so a request is
-a console error). --long: also a run of 10^6 lines, and how long its page
-takes to open. --keep: pictures and pages are left there. Control: a
-page with an error in its script is noticed.
+The page must draw its charts, log nothing to the console and send no request (its
+Content-Security-Policy forbids requests, so each would be a console error). --long: also open a run
+of 10^6 lines and print how long that takes. --keep: save screenshots and pages in DIR. Controls: an
+error in the script and a request are noticed.
 """
 import argparse
 import json
@@ -47,7 +47,7 @@ def browser(page, *more):
 
 
 def look(page, dark=False):
-    """The DOM after the script, and what the console said."""
+    """Returns the DOM after the script has run, and the console messages."""
     done = browser(page, "--dump-dom", *(["--force-dark-mode"] if dark else []))
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -56,10 +56,10 @@ def check(page, charts, name):
     dom, console = look(page)
     assert not console, f"{name}: the console says {console}"
     ready = re.search(r'data-ready-ms="(\d+)"', dom)
-    assert ready, f"{name}: the script did not come to its end"
+    assert ready, f"{name}: the script did not finish"
     drawn = len(re.findall(r"<canvas", dom)) // 2
     assert drawn == charts, f"{name}: {drawn} charts are drawn instead of {charts}"
-    assert not re.search(r"(src|href)=\"(https?:)?//", dom), f"{name}: the page names another place"
+    assert not re.search(r"(src|href)=\"(https?:)?//", dom), f"{name}: the page names another host"
     if args.keep:
         args.keep.mkdir(parents=True, exist_ok=True)
         shutil.copy(page, args.keep / f"{name}.html")
@@ -68,7 +68,7 @@ def check(page, charts, name):
 
 
 def write_run(run, steps, shift=0.0, every=1):
-    """A run as it would be, with a spike that no reduction may lose."""
+    """Writes the files of a run whose loss has one spike, which downsampling must keep."""
     run.mkdir(parents=True)
     (run / "config.toml").write_text(f"[train]\nsteps = {steps}\nseed = {int(shift * 10)}\n[optim]\nlr = {1e-3 + shift}\n")
     with open(run / "metrics.jsonl", "w") as out:
@@ -97,13 +97,15 @@ with tempfile.TemporaryDirectory() as temporary:
     lathe("train", config, f"--train.out_dir={run}", "--optim.lr=2e-3")
     lathe("profile", run, "--steps", "1:3")
     lathe("report", run)
-    # loss, val_loss, lr, grad_norm, tokens/s, step_ms, memory twice, data wait (and MFU on a machine that was measured); 4 of a layer
+    # 9 charts: loss, val_loss, lr, grad_norm, tokens/s, step_ms, memory twice, data wait; 4 of
+    # layers; MFU if there is a peak
     has_mfu = '"mfu":null' not in (run / "metrics.jsonl").read_text()
     _, dom = check(run / "report.html", 13 + has_mfu, "one")
     for said in ["resumed from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv", "at its peak, by category", "<polyline"]:
-        assert said in dom, f"the page does not say {said!r}"
+        assert said in dom, f"the page does not contain {said!r}"
 
-    # A category of memory has one color in every run, though the second run lacks the first of them; titles, not keys.
+    # A memory category has the same color in each run, although the second run lacks one. Charts
+    # have titles, not keys.
     for name, categories in [("x", ["activations", "weights"]), ("y", ["weights"])]:
         write_run(folder / "memory" / name, 50)
         with open(folder / "memory" / name / "metrics.jsonl", "a") as out:
@@ -118,7 +120,7 @@ with tempfile.TemporaryDirectory() as temporary:
 
     (run / "profile.json").write_text("{}")
     refused = subprocess.run([LATHE, "report", run], capture_output=True, text=True)
-    assert refused.returncode == 6 and "is none that `lathe profile` wrote" in refused.stderr, refused
+    assert refused.returncode == 6 and "is not as `lathe profile` writes it" in refused.stderr, refused
 
     write_run(folder / "runs/a", 5000)
     write_run(folder / "runs/b", 4000, 0.2)
@@ -142,4 +144,4 @@ with tempfile.TemporaryDirectory() as temporary:
         lathe("report", folder / "runs/long")
         ready, _ = check(folder / "runs/long/report.html", 9, "long")
         print(f"a run of 10^6 lines opens in {ready} ms")  # printed: a busy machine decides no test
-print("report pages are drawn, without a word on the console and without a request")
+print("report pages are drawn, with an empty console and without requests")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Evaluates `lathe serve` with the package lm_eval: lm_eval_client.py LATHE. `--model local-completions` answers 50 questions
-of a task that is made on the spot, with several endings each, and must report the accuracies of `lathe eval --choices`, as
-a whole and by length. Ends with 77, and a reason, where lm_eval is absent: neither in this interpreter nor in the one that
-LATHE_LM_EVAL_PYTHON names. A control: questions with other labels have another accuracy.
+"""Evaluates `lathe serve` with the package lm_eval: lm_eval_client.py LATHE. `--model
+local-completions` answers 50 generated questions with three endings each. Its acc and acc_norm must
+be the accuracies of `lathe eval --choices`. Exits with 77 and prints the reason if lm_eval is
+missing both in this interpreter and in the one that LATHE_LM_EVAL_PYTHON names. Control: other
+questions have another accuracy.
 """
 import json
 import os
@@ -37,8 +38,9 @@ metadata:
 
 
 def write_questions(path, seed):
-    """The first word of an ending is hard to predict, and what follows is easy or wrong: a short ending is more probable as a
-    whole, and less by length. Every character is a byte: lm_eval's acc_norm counts characters."""
+    """Writes questions whose best ending by probability is rarely the best by probability per byte:
+    the short ending has only the number, which is hard to predict; the right word after it is easy.
+    The text is ASCII, since lm_eval's acc_norm counts characters."""
     draw = random.Random(seed)
     lines = []
     for _ in range(50):

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Sends many requests to `lathe serve` from several clients at a time: load.py LATHE [REQUESTS [CLIENTS [FUZZED]]].
+"""Sends many requests to `lathe serve` from several clients at a time: load.py LATHE [REQUESTS
+[CLIENTS [FUZZED]]].
 
-A share of the clients leaves before the answer is complete. Each other request must get the text that the same request
-gets alone, or status 429 and then another try. The server must answer afterwards, and its memory must stay bounded. Then
-FUZZED bodies that are damaged must each get a status of 4xx, or 200 where they are still valid. Control: a text with a
-character replaced is noticed.
+For a fifth of the requests the client disconnects before the answer is complete. Every other
+request must get the text that it gets alone; after status 429 it is sent again. The server must
+answer afterwards, and its memory must stay bounded. Then each of FUZZED damaged bodies must get a
+status of 4xx, or 200 if it is still valid. Control: a text with a character appended is noticed.
 """
 import http.client
 import json
@@ -29,7 +30,8 @@ def texts_of(answer):
 
 
 def stream(server, path, body, leave_after=None):
-    """The texts of a stream, or None where the client leaves after so many bytes or is asked to come again."""
+    """Returns the texts of a stream, or None if it disconnects after `leave_after` bytes or gets
+    status 429."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
@@ -103,7 +105,7 @@ class Load:
 
 
 def fuzz(server, trials):
-    """Damaged bodies, by eight clients."""
+    """Sends damaged bodies from eight clients."""
     bodies = [json.dumps(body).encode() for _, body in KINDS]
 
     def client(seed):
@@ -136,7 +138,7 @@ def main():
     requests, clients, fuzzed = [*map(int, sys.argv[2:]), *[200, 8, 800][len(sys.argv) - 2:]][:3]
     with tempfile.TemporaryDirectory() as folder:
         run = train(lathe, folder, steps=60)
-        # Four may wait, so that some are refused and come again.
+        # At most four requests may wait, so some get 429 and are sent again.
         with Server(lathe, run, "--batch", 4, "--queue", 4, "--threads", 1) as server:
             wanted = [texts_of(server.post(path, body)[1]) for path, body in KINDS]
             warm = Load(server, wanted, min(requests, 100))

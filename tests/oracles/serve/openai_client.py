@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Speaks to `lathe serve` with the openai package: openai_client.py LATHE. Ends with 77 where the package is absent, both
-in this interpreter and in the one that LATHE_OPENAI_PYTHON names.
+"""Calls `lathe serve` with the package openai: openai_client.py LATHE. Exits with 77 if the package
+is missing both in this interpreter and in the one that LATHE_OPENAI_PYTHON names.
 
-Completions, chats, streams, log probabilities and errors must come through the package, and greedy answers must be those
-of `lathe generate`. Controls: another seed gives another text, and a wrong key is refused.
+The package must be able to read completions, chats, streams, log probabilities and errors. Answers
+must be those of `lathe generate`, `lathe chat` and `lathe eval --choices`. Controls: another seed
+gives another text, and a wrong key is refused.
 """
 import json
 import math
@@ -66,7 +67,7 @@ def chats(client, lathe, run):
         assert len(token.top_logprobs) == 3 and math.isclose(token.logprob, token.top_logprobs[0].logprob)
 
     with client.chat.completions.create(model="assistant", messages=asked, temperature=2, stream=True) as stream:
-        next(iter(stream))  # and the rest is left
+        next(iter(stream))  # disconnects before the end
 
 
 def choices(client, lathe, run, folder):

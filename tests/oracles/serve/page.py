@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Uses the page of `lathe serve` in headless Chromium: page.py LATHE [--keep DIR]. Ends with 77 where there is no Chromium.
+"""Uses the page of `lathe serve` in headless Chromium: page.py LATHE [--keep DIR]. Exits with 77 if
+Chromium is missing.
 
-A script beside the page's own writes a message, sends it with the keyboard, stops an answer, and begins a new
-conversation. What the page shows must be the model's answer; markup in it must stay text; the console must be empty. The
-page's own policy holds, so a request to another place is a console error. --keep: pictures, light and dark, wide and
-narrow. Control: a page with an error in its script is noticed.
+A script added to the page types a message, sends it with the keyboard, stops an answer, and begins
+a new conversation. The page must show the model's answer, show markup as text, and log nothing to
+the console but the refused request. Its Content-Security-Policy holds, so a request to another host
+would be a console error. --keep: save screenshots in DIR. Control: a page with an error in its
+script is noticed.
 """
 import argparse
 import http.client
@@ -23,8 +25,8 @@ from served import Server, train
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "<img src=x onerror=alert(1)><script>document.title='bad'</script>"
 
-# What a person would do. An image keeps the page from being loaded, and Chromium from ending, until the script has sent
-# its results.
+# Acts as a user. The pending image keeps Chromium from taking the page as loaded and ending before
+# the script has sent its results.
 DRIVER = """<img src="/hold" alt="" hidden><script>
 const sleep = ms => new Promise(done => setTimeout(done, ms));
 const until = async ready => { for (let i = 0; i < 600 && !ready(); ++i) await sleep(50); };
@@ -61,8 +63,8 @@ const notes = () => [...document.querySelectorAll(".message small")].map(p => p.
 
 
 def proxy(server, change, seen):
-    """A server of the same page with `change` made to it, which passes the rest on and puts the driver's results into
-    `seen`."""
+    """Starts and returns a proxy of `server`. It applies `change` to the page, forwards other
+    requests, and stores the driver's results in `seen`."""
     is_seen = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -113,7 +115,7 @@ def proxy(server, change, seen):
 
 
 def look(server, change, *flags):
-    """The driver's results, and what the console said."""
+    """Returns the driver's results and the console messages."""
     seen = {}
     httpd = proxy(server, change, seen)
     with tempfile.TemporaryDirectory() as profile:
@@ -143,7 +145,7 @@ def main():
         run = train(lathe, folder)
         with Server(lathe, run) as server:
             seen, console = look(server, driven(False), "--dump-dom")
-            assert seen, f"the script did not come to its end: {console}"
+            assert seen, f"the script did not finish: {console}"
             status, answer = server.post("/v1/chat/completions", {
                 "messages": [{"role": "user", "content": "What is number 4?"}], "temperature": 0})
             assert status == 200

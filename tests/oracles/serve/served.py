@@ -1,4 +1,4 @@
-"""What the tests of `lathe serve` share: a small chat model that is trained on the spot, and a server of it."""
+"""Shared by the tests of `lathe serve`: trains a small chat model and runs a server of it."""
 import http.client
 import json
 import os
@@ -41,7 +41,8 @@ def call(lathe, *words):
 
 
 def train(lathe, folder, steps=250):
-    """A run with ChatML's tokens that answers questions of one kind."""
+    """Trains a model with ChatML tokens that answers one kind of question, and returns its run
+    folder."""
     folder = Path(folder)
     lines = [{"messages": [{"role": "user", "content": f"What is number {i % 6}?"},
                            {"role": "assistant", "content": f"Number {i % 6} is {WORDS[i % 6]}, naïve \N{GRINNING FACE}."}]}
@@ -59,7 +60,7 @@ def train(lathe, folder, steps=250):
 
 
 class Server:
-    """`lathe serve`, stopped at the end; its exit code must be 0."""
+    """Runs `lathe serve` as a context manager. After SIGTERM it must exit with 0."""
 
     def __init__(self, lathe, run, *flags, key=None):
         environment = {**os.environ, **({"LATHE_API_KEY": key} if key else {})}
@@ -86,7 +87,7 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1])
 
     def post(self, path, body, timeout=60):
-        """The status, and the body as JSON."""
+        """Sends a POST request and returns the status and the JSON of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body),
                            {"Content-Type": "application/json"})

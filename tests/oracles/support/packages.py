@@ -1,5 +1,5 @@
-"""What the comparisons with Python packages share: an interpreter that has them, or an end as
-skipped. It has a folder of its own, since the folders beside it have the names of packages."""
+"""Finds an interpreter that has the Python packages of a comparison, or exits as skipped. This file
+has its own folder because the folders beside it are named like packages."""
 import os
 import subprocess
 import sys
@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def _interpreter(packages, variable):
-    """This interpreter if it has them all, else the one that the environment variable names, or None."""
+    """Returns this interpreter if it has all packages, else the one that `variable` names, or
+    None."""
     try:
         for name in packages:
             __import__(name)
@@ -19,11 +20,12 @@ def _interpreter(packages, variable):
 
 
 def require(packages, variable="LATHE_HF_PYTHON"):
-    """Returns in an interpreter that has the packages; where this one has not, the script runs in the one that the
-    environment variable names and ends with its exit code, or with 77, for skipped, where there is none."""
+    """Returns if this interpreter has the packages. Otherwise runs the script in the interpreter
+    that the environment variable names and exits with its code, or exits with 77 (skipped) if there
+    is none."""
     python = _interpreter(packages, variable)
     if python is None:
-        print("skipped: " + ", ".join(packages) + " are not all here; install them, or name a Python that has them in " + variable)
+        print(f"skipped: install {', '.join(packages)}, or set {variable} to a Python with them")
         sys.exit(77)
     if python != sys.executable:
         sys.exit(subprocess.call([python, *sys.argv]))

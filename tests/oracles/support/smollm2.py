@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes a folder with the files of SmolLM2-135M-Instruct and the same keys in them, of a small model with random weights and
-a tokenizer of a few hundred tokens: smollm2.py FOLDER. Needs torch, transformers and tokenizers."""
+"""Writes a small model with random weights and a tokenizer of 420 tokens in the same files and keys
+as SmolLM2-135M-Instruct: smollm2.py FOLDER. Needs torch, transformers and tokenizers."""
 import json
 import sys
 from pathlib import Path
@@ -26,7 +26,8 @@ def write_json(path, value):
 
 
 def make_tokenizer(path, special, size=420):
-    """A BPE of bytes, whose text is split at each digit and as GPT-2's."""
+    """Trains a byte-level BPE that splits text at each digit and as GPT-2 does. Returns its
+    size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -44,8 +45,8 @@ def named_token(text):
 
 
 def make_weights(folder, vocabulary, ids, seed, context, dtype):
-    """Random weights as large as those of a trained model, and config.json. `ids`: of the first, the last and the padding
-    token."""
+    """Writes random weights of the size of trained ones, and config.json. `ids`: the BOS, EOS and
+    padding tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -72,7 +73,7 @@ def make_weights(folder, vocabulary, ids, seed, context, dtype):
 
 
 def make_folder(folder, template=TEMPLATE, special=SPECIAL, begin="<|im_start|>", end="<|im_end|>", seed=1, dtype="bfloat16"):
-    """`begin` and `end`: the tokens that begin and end a text."""
+    """Writes all files and returns the folder. `begin`, `end`: the BOS and EOS tokens."""
     folder = Path(folder)
     folder.mkdir(parents=True)
     vocabulary = make_tokenizer(folder / "tokenizer.json", special)

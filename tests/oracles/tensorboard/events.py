@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Reads a run's tensorboard/ back with the tensorboard package: events.py LATHE. Exit 77 where that is not installed.
+"""Reads a run's tensorboard/ with the package tensorboard: events.py LATHE. Exits with 77 if that
+is not installed.
 
-A run is killed on its way and goes on; scalars must be those of metrics.jsonl, each step once, and samples and histograms
-must be there. Control: of a file with one byte changed TensorBoard reads less.
+The run is killed and resumed. The scalars must be those of metrics.jsonl, with each step once, and
+samples and histograms must exist. Control: after one byte of the file is changed, TensorBoard reads
+fewer steps.
 """
 import json
 import os
@@ -56,7 +58,7 @@ def load(folder):
 
 
 def scalars(accumulator, tag):
-    """By step, whether TensorBoard keeps them as scalars or as tensors."""
+    """Returns (step, value) pairs, no matter whether TensorBoard keeps scalars or tensors."""
     if tag in accumulator.Tags()["scalars"]:
         return [(e.step, e.value) for e in accumulator.Scalars(tag)]
     return [(e.step, float(tensor_util.make_ndarray(e.tensor_proto))) for e in accumulator.Tensors(tag)]
@@ -106,7 +108,7 @@ with tempfile.TemporaryDirectory() as temporary:
             found = [(e.step, tensor_util.make_ndarray(e.tensor_proto)[:, 2].sum()) for e in accumulator.Tensors(tag)]
         assert found == [(s, size) for s in (10, 20, 30)], (tag, found)
 
-    # Control: a byte that is changed is noticed, so what was read above was checked.
+    # Control: TensorBoard checks checksums, so it notices a changed byte.
     path = next((folder / "run/tensorboard").glob("*tfevents*"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

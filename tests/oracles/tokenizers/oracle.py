@@ -3,9 +3,10 @@
 
   tests/oracles/tokenizers/oracle.py LATHE VOCABULARY [--strings 100000] [--train FILE ...]
 
-VOCABULARY is a folder with GPT-2's vocab.json and merges.txt; FILEs are what tokenizers are trained on, by both trainers at
-two sizes, and the first one's in SentencePiece's form. Ends with 77, and a reason, where the Python packages or
-the vocabulary are absent.
+VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. Lathe and the package tokenizers both
+train tokenizers of two sizes on each FILE; the first FILE also serves for tokenizers in
+SentencePiece's form. Exits with 77 and prints the reason if a Python package or the vocabulary is
+missing.
 """
 import argparse
 import json
@@ -57,7 +58,7 @@ def strings(count):
 
 
 def lathe_ids(lathe, tokenizer, texts):
-    """Ids of each text, with the text itself decoded again."""
+    """Returns the ids that Lathe gives each text."""
     given = "\n".join(json.dumps(t) for t in texts) + "\n"
     done = subprocess.run([lathe, "tokenizer", "encode", "--tokenizer", tokenizer, "--json=true"], input=given,
                           capture_output=True, text=True)
@@ -121,7 +122,8 @@ def sentencepiece_forms(text):
     replace = normalizers.Replace(" ", mark)
 
     def vocabulary(words):
-        """Words or not, merges stay within them; lines with spaces of every number, so that those merge too."""
+        """Trains a vocabulary. `words`: merges stay within words. Lines get runs of spaces, so that
+        spaces merge too."""
         t = Tokenizer(models.BPE())
         t.normalizer = replace
         if words:
@@ -155,7 +157,8 @@ def sentencepiece_forms(text):
 
 
 def sentencepiece(lathe, file, count, work):
-    """Ids, what they decode to, a text that is prepared, and what the data's manifest says the tokenizer is."""
+    """Compares ids, decoded text, a prepared text, and the tokenizer that the data's manifest
+    records."""
     import tokenizers
     texts = list(strings(count)) + ["<s>a b", "a </s> b", "</s></s>", " a", "  a", "\u2581a", "a\u2581 \u2581b", "<0x41>"]
     failed = 0
@@ -199,7 +202,7 @@ def training(lathe, files, work):
             a, b = json.loads((out / "tokenizer.json").read_text())["model"], json.loads(theirs.to_str())["model"]
             merges = [[tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in x["merges"]] for x in (a, b)]
             same = merges[0] == merges[1] and a["vocab"] == b["vocab"]
-            print(f"{file.name}, {size} tokens: {len(merges[0])} merges, {'the same' if same else 'OTHERS'}", flush=True)
+            print(f"{file.name}, {size} tokens: {len(merges[0])} merges, {'the same' if same else 'DIFFERENT'}", flush=True)
             failed += not same
     return failed
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""MB/s of encoding English text on one core: Lathe beside Hugging Face's tokenizers and tiktoken, in turns.
+"""Measures MB/s of encoding English text on one core with Lathe, Hugging Face's tokenizers and
+tiktoken, in turns.
 
   tests/oracles/tokenizers/speed.py LATHE VOCABULARY TEXT [--mb 30] [--rounds 3]
 
-VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. TEXT is repeated up to --mb. Lathe's time is that of
-`lathe prepare --workers 1`, which reads, counts and writes shards as well, less that of a tenth of the text; the others
-encode parts of a megabyte that are in memory. All must make the same tokens. Ends with 77, and a reason, where the
-Python packages or files are absent.
+VOCABULARY is a folder with GPT-2's vocab.json and merges.txt. TEXT is repeated up to --mb. Lathe's
+time is that of `lathe prepare --workers 1`, which also reads, counts and writes shards, minus its
+time for a tenth of the text. The others encode parts of a megabyte from memory. All must produce
+the same number of tokens. Exits with 77 and prints the reason if a Python package or a file is
+missing.
 """
 import argparse
 import json
@@ -67,7 +69,7 @@ def main():
     ranks = {bytes(of[c] for c in token): i for token, i in vocab.items() if token != "<|endoftext|>"}
     fast = tiktoken.Encoding("gpt2", pat_str=GPT2, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})
     theirs = hugging_face(vocab, merges, GPT2)
-    # At lines, where pieces end by GPT-2's pattern if no white space comes after.
+    # Split after a line break without white space around it: GPT-2's pattern ends a piece there.
     parts, begin = [], 0
     while begin < len(text):
         end = begin + 1_000_000

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Compares the conversations of `lathe prepare --format instructions`, `lathe chat` and `lathe serve` with transformers'
-apply_chat_template, on random models and tokenizers that are made on the spot: ChatML and Llama 3's format, with and without
-a system message of the template, as they came and as --chat-template set and export wrote them.
+"""Compares the conversations of `lathe prepare --format instructions`, `lathe chat` and `lathe
+serve` with transformers' apply_chat_template, on random models and tokenizers. The formats are
+ChatML and Llama 3's, with and without a default system message, from a model's own template and
+from the one that --chat-template set and `lathe export` wrote.
 
   tests/oracles/transformers/chat_tokens.py LATHE
 
 - prepare: every id, and which ids are learned.
-- chat and serve: the length of the prompt, and greedy text, which a random model writes otherwise for another prompt.
+- chat and serve: the length of the prompt, and the greedy answer, which differs for each prompt of
+  a random model.
 
-Ends with 77, and a reason, where a package is absent: neither in this interpreter nor in the one that LATHE_HF_PYTHON
-names. Each part has a control that must fail.
+Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one
+that LATHE_HF_PYTHON names. Each part has a control that must fail.
 """
 import http.client
 import json
@@ -28,7 +30,7 @@ import smollm2  # noqa: E402
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors"]
 MARK, BEGIN = 1 << 31, 1 << 30
-NEW = 12  # tokens of an answer
+NEW = 12  # tokens in an answer
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 LLAMA3 = ("{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + "
@@ -94,7 +96,8 @@ def prepared(bench, run, name, conversations):
 
 
 def wanted_of(tokenizer, conversations, separator):
-    """The ids of all conversations, each with the token that ends a document behind it, which is not learned."""
+    """Returns the ids of all conversations, each followed by the separator, which is not learned,
+    and which are learned."""
     ids, learned = [], []
     for c in conversations:
         whole = ids_of(tokenizer, c, False)
@@ -118,7 +121,8 @@ def check_prepare(bench, run, name, tokenizer):
     assert mine[1] == wanted[1], f"{name}: which ids are learned"
     other = [CONVERSATIONS[0], *CONVERSATIONS[2:]]
     assert prepared(bench, run, "fewer", other)[0] != wanted[0], "the control agrees"
-    # Texts of special tokens are ordinary text here, where transformers reads them as these tokens.
+    # Lathe reads the text of a special token in a message as ordinary text; transformers reads it
+    # as the token.
     forged = [conversation(f"a{tokenizer.eos_token}b", "c")]
     ends = [ids.count(tokenizer.eos_token_id)
             for ids in (prepared(bench, run, "forged", forged)[0], wanted_of(tokenizer, forged, separator)[0])]
@@ -127,14 +131,15 @@ def check_prepare(bench, run, name, tokenizer):
 
 
 def byte_letters():
-    """The letter of each byte in GPT-2's vocabularies: its own where that is visible, else one from 256 on."""
+    """Returns the letter of each byte in GPT-2's vocabularies: its own if printable, else one from
+    256 on."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in own]
     return {**{b: chr(b) for b in own}, **{b: chr(256 + i) for i, b in enumerate(others)}}
 
 
 def greedy(model, tokenizer, ids):
-    """The bytes of an answer, up to a token that ends it."""
+    """Returns the bytes of the greedy answer, up to the EOS token."""
     import torch
 
     byte_of = {c: b for b, c in byte_letters().items()}

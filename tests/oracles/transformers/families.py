@@ -1,5 +1,6 @@
-"""The families of the Llama beside Llama itself: random models of transformers that are imported and exported again, and
-models that Lathe trained and exported. Logits agree to 1e-5 of the largest, greedy tokens one for one, far beyond windows.
+"""Compares families related to Llama with transformers: random models that are imported and
+exported again, and models that Lathe trained and exported. Logits must agree to 1e-5 of the
+largest, and greedy tokens exactly, far beyond the windows.
 """
 import json
 
@@ -8,7 +9,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def models():
-    """Name, classes of transformers, and keys of each model."""
+    """Returns name, transformers' config and model class, and config keys of each model."""
     import transformers as t
 
     gemma = dict(head_dim=8, query_pre_attn_scalar=12, sliding_window=6)
@@ -41,7 +42,8 @@ def models():
     ]
 
 
-# What each family adds, and how to take it away from a config.json, for controls.
+# Controls: changes of config.json to keys that a family adds. Logits or greedy tokens must then
+# differ.
 CONTROLS = {
     "mistral-window": {"sliding_window": 7},
     "qwen2-window": {"max_window_layers": 0, "layer_types": ["sliding_attention"] * 4},

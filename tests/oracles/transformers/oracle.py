@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Compares models that go through `lathe import` and `lathe export` with transformers: logits in float32 to 1e-4 and
-greedy generation token for token, both ways, on small models with random weights that are made on the spot.
+"""Compares models before and after `lathe import` and `lathe export` with transformers: logits in
+float32 to 1e-4 and greedy generation token for token, on small models with random weights.
 
   tests/oracles/transformers/oracle.py LATHE LATHE_TESTS [NAME ...]
 
-GGUF files are read back by the package gguf, where it is. Ends with 77, and a reason, where torch, transformers, tokenizers or safetensors are absent: neither in this interpreter
-nor in the one that LATHE_HF_PYTHON names. A control with a wrong transpose must fail.
+If the package gguf is installed, GGUF files are checked too. Exits with 77 and prints the reason if
+torch, transformers, tokenizers or safetensors is missing both in this interpreter and in the one
+that LATHE_HF_PYTHON names. Controls with wrong weights or keys, such as a missing transpose, must
+fail.
 """
 import json
 import os
@@ -41,7 +43,8 @@ class Bench:
         return done
 
     def logits(self, run, ids, greedy):
-        """What Lathe makes of a run: logits [B, T, V], and the tokens that it adds to the first row."""
+        """Returns Lathe's logits [B, T, V] for `ids`, and the tokens that it generates after the
+        first row."""
         from safetensors.torch import load_file
 
         out, jobs = self.path("logits.safetensors"), self.path("jobs.jsonl")
@@ -51,7 +54,7 @@ class Bench:
         done = subprocess.run([self.tests, "[.hf]"], env={**os.environ, "LATHE_HF": str(jobs)}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         made, again = load_file(outs[0]), load_file(outs[1])
-        assert made["greedy"].tolist() == again["greedy"].tolist(), "greedy tokens hang on the cache"
+        assert made["greedy"].tolist() == again["greedy"].tolist(), "the cache changes the tokens"
         return made["logits"], made["greedy"].tolist()
 
 
@@ -67,7 +70,8 @@ def make_tokenizer(path, vocabulary=VOCABULARY):
 
 
 def make_sentencepiece(path):
-    """A tokenizer in SentencePiece's form, as Llama 2 has it: characters, and bytes for those without a token."""
+    """Writes a tokenizer in SentencePiece's form, like Llama 2's, with byte tokens for characters
+    without a token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
 
     mark, size = "\u2581", VOCABULARY - 259
@@ -89,7 +93,8 @@ def make_sentencepiece(path):
 
 
 def randomise(model, seed=1):
-    """Every weight random: initial biases and norms would hide that they are left out."""
+    """Draws every weight at random: with initial zeros and ones, a missing bias or norm would go
+    unnoticed."""
     import torch
 
     torch.manual_seed(seed)
@@ -132,7 +137,7 @@ def some_ids(vocabulary=VOCABULARY):
 
 
 def there_and_back(bench, name, model, shard=None, tokenizer="tokenizer.json", save=None):
-    """A model of transformers, imported; and exported again."""
+    """Imports a transformers model, exports it again, and compares logits and texts each time."""
     folder, run, again = bench.path(name), bench.path(name + "-run"), bench.path(name + "-again")
     options = {"max_shard_size": shard} if shard else {}
     (save or model).save_pretrained(folder, **options)
@@ -157,11 +162,11 @@ def there_and_back(bench, name, model, shard=None, tokenizer="tokenizer.json", s
 
 
 def texts(bench, name, folder, run):
-    """Greedy text from a prompt, by both programs with their own tokenizers."""
+    """Compares the greedy text of Lathe and transformers, each with its own tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    # By its class: AutoTokenizer of version 5 puts Qwen 2's own way of splitting text in place of tokenizer.json's.
+    # Not AutoTokenizer: in version 5 it replaces tokenizer.json's splitting of text by Qwen 2's.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = "the tool cuts 42 naïve"
@@ -292,7 +297,7 @@ def llama(bench):
     refused("llama-mlp-biased", "mlp_bias", model(mlp_bias=True))
     refused("llama-gelu", "hidden_act", model(hidden_act="gelu"))
 
-    # Controls: rotary pairs beside each other in place of halves, and another base of the angles.
+    # Controls: rotary channels in adjacent pairs instead of halves, and another rope_theta.
     from safetensors.torch import load_file, save_file
     for what in ("order of rotary channels", "base"):
         wrong = bench.path("llama-wrong")
@@ -315,11 +320,11 @@ def in_pairs(t, heads):
 
 
 def gguf_file(bench, name, folder, run):
-    """The GGUF file of a run, read by the gguf package, against the tensors and tokenizer of a Hugging Face folder."""
+    """Compares the GGUF file of a run, read by the package gguf, with a Hugging Face folder."""
     try:
         import gguf
     except ImportError:
-        print(f"{name}: GGUF is not looked at: no package gguf here")
+        print(f"{name}: GGUF is not checked: the package gguf is not installed")
         return
     import numpy
     from safetensors.torch import load_file
@@ -359,7 +364,7 @@ def gguf_file(bench, name, folder, run):
         scaled_angles = ROPE_INIT_FUNCTIONS["llama3"](AutoConfig.from_pretrained(folder), "cpu")[0]
         plain = 1.0 / config["rope_theta"] ** (torch.arange(0, config["head_dim"], 2) / config["head_dim"])
         assert numpy.allclose(factors, (plain / scaled_angles).numpy(), rtol=1e-5), f"{name}: rope_freqs"
-    assert not found, f"{name}: nobody asked for {list(found)}"
+    assert not found, f"{name}: unexpected tensors {list(found)}"
 
     def value(key):
         field = reader.get_field(key)
@@ -416,7 +421,8 @@ def gguf_file(bench, name, folder, run):
 
 
 def source(bench):
-    """train.init_from: a run of a folder's weights begins with the folder's loss, and goes on without the folder."""
+    """Checks train.init_from: a run from a folder's weights starts with the folder's loss and
+    resumes without the folder."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder, data, text = bench.path("source"), bench.path("source-data"), bench.path("source.txt")
@@ -439,7 +445,7 @@ def source(bench):
         kept = begin.rename(begin.with_name("gone"))
         bench.call(*words, "--train.steps=6")
         kept.rename(begin)
-        print(f"train.init_from a {name}: validation loss {first:.4f} at first, {loss:.4f} before; goes on without it")
+        print(f"train.init_from a {name}: validation loss {first:.4f} at first, {loss:.4f} before; resumes without it")
     other = bench.path("other-tokenizer")
     other.mkdir()
     make_tokenizer(other / "tokenizer.json", 290)

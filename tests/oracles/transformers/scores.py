@@ -1,14 +1,15 @@
-"""`lathe eval` over texts and over questions with endings, against sums of transformers' own log-probabilities."""
+"""Compares `lathe eval` on texts and on multiple-choice questions with sums of transformers'
+log-probabilities."""
 import json
 import math
 import random
 
-TOKENS = 48  # of a window
+TOKENS = 48  # in a window
 WORDS = "the lathe turns wood and tool cuts what slowly under it naïve 42 round deep".split()
 
 
 def log_probabilities(model, ids):
-    """Of ids[1:], each behind those before it: [len(ids) - 1]."""
+    """Returns the log-probability of each of ids[1:] given the ids before it: [len(ids) - 1]."""
     import torch
 
     with torch.no_grad():
@@ -17,7 +18,8 @@ def log_probabilities(model, ids):
 
 
 def loss_of_text(model, tokenizer, text, stride):
-    """Summed loss of a text behind <|endoftext|>, and its tokens: windows of TOKENS, `stride` apart."""
+    """Returns the summed loss of a text after <|endoftext|> and its number of tokens. Windows of
+    TOKENS are `stride` apart."""
     ids = [tokenizer.token_to_id("<|endoftext|>")] + tokenizer.encode(text, add_special_tokens=False).ids
     loss, scored = 0.0, 0
     while scored < len(ids) - 1:
@@ -29,7 +31,7 @@ def loss_of_text(model, tokenizer, text, stride):
 
 
 def best_endings(model, tokenizer, question):
-    """The likeliest ending as a whole and by byte."""
+    """Returns the index of the likeliest ending, by total and by per-byte log-probability."""
     def score(ending):
         apart = question["context"].endswith(" ") or ending.startswith(" ")
         behind = tokenizer.encode(ending if apart else " " + ending, add_special_tokens=False).ids

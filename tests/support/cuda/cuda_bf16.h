@@ -1,4 +1,4 @@
-// A stand-in for CUDA's header of this name: what lathe's kernels use of it. See
+// A stand-in for CUDA's header of this name, with the parts that Lathe's kernels use. See
 // tests/support/cuda/cuda_runtime.h.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A stand-in for CUDA's header of this name: what lathe's kernels use of it. See
+// A stand-in for CUDA's header of this name, with the parts that Lathe's kernels use. See
 // tests/support/cuda/cuda_runtime.h.
 #pragma once
 
@@ -15,13 +15,13 @@ struct __half {
     const int sign = std::signbit(x) ? 0x8000 : 0;
     if (x != x) {
       bits = 0x7fff;
-    } else if (size >= 65520) {  // the largest number is 65504, and the next would be even
+    } else if (size >= 65520) {  // halfway between the largest number, 65504, and 65536
       bits = static_cast<uint16_t>(sign | 0x7c00);
     } else {
       const int exponent =
           std::max(size > 0 ? std::ilogb(size) : -14, -14);  // of the smallest normal number: -14
-      // 1024 ... 2048 of normal numbers, whose leading bit counts as one more exponent; 0 ... 1024
-      // of smaller ones.
+      // In [1024, 2048] for normal numbers, whose leading bit adds 1 to the exponent field, and in
+      // [0, 1024] for subnormal ones.
       const auto digits = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));
       bits = static_cast<uint16_t>(sign | (((exponent + 14) << 10) + digits));
     }

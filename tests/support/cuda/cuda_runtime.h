@@ -14,12 +14,12 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(threads)
-// One copy for all blocks, in a section of its own, so that it can be spoiled before each block.
+// One copy for all blocks, in a section of its own, which run() overwrites before each block.
 #define __shared__ static __attribute__((section("cuda_shared"), used))
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 using cudaStream_t = struct CUstream_st*;
-/// What went wrong since the last call.
+/// Returns the error of the last launch, and resets it to cudaSuccess.
 cudaError_t cudaGetLastError();
 
 struct dim3 {
@@ -30,8 +30,8 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 /// Waits for the other threads of the block.
 void __syncthreads(std::source_location where = std::source_location::current());
 
-/// The x of the thread whose place differs by `lane`. Here all threads of the block must come to
-/// it, not just the warp's.
+/// Returns x of the thread with index threadIdx.x ^ lane. Unlike on a GPU, all threads of the block
+/// must call it, not only those of a warp.
 inline float __shfl_xor_sync(unsigned, float x, unsigned lane,
                              std::source_location where = std::source_location::current()) {
   static float from[1024];
@@ -42,7 +42,7 @@ inline float __shfl_xor_sync(unsigned, float x, unsigned lane,
   return x;
 }
 
-/// Fibers switch at barriers alone, so nothing comes in between.
+/// Adds x to *sum and returns the old value. Atomic, because fibers switch only at barriers.
 template <class T>
 T atomicAdd(T* sum, T x) {
   const T before = *sum;
@@ -53,29 +53,29 @@ T atomicAdd(T* sum, T x) {
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);
 }
-/// Exact here; on a GPU to 2 units in the last place, for a divisor below 2^126.
+/// Returns a / b, correctly rounded. A GPU is accurate to 2 ulp, for divisors below 2^126.
 inline float __fdividef(float a, float b) { return a / b; }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 
 namespace lathe {
 namespace stand_in {
 
-/// In which order blocks run, and the threads of a block up to the next barrier. Without a barrier
-/// that a kernel needs, one of them gives a wrong result: forward, a thread reads what a later one
-/// has not written yet.
+/// The order in which blocks run, and in which threads of a block run up to the next barrier. If a
+/// kernel lacks a barrier, one of these orders gives a wrong result. For example, with `forward` a
+/// thread reads a value that a later thread has not written yet.
 enum class Order { forward, backward, shuffled };
 extern Order order;
-/// A launch gets no more blocks than this. A kernel that strides over its grid must be right with
-/// any number.
+/// Limits the blocks of a launch. A kernel with a grid-stride loop must be correct with any number.
 extern int64_t max_blocks;
 
-/// Exit::internal where some threads of a block stand at a barrier that others don't reach.
+/// Runs `thread` for each thread of a launch. Throws Exit::internal if some threads of a block wait
+/// at a barrier that the others don't reach.
 void run(int64_t blocks, int threads, const std::function<void()>& thread);
 
 }  // namespace stand_in
 
-/// core/kernels/launch.cuh's, with what a GPU asks of parameters: copied byte by byte, 32,764
-/// bytes in all.
+/// Replaces launch() of core/kernels/launch.cuh. Checks what a GPU requires of parameters: they are
+/// trivially copyable and have at most 32,764 bytes in all.
 template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t,
             const Args&... args) {

@@ -55,7 +55,7 @@ std::vector<unsigned> sequence(size_t n) {
 }
 
 void run_block(size_t threads) {
-  // new, not a vector: pages of the stacks that are never touched cost nothing.
+  // Use new[], not a vector, so that stack pages that are never touched take no memory.
   static const std::unique_ptr<char[]> stacks(new char[most_threads * stack_bytes]);
   std::vector<Fiber> fibers(threads);
   for (size_t t = 0; t < threads; ++t) {
@@ -101,7 +101,7 @@ void run(int64_t blocks, int threads, const std::function<void()>& thread) {
   blockDim = {static_cast<unsigned>(threads)};
   for (const unsigned b : sequence(static_cast<size_t>(blocks))) {
     blockIdx = {b};
-    // All ones is NaN in a float: what a block has not written itself is of no use to it.
+    // All ones is NaN in a float, so a read of unwritten shared memory shows in the result.
     std::memset(__start_cuda_shared, 0xff,
                 static_cast<size_t>(__stop_cuda_shared - __start_cuda_shared));
     run_block(static_cast<size_t>(threads));

@@ -8,9 +8,9 @@
 //   LATHE_TEST_FAIL="CALL ERRNO N"
 //                               the N-th such call (pread, pwrite, fallocate) on a scratch file,
 //                               and each after it, fails
-//   LATHE_TEST_SLOW="POINT MS"  each time the process comes to a fault point it sleeps so long: a
-//                               slow disk
-//   LATHE_TEST_THREADS=N        the process may have N threads; it ends with 77 where it can't be
+//   LATHE_TEST_SLOW="POINT MS"  the process sleeps MS milliseconds each time it comes to a fault
+//                               point, as with a slow disk
+//   LATHE_TEST_THREADS=N        the process may have N threads; it exits with 77 if they can't be
 //                               limited
 //   LATHE_TEST_LIMIT="KIND N"   a limit of the process: "file N" bytes in a file, "files N" open
 //                               files, "memory N" MB of addresses beyond those that it has
@@ -46,7 +46,7 @@ struct {
   int number = 0, left = 0, saves_left = -1;
 } failing;
 const lathe::FileCalls system_calls = lathe::file_calls;
-thread_local bool saves = false;  // a save has begun on this thread
+thread_local bool saves = false;  // a save has begun or a folder was claimed on this thread
 std::string slow_point;
 int slow_ms = 0;
 
@@ -56,7 +56,7 @@ bool fails(const char* call) {
   return true;
 }
 
-/// The same of a call on a scratch file, from the start of the process on.
+/// Does the same for calls on scratch files, which count from the start of the process.
 bool fails_on_scratch(const char* call) {
   if (failing.call != call || --failing.left > 0) return false;
   errno = failing.number;
@@ -72,7 +72,7 @@ void on_point(const char* name) {
   if (failing.saves_left > 0) --failing.saves_left;
 }
 
-/// "POINT NUMBER".
+/// Parses "POINT NUMBER".
 void read_point(const std::string& text, std::string& point_, int& number) {
   point_ = text.substr(0, text.rfind(' '));
   number = std::atoi(text.c_str() + text.rfind(' '));
@@ -105,8 +105,8 @@ void read_failing(const std::string& text) {
   };
 }
 
-/// Limits the threads of this process. The limit counts what a user runs, root excepted, so root
-/// becomes a user without other processes, who keeps the right to every file.
+/// Limits the threads of this process. RLIMIT_NPROC counts all threads of a user and does not apply
+/// to root, so root becomes a user without other processes but keeps its access to all files.
 void limit_threads(rlim_t most) {
   if (getuid() == 0) {
     constexpr unsigned system_admin = 21, system_resource = 24;  // linux/capability.h
@@ -148,8 +148,8 @@ void limit_resource(const std::string& text) {
 
 }  // namespace
 
-// Stands in front of the library's own function (symbol interposition), so that the library needs
-// no switch for this.
+// Replaces the library's function by symbol interposition, so that the library needs no switch for
+// this.
 lathe::StepRandom lathe::random_of(const RunConfig& config, int64_t step, int64_t micro_batch) {
   using Function = StepRandom (*)(const RunConfig&, int64_t, int64_t);
   static const auto original =
@@ -190,5 +190,5 @@ int run_with_faults(int argc, char** argv) {
 int main(int argc, char** argv) {
   if (argc != 3 || std::string_view(argv[1]) != "--serve") return run_with_faults(argc, argv);
   lathe::test::serve(std::atoi(argv[2]), run_with_faults);
-  std::_Exit(0);  // as train/main.cc
+  std::_Exit(0);  // as train/main.cc does
 }

@@ -21,7 +21,7 @@ struct Request {
   std::array<int, 3> fds{-1, -1, -1};  // standard output, standard error, answer
 };
 
-/// False at the end.
+/// Receives the next request. Returns false once the other end is closed.
 bool receive(int socket, Request& request) {
   request.text.resize(size_t{1} << 20);
   iovec part{request.text.data(), request.text.size()};

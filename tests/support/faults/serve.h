@@ -1,14 +1,15 @@
-// Many lathe commands from one process: loading LibTorch takes a fifth of a second, which would be
-// most of the time of tests that run hundreds of commands.
+// Runs many lathe commands from one process. Loading LibTorch takes a fifth of a second, which
+// would be most of the time of tests that run hundreds of commands.
 #pragma once
 
 namespace lathe::test {
 
-/// Answers requests on a socket (SOCK_SEQPACKET) until its other end is closed. A request is two
-/// descriptors for standard output and error and one for the answer, and the folder, the number of
-/// words, the words and the environment, each with a NUL behind it. A fork of this process, which
-/// loaded all and did nothing yet, runs `run` on the words there and ends with its result. The
-/// answer is its process number, then, once it ended, its status as of waitpid, an int each.
+/// Answers requests on a socket (SOCK_SEQPACKET) until its other end is closed. A request has three
+/// descriptors, for standard output, standard error and the answer, and these texts, each followed
+/// by NUL: the folder ("" for the current one), the number of words, the words, and the settings of
+/// the environment. A fork of this process calls `run` with the words in the folder and exits with
+/// its result. The answer is two ints: the process id, and after the process has ended its status
+/// as from waitpid().
 void serve(int socket, int (*run)(int, char**));
 
 }  // namespace lathe::test

@@ -1,4 +1,4 @@
-// `lathe plan --fit` and `lathe find batch`: what they change so that a run fits.
+// Tests what `lathe plan --fit` and `lathe find batch` change so that a run fits.
 #include "train/analysis/forecast.h"
 
 #include <algorithm>
@@ -15,7 +15,6 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-using Sizes = std::map<std::string, int64_t>;
 
 TEST_CASE("--fit tries every combination of its changes", "[fit]") {
   const TempFolder f(fast_folder());
@@ -33,7 +32,7 @@ TEST_CASE("--fit tries every combination of its changes", "[fit]") {
   const std::pair<std::string, std::string> low{"amp.dtype", "bf16"},
       again{"memory.recompute", "blocks"}, small{"optim.kind", "adamw8bit"};
 
-  // Two changes of three are enough, and no single one is.
+  // Two of the three changes are enough, and no single one is.
   const int64_t limit = needs({again, small});
   CAPTURE(limit, needs({}), needs({low}), needs({again}), needs({small}));
   REQUIRE(limit < std::min({needs({}), needs({low}), needs({again}), needs({small})}));
@@ -90,7 +89,8 @@ TEST_CASE("--fit and find batch try only the micro-batches that the config accep
   CHECK(*fit == Overrides{{"train.batch_size", "48"}, {"train.grad_accum", "3"}});
 }
 
-TEST_CASE("--fit does without the copies that bfloat16 keeps of the weights", "[fit]") {
+TEST_CASE("--fit drops the bfloat16 copies of the weights if other changes are not enough",
+          "[fit]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::string path = (f / "tiny.toml").string();
@@ -111,7 +111,7 @@ TEST_CASE("--fit does without the copies that bfloat16 keeps of the weights", "[
   CHECK((*fit)[0].first.starts_with("amp."));
 }
 
-TEST_CASE("plan --json has the keys that bench step measures, --fit what to change",
+TEST_CASE("plan --json forecasts what bench step measures, and plan --fit prints keys that fit",
           "[fit][process_memory]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path(), "[log]\nlevel = \"error\"\n");

@@ -1,4 +1,4 @@
-// What `lathe plan` says of a run, against what the run takes.
+// Compares the forecasts of `lathe plan` with real runs.
 #include "train/analysis/forecast.h"
 
 #include <algorithm>
@@ -22,7 +22,6 @@ namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-using Sizes = std::map<std::string, int64_t>;
 
 /// Returns the peak memory of tensors in two real steps of a config, with an evaluation before and
 /// after them.
@@ -43,7 +42,8 @@ int64_t measured_peak(LoadedConfig loaded) {
   return memory_stats().total_peak - before;
 }
 
-TEST_CASE("every optimizer can be forecast, by Lathe's kernels and by ATen's ops", "[forecast]") {
+TEST_CASE("the peak memory of every optimizer is forecast, with Lathe's kernels and with ATen's",
+          "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   for (const std::string& kind : optimizer_names()) {
@@ -62,7 +62,7 @@ TEST_CASE("every optimizer can be forecast, by Lathe's kernels and by ATen's ops
   use_kernels(true);
 }
 
-TEST_CASE("a dry run takes what the run takes", "[forecast]") {
+TEST_CASE("a dry run has the peak memory of the run", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const auto load = [&](std::vector<std::pair<std::string, std::string>> keys) {
@@ -93,14 +93,14 @@ TEST_CASE("a dry run takes what the run takes", "[forecast]") {
       {{"optim.kind", "sgd"}, {"optim.ema_decay", "0.9"}},
       {{"train.kernels", "aten"}},
       {{"model.vocab_size", "5000"}, {"model.tie_weights", "false"}},
-      {{"model.vocab_size", "20000"},  // an evaluation finds the gradients of a step
+      {{"model.vocab_size", "20000"},  // an evaluation runs while gradients of a step exist
        {"model.tie_weights", "false"},
        {"train.eval_interval", "1"},
        {"train.batch_size", "2"},
        {"train.grad_accum", "1"}},
       {{"model.vocab_size", "5000"},
        {"train.batch_size", "1"},
-       {"train.grad_accum", "1"}},  // the head's gradient is most
+       {"train.grad_accum", "1"}},  // the head's gradient is the largest
   };
   for (const auto& keys : cases) {
     std::string name;
@@ -109,22 +109,22 @@ TEST_CASE("a dry run takes what the run takes", "[forecast]") {
     const LoadedConfig loaded = load(keys);
     const auto real = static_cast<double>(measured_peak(loaded));
     const auto dry = static_cast<double>(dry_step(loaded).peaks.total_peak);
-    // ATen's own kernels take temporaries that a dry run does not see: up to 5.2% here, as the
-    // processor decides.
+    // ATen's own kernels allocate temporaries that a dry run does not see: up to 5.2% here,
+    // depending on the processor.
     const bool atens = name.find("aten") != std::string::npos ||
                        (name.find("fp16") != std::string::npos && !gemm_ready(Element::f16));
-    // Threads of Muon need not be at their largest matrices at the same time.
+    // Muon's threads need not process their largest matrices at the same time.
     const bool muons = name.find("muon") != std::string::npos;
     const double allowed = atens ? 0.08 : muons ? 0.05 : 0.01;
     CHECK(std::abs(dry / real - 1) < allowed);
-    // The control: another batch size is seen.
+    // The control: another batch size has another peak.
     LoadedConfig larger = loaded;
     larger.config.train.batch_size += 4;
     CHECK(static_cast<double>(dry_step(larger).peaks.total_peak) / real - 1 > allowed);
   }
 }
 
-TEST_CASE("a dry run of convolutions takes what they take, with oneDNN's copies", "[forecast]") {
+TEST_CASE("a dry run of convolutions has their peak memory, with oneDNN's copies", "[forecast]") {
   const TempFolder f(fast_folder());
   make_data(f);
   for (const char* keys :
@@ -140,7 +140,7 @@ TEST_CASE("a dry run of convolutions takes what they take, with oneDNN's copies"
                                                    {"memory.recompute", recompute}});
       const auto real = static_cast<double>(measured_peak(loaded));
       const auto dry = static_cast<double>(dry_step(loaded).peaks.total_peak);
-      // Without the copies it is 14% to 17% less. They differ a little between processors.
+      // Without the copies the forecast is 14% to 17% lower. The copies depend on the processor.
       CHECK(dry == Approx(real).epsilon(0.06));
     }
   }
@@ -182,7 +182,7 @@ TEST_CASE("a dry run of bucketize writes to no memory", "[forecast]") {
   }
 }
 
-TEST_CASE("what could never run here is planned in little memory", "[forecast]") {
+TEST_CASE("a model that is too large for this machine is planned in little memory", "[forecast]") {
   const TempFolder f(fast_folder());
   write_file(
       f / "large.toml",
@@ -205,7 +205,7 @@ TEST_CASE("what could never run here is planned in little memory", "[forecast]")
   CHECK_FALSE(resource_needs(large, no_data).enough);
 }
 
-TEST_CASE("a version with a smaller vocabulary is measured without the tokens of the larger",
+TEST_CASE("a plan measures a version with a smaller vocabulary on data with larger token ids",
           "[forecast]") {
   const TempFolder f(fast_folder());
   std::string tokens;
@@ -239,7 +239,7 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
     CHECK(times.optimizer == Approx(1.0));  // one update a step
   }
 
-  // The FLOPs of a step, and the time that they take a GPU by its maker's numbers.
+  // The FLOPs of a step, and the time that a GPU needs for them by its data sheet.
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const std::vector<std::string> keys{"--train.grad_accum=8", "--train.batch_size=64",
@@ -276,7 +276,8 @@ TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
   CHECK(tokens_per_second == Approx(8 * 64 * 16 / seconds).epsilon(1e-4));
 }
 
-TEST_CASE("a plan counts the checkpoints that the run's folder has at its end", "[forecast]") {
+TEST_CASE("a plan counts the checkpoints that the run's folder has when the run ends",
+          "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   int64_t runs = 0;
@@ -307,22 +308,8 @@ TEST_CASE("a plan counts the checkpoints that the run's folder has at its end", 
   CHECK(counts(every) == Counts(3, 3));
 }
 
-/// A kind's config with those of `sizes` that it has; nullopt where it has none of the first, or
-/// its check refuses them.
-std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first,
-                                      const Sizes& sizes) {
-  AnyConfig config = kind.config;
-  if (config.find<int64_t>(first) == nullptr) return std::nullopt;
-  for (const auto& [key, size] : sizes) {
-    if (int64_t* const found = config.find<int64_t>(key)) *found = size;
-  }
-  if (int64_t* const vocabulary = config.find<int64_t>("vocab_size")) *vocabulary = 50257;
-  return kind.check(config) ? std::nullopt : std::optional(config);
-}
-
 TEST_CASE(
-    "shapes with odd heads and wide ones are planned, and so is an optimizer that is most of a "
-    "step",
+    "plan handles an odd number of heads, very wide models, and an optimizer that dominates a step",
     "[forecast]") {
   const TempFolder f(fast_folder());
   write_file(
@@ -343,8 +330,8 @@ TEST_CASE(
   CHECK_THAT(plan({"--model.kind=llama", "--model.n_head=2", "--model.n_embd=100000",
                    "--model.n_layer=2"}),
              ContainsSubstring("from a smaller version that was measured"));
-  // What Newton-Schulz takes is a part of what must be small: no version of this width is measured
-  // as it is.
+  // Newton-Schulz counts toward the cost that must be small, so a smaller version is measured even
+  // for this width.
   CHECK_THAT(
       plan({"--optim.kind=muon", "--model.n_layer=4", "--model.n_head=16", "--model.n_embd=1024",
             "--model.block_size=64", "--model.vocab_size=4096", "--train.batch_size=1"}),
@@ -367,7 +354,7 @@ TEST_CASE("the matrix products of an update are counted", "[forecast]") {
   CHECK(dry_step(load("adamw")).update_flops == 0);
 }
 
-TEST_CASE("train tells at its start what it needs", "[forecast]") {
+TEST_CASE("train prints at its start what it needs", "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.steps=1", "--train.device=cpu"});

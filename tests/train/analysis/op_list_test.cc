@@ -1,4 +1,4 @@
-// `lathe profile --ops`: each op of a step, with the tensors and the cost that formulas give.
+// Tests `lathe profile --ops`, which lists each op of a step with its tensors and computed cost.
 #include "train/analysis/op_list.h"
 
 #include "autograd/engine.h"
@@ -81,7 +81,7 @@ TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]
   CHECK_THAT(text, ContainsSubstring(share));
 }
 
-TEST_CASE("a fused op reads its inputs, and no mask that was made on the way", "[op_list]") {
+TEST_CASE("a fused op reads its inputs, and no mask that it computes inside", "[op_list]") {
   const Variable x = Variable::parameter(torch::randn({6, 10}));
   const OpList list;
   fused([](const Variable& v) { return where(v > 0, v, masked_fill(v * 0.5, v < -1, 0)); }, x);

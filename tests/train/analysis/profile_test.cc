@@ -1,4 +1,4 @@
-// `lathe profile`: what it says of steps is what they did.
+// Tests that `lathe profile` reports what the steps did.
 #include "train/analysis/profile.h"
 
 #include <sys/stat.h>
@@ -54,7 +54,7 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
     sum += s.seconds;
     data += s.phase == Span::Phase::data;
     optimizer += s.phase == Span::Phase::optimizer;
-    CHECK(s.begin >= end - 1e-9);  // one behind the other
+    CHECK(s.begin >= end - 1e-9);  // spans do not overlap
     loops += s.idle >= 0;
     if (s.idle >= 0) idle += s.idle, of += s.seconds;
     end = s.begin + s.seconds;
@@ -64,12 +64,13 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
   }
   for (const double t : p.step_seconds) steps += t;
   CHECK(loops > 100);
-  CHECK(idle < 0.25 * of);  // one thread waits for none: what is left is the work around tiny loops
+  CHECK(idle < 0.25 * of);  // one thread waits for none: only the overhead of tiny loops remains
   CHECK(data == 3 * 2);
   CHECK(optimizer == 3);
   CHECK(sum <= steps);
   CHECK(matmul == Approx(3 * 2 * dry_step(loaded).micro_batch.matmul()));
-  // What forward leaves is gone after the step, but for what a parameter took over as its gradient.
+  // Activations of the forward pass are freed by the end of the step, unless a parameter took one
+  // over as its gradient.
   CHECK(left > 50000);
   CHECK(std::abs(kept) < left / 20);
   for (const char* place : {"f attention blocks.0.attn", "b attention blocks.1.attn",
@@ -77,7 +78,7 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
     CHECK(places.contains(place));
 }
 
-TEST_CASE("what is computed again is counted by itself", "[profile]") {
+TEST_CASE("recomputed ops are counted separately", "[profile]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const auto count = [&](const char* policy) {
@@ -89,7 +90,7 @@ TEST_CASE("what is computed again is counted by itself", "[profile]") {
   CHECK(count("blocks") > 10);
 }
 
-TEST_CASE("a leak is reported, a steady step is not one", "[profile]") {
+TEST_CASE("a leak is reported, and steady memory is not one", "[profile]") {
   Profile p;
   p.spans.push_back(
       {.op = "linear", .module = "head", .seconds = 1e-3, .flops = {.matmul = 1e6}, .bytes = 1000});
@@ -107,18 +108,18 @@ TEST_CASE("a leak is reported, a steady step is not one", "[profile]") {
              ContainsSubstring("more data.workers than 0 would help"));
   waits.disk_reads = 5;
   CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10),
-             ContainsSubstring("the disk is what limits"));
-  // 1e6 FLOPs at 1e9 a second are all of its millisecond; at a thousandth of the ceiling it is
-  // overhead.
+             ContainsSubstring("the disk is the limit"));
+  // The op's 1e6 FLOPs take its whole millisecond at 1e9 FLOP/s. If the ceilings are a thousand
+  // times higher, the millisecond is overhead.
   CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10),
-             ContainsSubstring("limited most by products of matrices"));
+             ContainsSubstring("limited most by matrix products"));
   CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10),
              ContainsSubstring("limited most by the work around small ops"));
   CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10),
              ContainsSubstring("limited most by reading and writing"));
 }
 
-TEST_CASE("a thread that waits for another at a loop's end is seen", "[profile]") {
+TEST_CASE("a profile shows a thread that waits for another at the end of a loop", "[profile]") {
   const int threads = at::get_num_threads();
   at::set_num_threads(2);
   ThreadLog log;
@@ -129,7 +130,7 @@ TEST_CASE("a thread that waits for another at a loop's end is seen", "[profile]"
   };
   parallel_for(0, 2, 1, [&](int64_t begin, int64_t) {
     busy(begin == 0 ? 0.05 : 0);
-    parallel_for(0, 2, 1, [&](int64_t, int64_t) {});  // within another: the same thread's
+    parallel_for(0, 2, 1, [&](int64_t, int64_t) {});  // nested: it runs on the same thread
   });
   ThreadLog::active() = nullptr;
   parallel_for(0, 2, 1, [&](int64_t, int64_t) {});
@@ -158,7 +159,8 @@ TEST_CASE("a thread that waits for another at a loop's end is seen", "[profile]"
   CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*of_aten .*\\.00 *\n(.|\n)*"));
 }
 
-TEST_CASE("profile replaces a trace that it wrote, and another file only by force", "[profile]") {
+TEST_CASE("profile replaces a trace that it wrote, and other files only with --force",
+          "[profile]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const auto profile = [&](std::vector<std::string> args) {
@@ -182,7 +184,7 @@ TEST_CASE("profile replaces a trace that it wrote, and another file only by forc
     CHECK(profile({flag, "t.json"}).code == 0);
     CHECK(slurp(f / "t.json") != first);
 
-    // A rename would put a file in the place of a pipe or a device.
+    // A rename would replace a pipe or a device with a file.
     CHECK_THAT(profile({flag, "pipe", "--force", "true"}).err,
                ContainsSubstring("is not a regular file"));
     CHECK(fs::is_fifo(f / "pipe"));
@@ -227,7 +229,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK(parts["loop 1"] > 5);
   CHECK(parts["data worker 0"] > 0);
 
-  // LibTorch's profiler saw the steps behind those: by name, ours around what ATen did for them.
+  // LibTorch's profiler recorded the next steps: Lathe's spans, by name, around ATen's ops.
   const Json kineto =
       parse_json(read_file(f / "kineto.json", Exit::io), "kineto.json", Exit::internal);
   std::map<std::string, std::pair<double, double>> seen;
@@ -271,13 +273,28 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK_THAT(of_config.out, ContainsSubstring(memory["kept"][0][0].get<std::string>()));
   CHECK(read_file(f / "runs/tiny/metrics.jsonl", Exit::io) == before);
 
-  // Its own file is replaced, another one of this name is not.
+  // profile replaces its own file, but not another file of this name.
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
   write_file(f / "runs/tiny/profile.json", "{\"mine\": 1}");
   const Finished refused = lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"});
   CHECK(refused.code == 2);
   CHECK_THAT(refused.err, ContainsSubstring("profile.json"));
   CHECK(read_file(f / "runs/tiny/profile.json", Exit::io) == "{\"mine\": 1}");
+
+  // A run that was moved, whose source is gone, and one that `lathe merge` wrote.
+  REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=runs/tuned", "--train.steps=2",
+                       "--train.init_from=runs/tiny"})
+              .code == 0);
+  fs::rename(f / "runs/tuned", f / "moved");
+  fs::rename(f / "runs/tiny", f / "gone");
+  fs::create_directories(f / "merged/checkpoints");
+  fs::copy(find_checkpoint(f / "moved"), f / "merged/checkpoints/step-00000002",
+           fs::copy_options::recursive);
+  for (const char* path : {"moved", "merged"}) {
+    const Finished r = lathe_in(f, {"profile", path, "--steps=1:2"});
+    INFO(path << r.out << r.err);
+    CHECK(r.code == 0);
+  }
 
   CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err,
              ContainsSubstring("--steps must be"));
@@ -287,7 +304,7 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   RangeTest test;
   for (int i = 0; i < 60; ++i) {
     const double x =
-        -6 + 0.1 * i;  // the logarithm of the rate; falls fastest at 1e-3, rises from 1e-1 on
+        -6 + 0.1 * i;  // log10 of the rate; the loss falls fastest at 1e-3, rises from 10^-1.5 on
     test.lr.push_back(std::pow(10, x));
     test.loss.push_back(4 - 2 / (1 + std::exp(-4 * (x + 3))) + (x > -1.5 ? 8 * (x + 1.5) : 0));
   }
@@ -295,6 +312,14 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK(std::log10(test.steepest) == Approx(-3).epsilon(0.05));
   CHECK(test.diverged > 0.03);
   CHECK(std::log10(test.lowest) == Approx(-1.5).epsilon(0.1));
+
+  // A rise before the lowest loss is not a divergence.
+  RangeTest hill{.lr = {1, 2, 3, 4, 5, 6, 7, 8}, .loss = {1, 1.2, 1, 0.8, 0.6, 0.5, 0.45, 0.4}};
+  read_range(hill);
+  CHECK(hill.diverged == 0);
+  hill.loss.back() = 1.3;
+  read_range(hill);
+  CHECK(hill.diverged == 8);
 
   // A curve that falls and rises again, but not above its first value, rises all the same.
   RangeTest bowl, falling;
@@ -309,7 +334,7 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK(bowl.lowest == bowl.lr[40]);
   CHECK(falling.lowest == 0);  // the control
 
-  // A curve that rises from its beginning, with noise, falls nowhere before that.
+  // A noisy curve that rises from its beginning has no falling part.
   RangeTest rising;
   for (int i = 0; i < 60; ++i) {
     rising.lr.push_back(falling.lr[static_cast<size_t>(i)]);
@@ -330,14 +355,15 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK(last["lr"].get<double>() < 10);
   CHECK(last["diverges_at"].is_number());
   CHECK(last["lowest_at"].get<double>() < last["diverges_at"].get<double>());
-  CHECK_THAT(r.out, ContainsSubstring(" on it rises, and from "));
+  CHECK_THAT(r.out, ContainsSubstring(" on it rises, and it diverges at "));
   CHECK_THAT(lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"}).err,
              ContainsSubstring("must be above"));
 }
 
-TEST_CASE("the gradient noise scale is that of gradients with known noise",
+TEST_CASE("the gradient noise scale is correct for gradients with known noise",
           "[profile][process_memory]") {
-  // |G|^2 = 4 and tr(S) = 80: batches of 5 have 4 + 16, of 20 have 4 + 4.
+  // |G|^2 = 4 and tr(S) = 80: the squared norm is 4 + 16 for batches of 5 and 4 + 4 for batches of
+  // 20.
   const NoiseScale n = noise_scale(20, 8, 5, 20);
   CHECK(n.gradient == Approx(4));
   CHECK(n.noise == Approx(80));
@@ -356,7 +382,8 @@ TEST_CASE("the gradient noise scale is that of gradients with known noise",
   CHECK(last["measured_bytes"].get<double>() < 330e6);
 }
 
-TEST_CASE("a figure measured beside other work is doubted, one alone is not", "[profile]") {
+TEST_CASE("a measurement beside other work gets warnings, and one on an idle machine does not",
+          "[profile]") {
   const MachineSample begin{.seconds = 100,
                             .own_cpu = 5,
                             .all_cpu = 1000,

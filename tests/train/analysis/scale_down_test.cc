@@ -8,12 +8,12 @@
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
 #include "tests/support/process.h"
+#include "tests/train/analysis/sized_config.h"
 
 namespace {
 
 using namespace lathe;
 using namespace lathe::test;
-using Sizes = std::map<std::string, int64_t>;
 
 double sum_of_sizes(const AnyConfig& config) {
   double sum = 0;
@@ -24,16 +24,15 @@ double sum_of_sizes(const AnyConfig& config) {
   return sum;
 }
 
-/// Parameters of a model of that config on small images.
+/// Returns the number of parameters of a model with that config for small images.
 int64_t parameters_of(const ModelKind& kind, const AnyConfig& config) {
   const MetaInit guard;
   const auto model = kind.make(config, {.input = {3, 8, 8}, .outputs = 10});
   return count(parameters(*model));
 }
 
-TEST_CASE(
-    "every kind of model gets smaller from any sizes, and each version is one that it accepts",
-    "[scale_down]") {
+TEST_CASE("every kind of model can be scaled down from any sizes, and accepts each smaller version",
+          "[scale_down]") {
   const std::vector<std::pair<std::string, Sizes>> cases{
       {"n_embd", {{"n_layer", 48}, {"n_embd", 1600}, {"n_head", 25}, {"block_size", 1024}}},
       {"n_embd",
@@ -95,7 +94,7 @@ struct OddConfig {
   LATHE_FIELD(int64_t, width, 1600, "numbers of a row", between(20, 100000).fixed())
   LATHE_FIELD(int64_t, seed, 0, "no size", between(-5, 100000).fixed())
 };
-/// A kind that does not say how it gets smaller.
+/// A kind without scale_down.
 struct Odd {
   Linear layer;
   Odd(const OddConfig& c, const ModelSizes& sizes) : layer(c.width, sizes.outputs, true) {}
@@ -107,9 +106,8 @@ struct Odd {
   void visit(Visit& v) { v("layer", layer); }
 };
 
-TEST_CASE(
-    "a kind that does not say how it gets smaller is tried at halves and divisors of its sizes",
-    "[scale_down]") {
+TEST_CASE("a kind without scale_down is tried at halves and divisors of its sizes",
+          "[scale_down]") {
   const ModelKind kind = model_kind<Odd, OddConfig>("odd", "");
   REQUIRE_FALSE(kind.scale_down);
   const auto ways = scaled_versions(kind, kind.config);

@@ -79,7 +79,7 @@ std::string text_of(const Words& words) {
   return text;
 }
 
-/// What the commands read: texts, a tokenizer, data, a config and runs of it, an exported model.
+/// Creates what the commands read: texts, a tokenizer, data, a config, runs and an exported model.
 class Cases {
  public:
   Cases() : folder_(lathe::test::fast_folder()) {
@@ -110,7 +110,7 @@ class Cases {
     make({"train", "table.toml"});
     make({"export", "runs/c", "--out", "hf"});
     make({"profile", "c.toml", "--steps",
-          "1:2"});  // measures the matmul ceiling, which the copies then have
+          "1:2"});  // measures the matmul ceiling, so that the copies need not
   }
 
   const fs::path& path() const { return folder_.path(); }
@@ -148,13 +148,15 @@ class Copy {
   TempFolder folder_;
 };
 
-/// Exit codes of README.md, but for an internal error's.
+/// Returns whether an exit code is one of docs/reference/exit-codes.md, except an internal error's
+/// (1).
 bool is_documented(int code) {
   static const std::set<int> codes{0, 2, 3, 4, 5, 6, 7, 8, 9, 75};
   return codes.contains(code);
 }
 
-/// A failure has a sentence of ours, and nothing of the C++ runtime's or LibTorch's.
+/// Returns whether a command succeeded or printed a message, without text of the C++ runtime or
+/// LibTorch.
 bool is_clean(const Finished& done) {
   for (const char* raw :
        {"internal", "terminate called", "INTERNAL ASSERT", "Exception raised", "std::", "c10::"}) {
@@ -163,7 +165,7 @@ bool is_clean(const Finished& done) {
   return done.code == 0 || !done.err.empty() || !done.out.empty();
 }
 
-/// What a row's command ends with where nobody attacks it.
+/// Returns the exit code of a row's command without an attack.
 int expected_code(const Attacked& row) {
   static std::map<Words, int> codes;
   const auto [found, is_new] = codes.try_emplace(row.words, 0);
@@ -180,8 +182,9 @@ TEST_CASE("every command has a row among the attacked commands", "[attacks]") {
   }
 }
 
-TEST_CASE("a limit on a command ends it with a sentence, and it works without the limit afterwards",
-          "[attacks]") {
+TEST_CASE(
+    "a command that exceeds a limit ends with a sentence, and works afterwards without the limit",
+    "[attacks]") {
   for (const Attacked& row : attacked_commands()) {
     const int expected = expected_code(row);
     for (const char* limit : {"file 0", "file 9000", "files 6", "memory 1", "memory 16"}) {
@@ -200,7 +203,7 @@ TEST_CASE("a limit on a command ends it with a sentence, and it works without th
   }
 }
 
-TEST_CASE("a command that can't have its threads ends with a sentence", "[attacks]") {
+TEST_CASE("a command whose threads can't be started ends with a sentence", "[attacks]") {
   for (const Attacked& row : attacked_commands()) {
     for (const char* threads : {"1", "2"}) {
       INFO("at most " << threads << " threads:" << text_of(row.words));
@@ -217,7 +220,8 @@ TEST_CASE("a command that can't have its threads ends with a sentence", "[attack
 }
 
 TEST_CASE(
-    "a signal in the first 50 ms ends a command by it or with a documented code, and loses nothing",
+    "after a signal in the first 50 ms a command ends by it or with a documented code, and loses "
+    "nothing",
     "[attacks]") {
   struct Moment {
     int signal;
@@ -254,8 +258,10 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("two processes on one target: one writes it, the other says so, and the result is intact",
-          "[attacks]") {
+TEST_CASE(
+    "of two processes on one target, one writes it, the other ends cleanly, and the result is "
+    "intact",
+    "[attacks]") {
   for (const Attacked& row : attacked_commands()) {
     if (row.target.empty()) continue;
     const Copy alone;

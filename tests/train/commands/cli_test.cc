@@ -1,4 +1,4 @@
-// Bad input through the command line: exit code, one sentence, fast, nothing created.
+// Bad input through the command line gives an exit code and one sentence, and creates nothing.
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,7 +23,8 @@ struct Bad {
   std::string text;
 };
 
-/// Runs each in a copy of the folder's listing: nothing may appear or vanish.
+/// Runs each case in the folder. It must end with its code and one line of error, and no file may
+/// appear or vanish.
 void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
   const auto listing = [&] {
     std::set<std::string> names;
@@ -41,11 +42,11 @@ void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
     CHECK(r.code == bad.code);
     CHECK_THAT(r.err, ContainsSubstring(bad.text));
     CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
-    CHECK((listing() == before));  // in brackets: not printed
+    CHECK((listing() == before));  // in parentheses, so that Catch2 does not print it
   }
 }
 
-TEST_CASE("bad command lines", "[cli]") {
+TEST_CASE("bad command lines are refused with an exit code and one sentence", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   refuse(
@@ -71,6 +72,12 @@ TEST_CASE("bad command lines", "[cli]") {
         2,
         "data is a data folder, not a config file; name it with --data.dir=data"},
        {{"config", "check", "."}, 2, ". is a folder, not a config file"},
+       {{"config", "check", "tiny.toml", "--memory.budget=lots"}, 2, "memory.budget: lots"},
+       {{"runs", "--json", "2024runs"}, 2, "2024runs"},
+       {{"bench", "generate", "tiny.toml", "--amp.dtype=bf16"}, 2, "--amp.dtype has no effect"},
+       {{"bench", "generate", "tiny.toml", "--load-dtype=int8", "--double-quant"},
+        2,
+        "--load-dtype nf4"},
        {{"train", "tiny.toml", "--train.steps=1.5e0"},
         2,
         "train.steps must be a whole number, not 1.5"},
@@ -160,7 +167,7 @@ TEST_CASE("bad command lines", "[cli]") {
        {{"plan", "tiny.toml", "--data.dir=nowhere"}, 2, "model.vocab_size is 0"}});
 }
 
-TEST_CASE("bad data folders", "[cli]") {
+TEST_CASE("bad data folders are refused with an exit code and one sentence", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::string manifest = slurp(f / "data/manifest.json");
@@ -206,7 +213,7 @@ TEST_CASE("bad data folders", "[cli]") {
               "no validation tokens"}});
 }
 
-/// Runs what must succeed, and returns its standard output.
+/// Runs a command that must succeed, and returns its standard output.
 std::string output_of(const fs::path& folder, std::vector<std::string> args) {
   const Finished r = run({"lathe", std::move(args), folder, {}});
   INFO(r.err);
@@ -214,7 +221,7 @@ std::string output_of(const fs::path& folder, std::vector<std::string> args) {
   return r.out;
 }
 
-TEST_CASE("help and version", "[cli]") {
+TEST_CASE("help and version are printed, in lines of limited length", "[cli]") {
   const TempFolder f;
   const auto out = [&](std::vector<std::string> args) {
     return output_of(f.path(), std::move(args));
@@ -244,7 +251,7 @@ TEST_CASE("help and version", "[cli]") {
   }
 }
 
-TEST_CASE("a long help has sections, a line for each key", "[cli]") {
+TEST_CASE("the help of train has sections, with a line for each key", "[cli]") {
   const std::string help = output_of(fs::temp_directory_path(), {"train", "--help"});
   CHECK(std::count(help.begin(), help.end(), '\n') < 360);
   for (const Section& section : RunConfig::schema("gpt").sections())
@@ -256,7 +263,7 @@ TEST_CASE("a long help has sections, a line for each key", "[cli]") {
              ContainsSubstring("`lathe train --help`"));
 }
 
-TEST_CASE("paths that are not UTF-8 are refused before anything is made", "[cli]") {
+TEST_CASE("paths that are not UTF-8 are refused before anything is created", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   fs::copy_file(f / "tiny.toml", f / "tin\xE9.toml");
@@ -294,10 +301,10 @@ TEST_CASE("JSON of paths that are not UTF-8 has U+FFFD for their bytes", "[cli]"
   CHECK(parse_json(compared.out, "compare", Exit::internal)["runs"][1] == runs[1]["run"]);
 }
 
-TEST_CASE("what may not be read or written is reported with a remedy", "[cli]") {
+TEST_CASE("a file that may not be read or written is reported with a remedy", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  // Root may read everything, unless it gives that right up.
+  // Root may read everything unless it drops its capabilities.
   const bool root = geteuid() == 0;
   if (root && !fs::exists("/usr/bin/setpriv")) return;
   const auto refused = [&](std::vector<std::string> args, const std::string& text) {
@@ -318,7 +325,7 @@ TEST_CASE("what may not be read or written is reported with a remedy", "[cli]") 
   for (const char* name : {"manifest.json", "train.bin"}) fs::remove(open / name);
   fs::permissions(closed, fs::perms::none);
   fs::permissions(open, fs::perms::owner_exec);
-  const std::string remedy = ": Permission denied; change the permissions, or name another";
+  const std::string remedy = ": Permission denied; change the permissions, or give another path";
   refused({"train", "tiny.toml", "--data.dir=closed"}, "closed/manifest.json" + remedy);
   refused({"inspect", "closed"}, "closed/config.json" + remedy);
   refused({"eval", "closed/run"}, "closed/run" + remedy);
@@ -331,7 +338,7 @@ TEST_CASE("what may not be read or written is reported with a remedy", "[cli]") 
   for (const auto& folder : {closed, open}) fs::permissions(folder, fs::perms::owner_all);
 }
 
-TEST_CASE("what stands where a config or a run should is named", "[cli]") {
+TEST_CASE("an error names what was given instead of a config or a run", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0"});
@@ -366,7 +373,7 @@ TEST_CASE("what stands where a config or a run should is named", "[cli]") {
         "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});
 }
 
-TEST_CASE("text is generated where the vocabulary has no line break", "[cli]") {
+TEST_CASE("text is generated with a vocabulary that has no line break", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   std::string text = sample_text(20000);
@@ -384,7 +391,7 @@ TEST_CASE("text is generated where the vocabulary has no line break", "[cli]") {
   CHECK(without.size() == 4);                             // it, two more, and the line's end
 }
 
-TEST_CASE("threads that the system refuses are a sentence, not a hang", "[cli]") {
+TEST_CASE("a refused thread ends a command with a sentence, not with a hang", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml"}).code == 0);
@@ -420,7 +427,7 @@ TEST_CASE("threads that the system refuses are a sentence, not a hang", "[cli]")
     CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
   }
 
-  // What there is room for works: one thread, or two, for which ATen starts two.
+  // Within the limit commands work: with one thread, or with two, for which ATen starts two more.
   CHECK(with_threads(1, {"eval", "runs/tiny", "--threads=1"}).code == 0);
   CHECK(with_threads(1, {"export", "runs/tiny", "--out", "exported"}).code == 0);
   CHECK(with_threads(1, {"train", "tiny.toml", "--train.out_dir=new", "--data.workers=0"}).code ==
@@ -429,7 +436,7 @@ TEST_CASE("threads that the system refuses are a sentence, not a hang", "[cli]")
   CHECK(with_threads(2, {"eval", "runs/tiny", "--threads=2"}).code == 9);
 }
 
-TEST_CASE("more threads than the machine has any use for are refused", "[cli]") {
+TEST_CASE("more threads than a machine can use are refused", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2"}).code == 0);
@@ -475,7 +482,7 @@ TEST_CASE("LATHE_ISA is read before any command", "[cli]") {
   }
 }
 
-TEST_CASE("token shards of other trainers are trained on, shown and checked", "[cli]") {
+TEST_CASE("token shards of other trainers can be trained on, inspected and verified", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::string train = slurp(f / "data/train.bin"), val = slurp(f / "data/val.bin");
@@ -521,7 +528,7 @@ TEST_CASE("token shards of other trainers are trained on, shown and checked", "[
               "two holds shards of more than one data set (a_train_0.bin, b_train_0.bin)"}});
 }
 
-/// ./dev with this build's binary, and without its set-up and build.
+/// Runs ./dev with this build's binary, skipping its setup and build.
 Finished dev(const TempFolder& f, std::vector<std::string> args) {
   fs::create_directories(f / "stand-ins");
   for (const char* tool : {"cmake", "ninja"}) {
@@ -548,8 +555,8 @@ TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
   INFO(shown.err);
   CHECK(shown.code == 0);
   CHECK_THAT(shown.out, ContainsSubstring("tiny.toml: fine"));
-  // The config is found among other words, and the quickstart's data are made where it asks for
-  // them.
+  // ./dev finds the config among other words, and creates the quickstart's data where the config
+  // expects it.
   const Finished r =
       dev(f, {"train", "--train.steps=1", "--schedule.warmup_steps=0", "--train.eval_interval", "0",
               "tiny.toml", "--data.dir=data/quickstart", "--log.level", "info"});
@@ -560,7 +567,7 @@ TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
   CHECK(fs::exists(f / "runs/tiny/checkpoints/step-00000001"));
 }
 
-TEST_CASE("a plan draws the memory of two settings by category", "[cli]") {
+TEST_CASE("plan --chart draws the memory of two settings by category", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto plan = [&](std::vector<std::string> more) {
@@ -581,7 +588,7 @@ TEST_CASE("a plan draws the memory of two settings by category", "[cli]") {
     const size_t end = begin == std::string::npos ? begin : line.find(' ', begin);
     bars[category].push_back(begin == std::string::npos ? "" : line.substr(begin, end - begin));
   }
-  // SGD keeps no state but that of the step, and more rows have more activations.
+  // SGD has almost no state, and a larger batch has more activations.
   CHECK(bars.at("optimizer")[0].size() > 5);
   CHECK(bars.at("optimizer")[1] == "=");
   CHECK(bars.at("activations")[1].size() > bars.at("activations")[0].size());
@@ -597,7 +604,7 @@ TEST_CASE("a plan draws the memory of two settings by category", "[cli]") {
              ContainsSubstring("cannot be combined"));
 }
 
-TEST_CASE("a plan tells parameters, memory, FLOPs, time and disk", "[cli]") {
+TEST_CASE("a plan prints parameters, memory, FLOPs, time and disk", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const Finished r = run({"lathe", {"plan", "tiny.toml"}, f.path(), {}});
@@ -609,7 +616,7 @@ TEST_CASE("a plan tells parameters, memory, FLOPs, time and disk", "[cli]") {
   CHECK(!fs::exists(f / "runs"));
 }
 
-TEST_CASE("benchmarks end in one JSON line", "[cli]") {
+TEST_CASE("bench step prints its measurements and creates no run", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const Finished r = run(

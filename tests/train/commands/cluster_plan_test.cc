@@ -1,5 +1,5 @@
-// `lathe plan CONFIG --card NAME`: what it prints, what it takes from the config, its table of
-// GPUs, and the sentences for wrong input.
+// Tests `lathe plan CONFIG --card NAME`: its output, what it reads from the config, its table of
+// GPUs, and its errors.
 #include <cstdio>
 
 #include "core/io/json.h"
@@ -44,7 +44,7 @@ struct ConfigFolder {
   }
 };
 
-TEST_CASE("a cluster plan has the model, batch and optimizer of the config", "[cluster_plan]") {
+TEST_CASE("a cluster plan uses the model, batch and optimizer of the config", "[cluster_plan]") {
   const ConfigFolder f;
   for (const char* config : {"gpt.toml", "llama.toml"}) {
     INFO(config);
@@ -62,7 +62,7 @@ TEST_CASE("a cluster plan has the model, batch and optimizer of the config", "[c
     CHECK(one["lathe_has_it"].get<bool>());
     CHECK(one["price"].is_null());
 
-    // Adam keeps 8 bytes of state and a master of 4 for a parameter.
+    // AdamW keeps 8 bytes of state and a 4-byte master for each parameter, Lion half the state.
     const auto state = [&](const char* kind) {
       return f
           .json(
@@ -75,7 +75,7 @@ TEST_CASE("a cluster plan has the model, batch and optimizer of the config", "[c
   }
 }
 
-TEST_CASE("a cluster plan follows windows and masters, and names what it leaves out",
+TEST_CASE("a cluster plan accounts for windows and masters, and notes what it leaves out",
           "[cluster_plan]") {
   const ConfigFolder f;
   const std::vector<std::string> words{"--card", "h100", "--layout", "data=8,micro=4,shard=0"};
@@ -119,13 +119,13 @@ TEST_CASE("a cluster plan knows which layouts Lathe refuses to train", "[cluster
     return f.json(words, config)["fastest"][0]["lathe_has_it"].get<bool>();
   };
   CHECK(has_it("tensor=4,data=2", "llama.toml", {}));
-  // The Llama has 4 heads of keys and values; the GPT has 16 of them.
+  // The Llama model has 4 key/value heads; the GPT has 16.
   CHECK(!has_it("tensor=8", "llama.toml", {}));
   CHECK(has_it("tensor=8", "gpt.toml", {}));
   CHECK(!has_it("tensor=4,data=2", "llama.toml",
                 {"--model.qk_norm=true", "--model.qk_norm_over=projection"}));
 
-  // A process can't update its part of a matrix with these. Muon joins the parts.
+  // Adafactor and adamw8bit can't update a part of a matrix. LAMB can, and Muon joins the parts.
   for (const auto& [kind, cuts] : {std::pair{"adafactor", false}, std::pair{"lamb", true},
                                    std::pair{"adamw8bit", false}, std::pair{"muon", true}}) {
     INFO(kind);
@@ -163,7 +163,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   CHECK(one["price"].get<double>() == Approx(2.5 * one["gpu_hours"].get<double>()));
   CHECK_THAT(r.out, ContainsSubstring(format("%.0f tokens/s", one["tokens_per_s"].get<double>())));
 
-  // A faster network has an effect, and so has software.
+  // The software has an effect; compiled is the default.
   const auto seconds = [&](const std::string& flag, const std::string& value) {
     std::vector<std::string> changed = words;
     changed.insert(changed.end(), {flag, value});
@@ -185,7 +185,7 @@ TEST_CASE("a cluster plan prints what the library computes", "[cluster_plan]") {
   CHECK_THAT(all.out, ContainsSubstring("needs memory.recompute = \"blocks\" or \"selective\""));
 }
 
-TEST_CASE("without a layout a cluster plan searches", "[cluster_plan]") {
+TEST_CASE("a cluster plan without a layout searches for the fastest", "[cluster_plan]") {
   const ConfigFolder f;
   const Finished r = f.plan({"--card", "h100"});
   REQUIRE(r.code == 0);
@@ -196,7 +196,7 @@ TEST_CASE("without a layout a cluster plan searches", "[cluster_plan]") {
   CHECK(fastest[0]["step_s"] <= fastest[1]["step_s"]);
   CHECK(json["tried"].get<int64_t>() > 100);
 
-  // The same layout by hand takes as long.
+  // The same layout takes as long if it is given.
   const Json again = f.json({"--card", "h100", "--layout", fastest[0]["layout"]});
   CHECK(again["fastest"][0]["step_s"] == fastest[0]["step_s"]);
 
@@ -237,7 +237,7 @@ TEST_CASE("a file extends and overrides the table of GPUs", "[cluster_plan]") {
   CHECK(json["card"] == "mine");
   CHECK(json["fastest"][0]["memory_bytes"]["available"].get<double>() == 200e9);
 
-  // What is wrong, and where.
+  // Errors name the fault and the file.
   struct Wrong {
     const char *text, *expected;
   };
@@ -312,12 +312,12 @@ TEST_CASE("wrong input of a cluster plan gets a sentence", "[cluster_plan]") {
     CHECK(r.err.find('\x1b') == std::string::npos);
   }
 
-  // The same words, right.
+  // Controls: correct words.
   CHECK(f.plan({"--card", "h100", "--layout", "data=8,shard=3,micro=4"}).code == 0);
   CHECK(f.plan({"--card", "H100", "--amp.dtype=fp8", "--interconnect", "25G"}).code == 0);
 }
 
-TEST_CASE("advice names what works but is hardly meant so", "[cluster_plan]") {
+TEST_CASE("notes point out layouts that work but are probably not intended", "[cluster_plan]") {
   const ConfigFolder f;
   const auto notes = [&](const char* layout) {
     return f

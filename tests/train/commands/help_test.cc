@@ -1,5 +1,4 @@
-// The help of every command: its sentences, examples and completions. Suggestions for unknown
-// words.
+// Tests the help of every command, its examples and completions, and suggestions for unknown words.
 #include <algorithm>
 #include <cctype>
 #include <set>
@@ -53,7 +52,7 @@ std::string fault_of_example(const Command& command, const std::string& example)
       return "there is no " + word;
   }
 
-  // The words of `launch` are not parsed; behind -- is another command.
+  // `launch` does not parse its words; another command follows --.
   const auto inner = std::find(words.begin(), words.end(), "--");
   if (inner != words.end()) {
     std::string rest;
@@ -67,12 +66,17 @@ std::string fault_of_example(const Command& command, const std::string& example)
         std::find(command.subcommands.begin(), command.subcommands.end(),
                   arguments.positionals[0]) == command.subcommands.end())
       return "there is no subcommand " + arguments.positionals[0];
-    // Values of config keys have the key's type.
+    // The config keys must exist.
     for (const auto& [key, text] : key_arguments(arguments)) {
       const auto& fields = all_fields();
       const auto field =
           std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.key == key; });
       if (field == fields.end()) return "there is no key " + key;
+      // Lists of values are those of a sweep.
+      const bool is_list =
+          text.find(',') != std::string::npos || text.find("..") != std::string::npos;
+      if (!is_list && read_value(text, field->initial).index() != field->initial.index())
+        return key + " can't be " + text;
     }
   } catch (const Error& e) {
     return e.what();
@@ -123,7 +127,7 @@ TEST_CASE("each command has two examples that parse", "[help]") {
   CHECK(fault_of_example(find_command("find"), "find rate a.toml") != "");
 }
 
-TEST_CASE("the help has examples before options, everywhere", "[help]") {
+TEST_CASE("the help, the man page and the reference show examples before options", "[help]") {
   const TempFolder f;
   for (const std::string name : {"prepare", "generate", "watch"}) {
     const std::string help = lathe_in(f, {name, "--help"}).out;
@@ -156,7 +160,7 @@ TEST_CASE("the help has examples before options, everywhere", "[help]") {
   }
 }
 
-TEST_CASE("unknown options and commands suggest the one that was meant", "[help]") {
+TEST_CASE("errors for unknown options and commands suggest the right one", "[help]") {
   struct Case {
     std::string command, given, suggestion;  // "": none
   };
@@ -212,7 +216,7 @@ TEST_CASE("unknown options and commands suggest the one that was meant", "[help]
   CHECK_THAT(both, ContainsSubstring("--steps; did you mean --train.steps?\n") &&
                        ContainsSubstring("--model.n_hed=3; did you mean --model.n_head?"));
 
-  // A key's last part that several sections have: each is named.
+  // If several sections have a key with this last part, each is named.
   CHECK_THAT(error_of([] { parse_arguments(find_command("train"), {"a.toml", "--dtype=bf16"}); }),
              ContainsSubstring("--amp.dtype") && ContainsSubstring("--checkpoint.dtype"));
 
@@ -233,7 +237,7 @@ TEST_CASE("bash completes subcommands, values and runs", "[help]") {
   }
   fs::create_directories(f / "runs/not-a-run");
   write_file(f / "lathe.bash", completion_script("bash"));
-  // The last word is completed; = is a word of its own, as bash splits them.
+  // Completes the last word. = is a word of its own, as bash splits words.
   const auto complete = [&](const std::string& words) {
     const std::string command =
         "cd '" + f.path().string() + "' && bash -c 'source lathe.bash; compopt() { :; }; " +
@@ -295,7 +299,7 @@ TEST_CASE("completion and the man page name every command and key", "[help]") {
   CHECK_THAT(error_of([] { completion_script("tcsh"); }),
              ContainsSubstring("there are bash, zsh and fish"));
 
-  // bash itself, where it is.
+  // Run the script in bash.
   const TempFolder f;
   write_file(f / "lathe.bash", completion_script("bash"));
   const auto complete = [&](const std::string& words, int at) {

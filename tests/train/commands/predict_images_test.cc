@@ -1,4 +1,4 @@
-// A folder of images from end to end: prepare, train, evaluate and predict.
+// Prepares a folder of images, and trains, evaluates and predicts with it.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// An image of noise that is bright in one half: the upper one of "sky", the lower one of "sea".
+/// Returns an image of noise that is brighter in the upper half for "sky", in the lower for "sea".
 std::string half_image(bool is_sky, uint32_t seed, bool as_jpeg) {
   constexpr int64_t height = 14, width = 10;
   std::vector<uint8_t> pixels = random_bytes(height * width * 3, seed);
@@ -69,7 +69,7 @@ TEST_CASE("a convnet predicts the classes of image files by name", "[predict_ima
   CHECK(r.make({"predict", "runs/run", "new/a,1.png", "new/b.jpg", "new/more"}) == whole);
   CHECK_THAT(r.make({"eval", "runs/run"}), ContainsSubstring("class \\ predicted  sea"));
 
-  // What a killed process left is removed; what is not one's name stays.
+  // A temporary file of a process that has ended is removed. Others stay.
   const pid_t gone = fork();
   if (gone == 0) _exit(0);
   waitpid(gone, nullptr, 0);
@@ -87,12 +87,13 @@ TEST_CASE("a convnet predicts the classes of image files by name", "[predict_ima
   // The same pixels as an array, which have no names.
   const std::string rows = r.make({"predict", "runs/run", "data/val_inputs.npy"});
   CHECK_THAT(rows, ContainsSubstring("row,class,p_sea,p_sky\n1,"));
-  // A checkpoint keeps that its inputs were image files.
+  // A checkpoint records that its inputs were image files.
   fs::rename(r.f / "data", r.f / "moved");
   CHECK(r.make({"predict", "runs/run", "new"}) == whole);
 }
 
-TEST_CASE("what a model of images can't predict is one sentence", "[predict_images]") {
+TEST_CASE("files that an image model can't predict are refused with a sentence",
+          "[predict_images]") {
   const ImageRun r;
   const auto refused = [&](const std::vector<std::string>& files, int code,
                            const std::string& what) {

@@ -1,4 +1,4 @@
-// Runs seen from outside: tables, comparisons, curves and reports.
+// Tests commands that read runs: tables, comparisons, curves and reports.
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ std::vector<std::string> train_args(const std::string& out, std::vector<std::str
   return args;
 }
 
-TEST_CASE("runs, their states, and what differs between two", "[runs]") {
+TEST_CASE("runs lists runs with their states, and compare shows how two differ", "[runs]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, train_args("runs/a")).code == 0);
@@ -64,6 +64,16 @@ TEST_CASE("runs, their states, and what differs between two", "[runs]") {
   CHECK(all["runs/other"]["state"] == "paused");
   CHECK(all["runs/other"]["step"] == 5);
   CHECK(all["runs/bad"]["state"] == "diverged");
+
+  // Resumed from before that step, it is no longer diverged; the bundle's files are old by then.
+  REQUIRE(fs::exists(f / "runs/bad/diverged"));
+  if (!fs::exists(f / "runs/bad/checkpoints")) {
+    for (const fs::path& bundle : list_folder(f / "runs/bad/diverged"))
+      fs::last_write_time(bundle / "state.json",
+                          fs::file_time_type::clock::now() - std::chrono::hours(1));
+    REQUIRE(lathe_in(f, train_args("runs/bad", {"--train.pause_at=1"})).code == 75);
+    CHECK(listed()["runs/bad"]["state"] == "paused");
+  }
   {
     const FolderLock lock(f / "runs/other");
     CHECK(listed()["runs/other"]["state"] == "running");
@@ -100,8 +110,8 @@ TEST_CASE("runs, their states, and what differs between two", "[runs]") {
   CHECK(std::count(watched.out.begin(), watched.out.end(), '\n') <= 24);
 }
 
-/// `lathe` in `folder`, without root's right to read everything; nothing where a system has no way
-/// to give it up.
+/// Runs `lathe` in `folder` without root's right to read everything. Returns nullopt if the system
+/// has no setpriv to drop that right.
 std::optional<Finished> lathe_without_rights(const TempFolder& folder,
                                              std::vector<std::string> args) {
   if (geteuid() != 0) return lathe_in(folder, std::move(args));
@@ -143,13 +153,13 @@ TEST_CASE("runs that can't be read are named, and the others listed", "[runs]") 
   CHECK(table->err == listed->err);
   CHECK_THAT(table->out, ContainsSubstring("runs/deep/b"));
 
-  // Of a run alone that is damaged there is no table.
+  // If the only run is damaged, there is no table.
   const Finished alone = lathe_in(f, {"runs", "runs/damaged"});
   CHECK(alone.code == 6);
   CHECK(alone.out == "no run in runs/damaged can be read\n");
 }
 
-TEST_CASE("report replaces a page that it wrote, and another file only by force", "[runs]") {
+TEST_CASE("report replaces a page that it wrote, and other files only with --force", "[runs]") {
   const TempFolder f;
   fs::create_directories(f / "run");
   write_file(f / "run/metrics.jsonl", "{\"step\":3,\"loss\":2.5,\"tokens\":4,\"time\":1}\n");
@@ -164,7 +174,7 @@ TEST_CASE("report replaces a page that it wrote, and another file only by force"
   CHECK(lathe_in(f, {"report", "run", "--out", "page.html"}).code == 0);
   CHECK(lathe_in(f, {"report", "run", "--out", "page.html", "--serve", "0"}).code == 0);
 
-  // The page in the run's folder, where nobody named it.
+  // The same holds for the default path, in the run's folder.
   write_file(f / "run/report.html", "mine");
   CHECK(lathe_in(f, {"report", "run"}).code == 2);
   CHECK(slurp(f / "run/report.html") == "mine");
@@ -173,7 +183,7 @@ TEST_CASE("report replaces a page that it wrote, and another file only by force"
   CHECK(lathe_in(f, {"report", "run"}).code == 0);
 }
 
-TEST_CASE("metrics are followed as they grow and where they are cut back", "[runs]") {
+TEST_CASE("curves follow metrics.jsonl as it grows and when it is cut back", "[runs]") {
   const TempFolder f;
   const fs::path path = f / "metrics.jsonl";
   write_file(path,
@@ -196,7 +206,7 @@ TEST_CASE("metrics are followed as they grow and where they are cut back", "[run
   CHECK_THAT(error_of([&] { c.read(); }), ContainsSubstring("metrics.jsonl:2"));
 }
 
-TEST_CASE("the lowest value of a curve is a number where there is one", "[runs]") {
+TEST_CASE("the lowest value of a curve is a number if it has one", "[runs]") {
   const double nan = std::nan("");
   const auto found = [](const std::vector<double>& values) {
     Series s;
@@ -213,7 +223,7 @@ TEST_CASE("the lowest value of a curve is a number where there is one", "[runs]"
   CHECK(std::isnan(found({nan, nan}).second));
 }
 
-TEST_CASE("curves are reduced without losing their ends", "[runs]") {
+TEST_CASE("reduced curves keep the extremes and the last step", "[runs]") {
   std::vector<int64_t> steps(10007);
   std::iota(steps.begin(), steps.end(), 1);
   std::vector<double> values(steps.size());
@@ -230,7 +240,7 @@ TEST_CASE("curves are reduced without losing their ends", "[runs]") {
   CHECK(same.low.empty());
 }
 
-TEST_CASE("braille curves", "[runs]") {
+TEST_CASE("braille plots show lines, spikes and colors", "[runs]") {
   // 11 columns of 2 dots and 4 rows of 4: a straight line goes through the corners.
   const auto rising = braille_plot({{{0, 1}, {0, 1}}}, 20, 5, false);
   REQUIRE(rising.size() == 5);
@@ -248,7 +258,7 @@ TEST_CASE("braille curves", "[runs]") {
   CHECK_THAT(braille_plot({flat}, 60, 10, true)[0], ContainsSubstring(curve_color(0)));
 }
 
-TEST_CASE("any numbers are drawn, at any size", "[runs]") {
+TEST_CASE("braille plots draw any numbers at any size", "[runs]") {
   constexpr double inf = std::numeric_limits<double>::infinity(),
                    nan = std::numeric_limits<double>::quiet_NaN(),
                    most = std::numeric_limits<double>::max(),
@@ -279,7 +289,7 @@ TEST_CASE("any numbers are drawn, at any size", "[runs]") {
     }
   }
 
-  // The ends of a range that no double holds the size of are at its ends.
+  // A range whose size overflows a double is drawn from its lower to its upper end.
   const auto lines = braille_plot({{{1, 2}, {-1e308, 1e308}}}, 20, 4, false);
   CHECK_THAT(lines[0], ContainsSubstring("1e+308"));
   CHECK_THAT(lines[2], ContainsSubstring("-1e+308"));
@@ -292,7 +302,7 @@ TEST_CASE("any numbers are drawn, at any size", "[runs]") {
     CHECK(std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; }) <= 20);
 }
 
-TEST_CASE("a run of any name, with any losses, is watched", "[runs]") {
+TEST_CASE("watch shows a run of any name, with any losses", "[runs]") {
   const TempFolder f;
   const std::string name = "a\x1b]0;t\x1b";  // an escape without an end, and one at the end
   fs::create_directory(f / name);

@@ -1,4 +1,4 @@
-// `lathe sweep`: its points, successive halving, and sweeps that are stopped and killed.
+// Tests `lathe sweep`: its points, successive halving, and sweeps that are stopped or killed.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,7 +18,7 @@ using namespace lathe::test;
 
 Axis axis(const std::string& key, const std::string& text) { return read_axis(key, text, "here"); }
 
-TEST_CASE("points of a sweep", "[sweeps]") {
+TEST_CASE("a sweep's points are a grid or random draws, each point once", "[sweeps]") {
   const auto grid =
       make_points({axis("optim.lr", "1e-3, 3e-3"), axis("train.seed", "1,2,3")}, 0, 0);
   REQUIRE(grid.size() == 6);
@@ -49,7 +49,7 @@ TEST_CASE("points of a sweep", "[sweeps]") {
       CHECK((x >= narrow.low && x <= narrow.high));
     }
   }
-  // No point is drawn twice, also where that leaves fewer than are wanted.
+  // No point is drawn twice, even if that gives fewer points than requested.
   for (const int64_t samples : {3, 5}) {
     const auto points = make_points({axis("model.n_layer", "1..3")}, samples, 1);
     CHECK(std::set<Overrides>(points.begin(), points.end()).size() == 3);
@@ -68,8 +68,7 @@ TEST_CASE("points of a sweep", "[sweeps]") {
   CHECK_THAT(error_of([] { make_rungs(900, 10, 3, 300); }), ContainsSubstring("too seldom"));
 }
 
-TEST_CASE("values that are lists have semicolons between them, and numbers are compared",
-          "[sweeps]") {
+TEST_CASE("lists are separated by semicolons, and equal numbers are refused", "[sweeps]") {
   CHECK(axis("data.mix", "code:0.5,text:0.5").values.size() == 1);
   CHECK(axis("adapters.layers", "*.q,*.k; *.v").values ==
         std::vector<std::string>{"*.q,*.k", "*.v"});
@@ -77,9 +76,10 @@ TEST_CASE("values that are lists have semicolons between them, and numbers are c
   CHECK_THAT(error_of([] { axis("optim.lr", "1e-3,0.001"); }), ContainsSubstring("twice"));
 }
 
-TEST_CASE("successive halving promotes the best, and resumes what was begun", "[sweeps]") {
-  // Loss of point i is i: with eta 3, of 9 points three come to the second rung and one, the best,
-  // to the last.
+TEST_CASE("successive halving promotes the best points, and resumes a job that was begun",
+          "[sweeps]") {
+  // The loss of point i is (i + 4) % 9, so point 5 is the best. With eta 3, at least three of 9
+  // points reach the second rung, and the best reaches the last.
   std::vector<PointState> points(9);
   std::vector<bool> running(9, false);
   std::map<int, int> ran;  // by rung
@@ -87,18 +87,18 @@ TEST_CASE("successive halving promotes the best, and resumes what was begun", "[
     const auto [i, rung] = *job;
     ++ran[rung];
     points[i].target = rung;
-    CHECK(next_job(points, running, 3, 3) == job);  // killed here, it comes first
+    CHECK(next_job(points, running, 3, 3) == job);  // after a kill here the same job comes first
     CHECK(points[i].losses.size() == static_cast<size_t>(rung));
     points[i].losses.push_back(static_cast<double>((i + 4) % 9));  // the best is point 5
     REQUIRE(ran[0] <= 9);
   }
   CHECK(ran[0] == 9);
   CHECK(ran[1] >= 3);
-  CHECK(ran[1] <= 6);  // who was promoted early may have been passed later
+  CHECK(ran[1] <= 6);  // points that were promoted early may be overtaken later
   CHECK(ran[2] >= 1);
   CHECK(points[5].losses.size() == 3);
   CHECK(ranking(points)[0] == 5);
-  // One that diverged is passed over, and what runs is not given twice.
+  // A diverged point is skipped, and a running point is not started twice.
   std::vector<PointState> two(2);
   two[0].target = 0, two[0].end = "diverged";
   CHECK(next_job(two, {false, false}, 1, 3) == std::pair<size_t, int>(1, 0));
@@ -106,7 +106,7 @@ TEST_CASE("successive halving promotes the best, and resumes what was begun", "[
   const PointState kept = point_state(to_json(points[5]), "here");
   CHECK((kept.target == 2 && kept.losses == points[5].losses));
 
-  // A loss that is not a number comes last, wherever it stands.
+  // A loss that is NaN comes last, wherever it is in the list.
   const std::vector<double> losses{std::nan(""), 3, std::nan(""), 1, 2, std::nan("")};
   std::vector<PointState> some(losses.size());
   for (size_t i = 0; i < losses.size(); ++i) some[i].target = 0, some[i].losses = {losses[i]};
@@ -118,7 +118,8 @@ TEST_CASE("points of a sweep have names by their values", "[sweeps]") {
   CHECK(point_names({{{"optim.lr", "1e-3"}, {"train.seed", "1"}},
                      {{"optim.lr", "1e-3"}, {"train.seed", "2"}}}) ==
         std::vector<std::string>{"lr=1e-3,seed=1", "lr=1e-3,seed=2"});
-  // Keys with one ending keep their sections; what a path may not have is replaced.
+  // Keys with the same last part keep their sections; characters that paths can't have are
+  // replaced.
   CHECK(point_names({{{"model.kind", "gpt"}, {"optim.kind", "sgd"}}}) ==
         std::vector<std::string>{"model.kind=gpt,optim.kind=sgd"});
   const auto paths = point_names({{{"data.dir", "a/b"}},
@@ -132,7 +133,7 @@ TEST_CASE("points of a sweep have names by their values", "[sweeps]") {
 }
 
 TEST_CASE("results are averaged over seeds and folds", "[sweeps]") {
-  // The best run of all is of a rate whose mean is worse.
+  // The best single run has the rate with the worse mean.
   std::vector<Overrides> points;
   std::vector<PointState> states;
   const auto add = [&](const char* lr, const char* seed, const char* fold, double loss) {
@@ -259,8 +260,8 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[sweeps]") {
   for (const std::string& name : points)
     CHECK(difference(f / ("whole/points/" + name), f / ("killed/points/" + name)) == "");
   CHECK(difference(f / "whole/points" / points[0], f / "whole/points" / points[1]) !=
-        "");  // control: the points are not one
-  // Nothing is left to do, and nothing is done.
+        "");  // control: different points differ
+  // Another start of the finished sweep does nothing.
   CHECK(sweep("killed", "").code == 0);
   check_done();
   const Finished other =
@@ -283,9 +284,9 @@ TEST_CASE("a sweep that is stopped while its points start ends with 75, and is r
   };
   REQUIRE(sweep("reference", {}).code == 0);
 
-  // The stop is requested when the first or the second process exists, and reaches the processes so
-  // many milliseconds later: while the program is loaded, parses its arguments, reads its config,
-  // or trains.
+  // The stop is requested once the first or the second process exists, and reaches the processes
+  // some milliseconds later, while the program is loading, parses arguments, reads its config, or
+  // trains.
   int stop = 0;
   for (const int after_ms : {0, 1, 5, 20, 50, 100, 150, 200, 300}) {
     const Finished stopped =
@@ -339,7 +340,8 @@ TEST_CASE("a sweep counts the steps of each of its points", "[sweeps]") {
   CHECK_THAT(r.out, ContainsSubstring("steps     6 in total"));
 }
 
-TEST_CASE("a sweep trains its points to the end where the config stops single runs", "[sweeps]") {
+TEST_CASE("a sweep trains its points to the end even if the config stops a single run",
+          "[sweeps]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::string tiny = slurp(f / "tiny.toml");
@@ -357,14 +359,51 @@ TEST_CASE("a sweep trains its points to the end where the config stops single ru
   };
   CHECK(sweep("stops.toml", "a") == sweep("tiny.toml", "b"));
 
-  // What the sweep set for its runs is not in the config of the best one.
+  // The best run's config does not have the keys that the sweep set for its runs.
   const RunConfig best = load_config((f / "a/best.toml").string(), {}).config;
   CHECK(best.train.max_time == Approx(0.001));
   CHECK(best.train.pause_at == 0);
   CHECK(best.train.threads == 1);  // of tiny.toml
+  CHECK(best.checkpoint.resume == "never");
 }
 
-TEST_CASE("a sweep by a file, with successive halving; bad ones", "[sweeps]") {
+TEST_CASE(
+    "a sweep uses the model of train.init_from, and reads its config with the command line's keys",
+    "[sweeps]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  // n_kv_head is valid only with the kind that the command line sets.
+  std::string llama = slurp(f / "tiny.toml");
+  llama.insert(llama.find("[model]\n") + 8, "n_kv_head = 1\n");
+  write_file(f / "llama.toml", llama);
+  const std::vector<std::string> keys{"--model.kind='llama'", "--train.steps=2",
+                                      "--train.eval_interval=2"};
+  const auto lathe = [&](std::vector<std::string> words, const std::string& environment = "") {
+    words.insert(words.end(), keys.begin(), keys.end());
+    return run({"lathe", words, f.path(), {{"LATHE_OPTIM_WEIGHT_DECAY", environment}}});
+  };
+  REQUIRE(lathe({"train", "llama.toml", "--train.out_dir=source"}, "0.1").code == 0);
+
+  // The model of the source, whose kind the config does not name.
+  write_file(f / "tune.toml",
+             "[train]\ninit_from = \"source\"\nsteps = 2\neval_interval = 2\nthreads = 1\n"
+             "[data]\ndir = \"data\"\nwindow = 16\n");
+  Finished r = lathe_in(f, {"sweep", "tune.toml", "--optim.lr=1e-3,2e-3", "--out", "tuned"});
+  INFO(r.out << r.err);
+  CHECK(r.code == 0);
+
+  const std::vector<std::string> words{"sweep", "llama.toml", "--optim.lr=1e-3,2e-3", "--out", "s"};
+  r = lathe(words, "0.1");
+  INFO(r.out << r.err);
+  CHECK(r.code == 0);
+  CHECK(lathe(words, "0.1").code == 0);
+
+  // Other keys of the environment are another sweep.
+  CHECK_THAT(lathe(words, "0.2").err, ContainsSubstring("holds another sweep"));
+}
+
+TEST_CASE("a file can define a sweep with successive halving, and wrong sweeps are refused",
+          "[sweeps]") {
   const TempFolder f;
   make_tiny_run(f.path());
   write_file(f / "search.toml",
@@ -390,20 +429,21 @@ TEST_CASE("a sweep by a file, with successive halving; bad ones", "[sweeps]") {
   CHECK(find_runs(f / "s").size() == 4);
   CHECK(at_end >= 1);
   CHECK(at_end < 4);
-  for (const auto& [args, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+  for (const auto& [args, refusal] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"tiny.toml"}, "a key with several values"},
            {{"tiny.toml", "--optim.lr=1e-3,x"}, "must be a number"},
            {{"tiny.toml", "--train.out_dir=a,b"}, "is the sweep's own"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--train.eval_interval=0"},
             "compares validation losses"},
            {{"tiny.toml", "--optim.lr=1e-4..1e-3"}, "as --samples"},
+           {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--method=asha", "--seed=2"}, "--seed"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--eta=2"}, "no effect without --method=asha"}}) {
     std::vector<std::string> words{"sweep"};
     words.insert(words.end(), args.begin(), args.end());
     const Finished bad = lathe_in(f, words);
     INFO(bad.err);
     CHECK(bad.code == 2);
-    CHECK_THAT(bad.err, ContainsSubstring(said));
+    CHECK_THAT(bad.err, ContainsSubstring(refusal));
   }
   const Finished long_rows = lathe_in(f, {"sweep", "tiny.toml", "--model.block_size=16,30000"});
   CHECK(long_rows.code == 3);

@@ -1,4 +1,4 @@
-// What a terminal gets of names and texts that come from files: nothing that it would act on.
+// Tests that names and texts from files reach a terminal without control characters.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,8 +20,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Sets a terminal's title, rings its bell, clears it by a control character of Latin-1, and
-/// deletes.
+/// A text that sets a terminal's title, rings its bell, clears it with a control character of
+/// Latin-1, and deletes a character.
 const std::string foreign =
     "a\x1b]0;t\x07\xc2\x9b"
     "2J\x7fz";
@@ -117,7 +117,7 @@ TEST_CASE("a warning or an error is one write, so that lines of several processe
   CHECK(writes == std::vector<std::string>{"error: " + text + "\n", "warning: " + text + "\n"});
 }
 
-TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", "[terminal]") {
+TEST_CASE("names of files and texts in files are escaped on a terminal", "[terminal]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const fs::path run = fs::path("runs") / foreign;
@@ -151,7 +151,7 @@ TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", 
   };
   for (const Case& c : std::vector<Case>{
            {{"runs"}},
-           {{"runs", "--json=true"}, 0, "2J\\x7fz"},  // JSON has an escape of its own for most
+           {{"runs", "--json=true"}, 0, "2J\\x7fz"},  // JSON escapes most of them itself
            {{"compare", "runs/tiny", name}},
            {{"verify", name}},
            {{"inspect", name}},
@@ -184,14 +184,14 @@ TEST_CASE("no name of a file, and no text in one, reaches a terminal as it is", 
     CHECK(got.out.find(c.shown) != std::string::npos);
   }
 
-  // An error is one line anywhere; what is not an error goes to a pipe as it is.
+  // An error is escaped everywhere; other output goes to a pipe unchanged.
   const Finished error = lathe_in(f, {"eval", "no" + foreign});
   CHECK_THAT(error.err, ContainsSubstring(foreign_shown));
   const Finished piped = lathe_in(f, {"tokenizer", "inspect", "--tokenizer=bpe"});
   CHECK_THAT(piped.out, ContainsSubstring(foreign));
 }
 
-TEST_CASE("every command shows foreign names of files, runs and options without acting on them",
+TEST_CASE("every command escapes control characters in names of files, runs and options",
           "[terminal]") {
   const TempFolder f;
   write_file(f / foreign, foreign);
@@ -211,7 +211,7 @@ TEST_CASE("every command shows foreign names of files, runs and options without 
   }
 }
 
-TEST_CASE("a model's text is shown on a terminal and goes to a pipe as it is", "[terminal]") {
+TEST_CASE("a model's text is escaped on a terminal and unchanged in a pipe", "[terminal]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"tokenizer", "train", "text.txt", "--out", "bpe", "--vocab-size", "300",
@@ -221,7 +221,7 @@ TEST_CASE("a model's text is shown on a terminal and goes to a pipe as it is", "
   const std::vector<std::string> train{"train", "tiny.toml", "--data.dir=bytes", "--train.steps=1",
                                        "--train.sample_interval=1"};
 
-  // After a step the model draws nearly every byte alike.
+  // After one step the model samples all bytes with nearly equal probability.
   const auto check = [&](const Finished& got) {
     INFO(printable(got.out));
     CHECK(got.code == 0);
@@ -239,7 +239,7 @@ TEST_CASE("a model's text is shown on a terminal and goes to a pipe as it is", "
   several.push_back("--samples=2");
   check(on_terminal(f.path(), several));
 
-  // The same text to a pipe has the bytes themselves. Shown in pieces or at once, it is the same.
+  // In a pipe the same text has the bytes themselves. A terminal shows them escaped.
   const Finished piped = lathe_in(f, generate);
   const std::string shown = on_terminal(f.path(), generate).out;
   CHECK(!is_harmless(piped.out));

@@ -1,5 +1,5 @@
-// The declaration, and bad values of every key: in the file, on the command line and in the
-// environment.
+// Tests the declarations of keys, and bad values of every key in the file, on the command line and
+// in the environment.
 #include <algorithm>
 #include <cstdlib>
 #include <regex>
@@ -69,7 +69,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("keys that contradict each other", "[config]") {
+TEST_CASE("keys that contradict each other are refused", "[config]") {
   CHECK(problem("[model]\nn_embd = 10\nn_head = 3\n") ==
         "c.toml:3:1: model.n_embd = 10 is not divisible by model.n_head = 3; change one of them");
   CHECK_THAT(problem("[optim]\nnesterov = true\ndampening = 0.5\n"),
@@ -130,7 +130,8 @@ TEST_CASE("keys that contradict each other", "[config]") {
       {"rank = 4\nbase = \"x\"\ndouble_quant = true", "is for adapters.dtype = \"nf4\""},
       {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with adapters"},
       {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"",
-       "c.toml:5:1: adapters.rank = 4 has nothing to act on: adapters stand on linear layers, and "
+       "c.toml:5:1: adapters.rank = 4 has nothing to act on: adapters are added to linear layers, "
+       "and "
        "model.kind = \"rnn\" "
        "has "
        "none beside its head"},
@@ -144,7 +145,7 @@ TEST_CASE("keys that contradict each other", "[config]") {
           "");
 }
 
-TEST_CASE("a key without a section is refused as any other", "[config]") {
+TEST_CASE("an unknown key without a section is refused like any other", "[config]") {
   const Schema& keys = RunConfig().model.own.schema();  // of a model's own keys, as "n_layer"
   std::vector<std::byte> memory(4096);
   for (const char* key : {"n_layers", "x", "model.n_layer", ""}) {
@@ -163,7 +164,7 @@ TEST_CASE("all wrong keys of a config are reported together", "[config]") {
   CHECK(std::count(all.begin(), all.end(), '\n') == 2);
 }
 
-TEST_CASE("files that are no config", "[config]") {
+TEST_CASE("files that are not a config are refused", "[config]") {
   CHECK_THAT(problem("[model\n"), ContainsSubstring("c.toml:1:"));
   CHECK_THAT(problem("[="), ContainsSubstring("c.toml"));
   CHECK_THAT(problem(std::string("[train]\nsteps = 1\0\n", 19)),
@@ -192,7 +193,7 @@ TEST_CASE("schedule.min_lr is a tenth of optim.lr unless it is given", "[config]
     CHECK(learning_rate(untouched, 1e-3, step, 2000) == learning_rate(given, 1e-3, step, 2000));
 }
 
-TEST_CASE("numbers are read as people type them, where that is exact", "[config]") {
+TEST_CASE("numbers are read in any common notation if the value is exact", "[config]") {
   const TempFolder f;
   write_file(f / "c.toml", "");
   const auto load = [&](const std::string& key, const std::string& text) {
@@ -237,13 +238,17 @@ TEST_CASE("numbers are read as people type them, where that is exact", "[config]
   unsetenv("LATHE_TRAIN_STEPS");
 }
 
-TEST_CASE("defaults < file < environment < command line", "[config]") {
+TEST_CASE(
+    "the command line overrides the environment, the environment the file, the file the defaults",
+    "[config]") {
   const TempFolder f;
   write_file(f / "c.toml", "[train]\nsteps = 11\nbatch_size = 12\nseed = 13\n");
   setenv("LATHE_TRAIN_BATCH_SIZE", "22", 1);
   setenv("LATHE_TRAIN_SEED", "23", 1);
   const LoadedConfig c =
-      load_config((f / "c.toml").string(), {{"train.seed", "33"}, {"data.dir", "123"}});
+      load_config((f / "c.toml").string(),
+                  {{"train.seed", "33"}, {"data.dir", "123"}, {"model.kind", "\"llama\""}});
+  CHECK(c.config.model.kind == "llama");  // as any text, also within quotes
   CHECK_THAT(error_of([&] {
                setenv("LATHE_TRAIN_STESP", "1", 1);
                load_config((f / "c.toml").string(), {});
@@ -272,7 +277,7 @@ TEST_CASE("the resolved config reads back as itself", "[config]") {
   CHECK(back.optim.lr == c.optim.lr);
 }
 
-TEST_CASE("the configs that ship are fine, and the reference pages are the declarations'",
+TEST_CASE("the configs in configs/ load, and the reference pages match the declarations",
           "[config]") {
   for (const auto& entry : fs::directory_iterator(test::source_folder() / "configs")) {
     INFO(entry.path());
@@ -285,7 +290,7 @@ TEST_CASE("the configs that ship are fine, and the reference pages are the decla
   CHECK(run({"lathe", {"config", "docs", "elsewhere"}, fs::temp_directory_path(), {}}).code == 2);
 }
 
-TEST_CASE("the page of exit codes has every code of the help", "[config]") {
+TEST_CASE("docs/reference/exit-codes.md has every exit code of the help", "[config]") {
   const std::string page = slurp(test::source_folder() / "docs/reference/exit-codes.md");
   const std::string help = run({"lathe", {"--help"}, fs::temp_directory_path(), {}}).out;
   const size_t begin = help.find("Exit codes:");
@@ -299,7 +304,7 @@ TEST_CASE("the page of exit codes has every code of the help", "[config]") {
   CHECK(codes == 12);
 }
 
-TEST_CASE("the pages of files name every field that a run writes", "[config]") {
+TEST_CASE("the reference pages name every field and file that a run writes", "[config]") {
   const TempFolder f;
   write_file(f / "text.txt", std::string(4000, 'a') + std::string(4000, 'b'));
   REQUIRE(
@@ -333,7 +338,7 @@ TEST_CASE("the pages of files name every field that a run writes", "[config]") {
   }
 }
 
-TEST_CASE("malformed TOML never ends in anything but an error", "[config]") {
+TEST_CASE("malformed TOML is parsed or throws an Error, and never crashes", "[config]") {
   const std::string good =
       "[model]\nn_layer = 2\n[train]\nsteps = 5\nout_dir = \"a\\u0041\"\nmax_time = 1.5e3\n";
   const std::string marks = "[]=\"'\n#{}.,\\ueE+-0truefals\xEF\xBB\xBF\x7f";

@@ -1,5 +1,5 @@
-// What belongs to a chat model beside its weights: its template, its special tokens and how it
-// generates come back in exports.
+// Tests that exports keep what a chat model has beside its weights: its template, its special
+// tokens and its generation settings.
 #include <string>
 #include <vector>
 
@@ -18,8 +18,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// A Hugging Face folder of a chat model: its texts end with <|im_end|>, and its template has a
-/// system message of its own.
+/// The template of chat_folder(), with a default system message.
 const char* const tuned_template =
     "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\\nBe a test.<|im_end|>\\n' }}"
     "{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + "
@@ -27,6 +26,7 @@ const char* const tuned_template =
     "{% endif %}";
 const std::string tuned_generation = "{ \"eos_token_id\": [258, 256],\n \"top_p\": 0.8}\n";
 
+/// Creates a Hugging Face folder of a chat model whose texts end with <|im_end|>.
 fs::path chat_folder(const TempFolder& f) {
   const Tokenizer tokenizer = byte_tokenizer_with({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
   export_hugging_face({.run = make_run(f, "first", "gpt", gpt, tokenizer), .out = f / "hf"});
@@ -59,19 +59,20 @@ void check_chat_export(const TempFolder& f, const std::string& run) {
   CHECK(slurp(gguf / "model.gguf").find(tuned_template) != std::string::npos);
 }
 
-TEST_CASE("what came with a chat model stays through training, adapters, a merge and a branch",
-          "[chat_exports]") {
+TEST_CASE(
+    "a chat model keeps its template and tokens through training, adapters, a merge and a branch",
+    "[chat_exports]") {
   const TempFolder f;
   import_hugging_face({.folder = chat_folder(f), .out = f / "imported"});
   check_chat_export(f, "imported");
   const Tokenizer tokenizer = *read_state(find_checkpoint(f / "imported")).tokenizer;
   CHECK(
-      ChatTemplate(tokenizer, "", "").ask({{"user", "Hi"}}) ==
+      ChatTemplate(tokenizer, "", "").encode_prompt({{"user", "Hi"}}) ==
       tokenizer.encode("<|im_start|>system\nBe a test.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
                        "<|im_start|>assistant\n"));
   CHECK(tokenizer.ends_text(258));
 
-  // Data that knows the tokenizer alone takes nothing away.
+  // Data prepared with only the tokenizer removes nothing.
   write_file(f / "text.txt", sample_text(3000));
   REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "data", "--tokenizer", "hf/tokenizer.json"})
               .code == 0);
@@ -93,7 +94,7 @@ TEST_CASE("what came with a chat model stays through training, adapters, a merge
                   "--checkpoint.resume=" + find_checkpoint(f / "tuned").string()});
   for (const char* run : {"tuned", "folder", "merged", "branch"}) check_chat_export(f, run);
 
-  // Control: a run of that data alone knows nothing of it.
+  // Control: a run that is trained only on that data has no template.
   tune("plain", {"--model.n_embd=8", "--model.n_layer=1", "--model.block_size=16"});
   export_hugging_face({.run = f / "plain", .out = f / "hf-plain"});
   const Json plain = Json::parse(slurp(f / "hf-plain/tokenizer_config.json"));
@@ -101,7 +102,7 @@ TEST_CASE("what came with a chat model stays through training, adapters, a merge
   CHECK(plain.value("eos_token", "") == "<|endoftext|>");
 }
 
-TEST_CASE("chat templates are written as they came, or as --chat-template has them",
+TEST_CASE("chat templates are exported unchanged, or as --chat-template sets them",
           "[chat_exports]") {
   const TempFolder f;
   const fs::path folder = chat_folder(f);
@@ -129,7 +130,7 @@ TEST_CASE("chat templates are written as they came, or as --chat-template has th
   CHECK(chosen.value("chat_template", "") == chatml_template);
   CHECK(!fs::exists(f / "hf-chosen/chat_template.jinja"));
 
-  // Without any of the files the usual tokens are written, as ever.
+  // Without any of these files the default tokens are written.
   for (const char* name :
        {"tokenizer_config.json", "chat_template.jinja", "generation_config.json"})
     fs::remove(folder / name);
@@ -151,7 +152,7 @@ TEST_CASE("chat templates are written as they came, or as --chat-template has th
   CHECK_THAT(lacks.err, ContainsSubstring("<|eot_id|>"));
   CHECK(!fs::exists(f / "x"));
 
-  // What can't be read is refused by its file.
+  // A file that can't be read is named in the error.
   for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
            {"tokenizer_config.json", "[]"},
            {"tokenizer_config.json", "{\"eos_token\": 3}"},
@@ -212,7 +213,7 @@ TEST_CASE("each end token of generation_config.json or config.json ends a text",
   }
 }
 
-TEST_CASE("special tokens of other names come back in exports", "[chat_exports]") {
+TEST_CASE("exports keep unk_token and additional_special_tokens", "[chat_exports]") {
   const TempFolder f;
   const fs::path folder = chat_folder(f);
   Json settings = Json::parse(slurp(folder / "tokenizer_config.json"));

@@ -1,5 +1,5 @@
-// The families of the Llama: which keys of config.json become which keys of [model], and back.
-// tests/oracles/transformers compares what they compute.
+// Families related to Llama: which keys of config.json become which keys of [model], and back.
+// tests/oracles/transformers compares their results.
 #include <cmath>
 
 #include "core/io/json.h"
@@ -17,8 +17,8 @@ using namespace lathe::test;
 
 using FamilyKeys = std::vector<std::pair<std::string, ConfigValue>>;
 
-/// A run with one checkpoint of a small Llama. Vectors are multiples of 1/64, so that adding 1 is
-/// exact.
+/// Creates a run with one checkpoint of a small Llama model, and returns its folder. Elements of
+/// vectors are multiples of 1/64, so that adding 1 is exact.
 fs::path family_run(const TempFolder& f, const std::string& name, const FamilyKeys& keys) {
   RunConfig config;
   config.model.kind = "llama";
@@ -61,7 +61,7 @@ const FamilyKeys olmo2_keys{{"norm_position", "post"},
                             {"qk_norm_over", "projection"},
                             {"tie_weights", false}};
 
-TEST_CASE("each family of the Llama goes out by its name and comes in with the same bytes",
+TEST_CASE("each family is exported with its model_type and imported with the same bytes and keys",
           "[families]") {
   const FamilyKeys yarn{{"rope_scaling", "yarn"}, {"rope_factor", 4.0}, {"rope_truncate", false}};
   const FamilyKeys windows{{"sliding_window", int64_t{4}}};
@@ -105,7 +105,8 @@ TEST_CASE("each family of the Llama goes out by its name and comes in with the s
   }
 }
 
-TEST_CASE("Gemma's norms are written less by 1, and those of others as they are", "[families]") {
+TEST_CASE("Gemma's norm weights are exported minus 1, and those of other families unchanged",
+          "[families]") {
   const TempFolder f;
   for (const auto& [name, keys, shift] :
        {std::tuple("gemma", gemma3_keys, -1.0), std::tuple("olmo", olmo2_keys, 0.0)}) {
@@ -127,7 +128,8 @@ TEST_CASE("Gemma's norms are written less by 1, and those of others as they are"
   }
 }
 
-/// A config.json of a family with six layers, changed by `more`; null takes a key away.
+/// Returns a config.json of a family with six layers, updated by `more`. A null value counts as a
+/// missing key.
 Json config_of(const std::string& type, const Json& more) {
   Json config{
       {"model_type", type},       {"hidden_size", 8},        {"num_attention_heads", 4},
@@ -137,7 +139,8 @@ Json config_of(const std::string& type, const Json& more) {
   return config;
 }
 
-/// What a family reads of a config.json; an empty map where it throws `error`.
+/// Returns the keys that a family reads from config_of(). If `error` is null, reading must succeed;
+/// otherwise *error gets the message of the Error, or "".
 ModelKeys keys_of(const std::string& type, const Json& more, std::string* error = nullptr) {
   ModelKeys keys;
   const std::string what = error_of([&] {
@@ -167,7 +170,7 @@ Json types_of(const std::string& digits) {
   return types;
 }
 
-TEST_CASE("windows are read as transformers has them for each family", "[families]") {
+TEST_CASE("windows are read as transformers defines them for each family", "[families]") {
   const auto window = [](const std::string& type, const Json& more) {
     const int64_t width = read_key<int64_t>(type, more, "sliding_window");
     return std::to_string(width) + ":" + read_key<std::string>(type, more, "window_layers", "none");
@@ -189,11 +192,11 @@ TEST_CASE("windows are read as transformers has them for each family", "[familie
   CHECK(window("gemma3_text", {{"sliding_window", 5}, {"sliding_window_pattern", 3}}) == "5:110");
   CHECK(window("smollm3", Json::object()) == "0:none");
   CHECK(window("smollm3", {{"sliding_window", 5}, {"use_sliding_window", true}}) == "5:0001");
-  // One that is longer than the context does nothing in a family without windows.
+  // In a family without windows, a window as long as the context is ignored.
   CHECK(window("llama", {{"sliding_window", 16}, {"use_sliding_window", true}}) == "0:none");
 }
 
-TEST_CASE("rotary positions of layers are read as transformers has them", "[families]") {
+TEST_CASE("rotary positions of layers are read as transformers defines them", "[families]") {
   const auto layers = [](const Json& more) {
     return read_key<std::string>("smollm3", more, "rope_layers");
   };
@@ -236,7 +239,7 @@ TEST_CASE("YaRN's keys are read with the formulas of transformers", "[families]"
   CHECK(yarn(with({{"mscale", 0.7}}), "rope_attention_factor") == 0);
   CHECK(yarn(with({{"mscale", 0.7}, {"mscale_all_dim", 1.3}, {"attention_factor", 2.0}}),
              "rope_attention_factor") == 2);
-  CHECK(yarn(with({{"factor", nothing}}), "rope_factor") == 4);  // 16 of 4 positions
+  CHECK(yarn(with({{"factor", nothing}}), "rope_factor") == 4);  // 16 / 4 positions
   const Json whole{{"rope_type", "yarn"}, {"factor", 2.0}};
   CHECK(read_key<int64_t>("llama", {{"rope_scaling", whole}}, "rope_original_context") == 16);
   CHECK(!read_key<bool>(
@@ -244,7 +247,7 @@ TEST_CASE("YaRN's keys are read with the formulas of transformers", "[families]"
       "rope_truncate", true));
 }
 
-TEST_CASE("what a family does not compute is refused by its key", "[families]") {
+TEST_CASE("a key that a family can't compute is refused by name", "[families]") {
   const auto refused = [](const std::string& type, const Json& more, const std::string& what) {
     INFO(type << more.dump());
     std::string error;
@@ -276,7 +279,7 @@ TEST_CASE("what a family does not compute is refused by its key", "[families]") 
   refused("llama", {{"sliding_window_pattern", 6}}, "sliding_window_pattern = 6");
 }
 
-TEST_CASE("GGUF is refused where this build has no form of the family, and nothing is left",
+TEST_CASE("an export to GGUF of a family without a GGUF form is refused, and leaves nothing",
           "[families]") {
   const TempFolder f;
   for (const auto& [name, keys, what] :
@@ -289,13 +292,14 @@ TEST_CASE("GGUF is refused where this build has no form of the family, and nothi
                ContainsSubstring(what));
     CHECK(!fs::exists(f / "gguf"));
   }
-  // Control: a window of the whole context is none.
+  // Control: a window of the whole context counts as no window.
   export_gguf(
       {.run = family_run(f, "whole", {{"sliding_window", int64_t{16}}}), .out = f / "gguf"});
   CHECK(fs::exists(f / "gguf/model.gguf"));
 }
 
-TEST_CASE("Gemma's tokenizer is read, whose split at spaces finds none", "[families]") {
+TEST_CASE("Gemma's tokenizer is read although it splits at spaces, which its normalizer replaces",
+          "[families]") {
   BPEDefinition d = sentencepiece(SpaceBefore::none);
   Json json = bpe_to_json(d);
   const Json wanted = bpe_to_json(bpe_from_json(json, "here"));
@@ -307,7 +311,7 @@ TEST_CASE("Gemma's tokenizer is read, whose split at spaces finds none", "[famil
                            {"invert", false}};
   CHECK(bpe_to_json(bpe_from_json(json, "here")) == wanted);
 
-  // Controls: another split, and one of text whose spaces are still there.
+  // Controls: another split, and a split at spaces without a normalizer that replaces them.
   Json other = json;
   other["pre_tokenizer"]["pattern"] = {{"String", "a"}};
   CHECK_THAT(error_of([&] { bpe_from_json(other, "here"); }),
@@ -317,7 +321,7 @@ TEST_CASE("Gemma's tokenizer is read, whose split at spaces finds none", "[famil
              ContainsSubstring("the pre-tokenizer Split"));
 }
 
-TEST_CASE("a model that no family has is not exported", "[families]") {
+TEST_CASE("a model that belongs to no family is not exported", "[families]") {
   const TempFolder f;
   int count = 0;
   for (const FamilyKeys& keys :

@@ -1,5 +1,5 @@
-// Models of other programs: what goes out comes in again, and a folder that lies is refused by name
-// and leaves nothing.
+// Models of other programs: exports can be imported again, and an inconsistent folder is refused
+// with the name of the fault and leaves nothing.
 #include <cstdlib>
 #include <fstream>
 
@@ -39,13 +39,13 @@ void round_trip(const TempFolder& f, const std::string& kind, const Values& valu
   for (const char* name : {"run", "hf", "again"}) remove_tree(f / name);
 }
 
-TEST_CASE("a run goes out as a Hugging Face folder and comes in with the same bytes", "[formats]") {
+TEST_CASE("a run exported as a Hugging Face folder is imported with the same bytes", "[formats]") {
   const TempFolder f;
   round_trip(f, "gpt", gpt);
   round_trip(f, "gpt", with(with(gpt, "tie_weights", false), "dropout", 0.25));
 }
 
-TEST_CASE("a GPT without biases goes out with zeros", "[formats]") {
+TEST_CASE("a GPT without biases is exported with zeros for them", "[formats]") {
   const TempFolder f;
   const fs::path run = make_run(f, "run", "gpt", with(gpt, "bias", false));
   export_hugging_face({.run = run, .out = f / "hf"});
@@ -87,7 +87,7 @@ TEST_CASE("matrices are written in the requested dtype and keep it", "[formats]"
              ContainsSubstring("is there already"));
 }
 
-TEST_CASE("of two exports or imports to one folder at a time, one writes and the other ends with 8",
+TEST_CASE("an export or import to a folder that another command writes ends with exit code 8",
           "[formats]") {
   const TempFolder f;
   make_run(f, "run", "gpt", gpt);
@@ -114,8 +114,10 @@ TEST_CASE("of two exports or imports to one folder at a time, one writes and the
   }
 }
 
-TEST_CASE("an export or import that was interrupted or killed leaves nothing that stays",
-          "[formats]") {
+TEST_CASE(
+    "an interrupted export or import leaves nothing, and a later one removes what a killed one "
+    "left",
+    "[formats]") {
   const TempFolder f;
   make_run(f, "run", "gpt", gpt);
   export_hugging_face({.run = f / "run", .out = f / "hf"});
@@ -144,8 +146,8 @@ TEST_CASE("an export or import that was interrupted or killed leaves nothing tha
       remove_tree(f / "a");
     }
 
-    // Killed once the folder has its name: what is left beside it goes with the next command that
-    // names it.
+    // If a command is killed after the rename, the next command to the same folder removes what is
+    // left beside it.
     REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", "new folder: renamed 1"}}})
                 .code == 128 + 9);
     const auto written = names(f / "a/out");
@@ -178,7 +180,7 @@ TEST_CASE("a run may be imported to a path that is not UTF-8", "[formats]") {
   CHECK(lathe_in(f, {"compare", "\xE9t\xE9", "\xE9t\xE9"}).code == 0);
 }
 
-TEST_CASE("a new folder does not replace what another program left under its first name",
+TEST_CASE("a new folder does not replace another program's files under its temporary name",
           "[formats]") {
   const TempFolder f;
   const fs::path theirs = f / ".unfinished-mine";
@@ -208,7 +210,8 @@ TEST_CASE("a new folder does not replace what another program left under its fir
              ContainsSubstring("was not left by lathe"));
 }
 
-/// What an import says of the folder `hf` once `edit` has changed it. It must leave nothing.
+/// Returns the error of an import of a copy of `hf` that `edit` has changed, or "". A refused
+/// import must leave nothing.
 std::string refusal(const TempFolder& f, const fs::path& hf,
                     const std::function<void(const fs::path&)>& edit) {
   fs::copy(hf, f / "lie", fs::copy_options::recursive);
@@ -230,7 +233,7 @@ std::function<void(const fs::path&)> config_with(const std::string& key, const J
   };
 }
 
-/// Writes model.safetensors again with its tensors changed.
+/// Returns an edit that rewrites model.safetensors with changed tensors.
 std::function<void(const fs::path&)> tensors_with(
     const std::function<void(std::map<std::string, at::Tensor>&)>& edit) {
   return [=](const fs::path& folder) {
@@ -247,7 +250,8 @@ std::function<void(const fs::path&)> tensors_with(
   };
 }
 
-/// Splits model.safetensors into two files with an index, which `edit` changes.
+/// Returns an edit that splits model.safetensors into two files with an index, which `edit`
+/// changes.
 std::function<void(const fs::path&)> sharded(const std::function<void(Json& map)>& edit) {
   return [=](const fs::path& folder) {
     Json map = Json::object();
@@ -269,15 +273,16 @@ std::function<void(const fs::path&)> sharded(const std::function<void(Json& map)
   };
 }
 
-TEST_CASE("a Hugging Face folder that lies, or computes otherwise, is refused by name",
-          "[formats]") {
+TEST_CASE(
+    "a Hugging Face folder that is inconsistent or needs another computation is refused by name",
+    "[formats]") {
   const TempFolder f;
   export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});
   const auto says = [&](const std::function<void(const fs::path&)>& edit, const std::string& what) {
     INFO(what);
     CHECK_THAT(refusal(f, f / "hf", edit), ContainsSubstring(what));
   };
-  // Controls: the folder as it is, sharded, and with what changes nothing.
+  // Controls: the unchanged folder, a sharded one, and ones with changes that don't matter.
   const auto nothing = [](const fs::path&) {};
   CHECK(refusal(f, f / "hf", nothing).empty());
   CHECK(refusal(f, f / "hf", sharded([](Json&) {})).empty());
@@ -351,7 +356,8 @@ TEST_CASE("a Hugging Face folder that lies, or computes otherwise, is refused by
   says(sharded([](Json& map) { map["made_up"] = "a.safetensors"; }), "\"made_up\" is to be in");
 }
 
-TEST_CASE("export refuses what has no family, and float16 what it cannot hold", "[formats]") {
+TEST_CASE("export refuses a kind without a family, and an average that the run does not have",
+          "[formats]") {
   const TempFolder f;
   const Values rnn{{"vocab_size", int64_t{259}}, {"block_size", int64_t{8}}};
   const fs::path run = make_run(f, "rnn", "rnn", rnn);
@@ -362,16 +368,16 @@ TEST_CASE("export refuses what has no family, and float16 what it cannot hold", 
              ContainsSubstring("optim.ema_decay is 0"));
 }
 
-/// For tests/oracles/transformers/oracle.py, which compares with transformers: LATHE_HF names a
-/// file with a JSON object on each line,
-/// {"run", "ids": [[...]], "greedy": how many tokens to add to the first row, "cache", "out"};
-/// logits go to "out" as safetensors.
+/// Called by tests/oracles/transformers/oracle.py and tests/oracles/onnx/oracle.py. LATHE_HF names
+/// a file with a JSON object on each line, {"run", "ids": [[...]], "greedy": how many tokens to add
+/// to the first row, "cache", "out"}. Writes the tensors "logits" and "greedy" to "out" as
+/// safetensors.
 TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
   const char* list = std::getenv("LATHE_HF");
   if (list == nullptr) {
     WARN(
-        "nothing to do: tests/oracles/transformers/oracle.py runs this, where there is "
-        "transformers");
+        "skipped: tests/oracles/transformers/oracle.py and tests/oracles/onnx/oracle.py run "
+        "this");
     return;
   }
   std::ifstream lines(list);

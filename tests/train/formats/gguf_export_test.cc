@@ -1,4 +1,5 @@
-// GGUF files, read as their format is described: rotary channels, and tokens with scores.
+// Exported GGUF files, read as ggml's docs/gguf.md describes them: rotary channels, and tokens with
+// scores.
 #include <cstring>
 
 #include "core/io/json.h"
@@ -18,7 +19,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// A GGUF file as its description in ggml's docs/gguf.md has it, read without Lathe's code.
+/// Reads a GGUF file as ggml's docs/gguf.md describes it, without Lathe's code. All tensors must be
+/// float32.
 class GGUFReader {
  public:
   explicit GGUFReader(const fs::path& path) : bytes_(slurp(path)) {
@@ -96,8 +98,8 @@ class GGUFReader {
   size_t at_ = 0;
 };
 
-/// Rows of heads of `width` rotary channels, from halves to pairs: channel i of the first half of a
-/// head becomes row 2i of it, and channel i of the second half row 2i + 1.
+/// Reorders rows of heads of `width` rotary channels from halves to pairs: row i of a head's first
+/// half becomes its row 2i, and row i of the second half row 2i + 1.
 at::Tensor rotary_pairs(const at::Tensor& rows, int64_t width) {
   at::Tensor pairs = at::zeros_like(rows);
   for (int64_t head = 0; head < rows.size(0); head += width) {
@@ -110,7 +112,7 @@ at::Tensor rotary_pairs(const at::Tensor& rows, int64_t width) {
 }
 
 TEST_CASE(
-    "GGUF has the rotary channels of queries and keys in pairs for Llama, and in halves for Qwen",
+    "GGUF stores rotary channels of queries and keys in pairs for Llama, and in halves for Qwen",
     "[gguf_export]") {
   const TempFolder f;
   for (const bool is_qwen : {false, true}) {
@@ -158,7 +160,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("GGUF has what llama.cpp needs without a tokenizer, and an end of texts",
+TEST_CASE("GGUF has the vocabulary size without a tokenizer, and an end token for llama.cpp",
           "[gguf_export]") {
   const TempFolder f;
   const auto exported = [&](const Tokenizer& tokenizer, int64_t vocabulary) {
@@ -177,7 +179,7 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
           "[gguf_export]") {
   const TempFolder f;
   BPEDefinition d = sentencepiece(SpaceBefore::each);
-  const auto id = [&](const std::string& token) {  // the last: of one byte the character
+  const auto id = [&](const std::string& token) {  // the last, which is not a byte token
     return static_cast<int32_t>(d.tokens.rend() -
                                 std::find(d.tokens.rbegin(), d.tokens.rend(), token) - 1);
   };
@@ -191,9 +193,8 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
   export_gguf({.run = run, .out = f / "gguf"});
   const GGUFReader file(f / "gguf" / "model.gguf");
 
-  // 3 special tokens, 256 bytes, 5 characters, 6 tokens of merges, and what fills the vocabulary
-  // up. llama.cpp merges the neighbors whose token has the highest score, so scores fall from merge
-  // to merge.
+  // 3 special tokens, 256 bytes, 5 characters, 6 tokens of merges, and padding. llama.cpp merges
+  // the neighbors whose token has the highest score, so scores fall from merge to merge.
   enum : int { normal = 1, unknown = 2, control = 3, unused = 5, byte = 6 };
   std::vector<std::string> tokens{"<unk>", "<s>", "</s>"};
   std::vector<int> types{unknown, control, control};

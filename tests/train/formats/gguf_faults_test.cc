@@ -1,5 +1,5 @@
-// GGUF files that lie, or that compute or split text otherwise: each is refused by name with its
-// exit code, and leaves nothing.
+// GGUF files that are inconsistent, or need another computation or split of text: each is refused
+// with the fault's name and its exit code, and leaves nothing.
 #include <cmath>
 #include <functional>
 
@@ -37,18 +37,18 @@ class FaultyFile {
     INFO(what);
     write(edit);
     options.folder = path(), options.out = folder_ / "in/out";
-    const auto [given, said] = outcome_of([&] { import_gguf(options); });
+    const auto [given, refusal] = outcome_of([&] { import_gguf(options); });
     CHECK(given == code);
-    CHECK_THAT(said, ContainsSubstring(what));
-    if (code != 2) CHECK_THAT(said, ContainsSubstring("model.gguf"));  // 2: a word of the command
+    CHECK_THAT(refusal, ContainsSubstring(what));
+    if (code != 2) CHECK_THAT(refusal, ContainsSubstring("model.gguf"));  // 2: a flag is at fault
     CHECK((names(folder_.path()) == std::set<std::string>{"model.gguf"}));
   }
   /// Imports the file with a change, and returns the run's state.
   RunState imported(const std::function<void(GGUFBytes&)>& edit, ImportOptions options = {}) {
     write(edit);
     options.folder = path(), options.out = folder_ / "run";
-    const auto [code, said] = outcome_of([&] { import_gguf(options); });
-    INFO(said);
+    const auto [code, refusal] = outcome_of([&] { import_gguf(options); });
+    INFO(refusal);
     REQUIRE(code == 0);
     RunState state = read_state(find_checkpoint(folder_ / "run"));
     remove_tree(folder_ / "run");
@@ -60,16 +60,16 @@ class FaultyFile {
   LlamaFile good_;
 };
 
-TEST_CASE("a GGUF file whose header lies is refused by all commands", "[gguf_faults]") {
+TEST_CASE("a GGUF file with a wrong header is refused by all commands", "[gguf_faults]") {
   FaultyFile f;
   using File = GGUFBytes;
   f.imported([](File&) {});  // the control
   const auto refused = [&](const std::string& what, const std::function<void(File&)>& edit) {
     f.refused(4, what, edit);
     for (const auto& command : {inspect, verify}) {
-      const auto [code, said] = outcome_of([&] { command(f.path()); });
+      const auto [code, refusal] = outcome_of([&] { command(f.path()); });
       CHECK(code == 4);
-      CHECK_THAT(said, ContainsSubstring(what));
+      CHECK_THAT(refusal, ContainsSubstring(what));
     }
   };
   refused("is not a GGUF file", [](File& g) { g.magic = "GGUX"; });
@@ -121,7 +121,7 @@ TEST_CASE("a GGUF file whose header lies is refused by all commands", "[gguf_fau
             [&](File& g) { g.value("general.alignment") = gguf_value(alignment); });
   refused("general.alignment", [](File& g) { g.value("general.alignment") = gguf_value("32"); });
 
-  // By the binary: nothing that came from a file reaches a terminal raw.
+  // The commands print no control character that comes from a file.
   f.write(
       [](File& g) { g.tensor("output.weight").name = "a\x1b[31m", g.tensors.back().type = 99; });
   for (const char* command : {"inspect", "verify"}) {
@@ -170,7 +170,8 @@ TEST_CASE("a GGUF file that is cut anywhere, or has any byte changed, is read or
   }
 }
 
-TEST_CASE("a GGUF file whose model computes otherwise is refused by its key", "[gguf_faults]") {
+TEST_CASE("a GGUF file whose model needs another computation is refused by its key",
+          "[gguf_faults]") {
   FaultyFile f;
   using File = GGUFBytes;
   const auto key = [&](const std::string& name, const std::string& value, const std::string& what) {
@@ -216,7 +217,7 @@ TEST_CASE("a GGUF file whose model computes otherwise is refused by its key", "[
   CHECK_THAT(folder.err, ContainsSubstring("give its model.gguf"));
   CHECK(lathe_in(f.folder(), {"import", "none.gguf", "--out", "in/out"}).code == 2);
 
-  // Controls: what changes nothing, a shorter context, and a key that is passed over.
+  // Controls: keys that don't matter, a shorter context, and an ignored key.
   f.imported([](File& g) {
     g.value("llama.rope.scaling.type") = gguf_value("none");
     g.value("llama.rope.dimension_count") = gguf_value(64U);
@@ -279,8 +280,8 @@ TEST_CASE("a tokenizer in a GGUF file is read, or refused by its key", "[gguf_fa
     });
   }
 
-  // Controls: a token that no text has, tokens that are and are not special, and one that begins
-  // texts. Names of the ways to split text are those of llama.cpp.
+  // Controls: an unused token, a user-defined one, and a BOS token. The names of ways to split text
+  // are llama.cpp's.
   types[258] = 4;
   types[257] = 5;
   const RunState state = f.imported([&](File& g) {
@@ -305,7 +306,7 @@ TEST_CASE("a tokenizer in a GGUF file is read, or refused by its key", "[gguf_fa
   CHECK(!pre("gpt-2").whole_pieces);
 }
 
-TEST_CASE("SentencePiece's merges are found again in the scores", "[gguf_faults]") {
+TEST_CASE("SentencePiece's merges are recovered from the scores", "[gguf_faults]") {
   const TempFolder f;
   for (const SpaceBefore rule : {SpaceBefore::none, SpaceBefore::each}) {
     BPEDefinition d = sentencepiece(rule);

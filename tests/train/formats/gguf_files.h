@@ -13,8 +13,8 @@
 
 namespace lathe::test {
 
-/// Returns the exit code of the Error that `action` throws, and its message; 0 where it throws
-/// none.
+/// Returns the exit code and the message of the Error that `action` throws; 0 and "" if it throws
+/// nothing.
 template <class F>
 std::pair<int, std::string> outcome_of(F&& action) {
   try {
@@ -25,7 +25,8 @@ std::pair<int, std::string> outcome_of(F&& action) {
   return {0, ""};
 }
 
-/// A Llama of one block whose rows are one block of every type, and a tokenizer of bytes.
+/// A Llama model of one layer whose matrices have one GGUF type, with rows of 256 elements, and a
+/// byte-level tokenizer.
 struct LlamaFile {
   static constexpr uint64_t width = 256, vocabulary = 259;
   GGUFBytes file;

@@ -1,5 +1,5 @@
-// GGUF files: what goes out comes in again, each type of element is read by each command, and a
-// file that lies is refused by name and leaves nothing.
+// GGUF files: exports can be imported again, each command reads each type of element, and a wrong
+// file is refused by name and leaves nothing.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -21,7 +21,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// The name of our parameter, and whether its rows are rotary channels in pairs.
+/// Maps a tensor's name in the file to the parameter's name, and to whether its rows are rotary
+/// channels in pairs.
 const std::map<std::string, std::pair<std::string, bool>>& llama_names() {
   static const std::map<std::string, std::pair<std::string, bool>> all{
       {"token_embd", {"tokens", false}},
@@ -83,7 +84,7 @@ TEST_CASE("each type of element is imported, inspected and verified", "[gguf]") 
     CHECK_THAT(listed, ContainsSubstring("12 tensors, 526592 elements"));
     CHECK_THAT(verify(path), ContainsSubstring("well formed"));
 
-    // A scale, or a number, that is not finite.
+    // A scale, or a value, is not finite.
     std::string& bytes = made.file.tensor("blk.0.ffn_up.weight").bytes;
     std::fill_n(bytes.end() - static_cast<std::ptrdiff_t>(type.bytes), type.bytes, '\xFF');
     write_file(path, made.file.bytes());
@@ -131,8 +132,8 @@ TEST_CASE("an imported GGUF file has its config, tokenizer and chat template", "
   CHECK(state.tokenizer->marks().begin == -1);
   CHECK(lathe_in(f, {"generate", "run", "--prompt", "the", "--tokens", "2"}).code == 0);
 
-  // A head that repeats the embeddings, as in llama.cpp's files of GPT-2, is none; nor is an absent
-  // one. Qwen's rows are in our order.
+  // A head that equals the embeddings, as in llama.cpp's files of GPT-2, or that is absent is tied
+  // to the embeddings. Qwen's rows are in Lathe's order.
   LlamaFile tied(float32(), "qwen2");
   for (const char* part : {"q", "k", "v"})
     tied.file.tensors.push_back({.name = std::string("blk.0.attn_") + part + ".bias",
@@ -152,8 +153,9 @@ TEST_CASE("an imported GGUF file has its config, tokenizer and chat template", "
         0);
 }
 
-/// Exports `run`, imports the file as a run of the same name, and exports that: the same bytes, and
-/// the weights that a Hugging Face folder of the run has.
+/// Exports `run`, imports the file as a run of the same name, and exports that. The second file
+/// must have the same bytes, and the imported run the weights and keys of one imported from a
+/// Hugging Face export.
 void check_round_trip(const TempFolder& f, const fs::path& run, const std::string& dtype = "") {
   INFO(run.filename().string() << " " << dtype);
   const std::string name = run.filename().string();
@@ -181,7 +183,7 @@ void check_round_trip(const TempFolder& f, const fs::path& run, const std::strin
   for (const char* made : {"hf", "from-hf", "gguf", "again", "twice"}) remove_tree(f / made);
 }
 
-TEST_CASE("a run goes out as a GGUF file and comes in as from a Hugging Face folder", "[gguf]") {
+TEST_CASE("a run exported as GGUF is imported like its Hugging Face export", "[gguf]") {
   const TempFolder f;
   check_round_trip(f, make_run(f, "gpt", "gpt", gpt));
   check_round_trip(f, f / "gpt", "fp16");
@@ -211,7 +213,7 @@ TEST_CASE("a run goes out as a GGUF file and comes in as from a Hugging Face fol
                                                          {"rope_attention_factor", 1.3}})));
 }
 
-TEST_CASE("a GGUF file in place of a run or a tokenizer is refused with what to do", "[gguf]") {
+TEST_CASE("a GGUF file in place of a run or a tokenizer is refused with a remedy", "[gguf]") {
   const TempFolder f;
   make_tiny_run(f.path());
   write_file(f / "model.gguf", LlamaFile(gguf_oracles()[0]).file.bytes());
@@ -240,7 +242,7 @@ TEST_CASE("a GGUF file in place of a run or a tokenizer is refused with what to 
     CHECK(!fs::exists(f / "out"));
   }
 
-  // The control: the same keys accept the run that import makes of it.
+  // The control: the same keys accept the run that import creates from the file.
   REQUIRE(lathe_in(f, {"import", "model.gguf", "--out", "run"}).code == 0);
   const Finished prepared =
       lathe_in(f, {"prepare", "my.txt", "--out", "own", "--tokenizer", "run"});
@@ -252,7 +254,7 @@ TEST_CASE("a GGUF file in place of a run or a tokenizer is refused with what to 
   CHECK(trained.code == 0);
 }
 
-TEST_CASE("llama3's scaling is found again in the divisors of rope_freqs.weight", "[gguf]") {
+TEST_CASE("llama3's scaling is recovered from the divisors in rope_freqs.weight", "[gguf]") {
   const TempFolder f;
   const auto trip = [&](const std::string& name, int64_t width, int64_t context, double theta,
                         double factor, double high) {
@@ -356,7 +358,7 @@ TEST_CASE("matrices are quantized where rows are complete blocks, and vectors st
     for (const char* name : {"blk.0.attn_output.weight", "blk.0.ffn_down.weight"})
       CHECK(file.find(name)->dtype == "F16");
 
-    // What was quantized once stays as it is.
+    // Quantizing again changes nothing.
     import_gguf({.folder = f / dtype / "model.gguf", .out = f / (dtype + "-again") / "run"});
     export_gguf(
         {.run = f / (dtype + "-again") / "run", .out = f / (dtype + "-twice"), .dtype = dtype});

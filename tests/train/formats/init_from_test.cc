@@ -46,8 +46,7 @@ TEST_CASE("a run starts from another's weights, and continues without them", "[i
   CHECK(first_loss(f / "a") > end + 0.1);  // control: random weights are far from it
   REQUIRE(tune("c", {"--train.init_from=a/checkpoints/step-00000010"}).code == 0);
   CHECK(first_loss(f / "c") != end);
-  // Verbs that train without a run folder take the source's model too: the config alone has no
-  // sizes of it.
+  // Commands that train without a run folder use the source's model too; the config has no sizes.
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"profile", "tune.toml", "--steps=0:1"},
         {"find", "lr", "tune.toml", "--steps=10"},
@@ -75,7 +74,7 @@ TEST_CASE("a run starts from another's weights, and continues without them", "[i
   REQUIRE(lathe_in(f, {"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
   refused({"--train.init_from=a", "--data.dir=other"}, 3, "made with another tokenizer");
 
-  // Adapters stand on what init_from names.
+  // Adapters are added to the model that init_from names.
   REQUIRE(tune("d", {"--train.init_from=a", "--adapters.rank=2"}).code == 0);
   CHECK(std::abs(first_loss(f / "d") - end) < 1e-6);
   CHECK(read_state(find_checkpoint(f / "d")).config.find("base = \"a\"") != std::string::npos);
@@ -148,7 +147,8 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
              ContainsSubstring("is a key of model.kind = \"llama\", and this model's is \"gpt\""));
 }
 
-TEST_CASE("windows of training may be shorter than the context, which stays", "[init_from]") {
+TEST_CASE("windows in training may be shorter than the context, which stays the same",
+          "[init_from]") {
   const TempFolder f;
   make_run(f, "source", "gpt", with(gpt, "block_size", int64_t{4096}));
   write_file(f / "few.txt", sample_text(3000));
@@ -176,7 +176,7 @@ TEST_CASE("windows of training may be shorter than the context, which stays", "[
   CHECK(resumed.code == 2);
   CHECK_THAT(resumed.err, ContainsSubstring("data.window = 16 but the run was started with 8"));
 
-  // An evaluation has the run's windows, and what is exported the model's context.
+  // An evaluation uses the run's windows, and an export has the model's context.
   const Finished eval = lathe_in(f, {"eval", "runs/tune"});
   REQUIRE(eval.code == 0);
   const Json scored = parse_json(eval.out, "", Exit::internal);
@@ -186,13 +186,13 @@ TEST_CASE("windows of training may be shorter than the context, which stays", "[
   export_gguf({.run = f / "runs/tune", .out = f / "gguf"});
   CHECK(slurp(f / "gguf/model.gguf").find("context_length") != std::string::npos);
 
-  // Of a folder's weights a shorter context may be taken, and no longer one.
+  // A context longer than that of the folder's model is refused.
   const Finished above =
       tune({"--train.init_from=hf", "--model.block_size=5000", "--train.out_dir=x"});
   CHECK(above.code == 2);
   CHECK_THAT(above.err, ContainsSubstring("command line: model.block_size = 5000 is above"));
 
-  // A step's work is that of its windows.
+  // A plan counts the work of the windows, not of the context.
   const auto plan = [&](const char* window) {
     const Finished planned = tune({window, "--train.batch_size=1", "--json"}, "plan");
     INFO(planned.err);
@@ -207,7 +207,7 @@ TEST_CASE("windows of training may be shorter than the context, which stays", "[
   CHECK(!fs::exists(f / "x"));
 }
 
-TEST_CASE("an import reports what came in, and may ignore keys that change nothing",
+TEST_CASE("an import reports what it read, and can ignore keys that --ignore-key names",
           "[init_from]") {
   const TempFolder f;
   export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});

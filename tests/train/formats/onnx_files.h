@@ -1,4 +1,4 @@
-// ONNX files, read as their description in onnx.proto has them, without Lathe's or protobuf's code.
+// Reads ONNX files as onnx.proto describes them, without Lathe's or protobuf's code.
 #pragma once
 
 #include <cstring>
@@ -12,7 +12,8 @@
 
 namespace lathe::test {
 
-/// A message in protobuf's wire format: the values of each field, in order.
+/// Parses a message in protobuf's wire format. `numbers` has the varints of each field in order,
+/// and `texts` the bytes of length-delimited and 32-bit fields.
 class Wire {
  public:
   Wire() = default;

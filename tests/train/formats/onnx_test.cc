@@ -1,5 +1,5 @@
-// ONNX files, read without protobuf's code: the graph computes what `lathe predict` gives, and what
-// has no form in ONNX is refused.
+// ONNX files, read without protobuf's code: the graph computes the results of `lathe predict`, and
+// models without an ONNX form are refused.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -79,7 +79,7 @@ std::map<std::string, at::Tensor> run_graph(const OnnxFile& file, const at::Tens
   return values;
 }
 
-/// The numbers of a CSV file without a header, but for the last column.
+/// Returns the numbers of a CSV file without a header, except the last column: [rows, columns - 1].
 at::Tensor table_inputs(const fs::path& path, at::ScalarType type) {
   const std::string text = slurp(path);
   CsvReader reader(text, path.string());
@@ -92,7 +92,7 @@ at::Tensor table_inputs(const fs::path& path, at::ScalarType type) {
   return torch::tensor(numbers, at::kDouble).reshape({rows, -1}).to(type);
 }
 
-TEST_CASE("the graph of an ONNX file computes what lathe predict gives", "[onnx]") {
+TEST_CASE("the graph of an ONNX file computes the results of lathe predict", "[onnx]") {
   const TempFolder f;
   make_data(f);
   const std::vector<Kind> cases{
@@ -154,7 +154,7 @@ TEST_CASE("the graph of an ONNX file computes what lathe predict gives", "[onnx]
   }
 }
 
-TEST_CASE("an ONNX file of a table has its columns, categories and fills", "[onnx]") {
+TEST_CASE("an ONNX file of a table has its columns, categories and fill values", "[onnx]") {
   const TempFolder f;
   std::string table = "color,id,size,shape,weight,kind\n";
   for (int i = 0; i < 60; ++i) {
@@ -186,14 +186,16 @@ TEST_CASE("an ONNX file of a table has its columns, categories and fills", "[onn
     values.push_back(n.attributes.at("cats_strings").all(9));
   }
   CHECK(values == std::vector<std::vector<std::string>>{{"blue", "red"}, {"", "round"}});
-  // What fills empty cells is the mean of the training split, of both columns of numbers.
+  // Empty cells are filled with the mean of the training split, in both columns of numbers.
   const Json manifest = parse_json(slurp(f / "data/manifest.json"), "", Exit::internal);
   const at::Tensor fill = file.constants.at("fill");
   CHECK(fill[0].item<double>() == manifest["table"]["columns"][2]["fill"].get<double>());
   CHECK(fill[1].item<double>() == manifest["table"]["columns"][4]["fill"].get<double>());
 }
 
-TEST_CASE("language models go out with their weights in ONNX's order of gates", "[onnx]") {
+TEST_CASE(
+    "language models are exported with gates in ONNX's order, and without absent biases and heads",
+    "[onnx]") {
   const TempFolder f;
   const Values sizes{{"vocab_size", int64_t{259}}, {"block_size", int64_t{8}},
                      {"n_embd", int64_t{4}},       {"n_hidden", int64_t{4}},
@@ -227,7 +229,7 @@ TEST_CASE("language models go out with their weights in ONNX's order of gates", 
     }
   }
 
-  // A GPT without biases has a norm without one; the head is the embedding.
+  // A GPT without biases has norms without them; its head is the embedding.
   const fs::path run = make_run(f, "gpt", "gpt", with(gpt, "bias", false));
   export_onnx({.run = run, .out = f / "gpt-onnx"});
   const OnnxFile file(f / "gpt-onnx/model.onnx");
@@ -242,7 +244,7 @@ TEST_CASE("language models go out with their weights in ONNX's order of gates", 
   CHECK(norms == 5);
 }
 
-/// A run with one checkpoint of a linear model on examples of a task, without an encoding.
+/// Creates a run with one checkpoint of a linear model on examples of a task, without an encoding.
 fs::path make_example_run(const TempFolder& f, const std::string& task) {
   RunConfig config;
   config.model.kind = "mlp";
@@ -263,15 +265,15 @@ fs::path make_example_run(const TempFolder& f, const std::string& task) {
   return f / task;
 }
 
-TEST_CASE("what has no form in ONNX is refused, and nothing is left", "[onnx]") {
+TEST_CASE("models and options without an ONNX form are refused, and nothing is left", "[onnx]") {
   const TempFolder f;
   const fs::path good = make_run(f, "gpt", "gpt", gpt);
   const auto refused = [&](int code, const std::string& what, ExportOptions options) {
     INFO(what);
     options.out = f / "out";
-    const auto [given, said] = outcome_of([&] { export_onnx(options); });
+    const auto [given, refusal] = outcome_of([&] { export_onnx(options); });
     CHECK(given == code);
-    CHECK_THAT(said, ContainsSubstring(what));
+    CHECK_THAT(refusal, ContainsSubstring(what));
     CHECK(!fs::exists(f / "out"));
   };
   refused(2, "mlp, convnet, rnn, gpt, not for llama",
@@ -284,7 +286,7 @@ TEST_CASE("what has no form in ONNX is refused, and nothing is left", "[onnx]") 
   refused(75, "stopped", {.run = good, .out = {}, .stop = [] { return true; }});
   export_onnx({.run = good, .out = f / "out"});  // the control
 
-  // Protobuf's limit: the elements are not read before it is checked.
+  // Protobuf's limit of 2 GiB is checked before elements are read.
   OnnxGraph graph;
   graph.add_constant("w", OnnxType::f32, {int64_t{1} << 29},
                      {reinterpret_cast<const std::byte*>(&graph), size_t{1} << 31});
@@ -292,7 +294,7 @@ TEST_CASE("what has no form in ONNX is refused, and nothing is left", "[onnx]") 
   CHECK(!fs::exists(f / "large.onnx"));
 }
 
-TEST_CASE("a graph's constants, dimensions and numbers are written as protobuf has them",
+TEST_CASE("a graph's constants, dimensions and numbers are written in protobuf's format",
           "[onnx]") {
   const TempFolder f;
   OnnxGraph graph;

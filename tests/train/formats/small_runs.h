@@ -12,6 +12,8 @@
 
 namespace lathe::test {
 
+/// Returns a BPE tokenizer of the 256 bytes, "th", "the" and <|endoftext|> (258), and writes it to
+/// `f`/tokenizer.json.
 inline Tokenizer small_tokenizer(const TempFolder& f) {
   BPEDefinition d;
   for (int b = 0; b < 256; ++b) d.tokens.emplace_back(1, static_cast<char>(b));
@@ -24,7 +26,8 @@ inline Tokenizer small_tokenizer(const TempFolder& f) {
 
 using Values = std::vector<std::pair<std::string, ConfigValue>>;
 
-/// A run with one checkpoint of a small model with random weights.
+/// Creates a run with one checkpoint, of step 3, of a small model with random weights, and returns
+/// its folder. `values`: keys of [model]. Uses small_tokenizer() if there is no `tokenizer`.
 inline fs::path make_run(const TempFolder& f, const std::string& name, const std::string& kind,
                          const Values& values,
                          const std::optional<Tokenizer>& tokenizer = std::nullopt) {
@@ -54,11 +57,13 @@ inline const Values gpt{{"n_layer", int64_t{2}},
                         {"block_size", int64_t{16}},
                         {"vocab_size", int64_t{259}}};
 
+/// Returns `values` with a key set. The last value of a key counts.
 inline Values with(Values values, const std::string& key, const ConfigValue& value) {
   values.emplace_back(key, value);
   return values;
 }
 
+/// Returns the bytes of model.safetensors in a run's newest checkpoint.
 inline std::string model_bytes(const fs::path& run) {
   return slurp(find_checkpoint(run) / "model.safetensors");
 }

@@ -22,8 +22,8 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Calls `at` for each fault point while it lives, with whether that is on another thread than the
-/// test's.
+/// Calls `at` for each fault point while alive. `in_background`: the point is on another thread
+/// than the test's.
 class Hook {
  public:
   explicit Hook(std::function<void(const std::string& point, bool in_background)> at) {
@@ -104,7 +104,7 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
       saver.wait();
       CHECK(saver.saved_step() == step);
       CHECK(files_of(f / "run/checkpoints" / checkpoint_name(step)) == files_of(wanted));
-      // The test can tell: a save that does not copy first writes other bytes.
+      // The control: a save that does not copy first writes other bytes.
       CHECK(files_of(store_checkpoint(f / "shared", at_step(step), view, {})) != files_of(wanted));
     }
   }
@@ -171,8 +171,7 @@ TEST_CASE("the next call throws an error of a background save, as a synchronous 
         CHECK(e.code() == Exit::io);
         const std::string what = e.what();
         return str(e.number(),
-                   what.substr(
-                       0, what.find(", and ")));  // the bytes that are free are not always the same
+                   what.substr(0, what.find(", and ")));  // the number of free bytes varies
       }
       return std::string("nothing");
     };
@@ -203,7 +202,7 @@ TEST_CASE("the next call throws an error of a background save, as a synchronous 
       CHECK(problem([&] { call(saver); }) == synchronous);
       CHECK(saver.saved_step() == 20);
     }
-    {  // nobody calls: the end waits
+    {  // without another call, the destructor waits
       CheckpointSaver saver(f / "run", config(), 20);
       const FailWrites fail(number);
       save(saver, s, 30);
@@ -214,7 +213,7 @@ TEST_CASE("the next call throws an error of a background save, as a synchronous 
 }
 
 TEST_CASE(
-    "the stop check before a save ends it; weights that are not finite are refused before any copy",
+    "an error of `before` ends a save, and weights that are not finite are refused before any copy",
     "[background_saves]") {
   const TempFolder f(fast_folder());
   Small s;
@@ -254,7 +253,7 @@ TEST_CASE("an older checkpoint is kept until the new one is complete", "[backgro
   REQUIRE(list_folder(f / "checkpoints").size() == 1);
 }
 
-TEST_CASE("a background save copies only what is not written when an update comes",
+TEST_CASE("a background save copies only what is not yet written when an update comes",
           "[background_saves]") {
   const auto held = [] { return memory_stats().used[static_cast<size_t>(Memory::checkpoints)]; };
   const int64_t before = held();
@@ -365,14 +364,14 @@ TEST_CASE("background saves change no bit of a run, and each checkpoint has the 
     const RunState a = read_state(path), b = read_state(other);
     CHECK((a.step == b.step && a.updates == b.updates && a.tokens == b.tokens &&
            a.val_loss == b.val_loss));
-    // The lines of metrics end with those of this step.
+    // The part of metrics.jsonl that the checkpoint covers ends with this step.
     const std::string lines = metrics.substr(0, a.metrics_bytes);
     const size_t last = lines.rfind('\n', lines.size() - 2) + 1;
     CHECK(parse_json(lines.substr(last), "metrics", Exit::internal)["step"] == a.step);
   }
 }
 
-TEST_CASE("a signal, a loss that diverged and a full disk while a save is in progress",
+TEST_CASE("a signal, a divergence or a full disk during a background save loses no checkpoint",
           "[background_saves]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -407,8 +406,8 @@ TEST_CASE("a signal, a loss that diverged and a full disk while a save is in pro
     CHECK(step_of(list_checkpoints(f / out)[0]) == 10);
     CHECK(train(f, out, {}, slow).code == 0);
     CHECK(difference(f / "whole", f / out) == "");
-    std::string said = full.err.substr(0, full.err.find(", and "));
-    return said.replace(said.find(out), out.size(), "RUN");
+    std::string refusal = full.err.substr(0, full.err.find(", and "));
+    return refusal.replace(refusal.find(out), out.size(), "RUN");
   };
   CHECK(fill("full_background", "save: begun 5") == fill("full_at_once", ""));
 }

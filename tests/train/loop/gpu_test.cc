@@ -1,5 +1,5 @@
-// What only a GPU shows: its results beside the CPU's, and the same bits each time. Skipped
-// without one; the op table and the runs of the other tests take a GPU where there is one.
+// Tests that need a GPU: its results agree with the CPU's and have the same bits each time. Skipped
+// without a GPU. The op table and the runs of other tests also use a GPU if there is one.
 
 #include "tests/support/gpu.h"
 #include "amp/amp.h"
@@ -20,7 +20,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU's checkpoint",
+TEST_CASE("a run of each kind on a GPU has the CPU's losses, and resumes a CPU's checkpoint",
           "[gpu]") {
   if (skip_without_gpu()) return;
   const TempFolder f(fast_folder());
@@ -55,8 +55,8 @@ TEST_CASE("a run on a GPU has the CPU's losses, kind by kind, and resumes a CPU'
     };
     const auto gpu = losses("gpu", {"--train.device=cuda"}),
                cpu = losses("cpu", {"--train.device=cpu"});
-    // Rounding of float32 products and sums, which 20 steps of Adam carry on; masks of dropout are
-    // the same.
+    // Rounding of float32 products and sums grows over 20 steps of AdamW. Dropout masks are the
+    // same.
     CHECK(apart(gpu, cpu) < 2e-3);
     CHECK(apart(losses("other", {"--train.device=cpu", "--train.seed=2"}), cpu) >
           1e-2);  // the control
@@ -100,7 +100,7 @@ TEST_CASE("the keys of memory change no bit of a run on a GPU, except packed act
   }
 }
 
-TEST_CASE("activations in the host's memory come back to a GPU's backward pass", "[gpu]") {
+TEST_CASE("activations in host memory are restored for the backward pass on a GPU", "[gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(7);
   const at::Tensor x = torch::randn({512, 256}).cuda(), weight = torch::randn({256, 256}).cuda();
@@ -125,7 +125,7 @@ TEST_CASE("activations in the host's memory come back to a GPU's backward pass",
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(offload.times().bytes > 0);
-      // What is gone is forgotten with the next activation.
+      // Freed activations are forgotten when the next one is packed.
       const at::Tensor more = torch::ones({4}).cuda();
       const auto kept = offload.pack(more);
       CHECK(offload.remembered() == 1);
@@ -162,7 +162,7 @@ TEST_CASE("packed activations of a GPU have nearly the gradients of a CPU's", "[
   }
 }
 
-TEST_CASE("casts of weights are no activations on a GPU", "[gpu]") {
+TEST_CASE("casts of weights are not packed as activations on a GPU", "[gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(8);
   const Variable x = Variable::parameter(torch::randn({64, 96}).cuda()),
@@ -178,7 +178,8 @@ TEST_CASE("casts of weights are no activations on a GPU", "[gpu]") {
   CHECK(!packed[1].data().equal(exact[1].data()));  // of the activation: the control
 }
 
-TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
+TEST_CASE("every optimizer has the CPU's results on a GPU, or reports that it has no GPU code",
+          "[gpu]") {
   if (skip_without_gpu()) return;
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
@@ -209,7 +210,7 @@ TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
       CHECK_THROWS_WITH(trained(at::kCUDA), Catch::Matchers::Contains("has no code for GPUs"));
       continue;
     }
-    // Lion's sign, and a level of 8 bits, may go the other way where it is a close call.
+    // Lion's sign and 8-bit levels may differ where rounding decides.
     const at::Tensor cpu = trained(at::kCPU),
                      far = (trained(at::kCUDA) - cpu).abs().gt(3e-5 * cpu.abs().clamp_min(1));
     const bool eight = row.kind.ends_with("8bit");
@@ -219,7 +220,7 @@ TEST_CASE("every optimizer on a GPU is the CPU's", "[gpu]") {
   }
 }
 
-TEST_CASE("the last layer and its loss on a GPU, in several pieces, are ATen's", "[gpu]") {
+TEST_CASE("linear_cross_entropy on a GPU, in several pieces, agrees with ATen", "[gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(3);
   constexpr int64_t n = 6000, c = 16, v = 50257;  // 600 MB of logits in 16 bits
@@ -237,7 +238,7 @@ TEST_CASE("the last layer and its loss on a GPU, in several pieces, are ATen's",
     const at::Tensor wanted =
         torch::cross_entropy_loss(tx.matmul(tw.t()), targets.cuda(), {}, at::Reduction::Mean, -100);
     (wanted * 3).backward();
-    // Logits and their gradients are kept in the format.
+    // Logits and their gradients are stored in the dtype.
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
     const auto share = [](const at::Tensor& a, const at::Tensor& b) {
       return ((a.to(at::kFloat) - b).norm() / b.norm()).item<double>();
@@ -249,8 +250,7 @@ TEST_CASE("the last layer and its loss on a GPU, in several pieces, are ATen's",
   }
 }
 
-TEST_CASE("kernels for GPUs take views that begin anywhere, and refuse tensors of the CPU",
-          "[gpu]") {
+TEST_CASE("GPU kernels accept unaligned views and refuse CPU tensors", "[gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(5);
   const at::Tensor flat = torch::randn({4 * 64 + 1});
@@ -269,8 +269,8 @@ TEST_CASE("kernels for GPUs take views that begin anywhere, and refuse tensors o
 }
 
 TEST_CASE(
-    "attention's backward on a GPU, with heads that fill no whole round, is that of the samples "
-    "alone",
+    "attention's backward on a GPU does not depend on other samples, if heads do not fill the "
+    "last round",
     "[gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(4);

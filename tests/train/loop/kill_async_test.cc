@@ -1,6 +1,6 @@
-// Kill trials of runs that save in the background, against one that never stopped and saved at
-// once: at each point of a save, at points of the steps that go on meanwhile, and by the clock.
-// Each start says what it resumes from.
+// Kill trials of runs that save in the background, against an uninterrupted run that saves
+// synchronously: at each point of a save, at points of the steps meanwhile, and by the clock. Each
+// start must report what it resumes from.
 #include <random>
 
 #include "tests/support/catch.h"
@@ -13,9 +13,10 @@ using namespace lathe::test;
 
 const std::vector<std::string> in_background{"--checkpoint.async_save=true"};
 
-TEST_CASE("killed inside a background save, at every stage, with steps behind it", "[kill_async]") {
-  // Behind these points the thread sleeps while steps go on: a step of this run takes a millisecond
-  // or two.
+TEST_CASE("a run killed at any stage of a background save, during later steps, resumes exactly",
+          "[kill_async]") {
+  // The thread sleeps at these points while training continues: a step of this run takes a
+  // millisecond or two.
   for (const char* slow : {"save: begun 8", "save: manifest written 8"}) {
     Trials trials(in_background, {{"LATHE_TEST_SLOW", slow}});
     const std::vector<std::string> stages{"save: copied",
@@ -31,7 +32,7 @@ TEST_CASE("killed inside a background save, at every stage, with steps behind it
     for (const auto& stage : stages) {
       const bool there = stage == "save: renamed" || stage == "save: parent synced";
       for (int nth : {1, 2, 3}) {  // the fourth is the run's last, which is not a background save
-        // The thread of the save before has ended when the next one is copied.
+        // The previous save is complete when the next one is copied.
         CHECK(trials.trial({{stage, static_cast<double>(nth), 10 * (there ? nth : nth - 1)}}));
       }
     }
@@ -41,12 +42,12 @@ TEST_CASE("killed inside a background save, at every stage, with steps behind it
   }
 }
 
-TEST_CASE("killed while the loop waits for a background save, and between its steps",
+TEST_CASE("a run killed while it waits for a background save, or between steps, resumes exactly",
           "[kill_async]") {
   {
     Trials trials({"--checkpoint.async_save=true", "--checkpoint.interval=1"},
                   {{"LATHE_TEST_SLOW", "save: begun 200"}});
-    // The n-th wait is that of the save of step n + 1, for the one of step n.
+    // In the n-th wait, the save of step n + 1 waits for that of step n.
     for (const int nth : {1, 2, 5})
       CHECK(trials.trial({{"save: waiting", static_cast<double>(nth), nth - 1}}));
   }
@@ -55,7 +56,7 @@ TEST_CASE("killed while the loop waits for a background save, and between its st
     CHECK(trials.trial({{"step", static_cast<double>(step), -1}}));
 }
 
-TEST_CASE("background saves killed by the clock", "[kill_async]") {
+TEST_CASE("a run with background saves killed at random times resumes exactly", "[kill_async]") {
   Trials trials(in_background, {{"LATHE_TEST_SLOW", "save: optimizer written 5"}});
   const unsigned seed = std::random_device{}();
   WARN("seed of the kill times: " << seed);

@@ -1,4 +1,4 @@
-// Kill trials at named points of a save and of a start, and the control: wrong ways to go on are
+// Kill trials at named points of a save and of a start. The control: wrong ways to resume are
 // noticed.
 #include "core/io/checksum.h"
 #include "core/io/json.h"
@@ -12,7 +12,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("killed inside a save, at every stage", "[kill_points]") {
+TEST_CASE("a run killed at any stage of a save resumes exactly", "[kill_points]") {
   Trials trials;
   const std::vector<std::string> stages{"save: folder made",       "save: model written",
                                         "save: optimizer written", "save: state written",
@@ -26,10 +26,10 @@ TEST_CASE("killed inside a save, at every stage", "[kill_points]") {
   }
   CHECK(trials.trial({{"save: deleting an old one", 1, 30}}));
   CHECK(trials.trial(
-      {{"save: deleting an old one", 2, 40}}));  // nothing is saved after: the start must clean up
+      {{"save: deleting an old one", 2, 40}}));  // no later save: the start must clean up
 }
 
-TEST_CASE("killed at a start, and twice", "[kill_points]") {
+TEST_CASE("a run killed at its start, or killed twice, resumes exactly", "[kill_points]") {
   Trials trials;
   CHECK(trials.trial({{"start: locked", 1, 0}}));
   CHECK(trials.trial({{"start: metrics cut", 1, 0}}));
@@ -55,12 +55,13 @@ TEST_CASE("a start removes what an unfinished save left before it trains", "[kil
   CHECK(unfinished() == 0);
 }
 
-/// Returns whether the newest checkpoint of a run still has its evaluation to come.
+/// Returns whether the evaluation of a run's newest checkpoint is still due.
 bool is_evaluation_due(const fs::path& run) {
   return read_state(list_checkpoints(run).at(0)).eval_due;
 }
 
-TEST_CASE("killed while a step is saved again", "[kill_points]") {
+TEST_CASE("a run killed while it saves a step again keeps the checkpoint and resumes exactly",
+          "[kill_points]") {
   const Trials trials;
   const TempFolder& folder = trials.folder();
   // A stop cuts the evaluation after the last step short. The next start evaluates and saves again.

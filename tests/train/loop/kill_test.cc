@@ -1,6 +1,6 @@
 // Kill trials by the clock: a run killed by SIGKILL at any moment and started again resumes from
-// its newest checkpoint and ends with the bits of one that never stopped. LATHE_TEST_KILLS=500
-// makes that many (6 minutes), LATHE_TEST_KILL_SEED repeats the times of a run.
+// its newest checkpoint and ends with the bits of an uninterrupted run. LATHE_TEST_KILLS=500 runs
+// that many trials (6 minutes); LATHE_TEST_KILL_SEED repeats the kill times of an earlier test.
 #include <algorithm>
 #include <cstdlib>
 #include <random>
@@ -13,7 +13,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("killed by the clock, once and twice", "[kill]") {
+TEST_CASE("a run killed at random times, once or twice, resumes exactly", "[kill]") {
   Trials trials;
   const auto number = [](const char* name, int otherwise) {
     const char* given = std::getenv(name);

@@ -15,8 +15,9 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("every optimizer resumes with the bits of an uninterrupted run, groups and average too",
-          "[optimizer_runs]") {
+TEST_CASE(
+    "every optimizer, with groups and an average, resumes with the bits of an uninterrupted run",
+    "[optimizer_runs]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path(),
                 "[[optim.groups]]\nmatch = \"*.bias\"\nlr_scale = 0.5\n[[optim.groups]]\nmatch = "
@@ -50,7 +51,7 @@ TEST_CASE("every optimizer resumes with the bits of an uninterrupted run, groups
         slurp(list_checkpoints(f / "adamw_whole").at(0) / "model.safetensors"));
 }
 
-TEST_CASE("eval and generate take the average of weights where asked", "[optimizer_runs]") {
+TEST_CASE("eval and generate use the average of the weights if asked", "[optimizer_runs]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--optim.ema_decay=0.8", "--optim.lr=0.01"}).code ==
@@ -86,7 +87,8 @@ TEST_CASE("eval and generate take the average of weights where asked", "[optimiz
           "leave --load-dtype out");
 }
 
-TEST_CASE("groups in a config file: places, resuming, the saved config", "[optimizer_runs]") {
+TEST_CASE("groups in a config file are saved, compared on resume, and named in errors",
+          "[optimizer_runs]") {
   const TempFolder f(fast_folder());
   const std::string groups = "[[optim.groups]]\nmatch = \"*.bias\"\nlr_scale = 0.5\n";
   make_tiny_run(f.path(), groups);
@@ -118,7 +120,7 @@ TEST_CASE("groups in a config file: places, resuming, the saved config", "[optim
   CHECK_THAT(r.err, ContainsSubstring("optim.lr must be a number, not [{match = \"*\"}]"));
 }
 
-TEST_CASE("a plan counts what an optimizer keeps", "[optimizer_runs]") {
+TEST_CASE("a plan counts the state of an optimizer", "[optimizer_runs]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const auto bytes = [&](Overrides keys) {

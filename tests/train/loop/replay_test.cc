@@ -1,4 +1,4 @@
-// Steps that go wrong: spikes that are left out, and divergence that can be looked at again.
+// Steps that go wrong: skipped loss spikes, and diverged steps that can be replayed.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -19,7 +19,7 @@ using namespace lathe::test;
 TEST_CASE("a spike is judged by the losses before it", "[replay]") {
   SpikeGuard guard(4);
   const auto usual = [](int i) { return 3 + 0.1 * std::sin(i * 1.7); };
-  CHECK(!guard.is_spike(100));  // there is nothing to judge it by yet
+  CHECK(!guard.is_spike(100));  // there are no earlier losses yet
   guard.load({});
   for (int i = 0; i < 49; ++i) CHECK(!guard.is_spike(i == 20 ? 3.5 : usual(i)));
   CHECK(!guard.is_spike(usual(49)));
@@ -37,12 +37,13 @@ TEST_CASE("a spike is judged by the losses before it", "[replay]") {
   CHECK(guard.state().mean == Approx(33).margin(0.2));
 }
 
-TEST_CASE("the mean and variance are the exponentially weighted ones", "[replay]") {
+TEST_CASE("the spike guard's mean and variance are exponentially weighted", "[replay]") {
   SpikeGuard guard(1e9);
   std::vector<double> losses;
   for (int i = 0; i < 120; ++i) losses.push_back(2 + std::cos(i * 0.37) + 0.01 * i);
   for (double x : losses) CHECK(!guard.is_spike(x));
-  // By definition: weights from the last loss back, each share of what the later ones left.
+  // By definition: from the last loss backward, each takes a share of the weight that later ones
+  // left.
   double left = 1, mean = 0, square = 0;
   for (size_t i = losses.size(); i-- > 0;) {
     const double weight = left * std::max(0.02, 1 / static_cast<double>(i + 1));
@@ -53,10 +54,10 @@ TEST_CASE("the mean and variance are the exponentially weighted ones", "[replay]
   CHECK(guard.state().variance == Approx(square - mean * mean).epsilon(1e-9));
 }
 
-TEST_CASE("a run with spikes left out resumes to the bit, and keeps their tokens", "[replay]") {
+TEST_CASE("a run that skips spikes resumes to the bit, and saves their batches", "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  // At a rate that hardly learns, a third of the losses are half a deviation above the mean.
+  // At this low learning rate a third of the losses are half a deviation above the mean.
   const std::vector<std::string> flags{"--train.steps=90", "--train.spike_sigma=0.5",
                                        "--optim.lr=1e-5"};
   const auto train = [&](const std::string& out, const std::string& more) {
@@ -108,7 +109,7 @@ TEST_CASE("a spike after a resume has the loss scale of its step", "[replay]") {
   CHECK(difference(f / "whole", f / "parts") == "");
 }
 
-TEST_CASE("a step that diverged is run again, and the op named where it began", "[replay]") {
+TEST_CASE("replay runs a diverged step again and names the op where it began", "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path(), "[optim]\nkind = \"sgd\"\nlr = 1e30\ngrad_clip = 0\n");
   const Finished r = run({"lathe", {"train", "tiny.toml"}, f.path(), {}});
@@ -144,7 +145,7 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
   refused("its checksum differs");
   CHECK(run({"lathe", {"verify", bundle.string()}, f.path(), {}}).code == 4);
 
-  // What was sealed again is held to what the run can have.
+  // Batches with a valid checksum must also have shapes, dtypes and values that the run can have.
   write_file(file, sealed);
   const auto reseal = [&](const std::map<std::string, at::Tensor>& tensors) {
     std::vector<TensorEntry> entries;
@@ -188,12 +189,12 @@ TEST_CASE("a step that diverged is run again, and the op named where it began", 
   }
   auto started = good;
   started["starts"] =
-      torch::full_like(good.at("inputs"), 1);  // Of the first position it can only be 0.
+      torch::full_like(good.at("inputs"), 1);  // It can only be 0 at the first position.
   reseal(started);
   refused("tensor \"starts\" has a value");
 }
 
-TEST_CASE("a step that train.detect_anomaly ended is run again too", "[replay]") {
+TEST_CASE("replay also runs a step again that train.detect_anomaly ended", "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path(), "[optim]\nkind = \"sgd\"\nlr = 1e30\ngrad_clip = 0\n");
   const Finished r =
@@ -209,7 +210,7 @@ TEST_CASE("a step that train.detect_anomaly ended is run again too", "[replay]")
   CHECK_THAT(again.out, ContainsSubstring("the first value that is not finite is, in the forward"));
 }
 
-TEST_CASE("a run whose first steps all overflow leaves a step that is replayed", "[replay]") {
+TEST_CASE("a run whose first steps all overflow leaves a step that can be replayed", "[replay]") {
   const TempFolder f;
   make_tiny_run(f.path(),
                 "[amp]\ndtype = \"fp16\"\nscaler = \"fixed\"\nloss_scale = 16777216\nmax_skips = "
@@ -221,7 +222,7 @@ TEST_CASE("a run whose first steps all overflow leaves a step that is replayed",
   CHECK_THAT(again.out, ContainsSubstring("the first value that is not finite"));
 }
 
-TEST_CASE("a bundle of examples is held to its model's sizes", "[replay]") {
+TEST_CASE("a bundle of examples can be replayed", "[replay]") {
   const TempFolder f;
   std::string csv = "a,b,y\n";
   for (int i = 0; i < 40; ++i) csv += str(i % 7, ",", i % 5, ",", i % 3, "\n");

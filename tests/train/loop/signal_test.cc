@@ -15,7 +15,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// What a child says on standard error, and how it ends.
+/// Runs `body` in a child process, and returns its standard error and exit code.
 Finished child(void (*body)()) {
   int pipe_[2];
   REQUIRE(pipe(pipe_) == 0);
@@ -37,8 +37,9 @@ Finished child(void (*body)()) {
   return f;
 }
 
-TEST_CASE("the first signal is answered at once, a second SIGINT ends and says what is lost",
-          "[signal]") {
+TEST_CASE(
+    "the first signal is answered immediately, a second SIGINT ends the run and reports lost steps",
+    "[signal]") {
   const Finished one = child([] {
     install_stop_handlers("after this step");
     raise(SIGINT);
@@ -83,7 +84,7 @@ TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
   CHECK_THAT(saving.err, ContainsSubstring("a checkpoint is being written"));
 }
 
-TEST_CASE("signals that a process was started with blocked are answered once it is ready",
+TEST_CASE("signals that are blocked when a process starts are answered once it is ready",
           "[signal]") {
   const Finished waited = child([] {
     const BlockStopSignals blocked;
@@ -130,7 +131,8 @@ TEST_CASE("a lost terminal stops a run with a checkpoint", "[signal]") {
   CHECK(list_checkpoints(f / "runs/tiny").size() == 1);
 }
 
-TEST_CASE("a run whose reader goes away trains on, and counts what it could not show", "[signal]") {
+TEST_CASE("a run whose output is closed continues, and counts the lines that it could not show",
+          "[signal]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const Finished r = run({.binary = "lathe",

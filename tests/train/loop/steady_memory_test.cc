@@ -1,4 +1,4 @@
-// A steady training step takes nothing from the system.
+// Steady training steps allocate no memory from the system.
 #include <sys/resource.h>
 #include <unistd.h>
 #include <fstream>
@@ -19,7 +19,7 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-/// Those that took no disk; the first touch of a page is one.
+/// Returns the number of minor page faults. The first touch of a page is one.
 int64_t page_faults() {
   rusage use{};
   getrusage(RUSAGE_SELF, &use);
@@ -29,23 +29,23 @@ int64_t page_faults() {
 struct Setting {
   const char* name;
   std::vector<std::pair<std::string, std::string>> keys;
-  double parameters, gradients;  // bytes a parameter
-  double activations;            // at the highest, of fp32's
+  double parameters, gradients;  // bytes per parameter
+  double activations;            // upper bound, as a share of fp32's
   int64_t steps = 13;
 };
 
 TEST_CASE(
-    "steps 3 to the end: high-water mark and blocks constant, RSS grows by less than 1 MB; bytes "
-    "by category",
+    "from step 3 on, peak memory and blocks are constant and RSS grows by less than 1 MB, with "
+    "the expected bytes in each category",
     "[steady_memory]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(200000));
   REQUIRE(
       run({"lathe", {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}, f.path(), {}})
           .code == 0);
-  // Working copies and low gradients are those of matmul weights, nearly all parameters here. fp8
-  // layers have no copy: the tied head's, 18 of 6200 rows, remains. Activations in bf16 are more
-  // than half: the residual stream is fp32.
+  // Working copies and 16-bit gradients exist for matmul weights, which are nearly all parameters
+  // here. fp8 layers have no copy; only the tied head's remains, 18 of 6200 rows. Activations in
+  // bf16 take more than half, since the residual stream is fp32.
   const std::vector<Setting> settings{
       {"fp32", {}, 4, 4, 1, 103},
       {"bf16", {{"amp.dtype", "bf16"}}, 6, 2, 0.62, 103},
@@ -67,8 +67,8 @@ TEST_CASE(
   for (const auto& setting : settings) {
     INFO(setting.name);
     auto keys = setting.keys;
-    // No loader thread: one that wants a small block at the very moment this thread has it makes
-    // the cache take another.
+    // No loader thread: if it needed a small block while this thread uses one, the cache would
+    // allocate another.
     keys.insert(
         keys.end(),
         {{"data.workers", "0"}, {"data.dir", (f / "data").string()}, {"train.threads", "2"}});

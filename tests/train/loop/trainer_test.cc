@@ -17,7 +17,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("a run leaves what it should, and running it again says so", "[trainer]") {
+TEST_CASE("a run writes its files, and running it again reports that it is finished", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const Finished first = lathe_in(f, {"train", "tiny.toml"});
@@ -62,8 +62,8 @@ TEST_CASE("a run leaves what it should, and running it again says so", "[trainer
 }
 
 TEST_CASE(
-    "signals and the time limit write a checkpoint and exit 75; the same command goes on to the "
-    "same bits",
+    "signals and the time limit write a checkpoint and exit with 75, and the same command resumes "
+    "to the same bits",
     "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -92,7 +92,7 @@ TEST_CASE(
   CHECK(difference(f / "whole", f / "limited") == "");
 }
 
-TEST_CASE("a signal does not wait for an evaluation, which comes first on going on", "[trainer]") {
+TEST_CASE("a signal interrupts an evaluation, which comes first on resume", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   write_file(f / "long.txt", sample_text(4'000'000));
@@ -109,7 +109,7 @@ TEST_CASE("a signal does not wait for an evaluation, which comes first on going 
                                     "--train.eval_batches=" + eval_batches};
   };
   REQUIRE(lathe_in(f, command("whole", "20")).code == 0);
-  // The whole split takes seconds; the signal comes before its evaluation begins to be through.
+  // An evaluation of the whole split takes seconds; the signal comes before its end.
   Finished stopped = run({"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});
   INFO(stopped.out << stopped.err);
   CHECK(stopped.code == 75);
@@ -134,7 +134,7 @@ TEST_CASE("bf16 runs resume to the bit as well", "[trainer]") {
   CHECK(difference(f / "whole", f / "parts") == "");
 }
 
-TEST_CASE("what may change on resume and what may not", "[trainer]") {
+TEST_CASE("a resume accepts changes of some keys and refuses changes of others", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=10"}).code == 0);
@@ -167,7 +167,7 @@ TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to t
           "[trainer]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
-  // At so high a rate the loss soon stays where it is.
+  // At this high learning rate the loss soon stops falling.
   const auto train = [&](const std::string& out, std::vector<std::string> more = {}) {
     std::vector<std::string> words{"train",
                                    "tiny.toml",
@@ -247,7 +247,8 @@ TEST_CASE("a warm-up that is not shorter than the run is a warning", "[trainer]"
   CHECK(!warned({"train", "tiny.toml", "--train.steps=2", "--train.out_dir=b"}, "1"));
 }
 
-TEST_CASE("damaged checkpoints: the newest that verifies is taken, and said", "[trainer]") {
+TEST_CASE("a run resumes from the newest checkpoint that verifies, and reports damaged ones",
+          "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::string constant = "--schedule.kind=constant";  // others depend on the number of steps
@@ -274,7 +275,7 @@ TEST_CASE("damaged checkpoints: the newest that verifies is taken, and said", "[
   CHECK(lathe_in(f, {"eval", "runs/tiny"}).code == 4);
 }
 
-TEST_CASE("resuming from a checkpoint in a folder of its own", "[trainer]") {
+TEST_CASE("a run can continue from a checkpoint in another folder", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
@@ -295,7 +296,30 @@ TEST_CASE("resuming from a checkpoint in a folder of its own", "[trainer]") {
   CHECK_THAT(back.err, ContainsSubstring("already holds step-00000020"));
 }
 
-TEST_CASE("a damaged newer checkpoint costs no good one", "[trainer]") {
+TEST_CASE("a run may be in a folder called checkpoints", "[trainer]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto train = [&](const char* steps) {
+    return lathe_in(f, {"train", "tiny.toml", "--train.out_dir=checkpoints/a",
+                        str("--train.steps=", steps), "--checkpoint.interval=2"});
+  };
+  REQUIRE(train("2").code == 0);
+  const Finished more = train("4");
+  INFO(more.out << more.err);
+  CHECK(more.code == 0);
+  CHECK_THAT(more.out, ContainsSubstring("step-00000002"));
+  for (const char* command : {"inspect", "generate"}) {
+    const Finished r = lathe_in(f, {command, "checkpoints/a"});
+    INFO(r.out << r.err);
+    CHECK(r.code == 0);
+  }
+  // The parent folder is not a run, although it has a folder of that name.
+  CHECK_THAT(lathe_in(f, {"runs", "."}).out, ContainsSubstring("checkpoints/a"));
+  CHECK(lathe_in(f, {"inspect", "checkpoints/a/checkpoints/step-00000004"}).code == 0);
+}
+
+TEST_CASE("a damaged newer checkpoint is renamed, and does not displace an intact one",
+          "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
@@ -312,7 +336,7 @@ TEST_CASE("a damaged newer checkpoint costs no good one", "[trainer]") {
   CHECK(lathe_in(f, {"train", "tiny.toml", "--train.steps=20"}).code == 0);
 }
 
-TEST_CASE("an older checkpoint is resumed from though the source of the weights is gone",
+TEST_CASE("a run resumes from an older checkpoint though the source of its weights is gone",
           "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -330,7 +354,7 @@ TEST_CASE("an older checkpoint is resumed from though the source of the weights 
   CHECK_THAT(resumed.out, ContainsSubstring(there[1].filename().string()));
 }
 
-TEST_CASE("metrics that no checkpoint goes with are kept", "[trainer]") {
+TEST_CASE("metrics without a checkpoint are kept in metrics.jsonl.old", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=10"}).code == 0);
@@ -350,13 +374,26 @@ TEST_CASE("a run folder in use is refused", "[trainer]") {
   CHECK_THAT(r.err, ContainsSubstring("in use by another lathe process"));
 }
 
-TEST_CASE("a run that diverges ends with exit 5 and keeps its checkpoints", "[trainer]") {
+TEST_CASE("a run that diverges ends with exit code 5 and keeps its checkpoints", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const Finished r = lathe_in(f, {"train", "tiny.toml", "--optim.kind=sgd", "--optim.lr=1e30",
-                                  "--optim.grad_clip=0", "--train.log_interval=1"});
+  const std::vector<std::string> words{"train", "tiny.toml", "--optim.kind=sgd",
+                                       "--optim.grad_clip=0", "--train.log_interval=1"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return lathe_in(f, all);
+  };
+  REQUIRE(with({"--train.steps=4", "--checkpoint.interval=2"}).code == 0);
+  const Finished r = with({"--train.steps=50", "--checkpoint.interval=50", "--optim.lr=1e30"});
   CHECK(r.code == 5);
   CHECK_THAT(r.err, ContainsSubstring("diverged: loss"));
+
+  // The checkpoint before the divergence is intact.
+  const auto kept = list_checkpoints(f / "runs/tiny");
+  REQUIRE(!kept.empty());
+  CHECK(kept[0].filename() == "step-00000004");
+  CHECK_NOTHROW(verify_checkpoint(kept[0]));
 }
 
 TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
@@ -383,7 +420,7 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
     REQUIRE(r.code == 0);
     return parse_json(r.out, "runs", Exit::internal).at(0)["state"].get<std::string>();
   };
-  // The only step's loss is that of the initial weights; what the step makes of them has none.
+  // The only step's loss is that of the initial weights; the updated weights have no finite loss.
   const std::vector<std::vector<std::string>> saves{
       {},
       {"--checkpoint.interval=1"},
@@ -403,7 +440,8 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
     CHECK(state(out) == "diverged");
   }
 
-  // The last of several: earlier checkpoints stay, and a lower rate resumes from there.
+  // If the last of several steps diverges, earlier checkpoints stay, and a run with a lower rate
+  // resumes.
   const std::vector<std::string> five{"--train.steps=5", "--checkpoint.interval=1",
                                       "--train.eval_interval=5"};
   const std::vector<std::string> six{"--train.steps=6", "--checkpoint.interval=1",
@@ -416,14 +454,14 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
   CHECK(train("last", "1e-3", six).code == 0);
   CHECK(state("last") == "finished");
 
-  // A scaler leaves the step out whose loss is not finite; a run still does not end with it.
+  // A scaler skips a step whose loss is not finite, but a run that ends with it has diverged.
   const Finished scaled =
       train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
   CHECK(scaled.code == 5);
   CHECK_THAT(scaled.err, ContainsSubstring("step 2, the last, diverged: loss "));
 }
 
-TEST_CASE("every optimizer, schedule and init trains from a config", "[trainer]") {
+TEST_CASE("optimizers, schedules and initializations can be set in a config", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   for (const char* kind : {"sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw"}) {
@@ -447,7 +485,7 @@ TEST_CASE("every optimizer, schedule and init trains from a config", "[trainer]"
   }
 }
 
-TEST_CASE("sampling: temperature 0, top-k, top-p", "[trainer]") {
+TEST_CASE("sample_token follows temperature 0, top-k and top-p", "[trainer]") {
   const at::Tensor logits = at::tensor(at::ArrayRef<double>{0, 3, 1, 2});
   CHECK(sample_token(logits, {.temperature = 0}, 0.99) == 1);
   CHECK(sample_token(logits, {.temperature = 1, .top_k = 2}, 0.999) == 3);
@@ -457,7 +495,8 @@ TEST_CASE("sampling: temperature 0, top-k, top-p", "[trainer]") {
   CHECK(sample_token(logits, {.temperature = 1}, 0.001) == 1);
 }
 
-TEST_CASE("a shard cut short during a run ends in a sentence that names it", "[trainer]") {
+TEST_CASE("reading a mapped file that was cut short ends the process with exit code 3",
+          "[trainer]") {
   const TempFolder f;
   write_file(f / "text.bin", std::string(1 << 20, 'x'));
   const MappedFile map(f / "text.bin", Exit::data);

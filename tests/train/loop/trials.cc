@@ -10,18 +10,19 @@
 namespace lathe::test {
 namespace {
 
-/// The step that a process said it resumes from, 0 for a new run; nullopt where it was killed
-/// before it said so.
+/// Returns the step that a process reported to resume from or to have ended with, 0 for a new run,
+/// or nullopt if it was killed before that.
 std::optional<int64_t> resumed_from(const Finished& f) {
   size_t line = f.out.find("\nrun       ");
   const bool finished = line == std::string::npos;
   if (finished) line = f.out.find("\nnothing to do: the run ended with ");
   const size_t end = line == std::string::npos ? line : f.out.find('\n', line + 1);
   if (end == std::string::npos) return std::nullopt;
-  const std::string said = f.out.substr(line, end - line);
-  const size_t from = said.find(", resuming from ");
-  return from == std::string::npos && !finished ? 0
-                                                : std::stoll(said.substr(said.rfind("step-") + 5));
+  const std::string refusal = f.out.substr(line, end - line);
+  const size_t from = refusal.find(", resuming from ");
+  return from == std::string::npos && !finished
+             ? 0
+             : std::stoll(refusal.substr(refusal.rfind("step-") + 5));
 }
 
 }  // namespace

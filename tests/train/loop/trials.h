@@ -28,6 +28,8 @@ class Trials {
   /// Runs the reference. `args` and `environment` apply to the trial runs only.
   explicit Trials(std::vector<std::string> args = {},
                   std::map<std::string, std::string> environment = {});
+  /// Trains the run `run` with `environment` added. `kill_after`: seconds until SIGKILL; negative:
+  /// none.
   Finished start(const std::string& run, const std::map<std::string, std::string>& environment,
                  double kill_after = -1) const;
   /// Starts a trial run once for each of `kills`, which may kill it. If one did, starts the run
@@ -36,6 +38,7 @@ class Trials {
   /// still give the same results), and that a checkpoint is deleted only for a later one.
   bool trial(const std::vector<Kill>& kills);
 
+  /// Returns the seconds that the reference run took.
   double seconds() const { return seconds_; }
   const TempFolder& folder() const { return folder_; }
   /// Verifies all checkpoints of a run, and returns the step of the newest one; 0 if there is none.

@@ -32,7 +32,8 @@ std::string shown(const std::vector<int64_t>& ids, int64_t end) {
   return out + text.rest();
 }
 
-TEST_CASE("completions and chats are what generate makes of the prompts", "[serve_http]") {
+TEST_CASE("completions and chats have the text that generate produces for the prompts",
+          "[serve_http]") {
   const ServedHere server;
   const std::vector<int64_t> prompt = served_tokenizer().encode("the ");
   const Sampling seeded{.temperature = 0.9, .top_p = 0.95, .seed = 11};
@@ -63,7 +64,7 @@ TEST_CASE("completions and chats are what generate makes of the prompts", "[serv
   for (const size_t i : {0, 1}) CHECK(texts[i] == shown(wanted[i], -1));
 
   const ChatTemplate chatml(served_tokenizer(), "small", "");
-  const auto asked = chatml.ask({{"user", "Hi"}});
+  const auto asked = chatml.encode_prompt({{"user", "Hi"}});
   const Json messages = Json::array({{{"role", "user"}, {"content", "Hi"}}});
   const HttpAnswer reply =
       chat(server.port(), {{"messages", messages}, {"temperature", 0}, {"max_tokens", 12}});
@@ -74,7 +75,7 @@ TEST_CASE("completions and chats are what generate makes of the prompts", "[serv
   CHECK(reply.json()["object"] == "chat.completion");
 }
 
-TEST_CASE("routes, and errors in OpenAI's form with their status", "[serve_http]") {
+TEST_CASE("each route answers, and errors have OpenAI's form and their status", "[serve_http]") {
   const ServedHere server({.max_body = 2000});
   const int port = server.port();
   const HttpAnswer page = answer_to(port, get_request("/"));
@@ -83,7 +84,9 @@ TEST_CASE("routes, and errors in OpenAI's form with their status", "[serve_http]
   CHECK_THAT(page.head, ContainsSubstring("Content-Security-Policy: default-src 'none'"));
   CHECK(answer_to(port, get_request("/health")).status == 200);
   CHECK(answer_to(port, get_request("/v1/models")).json()["data"][0]["id"] == "small");
-  CHECK(answer_to(port, get_request("/v1/models/small")).json()["context_length"] == 48);
+  const Json model = answer_to(port, get_request("/v1/models/small")).json();
+  CHECK(model["context_length"] == 48);
+  CHECK(model["max_tokens"] == 48);
 
   const auto post = [](const std::string& body) { return post_request("/v1/completions", body); };
   const std::string head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n";
@@ -167,7 +170,8 @@ TEST_CASE("with a key, requests without it are refused", "[serve_http]") {
             .status == 200);
 }
 
-TEST_CASE("a full queue is 429, a request that takes too long 504", "[serve_http]") {
+TEST_CASE("a full queue is answered with status 429, and a request that takes too long with 504",
+          "[serve_http]") {
   ServedHere server({}, /*queue=*/1, /*runs=*/false, /*max_time=*/0.3);
   const std::string request =
       post_request("/v1/completions", R"({"prompt": "a", "max_tokens": 3})");
@@ -190,7 +194,7 @@ TEST_CASE("a full queue is 429, a request that takes too long 504", "[serve_http
   CHECK(answer_to(server.port(), request).status == 200);
 }
 
-TEST_CASE("clients that leave cancel their requests, and odd requests harm no other",
+TEST_CASE("clients that disconnect cancel their requests, and malformed requests harm no others",
           "[serve_http]") {
   ServedHere server({}, /*queue=*/4, /*runs=*/false);
   const std::string body = R"({"prompt": "a", "max_tokens": 40, "stream": )";
@@ -214,6 +218,13 @@ TEST_CASE("clients that leave cancel their requests, and odd requests harm no ot
       "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
       "application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"};
   for (const std::string& bytes : odd) Client(server.port()).send(bytes);
+
+  // A client that closes only its sending side gets no answer 200 without text.
+  const Client half(server.port());
+  half.send(post_request("/v1/completions", R"({"prompt": "a", "max_tokens": 40})"));
+  half.shut_down();
+  const std::string reply = half.receive();
+  CHECK((reply.find("200 OK") == std::string::npos || reply.find("choices") != std::string::npos));
 
   // A head without an end is cut off long before the 30 s that a request may take.
   const Client endless(server.port());

@@ -35,7 +35,7 @@ TEST_CASE("a text is shown in complete characters, without its stop", "[serve_re
   CHECK(parts({"xa", "bc", "d"}, {"bcd"}) == Parts{"xa", "", "", ""});
   CHECK(parts({"xa", "bc", "e"}, {"bcd"}) == Parts{"xa", "", "bce", ""});
   CHECK(parts({"xa", "bc"}, {"bcd"}) == Parts{"xa", "", "bc"});
-  // A stop in the middle of a token, and one that begins in the middle of a character's bytes.
+  // A stop in the middle of a token, and one whose character is split between two tokens.
   CHECK(parts({"one two three"}, {"two"}) == Parts{"one ", ""});
   CHECK(parts({"\xC3", "\xA9 stop"}, {"\xC3\xA9"}) == Parts{"", "", ""});
 }
@@ -184,7 +184,7 @@ TEST_CASE("a stream and a complete reply have the same text, tokens and end", "[
   CHECK(joined_whole(chat_of(""), all[7]) == Joined{"ab", {}, "stop"});
 }
 
-TEST_CASE("log probabilities of a completion have the form of OpenAI's", "[serve_reply]") {
+TEST_CASE("log probabilities of a completion have OpenAI's form", "[serve_reply]") {
   Reply reply(completion_of(R"(, "echo": true, "logprobs": 1)"),
               {{.text = "p\xC3\xA9", .ids = {'p', 0xC3, 0xA9}, .max_tokens = 1}},
               served_tokenizer(), -1, "m");
@@ -208,7 +208,32 @@ TEST_CASE("log probabilities of a completion have the form of OpenAI's", "[serve
   CHECK(json["usage"]["completion_tokens"] == 1);
 }
 
-TEST_CASE("a text that fails ends its request with an error and the other texts", "[serve_reply]") {
+TEST_CASE("offsets leave out the space that SentencePiece puts before a prompt", "[serve_reply]") {
+  for (const SpaceBefore rule : {SpaceBefore::each, SpaceBefore::none}) {
+    Json definition{{"kind", "bpe"}};
+    definition["bpe"] = bpe_to_json(lathe::test::sentencepiece(rule));
+    const Tokenizer tokenizer = Tokenizer::from_json(definition, "kind", "test");
+    const std::vector<int64_t> ids = tokenizer.encode("abc ab");
+    Reply reply(completion_of(R"(, "echo": true, "logprobs": 0)"),
+                {{.text = "abc ab", .ids = ids, .max_tokens = 1}}, tokenizer, -1, "m");
+    for (size_t i = 1; i < ids.size(); ++i)
+      reply.on_prompt(0, i, {.id = ids[i], .log_probability = -0.5});
+    fill(reply, {tokenizer.encode("c").back()});
+
+    const Json choice = Json::parse(*reply.whole())["choices"][0];
+    const auto text = choice["text"].get<std::string>();
+    CHECK(text == "abc abc");
+    const Json& tokens = choice["logprobs"]["tokens"];
+    REQUIRE(tokens.size() == ids.size() + 1);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto token = tokens[i].get<std::string>();
+      CHECK(text.substr(choice["logprobs"]["text_offset"][i].get<size_t>(), token.size()) == token);
+    }
+  }
+}
+
+TEST_CASE("a text that fails ends its request with an error, and cancels its other texts",
+          "[serve_reply]") {
   struct Failure {
     TextEnd end;
     int status;

@@ -1,4 +1,4 @@
-// Requests to `lathe serve`: what is read of them, and what is refused.
+// Tests which requests to `lathe serve` are read, and which are refused.
 #include <random>
 
 #include "core/io/json.h"
@@ -11,7 +11,7 @@ namespace {
 
 using namespace lathe;
 
-/// The ApiError of a body; status 0 where there is none.
+/// Returns the ApiError that a body causes, with status 0 if it causes none.
 ApiError error_of_body(const std::string& body, bool is_chat) {
   try {
     is_chat ? parse_chat_request(body) : parse_completion_request(body);
@@ -24,7 +24,7 @@ Json error_json(const std::string& body, bool is_chat = false) {
   return parse_json(error_of_body(body, is_chat).body(), "", Exit::internal)["error"];
 }
 
-TEST_CASE("an error names a field that nobody knows, whatever its characters", "[serve_request]") {
+TEST_CASE("an error names an unknown field, whatever its characters", "[serve_request]") {
   for (const auto& [name, shown] : std::vector<std::pair<std::string, std::string>>{
            {R"(x)", "x is not a field"},
            {R"(\u0000)", "\\x00 is not a field"},
@@ -94,13 +94,14 @@ TEST_CASE("the fields of a chat are read", "[serve_request]") {
   CHECK(shorter.top == 0);
 }
 
-TEST_CASE("what is wrong in a request is named", "[serve_request]") {
+TEST_CASE("an error names the wrong field of a request", "[serve_request]") {
   struct Wrong {
     const char* fields;
     const char* parameter;
   };
   for (const auto& [fields, parameter] : std::vector<Wrong>{
            {R"("prompt": 3)", "prompt"},
+           {R"("prompt": "a", "tools": [[[[[[[[[[1]]]]]]]]]])", "tools"},
            {R"("prompt": [])", "prompt"},
            {R"("prompt": ["a", 1])", "prompt"},
            {R"("prompt": [1, "a"])", "prompt"},
@@ -166,7 +167,7 @@ TEST_CASE("what is wrong in a request is named", "[serve_request]") {
   CHECK(error_json("{\"a\": " + std::string(100000, '[') + "}")["code"] == "invalid_json");
 }
 
-TEST_CASE("a request that was damaged is read or refused with status 400", "[serve_request]") {
+TEST_CASE("a damaged request is read or refused with status 400", "[serve_request]") {
   const std::vector<std::string> whole{
       R"({"model": "m", "prompt": ["a", "b"], "max_tokens": 5, "temperature": 0.5, "n": 3, "seed": 1, "stop": ["x"]})",
       R"({"prompt": [[1, 2], [3]], "logprobs": 3, "echo": true, "stream": true, "stream_options": {"include_usage": true}})",
@@ -198,7 +199,7 @@ TEST_CASE("a request that was damaged is read or refused with status 400", "[ser
   CHECK(read > 50);
 }
 
-TEST_CASE("addresses of this machine, names in Host, and keys", "[serve_request]") {
+TEST_CASE("loopback addresses, Host headers and keys are recognized", "[serve_request]") {
   for (const char* host : {"127.0.0.1", "127.1.2.3", "::1", "localhost"}) CHECK(is_loopback(host));
   for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "128.0.0.1", "localhost.evil.example",
                            "example.org", "", "127.0.0.1.evil.example"})

@@ -1,5 +1,5 @@
-// The scheduler of `lathe serve`: texts that join and leave a batch are what `generate` makes of
-// each alone.
+// The scheduler of `lathe serve`: texts that join and leave a batch have the tokens that `generate`
+// produces for each alone.
 #include <ATen/ops/full.h>
 
 #include <cmath>
@@ -18,7 +18,8 @@ using lathe::test::served_model;
 
 constexpr auto never = Clock::time_point::max();
 
-/// Keeps what it receives.
+/// Stores what it receives. `drop_after`, `stop_after`: tokens of a text after which the request is
+/// cancelled, or the text is stopped.
 struct Collected : TextReceiver {
   std::map<size_t, std::vector<int64_t>> ids;
   std::map<size_t, std::vector<double>> log_probabilities, of_prompt;
@@ -52,7 +53,7 @@ std::vector<int64_t> prompt_of_length(int64_t length) {
   return ids;
 }
 
-TEST_CASE("texts that join and leave a batch are what generate makes of each alone",
+TEST_CASE("texts that join and leave a batch have the tokens that generate produces for each alone",
           "[serve_scheduler]") {
   const std::vector<Sampling> samplings{
       {.temperature = 0},
@@ -74,7 +75,7 @@ TEST_CASE("texts that join and leave a batch are what generate makes of each alo
                    .n = 1 + i % 3});
   }
 
-  // One request comes every other token; three texts are together at most.
+  // A request comes every other token; the batch has at most three texts.
   Scheduler scheduler(served_model(), scheduler_options(3, 64));
   size_t sent = 0, calls = 0;
   scheduler.run(
@@ -105,10 +106,10 @@ TEST_CASE("texts that join and leave a batch are what generate makes of each alo
       different += wanted[text] != wanted[0] ? 1 : 0;
     }
   }
-  CHECK(different > 3);  // the control: the texts of a prompt draw other numbers
+  CHECK(different > 3);  // the control: the texts of a prompt draw different numbers
 }
 
-TEST_CASE("the scores of a prompt are those that its tokens had when they were generated",
+TEST_CASE("the scores of a prompt equal those of its tokens when they were generated",
           "[serve_scheduler]") {
   const std::vector<int64_t> prompt = prompt_of_length(4);
   GenerateOptions options{
@@ -143,7 +144,7 @@ TEST_CASE("the scores of a prompt are those that its tokens had when they were g
   }
 }
 
-TEST_CASE("the likeliest tokens are those of a sort", "[serve_scheduler]") {
+TEST_CASE("score_token returns the likeliest tokens in order", "[serve_scheduler]") {
   const at::Tensor logits = at::tensor({1.0, 3.0, 2.0, 3.0, -1.0}, at::kDouble);
   const at::Tensor log_p = logits.log_softmax(0);
   const TokenScore score = score_token(logits, 4, 3);
@@ -158,7 +159,7 @@ TEST_CASE("the likeliest tokens are those of a sort", "[serve_scheduler]") {
   CHECK(score_token(logits, 0, 20).top.size() == 5);
 }
 
-TEST_CASE("requests that are cancelled, late, stopped or too many end, and others do not notice",
+TEST_CASE("requests that are cancelled, late, stopped or too many end, and do not affect others",
           "[serve_scheduler]") {
   const std::vector<int64_t> prompt = prompt_of_length(5);
   const ServedText text{.ids = prompt, .sampling = {.temperature = 0}, .max_tokens = 20};
@@ -192,7 +193,7 @@ TEST_CASE("requests that are cancelled, late, stopped or too many end, and other
   CHECK(refused->ends.empty());
 }
 
-TEST_CASE("a request for which the batch has room needs no place in the queue",
+TEST_CASE("a request for which the batch has room takes no slot of the queue",
           "[serve_scheduler]") {
   // Two rows and a queue of one take three requests at a time, again and again.
   const ServedText text{.ids = {1, 2}, .sampling = {.temperature = 0}, .max_tokens = 4};
@@ -229,11 +230,11 @@ TEST_CASE("a scheduler that stops without grace ends all texts", "[serve_schedul
   CHECK((waits->ends == std::map<size_t, TextEnd>{{0, TextEnd::shutdown}}));
 }
 
-/// Its logits are not finite where the last token is 13.
+/// Returns logits that are not finite after the token 13.
 struct UnluckyModel {
   Variable operator()(const at::Tensor& ids) const {
-    const double value = ids.flatten()[-1].item<int64_t>() == 13 ? std::nan("") : 1;
-    return Variable(at::full({ids.size(0), ids.size(1), 20}, value));
+    const at::Tensor is_bad = ids.eq(13).unsqueeze(-1).expand({ids.size(0), ids.size(1), 20});
+    return Variable(at::full(is_bad.sizes(), 1.0).masked_fill(is_bad, std::nan("")));
   }
   void visit(Visit&) {}
 };
@@ -256,6 +257,27 @@ TEST_CASE("a model that fails ends the texts with its error, and serves the next
   CHECK(bad->ends[0] == TextEnd::failed);
   CHECK_THAT(bad->why, ContainsSubstring("not finite"));
   CHECK(good->ids[0] == std::vector<int64_t>{0, 0, 0});
+}
+
+TEST_CASE("a text whose logits are not finite ends alone, also if its prompt is scored",
+          "[serve_scheduler]") {
+  const lathe::detail::ModelOf<UnluckyModel> model({});
+  for (const bool scores : {false, true}) {
+    Scheduler scheduler(model, scheduler_options(2, 6));
+    const auto bad = std::make_shared<Collected>(), good = std::make_shared<Collected>();
+    scheduler.submit({{.ids = {1}, .sampling = {.temperature = 0}, .max_tokens = 3}}, good, never);
+    std::vector<int64_t> ids{1, 13};
+    if (scores) ids.push_back(2);
+    scheduler.submit({{.ids = ids, .max_tokens = 3, .scores = scores, .scores_prompt = scores}},
+                     bad, never);
+    int calls = 0;
+    scheduler.run([&] { return ++calls > 5; }, 60);
+    CHECK(bad->ends[0] == TextEnd::failed);
+    CHECK_THAT(bad->why, ContainsSubstring("not finite"));
+    CHECK(bad->of_prompt[0].size() == (scores ? 1 : 0));
+    CHECK(good->ends[0] == TextEnd::length);
+    CHECK(good->ids[0] == std::vector<int64_t>{0, 0, 0});
+  }
 }
 
 }  // namespace

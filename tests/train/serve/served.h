@@ -23,14 +23,14 @@ namespace lathe::test {
 
 inline constexpr int64_t served_context = 48;
 
-/// The 256 bytes, ChatML's tokens and the end of a document.
+/// Returns a tokenizer of the 256 bytes, ChatML's tokens and a token that ends documents.
 inline const Tokenizer& served_tokenizer() {
   static const Tokenizer tokenizer =
       byte_tokenizer_with({"<|im_start|>", "<|im_end|>", "<|endoftext|>"});
   return tokenizer;
 }
 
-/// A Llama whose weights are large enough for the context to decide.
+/// Returns a small Llama model whose weights are so large that its tokens depend on the context.
 inline const Model& served_model() {
   static const std::unique_ptr<Model> model = [] {
     LlamaConfig config;
@@ -49,7 +49,7 @@ inline SchedulerOptions scheduler_options(int64_t texts, size_t queue) {
           .queue = queue};
 }
 
-/// Returns the tokens that `generate` makes of `n` texts with one prompt.
+/// Returns the tokens that `generate` produces for `n` texts with one prompt.
 inline std::vector<std::vector<int64_t>> generated(const std::vector<int64_t>& ids,
                                                    const Sampling& sampling, int64_t tokens,
                                                    int64_t n = 1) {
@@ -57,7 +57,8 @@ inline std::vector<std::vector<int64_t>> generated(const std::vector<int64_t>& i
   return generate(served_model(), {static_cast<size_t>(n), ids}, options);
 }
 
-/// A server in this process, on a port of its own.
+/// A server in this process, on a free port. Unless `runs`, it generates nothing until run() is
+/// called. `max_time`: seconds that a request may take.
 class ServedHere {
  public:
   explicit ServedHere(HttpOptions http = {}, size_t queue = 64, bool runs = true,
@@ -80,7 +81,7 @@ class ServedHere {
     server_->stop(5);
   }
 
-  /// Begins to generate.
+  /// Starts the scheduler, which answers requests.
   void run() {
     runs_ = std::thread([this] { scheduler_.run([this] { return stops_.load(); }, 10); });
   }
@@ -94,7 +95,7 @@ class ServedHere {
   std::thread runs_;
 };
 
-/// A connection to a port of this machine.
+/// A connection to a port of this machine, closed on destruction.
 class Client {
  public:
   explicit Client(int port) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -111,18 +112,20 @@ class Client {
   void send(std::string_view bytes) const {
     while (!bytes.empty()) {
       const ssize_t n = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (n <= 0) return;  // the server has heard enough
+      if (n <= 0) return;  // the server has closed the connection
       bytes.remove_prefix(static_cast<size_t>(n));
     }
   }
-  /// Returns what comes next; empty at the end.
+  /// Closes this side of the connection.
+  void shut_down() const { ::shutdown(socket_, SHUT_WR); }
+  /// Waits for data and returns it; "" once the server has closed the connection.
   std::string receive() const {
     std::string part(4096, '\0');
     const ssize_t n = ::recv(socket_, part.data(), part.size(), 0);
     part.resize(n > 0 ? static_cast<size_t>(n) : 0);
     return part;
   }
-  /// The same, but empty too where nothing comes in that time.
+  /// Does the same, but also returns "" if nothing arrives within `most`.
   std::string receive_within(timeval most) const {
     ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     return receive();
@@ -132,13 +135,14 @@ class Client {
   int socket_;
 };
 
-/// An answer; chunks of the body are joined.
+/// An answer. The chunks of a chunked body are joined. `status` is 0 if there was no answer.
 struct HttpAnswer {
   int status = 0;
   std::string head, body;
   Json json() const { return parse_json(body, "the answer", Exit::internal); }
 };
 
+/// Sends a request, and returns the answer once the server has closed the connection.
 inline HttpAnswer answer_to(int port, const std::string& request) {
   const Client client(port);
   client.send(request);
@@ -179,7 +183,7 @@ inline HttpAnswer chat(int port, const Json& body) {
   return answer_to(port, post_request("/v1/chat/completions", json_text(body)));
 }
 
-/// The events of a stream but [DONE], which must be its end.
+/// Returns the events of a stream without [DONE], which must be the last.
 inline std::vector<Json> events_of(const std::string& body) {
   std::vector<Json> events;
   std::string rest = body;
@@ -190,7 +194,7 @@ inline std::vector<Json> events_of(const std::string& body) {
       CHECK(rest.size() == end + 2);
       return events;
     }
-    events.push_back(Json::parse(data));  // deeper than Lathe's own reader takes
+    events.push_back(Json::parse(data));  // deeper than Lathe's own reader accepts
   }
   events.emplace_back("no [DONE]");
   return events;

@@ -1,5 +1,5 @@
-// The matmul ceiling that MFU is counted against: the best ever seen, and measured again where a
-// run passes it.
+// The matmul ceiling to which MFU is relative: the highest rate ever measured, which is measured
+// again when a run exceeds it.
 #include <cstdlib>
 
 #include "core/io/json.h"
@@ -17,14 +17,14 @@ struct CacheFolder : TempFolder {
   ~CacheFolder() { unsetenv("LATHE_CACHE"); }
 };
 
-/// Writes `rate` as the only ceiling's.
+/// Replaces the rate of the only ceiling in the cache.
 void overwrite(const fs::path& cache, double rate) {
   Json peaks = parse_json(slurp(cache / "peaks.json"), "peaks", Exit::internal);
   peaks.begin().value()["flops"] = rate;
   write_file(cache / "peaks.json", peaks.dump());
 }
 
-TEST_CASE("the ceiling is the best ever seen, and young until the third measurement",
+TEST_CASE("the ceiling is the highest rate measured, and provisional until the third measurement",
           "[matmul_peak]") {
   const CacheFolder cache;
   CHECK(!known_peak("cpu", 2, at::kFloat));
@@ -44,10 +44,10 @@ TEST_CASE("the ceiling is the best ever seen, and young until the third measurem
   CHECK(!known_peak("cpu", 2, at::kFloat));
 }
 
-TEST_CASE("a ceiling that can't be written is reported all the same", "[matmul_peak]") {
+TEST_CASE("a ceiling that can't be saved is still reported, with a warning", "[matmul_peak]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  write_file(f / "cache", "");  // LATHE_CACHE, where a folder should be.
+  write_file(f / "cache", "");  // a file in place of the folder LATHE_CACHE
   for (const auto& args :
        {std::vector<std::string>{"bench", "peak", "--threads", "1"},
         {"profile", "tiny.toml", "--steps=0:1", "--train.threads=1", "--train.device=cpu"}}) {
@@ -61,7 +61,7 @@ TEST_CASE("a ceiling that can't be written is reported all the same", "[matmul_p
   }
 }
 
-TEST_CASE("a run above the ceiling measures it again, once, and says so", "[matmul_peak]") {
+TEST_CASE("a run above the ceiling measures it again, once, and logs that", "[matmul_peak]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(run({"lathe", {"bench", "peak", "--threads", "1"}, f.path(), {}}).code == 0);

@@ -30,7 +30,7 @@ std::vector<std::string> csv_cells(const std::string& line) {
   return cells;
 }
 
-/// The leading number of a cell, such as 1 of "1?" and "1-like (DistMuonAdamW)".
+/// Returns the leading number of a cell, such as 1 of "1?" and "1-like (DistMuonAdamW)".
 std::optional<int64_t> whole(const Cells& row, const std::string& key) {
   const auto found = row.find(key);
   if (found == row.end() || found->second.empty()) return std::nullopt;
@@ -48,7 +48,7 @@ bool contains(const std::string& text, const std::string& part) {
   return lower(text).find(part) != std::string::npos;
 }
 
-/// "A100-80GB", "a100_40gb", "H100-80GB" as the table names them.
+/// Returns the table's name of a GPU such as "A100-80GB", "a100_40gb" or "H100-80GB".
 std::string gpu_name(const std::string& text) {
   const std::string name = lower(text);
   if (contains(name, "a100")) return contains(name, "40") ? "a100-40" : "a100-80";
@@ -59,7 +59,7 @@ std::string gpu_name(const std::string& text) {
   return name;
 }
 
-/// The program that a row was measured with, by its source and date.
+/// Returns the program that a row was measured with, by the row's source and id.
 std::string software_of(const Cells& row) {
   const std::string& source = row.at("source");
   const std::string& id = row.at("id");

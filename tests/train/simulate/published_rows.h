@@ -1,4 +1,4 @@
-// Rows of clusters.csv: training runs that others published, as the simulator takes them.
+// Rows of clusters.csv: training runs that others published, as input of the simulator.
 #pragma once
 
 #include <string>
@@ -17,7 +17,8 @@ struct PublishedRow {
   double step_seconds = 0;  ///< as published
 };
 
-/// Reads all rows of a table. Throws Exit::data for one that can't be read.
+/// Reads all rows of a table. Throws Exit::data if a row has another number of cells than the
+/// header.
 std::vector<PublishedRow> read_published_rows(const std::string& path, const HardwareTable& table);
 
 }  // namespace lathe::test

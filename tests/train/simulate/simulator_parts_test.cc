@@ -1,4 +1,4 @@
-// The parts of the simulator: times of collectives and of kernels against their formulas.
+// Compares the simulator's times of collectives and kernels with formulas.
 #include <algorithm>
 #include <cmath>
 
@@ -37,7 +37,7 @@ TEST_CASE("collectives take latency and bytes over bandwidth", "[simulator_parts
   CHECK(links.send(true, 1e9) == Approx(network_hop + 1e9 / between));
 }
 
-TEST_CASE("kernels are no faster than the roofline, and take longer for larger sizes",
+TEST_CASE("kernels are not faster than the roofline, and larger sizes take longer",
           "[simulator_parts]") {
   for (const char* name : {"v100", "a100-40", "h100", "l4", "rtx4090"}) {
     const ClusterModel c = named_cluster(name, 1, "compiled");
@@ -65,13 +65,14 @@ TEST_CASE("kernels are no faster than the roofline, and take longer for larger s
   CHECK(wave(109) > 1.2 * wave(108));
   CHECK(wave(108) < 1.2 * wave(90));
 
-  // Few rows take the time in which the weights are read.
+  // A product with few rows takes at least the time to read the weights.
   const ClusterModel h100 = named_cluster("h100", 1, "compiled");
   CHECK(KernelModel{h100.gpu, h100.software, h100.constants}.matmul(16, 16384, 16384,
                                                                     MatmulDtype::bf16) >=
         2 * 16384. * 16384 / (h100.gpu.memory_gb_per_second * 1e9));
 
-  // Flash attention computes half of the scores, so double the sequence takes four times as long.
+  // Flash attention computes half of the scores. A sequence of twice the length takes four times as
+  // long.
   TransformerShape s;
   s.head_width = 128;
   s.sequence = 32768;
@@ -84,12 +85,12 @@ TEST_CASE("kernels are no faster than the roofline, and take longer for larger s
   CHECK(kernels.attention(s, 1, 8, 1, bf16, true) ==
         Approx(4 * once * 2.5 / c.constants.attention_backward_share).epsilon(0.05));
 
-  // Attention that is not fused computes all of it.
+  // Attention that is not fused computes all scores.
   const KernelModel unfused{c.gpu, known_hardware().program("megatron-2021"), c.constants};
   CHECK(unfused.attention(s, 1, 8, 1, bf16, false) * unfused.peak(bf16) >
         4 * 65536. * 65536 * 128 * 8);
 
-  // Its time is in proportion to the peak rate of the dtype; in fp8 it computes in bf16.
+  // The time of attention is inversely proportional to the dtype's peak rate; fp8 computes in bf16.
   const double start = c.constants.kernel_us * 1e-6,
                whole = kernels.attention(s, 1, 8, 1, bf16, false);
   CHECK(kernels.attention(s, 1, 8, 1, MatmulDtype::fp32, false) - start ==
@@ -97,12 +98,13 @@ TEST_CASE("kernels are no faster than the roofline, and take longer for larger s
   CHECK(kernels.attention(s, 1, 8, 1, MatmulDtype::fp8, false) == whole);
 }
 
-TEST_CASE("a window leaves the pairs of queries and keys that it shows", "[simulator_parts]") {
+TEST_CASE("a window reduces attention to the pairs of queries and keys within it",
+          "[simulator_parts]") {
   TransformerShape s{.layers = 4, .head_width = 64, .sequence = 2048};
   const double causal = s.attended_pairs(), flops = s.flops_per_token();
   CHECK(causal == 2048. * 2048 / 2);
 
-  // Counted query by query; the formula leaves out the half of a pair on the diagonal of each.
+  // Count query by query. The formula omits half a pair on the diagonal for each query.
   s.window = 300;
   s.windowed = 1;
   double pairs = 0;
@@ -114,7 +116,7 @@ TEST_CASE("a window leaves the pairs of queries and keys that it shows", "[simul
   s.windowed = 0.5;
   CHECK(s.attended_pairs() == Approx((pairs + causal) / 2).epsilon(1. / 300));
 
-  // A window beyond the sequence shows all of it.
+  // A window longer than the sequence changes nothing.
   s.window = 4096;
   CHECK(s.attended_pairs() == causal);
   CHECK(s.flops_per_token() == flops);

@@ -1,5 +1,5 @@
-// The simulator of clusters against published runs, against the formulas of the papers that it
-// follows, and against the models whose shapes it is given.
+// Compares the cluster simulator with published runs and with the formulas of the papers that it
+// follows.
 #include "train/simulate/estimate.h"
 
 #include <cmath>
@@ -54,7 +54,7 @@ ClusterModel cluster_named(const std::string& gpu, int64_t nodes, const std::str
   return {table.gpu(gpu), table.link("400G"), table.program(software), table.constants, nodes, 8};
 }
 
-TEST_CASE("published runs are simulated within 20% for 80% of them", "[simulator]") {
+TEST_CASE("at least 80% of published runs are simulated within 20%", "[simulator]") {
   const char* folder = std::getenv("LATHE_TEST_DATA");
   const fs::path file = fs::path(folder == nullptr ? "" : folder) / "clusters.csv";
   if (folder == nullptr || !fs::exists(file)) {
@@ -83,7 +83,7 @@ TEST_CASE("published runs are simulated within 20% for 80% of them", "[simulator
   const bool print = std::getenv("LATHE_TEST_ROWS") != nullptr;
   CHECK(share_within(0.2, known_hardware(), print) >= 0.8);
 
-  // A model that is 1.4 times too fast fails the same check.
+  // The control: hardware that is 1.4 times too fast fails the same check.
   HardwareTable fast = known_hardware();
   for (GpuModel& gpu : fast.gpus) {
     gpu.matmul_share = std::min(1.0, 1.4 * gpu.matmul_share);
@@ -93,7 +93,7 @@ TEST_CASE("published runs are simulated within 20% for 80% of them", "[simulator
   CHECK(share_within(0.2, fast, false) < 0.8);
 }
 
-TEST_CASE("memory follows the table of ZeRO", "[simulator]") {
+TEST_CASE("memory agrees with the table in the ZeRO paper", "[simulator]") {
   // 2 + 2 + 12 bytes for a parameter (Rajbhandari et al. 2020); "fused" keeps bf16
   // gradients here.
   ClusterModel cluster = cluster_named("a100-80", 8, "fused");
@@ -118,7 +118,7 @@ TEST_CASE("memory follows the table of ZeRO", "[simulator]") {
         0);
 }
 
-TEST_CASE("activations follow Korthikanti et al.", "[simulator]") {
+TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulator]") {
   const StepWorkload step = gpt3();
   SoftwareModel software = known_hardware().program("megatron-2021");
   const double s = 2048, h = 12288, a = 96, b = 2;
@@ -150,7 +150,7 @@ TEST_CASE("activations follow Korthikanti et al.", "[simulator]") {
   CHECK(kept(8, 1) == Approx(kept(1, 1)));
   CHECK(kept(8, 3) == Approx((1 + 7. / 24) * kept(1, 1)));
 
-  // The stage that needs the most counts: the last one where the logits are large.
+  // The stage with the most memory counts. It is the last one if the logits are large.
   const auto logits = [&](int64_t vocab) {
     StepWorkload wide = gpt3(4);
     wide.shape.vocab = vocab;
@@ -162,7 +162,7 @@ TEST_CASE("activations follow Korthikanti et al.", "[simulator]") {
   CHECK(logits(1000000) > 0);
 }
 
-TEST_CASE("the bubble follows Narayanan et al.", "[simulator]") {
+TEST_CASE("the pipeline bubble agrees with the formula of Narayanan et al.", "[simulator]") {
   const ClusterModel cluster = cluster_named("a100-80", 64, "megatron-2021");
   for (const auto& [pipeline, parts] :
        std::vector<std::pair<int64_t, int64_t>>{{2, 1}, {8, 1}, {8, 2}, {16, 3}, {4, 12}}) {
@@ -187,9 +187,10 @@ TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]"
   const StepWorkload step = gpt3();
   const TransformerShape& s = step.shape;
   const double e = 2, x = cluster.software.exchange_bytes, layers = 96;
-  const double n = layers * s.layer_parameters() + 12288.0;  // and the table of one token
+  const double n = layers * s.layer_parameters() + 12288.0;  // plus the embedding of one token
 
-  // Gradients and parameters among 64 replicas: each of ZeRO's stages, with 24 micro-batches.
+  // Data parallelism: gradients and parameters of 64 replicas, for each ZeRO stage, with 24
+  // micro-batches.
   const double expected[]{2 * x * n, (e + x) * n, (e + 24 * x) * n, 24 * (2 * e + x) * n};
   for (int64_t stage = 0; stage <= 3; ++stage) {
     const StepEstimate data = estimate_step(cluster, step, {.data = 64, .shard = stage});
@@ -197,7 +198,7 @@ TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]"
     CHECK(data.tensor.bytes + data.context.bytes + data.pipeline.bytes == 0);
   }
 
-  // Tensor parallelism: 4 all-reduces of s b h in each layer, 6 where layers are computed again.
+  // Tensor parallelism: 4 all-reduces of s b h elements in each layer, 6 with recomputation.
   const double micro = 1536. / 8, activation = 2048. * 12288 * e;
   for (const Recompute mode : {Recompute::none, Recompute::full}) {
     const StepEstimate t =
@@ -206,17 +207,17 @@ TEST_CASE("each collective sends the bytes of its closed formula", "[simulator]"
     CHECK(t.tensor.bytes == Approx(micro * layers * sums * 2 * 7 / 8 * activation));
   }
 
-  // Pipeline: s b h / t forward and backward for each micro-batch and part of a stage.
+  // Pipeline: s b h / t elements forward and backward for each micro-batch and virtual stage.
   const StepEstimate p =
       estimate_step(cluster, step, {.data = 1, .tensor = 8, .pipeline = 8, .virtual_stages = 2});
   CHECK(p.pipeline.bytes == Approx(2. * 1536 * 2 * activation / 8));
 
-  // Context: keys and values c - 1 times forward, and with their gradients backward.
+  // Context: keys and values are sent c - 1 times forward, and with their gradients backward.
   const StepEstimate c = estimate_step(cluster, step, {.data = 16, .context = 4});
   CHECK(c.context.bytes == Approx(1536. / 16 * layers * 3 * (1 + 2) * 2 * activation / 4));
 }
 
-TEST_CASE("recomputation, the optimizer and the head add their work", "[simulator]") {
+TEST_CASE("recomputation, the optimizer and the head add the expected time", "[simulator]") {
   const ClusterModel cluster = cluster_named("h100", 1, "megatron");
   const auto at = [&](const StepWorkload& step, const ParallelLayout& layout) {
     return estimate_step(cluster, step, layout);
@@ -254,7 +255,8 @@ TEST_CASE("recomputation, the optimizer and the head add their work", "[simulato
   CHECK(pipeline.matmul == Approx(full.matmul + head * 8).epsilon(0.2));
 }
 
-TEST_CASE("faster hardware is never slower, larger batches never less efficient", "[simulator]") {
+TEST_CASE("faster hardware is never slower, and larger batches are never less efficient",
+          "[simulator]") {
   struct Change {
     const char* name;
     std::function<void(ClusterModel&)> apply;
@@ -320,7 +322,7 @@ TEST_CASE("the search returns the fastest layouts that fit", "[simulator]") {
   step.global_batch = 32;
   const LayoutSearch found = search_layouts(cluster, step, {}, 1000);
 
-  // By brute force, over more values than the search tries.
+  // Search by brute force, over more values than search_layouts tries.
   double fastest = 1e9;
   for (int64_t t = 1; t <= 8; t *= 2) {
     for (int64_t c = 1; c * t <= 8; c *= 2) {
@@ -350,7 +352,7 @@ TEST_CASE("the search returns the fastest layouts that fit", "[simulator]") {
   }
   for (const RatedLayout& r : found.too_large) CHECK(!r.estimate.fits());
 
-  // A trillion parameters on 3072 GPUs takes few layouts, and the largest matrix is divided.
+  // For a trillion parameters on 3072 GPUs few layouts are tried, and layers are divided.
   step = gpt3(128);
   step.shape.width = 25600;
   step.shape.heads = step.shape.kv_heads = 160;

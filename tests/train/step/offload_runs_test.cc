@@ -1,5 +1,5 @@
-// memory.offload: the same bits with the optimizer's state on the disk, in less memory; resumes,
-// kills, full and failing disks.
+// Tests that memory.offload keeps the bits and takes less memory, with resumes, kills, and full and
+// failing disks.
 #include <string>
 #include <vector>
 
@@ -24,7 +24,7 @@ using Words = std::vector<std::string>;
 
 const Kind offload_gpt{"gpt", "text",
                        "n_layer = 3\nn_head = 2\nn_embd = 64\nblock_size = 12\ndropout = 0.1\n"};
-// Its matrices have more elements than a partial sum covers, so that they are cut.
+// Its matrices have more elements than one partial sum covers, so they are divided.
 const Kind cut_gpt{"gpt", "text",
                    "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
 const Words offloading{"--memory.offload=optimizer"};
@@ -101,7 +101,7 @@ TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_
     runs.train("all-" + name, c.kind, with_keys(c.keys, offloading_all));
     CHECK((runs.results("all-" + name) == runs.results("memory-" + name)));
   }
-  // Nothing has a name that a run without it lacks.
+  // The run folders have the same files.
   CHECK(lathe::test::names(runs.folder() / "runs/disk-0") ==
         lathe::test::names(runs.folder() / "runs/memory-0"));
 
@@ -110,10 +110,10 @@ TEST_CASE("an optimizer's state on the disk changes no bit of a run", "[offload_
   CHECK((runs.results("clipped") != runs.results("disk-0")));
 }
 
-TEST_CASE("activations on the disk change no bit of a run, with each kind of model",
+TEST_CASE("activations on the disk change no bit of a run, for each kind of model",
           "[offload_runs]") {
   OffloadRuns runs;
-  // Large enough for the file: what has less than 64 KiB stays in memory.
+  // Activations of less than 64 KiB stay in memory, so use a batch whose activations are larger.
   const Words large{"--train.batch_size=96", "--train.grad_accum=1", "--train.steps=3",
                     "--checkpoint.interval=3"};
   const Words disk{"--memory.offload=activations", "--memory.offload_window_mb=0"};
@@ -176,7 +176,7 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
   }
 }
 
-TEST_CASE("each process keeps its share of the state on the disk", "[offload_runs]") {
+TEST_CASE("with their state on the disk, two processes have the bits of one", "[offload_runs]") {
   OffloadRuns runs;
   const Words keys{"--train.grad_accum=4", "--optim.grad_clip=0.5", "--dist.timeout=60"};
   runs.train("alone", cut_gpt, keys);
@@ -204,7 +204,7 @@ TEST_CASE("a run resumes to the bit with its state on the disk or in memory", "[
   }
 }
 
-TEST_CASE("what contradicts memory.offload is refused with the remedy", "[offload_runs]") {
+TEST_CASE("keys that contradict memory.offload are refused with a remedy", "[offload_runs]") {
   OffloadRuns runs;
   const std::vector<std::pair<Words, std::string>> cases{
       {{"--memory.offload=optimizer", "--checkpoint.async_save=true"}, "checkpoint.async_save"},
@@ -226,7 +226,7 @@ TEST_CASE("what contradicts memory.offload is refused with the remedy", "[offloa
     CHECK_THAT(runs.done().err, ContainsSubstring(says) && ContainsSubstring("memory.offload"));
     CHECK(!fs::exists(runs.folder() / "runs"));
   }
-  // A folder that is there is used, and nothing stays in it.
+  // An existing folder is used, and nothing stays in it.
   fs::create_directory(runs.folder() / "scratch");
   runs.train("other", offload_gpt, with_keys(offloading, {"--memory.offload_dir=scratch"}));
   CHECK(lathe::test::names(runs.folder() / "scratch").empty());
@@ -258,7 +258,7 @@ TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its che
     INFO(failed.out << failed.err);
     CHECK(failed.code == 6);
     CHECK_THAT(failed.err, ContainsSubstring(says) && ContainsSubstring("scratch file"));
-    // The folder of the tests may be in memory, which is a warning.
+    // The test's folder may be in memory, which causes a warning.
     const size_t error = failed.err.find("error: ");
     REQUIRE(error != std::string::npos);
     CHECK((error == 0 || failed.err.starts_with("warning: ")));
@@ -277,7 +277,7 @@ TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its che
   }
 }
 
-TEST_CASE("killed while its state is read, written and saved, a run resumes to the bit",
+TEST_CASE("a run killed while its state is read, written or saved resumes to the bit",
           "[offload_runs]") {
   lathe::test::Trials trials(offloading);
   for (const char* point : {"offload: read", "offload: written"}) {
@@ -292,7 +292,7 @@ TEST_CASE("killed while its state is read, written and saved, a run resumes to t
   CHECK(trials.trial({{"", trials.seconds() / 2}}));
 }
 
-TEST_CASE("plan knows the memory and the disk of a run whose state is on the disk",
+TEST_CASE("plan forecasts the memory and the disk space of a run whose state is on the disk",
           "[offload_runs][process_memory]") {
   OffloadRuns runs;
   // 24 MB of parameters and 48 MB of state.
@@ -339,7 +339,7 @@ TEST_CASE("--fit proposes state on the disk last", "[offload_runs]") {
       during{"memory.update_in_backward", "true"}, disk{"memory.offload", "optimizer"};
   const Forecast now{.dry = dry_step(load_config(path, given))};
 
-  // What 8-bit state can do is left to it.
+  // If 8-bit state is enough, state on the disk is not proposed.
   const auto first = find_fit(path, given, now, needs({small}));
   REQUIRE(first);
 

@@ -1,5 +1,5 @@
-// memory.saved in runs: resumed to the bit, near the loss of exact activations, refused where it
-// makes no sense.
+// memory.saved in runs: they resume to the bit, recomputed blocks are not packed, and keys that
+// contradict it are refused.
 #include <string>
 #include <vector>
 
@@ -55,7 +55,8 @@ TEST_CASE("a run with packed activations resumes to the bit", "[saved_activation
   }
 }
 
-TEST_CASE("recomputed blocks are exact beside packed ones", "[saved_activations]") {
+TEST_CASE("recomputing some of the blocks changes what packed activations do, reproducibly",
+          "[saved_activations]") {
   PackedRuns runs;
   const std::string packed = runs.train("packed", {"--memory.saved=fp8"}),
                     mixed = runs.train("mixed",
@@ -71,10 +72,11 @@ TEST_CASE("packed activations are refused where no block keeps any", "[saved_act
   for (const char* other :
        {"recompute=blocks", "recompute=selective", "recompute=sqrt", "budget=1GB"}) {
     INFO(other);
-    const std::string said =
+    const std::string refusal =
         runs.train(str("refused-", n++), {"--memory.saved=fp8", str("--memory.", other)}, 2);
-    CHECK_THAT(said, ContainsSubstring("memory.saved"));
-    CHECK_THAT(said, ContainsSubstring(std::string("memory.") + (n == 4 ? "budget" : "recompute")));
+    CHECK_THAT(refusal, ContainsSubstring("memory.saved"));
+    CHECK_THAT(refusal,
+               ContainsSubstring(std::string("memory.") + (n == 4 ? "budget" : "recompute")));
   }
   CHECK_THAT(runs.train("unknown", {"--memory.saved=int8"}, 2), ContainsSubstring("memory.saved"));
 }

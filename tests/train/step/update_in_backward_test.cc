@@ -110,10 +110,10 @@ TEST_CASE("a run that updates in backward resumes to the bit, with the key or wi
   }
 }
 
-TEST_CASE("updates in backward save the gradients' memory, and plan knows it",
+TEST_CASE("updates in backward save the gradients' memory, and plan forecasts that",
           "[update_in_backward]") {
   UpdatingRuns runs;
-  // Parameters outweigh activations: 8 blocks of 12 x 64^2 elements and little more.
+  // Parameters take more memory than activations: 8 blocks of 12 x 64^2 elements and little more.
   const Kind deep{"gpt", "text", "n_layer = 8\nn_head = 2\nn_embd = 64\nblock_size = 4\n"};
   const double gradients = 4.0 * 8 * 12 * 64 * 64;
   const auto memory = [&](const Words& more) {
@@ -141,7 +141,7 @@ TEST_CASE("updates in backward save the gradients' memory, and plan knows it",
   CHECK(all - one > 0.85 * gradients);
 }
 
-TEST_CASE("what needs all gradients at once is refused beside updates in backward",
+TEST_CASE("keys that need all gradients at the same time are refused with updates in backward",
           "[update_in_backward]") {
   UpdatingRuns runs;
   for (const char* key : {"train.grad_accum=2", "amp.dtype=fp16", "train.spike_sigma=3",
@@ -157,7 +157,7 @@ TEST_CASE("what needs all gradients at once is refused beside updates in backwar
   }
 }
 
-TEST_CASE("a gradient that is not finite leaves its parameter, and the step has failed",
+TEST_CASE("a gradient that is not finite leaves its parameter unchanged, and the step fails",
           "[update_in_backward]") {
   constexpr int64_t step = 4;
   struct Case {
@@ -189,7 +189,7 @@ TEST_CASE("a gradient that is not finite leaves its parameter, and the step has 
   }
 }
 
-TEST_CASE("a run that diverges in backward ends with exit 5 and keeps its checkpoints",
+TEST_CASE("a run that diverges in backward ends with exit code 5 and keeps its checkpoints",
           "[update_in_backward]") {
   UpdatingRuns runs;
   const Words wild{"--optim.lr=1e30", "--optim.kind=sgd", "--optim.grad_clip=0",

@@ -1,4 +1,4 @@
-// Input that is wrong, huge or changed, at the functions that read it.
+// Tests functions that read input with input that is wrong, huge or changed.
 #include <sys/resource.h>
 
 #include <ctime>
@@ -34,7 +34,7 @@ Exit code_of(F&& action) {
   return Exit::done;
 }
 
-/// As builds before the manifest's own checksum wrote it.
+/// Returns a data manifest without its own checksum, as older builds wrote it.
 Json manifest_json() {
   return parse_json(
       R"({"format": "lathe-data-1", "tokenizer": "byte", "vocab_size": 256, "largest_id": 120,
@@ -43,7 +43,7 @@ Json manifest_json() {
       "", Exit::internal);
 }
 
-TEST_CASE("numbers of a data manifest are held to their ranges", "[bad_input]") {
+TEST_CASE("numbers of a data manifest outside their ranges are refused", "[bad_input]") {
   const TempFolder f;
   const auto refused = [&](const Json& manifest, const std::string& text) {
     write_file(f / "manifest.json", manifest.dump());
@@ -109,7 +109,7 @@ Json state_json() {
       "", Exit::internal);
 }
 
-TEST_CASE("numbers of state.json are held to their ranges", "[bad_input]") {
+TEST_CASE("numbers of state.json outside their ranges are refused", "[bad_input]") {
   const TempFolder f;
   const auto read = [&](const Json& state) {
     write_file(f / "state.json", state.dump());
@@ -118,9 +118,9 @@ TEST_CASE("numbers of state.json are held to their ranges", "[bad_input]") {
   CHECK(read(state_json()).step == 40);
   const auto refused = [&](const Json& state, const std::string& text) {
     INFO(state.dump());
-    const std::string said = error_of([&] { read(state); });
-    CHECK_THAT(said, ContainsSubstring("state.json"));
-    CHECK_THAT(said, ContainsSubstring(text));
+    const std::string refusal = error_of([&] { read(state); });
+    CHECK_THAT(refusal, ContainsSubstring("state.json"));
+    CHECK_THAT(refusal, ContainsSubstring(text));
     CHECK(code_of([&] { read(state); }) == Exit::checkpoint);
   };
   const std::vector<std::pair<const char*, const char*>> ranges{
@@ -167,7 +167,7 @@ TEST_CASE("numbers of state.json are held to their ranges", "[bad_input]") {
   refused(state, "eval_due");
   state = state_json();
   state.erase("best_val_loss");
-  refused(state, "best_val_loss");  // who shows one shows both
+  refused(state, "best_val_loss");  // val_loss needs best_val_loss
   state = state_json();
   state["val_loss"] = "much";
   refused(state, "val_loss");
@@ -194,14 +194,15 @@ TEST_CASE("numbers of state.json are held to their ranges", "[bad_input]") {
   CHECK(code_of([&] { saved_config(longer, f.path()); }) == Exit::checkpoint);
 }
 
-TEST_CASE("the step is what state.json says, whatever the folder is called", "[bad_input]") {
+TEST_CASE("a checkpoint's step is that of state.json, whatever its folder is called",
+          "[bad_input]") {
   const TempFolder f;
   fs::create_directories(f / "step-00000099");
   write_file(f / "step-00000099/state.json", state_json().dump());
   CHECK(read_state(f / "step-00000099").step == 40);
 }
 
-TEST_CASE("TOML of any depth is refused, and text with dots is not", "[bad_input]") {
+TEST_CASE("TOML deeper than 8 levels is refused, and text with dots is not", "[bad_input]") {
   const auto times = [](const std::string& what, int n) {
     std::string text;
     for (int i = 0; i < n; ++i) text += what;
@@ -226,18 +227,18 @@ TEST_CASE("TOML of any depth is refused, and text with dots is not", "[bad_input
   CHECK(problem("# " + dots + "\n[t]\na = '" + dots + "' # " + dots + "\nb = \"\\\"" + dots +
                 "\"\nc = \"\"\"\n" + dots + "\"\"\"\"\"\nd = '''" + dots + "'" + dots + "'''\n") ==
         "");
-  // On a command line such a value is text, as it stands.
+  // On a command line such a value is read as text.
   for (const std::string& text :
        {times("[", deep), times("{a=", deep), times("{a.", deep), dots, "\"" + dots})
     CHECK((parse_value(text) == ConfigValue(text)));
   CHECK((parse_value("{" + times("a.", deep) + "a = 1}") ==
          ConfigValue("{" + times("a.", deep) + "a = 1}")));
-  // Any text is written so that it reads back, a byte-order mark too; letters outside a string are
-  // an error.
+  // Any text is written so that it can be read back, also with a byte-order mark. Non-ASCII letters
+  // outside a string are an error.
   const std::string mark = "a\xEF\xBB\xBF\"\xC3\xA9";
   CHECK((parse_value(toml_text(mark)) == ConfigValue(mark)));
   CHECK_THAT(problem("[t]\n\xC3\xA9 = 1\n"), ContainsSubstring("c.toml:2:1"));
-  // An unknown key of any length is one sentence, at once.
+  // An unknown key of any length gives an error without delay.
   RunConfig config;
   CHECK_THAT(error_of([&] {
                RunConfig::schema("gpt").set(&config, "train." + times("x", 1'000'000), int64_t{1},
@@ -247,7 +248,7 @@ TEST_CASE("TOML of any depth is refused, and text with dots is not", "[bad_input
 }
 
 TEST_CASE("JSON is read in time that grows with its length", "[bad_input]") {
-  const std::clock_t begin = std::clock();  // of the processor: other programs do not count
+  const std::clock_t begin = std::clock();  // CPU time, so that other programs do not count
   std::string text = "{", objects = "{";
   for (int i = 0; i < 200'000; ++i) {
     text += str("\"key", i, "\": ", i, ", ");
@@ -271,7 +272,7 @@ TEST_CASE("JSON is read in time that grows with its length", "[bad_input]") {
   CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 20);
 }
 
-TEST_CASE("JSON that is not whole, too deep or too long is refused", "[bad_input]") {
+TEST_CASE("JSON that is incomplete, too deep or too long is refused", "[bad_input]") {
   const auto problem = [](const std::string& text) {
     return error_of([&] { parse_json(text, "j", Exit::checkpoint); });
   };
@@ -308,7 +309,7 @@ TEST_CASE("a safetensors header whose parts have the wrong kind is refused", "[b
   CHECK_THAT(problem(R"({"a": 3})"), ContainsSubstring("missing"));
 }
 
-TEST_CASE("sums and products of config values stay within their types", "[bad_input]") {
+TEST_CASE("sums and products of config values do not overflow", "[bad_input]") {
   ScheduleConfig schedule;
   for (const char* kind : {"constant", "linear", "cosine", "wsd"}) {
     schedule.kind = kind;
@@ -341,7 +342,7 @@ TEST_CASE("sums and products of config values stay within their types", "[bad_in
   }
 }
 
-TEST_CASE("a worker that can't be started is one sentence, and those before it end",
+TEST_CASE("a worker that can't be started gives one sentence, and workers before it end",
           "[bad_input]") {
   const TempFolder f;
   write_file(f / "train.bin", std::string(4000, '\1'));
@@ -355,13 +356,15 @@ TEST_CASE("a worker that can't be started is one sentence, and those before it e
   rlimit tight = before;
   tight.rlim_cur = pages * 4096 + (size_t{100} << 20);  // room for the stacks of some
   REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
-  const std::string said = error_of([&] { Loader(tokens, {3, 8, 1000}, 7, 0, config, at::kCPU); });
+  const std::string refusal =
+      error_of([&] { Loader(tokens, {3, 8, 1000}, 7, 0, config, at::kCPU); });
   REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
-  CHECK_THAT(said, ContainsSubstring("of data.workers = 64: "));
-  CHECK_THAT(said, ContainsSubstring("lower data.workers"));
+  CHECK_THAT(refusal, ContainsSubstring("of data.workers = 64: "));
+  CHECK_THAT(refusal, ContainsSubstring("lower data.workers"));
 }
 
-TEST_CASE("closed standard streams cost no file its contents", "[bad_input]") {
+TEST_CASE("a run with closed standard streams damages no file, and commands with lost output fail",
+          "[bad_input]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const std::string lathe = (binary_folder() / "lathe").string();
@@ -380,7 +383,7 @@ TEST_CASE("closed standard streams cost no file its contents", "[bad_input]") {
     CHECK(sh(lathe + " train tiny.toml --train.steps=x " + closed).code == 2);
   }
 
-  // A command that prints a result fails if nobody can have read it.
+  // A command that prints a result fails if standard output is closed.
   for (const char* command : {"plan tiny.toml", "eval runs/tiny", "inspect runs/tiny", "runs runs",
                               "generate runs/tiny --tokens 2", "config show tiny.toml"}) {
     INFO(command);

@@ -1,5 +1,5 @@
-// Every byte of what describes a checkpoint or data, changed: refused, or the same to the reader.
-// The whole of it with LATHE_TEST_FLIPS=1 (minutes); without, a sample.
+// Changes bytes of the files that describe a checkpoint or data: each change must be refused or
+// have no effect. LATHE_TEST_FLIPS=1 flips every bit (minutes); otherwise one bit of each byte.
 #include <cstdlib>
 
 #include "autograd/node.h"
@@ -20,8 +20,8 @@ using namespace lathe::test;
 
 bool whole() { return std::getenv("LATHE_TEST_FLIPS") != nullptr; }
 
-/// Calls f(bytes, what) with each change of `whole_text` from `begin` to `end`: each bit of each
-/// byte, or in the quick part one bit.
+/// Calls f(changed, i) for changes of bytes `begin` to `end` of `text`: with LATHE_TEST_FLIPS each
+/// bit of each byte i, otherwise one bit.
 template <class F>
 void each_flip(const std::string& text, size_t begin, size_t end, F&& f) {
   for (size_t i = begin; i < end; ++i) {
@@ -34,7 +34,7 @@ void each_flip(const std::string& text, size_t begin, size_t end, F&& f) {
   }
 }
 
-/// Changes at random places of the text.
+/// Calls f(changed, i) for `n` flips of a bit of a random byte i.
 template <class F>
 void random_flips(const std::string& text, int n, F&& f) {
   uint32_t x = 7;
@@ -66,7 +66,7 @@ struct Saver : Small {
 };
 
 TEST_CASE(
-    "a changed byte of a checkpoint is refused, and the one before it is taken, with a sentence",
+    "a checkpoint with a changed byte is refused with a warning, and the previous one is used",
     "[byte_flips]") {
   const TempFolder f;
   Saver small;
@@ -81,7 +81,7 @@ TEST_CASE(
     write_file(newer / name, changed);
     const auto used = newest_checkpoint(f.path());
     if (used == newer) {
-      // Only white space of the manifest may change: it says the same.
+      // Only white space of the manifest may change, which does not change its meaning.
       REQUIRE(std::string(name) == "manifest.json");
       REQUIRE(parse_json(changed, "", Exit::internal) == meaning);
       ++taken;
@@ -105,7 +105,7 @@ TEST_CASE(
   CHECK_THAT(slurp(f / "log.txt"), ContainsSubstring("its checksum differs"));
 }
 
-TEST_CASE("parsers of a checkpoint end in a value or in a sentence, whatever byte is changed",
+TEST_CASE("parsers of a checkpoint return a value or throw an Error, whatever byte is changed",
           "[byte_flips]") {
   const TempFolder f;
   Saver small;
@@ -135,14 +135,15 @@ TEST_CASE("parsers of a checkpoint end in a value or in a sentence, whatever byt
   ends("manifest.json", [&] {
     try {
       verify_checkpoint(checkpoint);
-    } catch (const Error& e) {  // names the file that it is about
+    } catch (const Error& e) {  // the message names the damaged file
       REQUIRE(e.code() == Exit::checkpoint);
       fail(Exit::checkpoint, "manifest.json ", e.what());
     }
   });
 }
 
-TEST_CASE("a changed byte of data or of its manifest is refused or says the same", "[byte_flips]") {
+TEST_CASE("a changed byte of data is noticed, and one of its manifest is refused or has no effect",
+          "[byte_flips]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(4000));
   prepare({.inputs = {(f / "text.txt").string()}, .out = f / "data", .tokenizer = "char"});
@@ -165,7 +166,7 @@ TEST_CASE("a changed byte of data or of its manifest is refused or says the same
       try {
         const std::string now = print();
         if (is_manifest) REQUIRE(now == before);
-        if (!is_manifest) REQUIRE(now != before);  // a run that was begun with it does not go on
+        if (!is_manifest) REQUIRE(now != before);  // so the run does not resume
         (is_manifest ? same : refused) += 1;
       } catch (const Error& e) {
         REQUIRE(e.code() == Exit::data);

@@ -1,5 +1,5 @@
-// Checkpoints without a run around them: what is written comes back, in the right order, and damage
-// is noticed.
+// Checkpoints without a run: they are read as they were written, in the right order, and damage is
+// noticed.
 
 #include "train/store/checkpoint.h"
 #include "autograd/node.h"
@@ -22,7 +22,7 @@ fs::path save(const TempFolder& f, const Small& s, int64_t step,
   return save_checkpoint(f.path(), state, s.params, s.optimizer, Retention{.newest = 2}, dtype);
 }
 
-TEST_CASE("a run's state comes back from its checkpoint, member by member", "[checkpoint]") {
+TEST_CASE("a run's state is read back from its checkpoint, member by member", "[checkpoint]") {
   const TempFolder f;
   const Small s;
   RunState a;
@@ -63,7 +63,7 @@ TEST_CASE("a run's state comes back from its checkpoint, member by member", "[ch
   CHECK(!none.scaler);
 }
 
-TEST_CASE("the newest checkpoint is the one of the highest step, and the oldest go",
+TEST_CASE("the newest checkpoint is that of the highest step, and the oldest are deleted",
           "[checkpoint]") {
   const TempFolder f;
   const Small s;
@@ -97,7 +97,8 @@ TEST_CASE("damage is noticed: a bit, a missing byte, a missing file", "[checkpoi
   }
 }
 
-TEST_CASE("values come back to the bit, also where the model is saved lower", "[checkpoint]") {
+TEST_CASE("values are read back to the bit, also if the model is saved in bfloat16",
+          "[checkpoint]") {
   for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
     const TempFolder f;
     const Small saved;
@@ -127,7 +128,7 @@ TEST_CASE("values come back to the bit, also where the model is saved lower", "[
   }
 }
 
-TEST_CASE("metrics are cut back to the checkpoint, or else to their last whole line",
+TEST_CASE("metrics are cut back to the checkpoint, or else to their last complete line",
           "[checkpoint]") {
   const TempFolder f;
   write_file(f / "metrics.jsonl", "one\ntwo\nthree\n");
@@ -142,7 +143,7 @@ TEST_CASE("metrics are cut back to the checkpoint, or else to their last whole l
   CHECK_THAT(slurp(f / "metrics.jsonl"), Catch::StartsWith("one\ntwo\n{"));
 }
 
-TEST_CASE("other data for validation alone is other data", "[checkpoint]") {
+TEST_CASE("data that differs only in the validation split is other data", "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto lathe = [&](std::vector<std::string> args) {
@@ -160,7 +161,7 @@ TEST_CASE("other data for validation alone is other data", "[checkpoint]") {
   CHECK_THAT(r.err, ContainsSubstring("is not the data that the run was started with"));
 }
 
-/// Writes a field of a checkpoint's state.json, and a manifest that goes with it.
+/// Writes a field of a checkpoint's state.json, and updates the manifest.
 void set_state(const fs::path& checkpoint, const char* key, const Json& value) {
   Json state = parse_json(slurp(checkpoint / "state.json"), "", Exit::internal);
   state[key] = value;
@@ -171,7 +172,8 @@ void set_state(const fs::path& checkpoint, const char* key, const Json& value) {
   write_file(checkpoint / "manifest.json", manifest.dump());
 }
 
-TEST_CASE("a state that is sealed and makes no sense is not a usable checkpoint", "[checkpoint]") {
+TEST_CASE("a checkpoint with valid checksums but an impossible state is not usable",
+          "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(run({"lathe", {"train", "tiny.toml", "--train.steps=2"}, f.path(), {}}).code == 0);
@@ -179,7 +181,7 @@ TEST_CASE("a state that is sealed and makes no sense is not a usable checkpoint"
   const Json state = parse_json(slurp(checkpoint / "state.json"), "", Exit::internal);
 
   Json tokenizer = state["tokenizer"];
-  for (int i = 0; i < 200; ++i) {  // U+4E00 and those behind it.
+  for (int i = 0; i < 200; ++i) {  // U+4E00 and the following characters
     const std::string character{'\xE4', static_cast<char>(0xB8 + i / 64),
                                 static_cast<char>(0x80 + i % 64)};
     tokenizer["vocabulary"].push_back(character);
@@ -207,7 +209,7 @@ TEST_CASE("a state that is sealed and makes no sense is not a usable checkpoint"
   }
 }
 
-TEST_CASE("data replaced in its place is noticed, in either split; runs of earlier builds go on",
+TEST_CASE("replaced data is noticed in either split, and runs of earlier builds resume",
           "[checkpoint]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -228,7 +230,7 @@ TEST_CASE("data replaced in its place is noticed, in either split; runs of earli
     CHECK_THAT(r.err, ContainsSubstring("is not the data that the run was started with"));
     write_file(f / "data" / name, bytes);
   }
-  // What builds wrote that believed the manifest.
+  // Earlier builds hashed the checksums of the manifest.
   const auto manifest = read_manifest(f / "data");
   const auto old_print = [](const ShardInfo& shard) {
     const std::string text = str(shard.tokens, " ", shard.xxh3);
@@ -242,7 +244,7 @@ TEST_CASE("data replaced in its place is noticed, in either split; runs of earli
   set_state(checkpoint, "data_hash", train_print + "-" + old_print(manifest->val[0]));
   CHECK(train(3).code == 0);
   CHECK(read_state(list_checkpoints(f / "runs/tiny").at(0)).data_hash ==
-        now);  // as this build makes it
+        now);  // as this build computes it
   for (const std::string& wrong :
        {train_print, train_print + "-" + train_print, std::string("x")}) {
     set_state(list_checkpoints(f / "runs/tiny").at(0), "data_hash", wrong);

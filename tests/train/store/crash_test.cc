@@ -1,7 +1,7 @@
-// Power cuts, generated: the calls of real saves and runs are recorded (tests/train/store/disk.h),
-// and from every state that a disk may be in afterwards Lathe must find what it promised.
-// LATHE_TEST_CRASH_STATES=100000 looks at that many states (2 minutes), LATHE_TEST_CRASH_SEED
-// repeats what a run printed.
+// Simulated power cuts: the calls of real saves and runs are recorded (tests/train/store/disk.h),
+// and in every state that a disk may have afterwards Lathe must find what it promised to keep.
+// LATHE_TEST_CRASH_STATES=100000 checks about that many states (2 minutes); LATHE_TEST_CRASH_SEED
+// repeats a run, which printed its seed.
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -23,7 +23,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// "" or what is wrong with `folder`, which is what a power cut behind the first n calls left.
+/// Returns "" or what is wrong with `folder`, which a power cut after the first n calls left.
 using Check = std::function<std::string(const fs::path& folder, size_t n)>;
 
 size_t wanted_states() {
@@ -42,8 +42,8 @@ unsigned seed() {
   return drawn;
 }
 
-/// What the check says of the first state that it finds fault with, of `states` and at least every
-/// prefix of the calls at its extremes.
+/// Checks at least `states` states, among them the extreme states after each prefix of the calls.
+/// Returns the first fault, or "".
 std::string first_fault(const DiskRecord& record, size_t states, const Check& check) {
   using Keep = DiskRecord::Keep;
   static const TempFolder folder(fast_folder());
@@ -72,20 +72,20 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
   return "";
 }
 
-/// Lines about metrics that are cut back are not wanted thousands of times.
+/// Silences messages about metrics that are cut back, which would be thousands.
 struct Quiet {
   Quiet() { set_console_level(Level::error); }
   ~Quiet() { set_console_level(Level::info); }
 };
 
-/// Saves in one run folder, and what must be found of them: `steps` in their order, of which the
-/// first `durable` were there at the beginning.
+/// Saves in one run folder, and a check of what a power cut leaves of them. `steps` has the steps
+/// in order, of which the first `durable` were saved before the recording.
 struct Saves {
   TempFolder root{fast_folder()};
   fs::path run = root / "new/run";
   std::vector<int64_t> steps;
   size_t durable = 0, keep = 2;
-  std::string metrics;  // as they are in the end
+  std::string metrics;  // the final contents of metrics.jsonl
 
   std::string fault(const DiskRecord& record, const fs::path& folder, size_t n) const {
     const size_t whole = durable + record.points_before(n, "save: parent synced"),
@@ -114,7 +114,7 @@ struct Saves {
         lines.substr(0, state.metrics_bytes) != metrics.substr(0, state.metrics_bytes))
       return str("metrics.jsonl has ", lines.size(), " bytes, not the ", state.metrics_bytes,
                  " of the checkpoint");
-    // What a start does.
+    // Do what a start does.
     clean_checkpoints(in);
     quarantine_newer(all[0]);
     const Metrics cut(in, state.metrics_bytes);
@@ -157,7 +157,7 @@ void save_all(Saves& saves, const std::vector<int64_t>& steps) {
   saves.metrics = slurp(lines);
 }
 
-TEST_CASE("power cuts in a run's first save", "[crash]") {
+TEST_CASE("a power cut in a run's first save loses nothing that was saved", "[crash]") {
   const Quiet quiet;
   Saves saves;
   DiskRecord record(saves.root.path());
@@ -166,12 +166,13 @@ TEST_CASE("power cuts in a run's first save", "[crash]") {
   CHECK(first_fault(record, wanted_states() / 5, saves.check(record)) == "");
 }
 
-TEST_CASE("power cuts in saves that remove old checkpoints", "[crash]") {
+TEST_CASE("a power cut in a save that deletes old checkpoints loses nothing that was saved",
+          "[crash]") {
   const Quiet quiet;
   Saves saves;
   save_all(saves, {10, 20});
   saves.durable = 2;
-  // What an interrupted save and an interrupted removal leave.
+  // An interrupted save or an interrupted deletion leaves such a folder.
   fs::create_directory(saves.run / "checkpoints/.unfinished-step-00000005");
   write_file(saves.run / "checkpoints/.unfinished-step-00000005/model.safetensors", "half");
   DiskRecord record(saves.root.path());
@@ -181,10 +182,10 @@ TEST_CASE("power cuts in saves that remove old checkpoints", "[crash]") {
   CHECK(first_fault(record, wanted_states() / 5, saves.check(record)) == "");
 }
 
-/// Ends a run at a fault point, as far as its disk goes.
+/// Thrown to end a run at a fault point.
 struct Stop {};
 
-/// A run that is stopped and goes on, and what its power cuts leave.
+/// Checks what power cuts leave of a run that is stopped and resumed.
 void cut_a_run(bool async_save, size_t states) {
   INFO("async_save = " << async_save);
   const Quiet quiet;
@@ -207,7 +208,7 @@ void cut_a_run(bool async_save, size_t states) {
   static int left = 0;
   fault_hook = [](const char* point) {
     if (std::string_view(point) == "step" && --left == 0) throw Stop();
-    // In the background the next steps, and what they write, come before the save's end.
+    // Let the next steps and their writes come before the end of a save in the background.
     if (std::string_view(point) == "save: folder made")
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
   };
@@ -223,7 +224,7 @@ void cut_a_run(bool async_save, size_t states) {
   REQUIRE(record.points_before(record.calls().size(), "save: parent synced") == 4);
   CHECK(first_fault(record, states, saves.check(record)) == "");
 
-  // The checker sees what it is for: a program without these syncs is found out.
+  // The control: the check must fail for a program without these syncs.
   for (const bool of_folders : {false, true}) {
     DiskRecord without = record;
     without.drop_syncs(of_folders);
@@ -231,15 +232,18 @@ void cut_a_run(bool async_save, size_t states) {
   }
 }
 
-TEST_CASE("power cuts in a whole run, and in one that goes on", "[crash]") {
+TEST_CASE("a power cut in a run, or in one that resumes, loses nothing that was saved", "[crash]") {
   cut_a_run(false, wanted_states() / 5);
 }
 
-TEST_CASE("power cuts in a run that saves in the background", "[crash]") {
+TEST_CASE("a power cut in a run that saves in the background loses nothing that was saved",
+          "[crash]") {
   cut_a_run(true, wanted_states() / 5);
 }
 
-TEST_CASE("power cuts in a file written whole and in appended lines", "[crash]") {
+TEST_CASE(
+    "a power cut in a replaced file or in appended lines loses nothing that was written durably",
+    "[crash]") {
   const Quiet quiet;
   TempFolder root(fast_folder());
   const std::vector<std::string> texts{"the first text\n", "",

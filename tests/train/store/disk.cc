@@ -94,7 +94,7 @@ int on_rename(const char* from, const char* to) {
   const auto [to_folder, to_name] = recorder->place(to);
   if (status != 0 || folder < 0) return status;
   if (folder != to_folder)
-    fail(Exit::internal, "a rename from folder to folder, which the disk's model lacks: ", from);
+    fail(Exit::internal, "this model of a disk has no rename between folders: ", from);
   auto& names = recorder->nodes[static_cast<size_t>(folder)].now;
   const int node = names.at(name);
   names.erase(name);
@@ -150,7 +150,7 @@ void apply(std::string& data, const DiskCall& call) {
 }  // namespace
 
 DiskRecord::DiskRecord(const fs::path& folder) : root_(folder) {
-  if (recorder != nullptr) fail(Exit::internal, "a second record at a time");
+  if (recorder != nullptr) fail(Exit::internal, "only one DiskRecord may record at a time");
   read(root_);
   recorder = this;
   system_calls = file_calls;
@@ -238,7 +238,7 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
   const auto draw = [&](size_t most) {
     return std::uniform_int_distribution<size_t>(0, most)(random);
   };
-  // What belongs to a file or folder, and how much of it was synced.
+  // The calls on a file or folder, and how many of them were synced.
   struct Own {
     std::vector<const DiskCall*> calls;
     size_t synced = 0;
@@ -280,9 +280,9 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
       const size_t way = keep == Keep::zeros ? 1 : draw(3),
                    had = std::min(data.size(), whole.size());
       const size_t torn = keep == Keep::zeros ? had : had + draw(whole.size() - had);
-      if (way == 1) {  // the length, and zeros from somewhere on
+      if (way == 1) {  // the new length, with zeros from some byte on
         data = whole.substr(0, torn) + std::string(whole.size() - torn, '\0');
-      } else if (way == 2) {  // all but some in the middle
+      } else if (way == 2) {  // all, with zeros in the middle
         data = whole;
         const size_t zeros = draw(whole.size() - torn);
         data.replace(torn, zeros, std::string(zeros, '\0'));

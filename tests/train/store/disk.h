@@ -1,5 +1,5 @@
-// What a disk may hold after a power cut: a recorder of the calls in core/io/file.h's table, and a
-// generator of the states that POSIX allows after any of them.
+// Simulates power cuts: records the calls in core/io/file.h's table, and generates the states of
+// the disk that POSIX allows after any of them.
 #pragma once
 
 #include <map>
@@ -12,47 +12,47 @@
 
 namespace lathe::test {
 
-/// One change of the disk. Files and folders are numbers; folder 0 is the one that is recorded.
+/// One change of the disk. Files and folders are numbered; number 0 is the recorded folder.
 struct DiskCall {
   enum class Kind { none, create, make_folder, rename, remove, write, cut, sync };
   Kind kind = Kind::none;
-  int node = -1;         ///< what is created, renamed, removed, written to, cut or synced
-  int folder = -1;       ///< of a name
-  std::string name, to;  ///< its name; the new one
-  size_t offset = 0;     ///< of what is written, or the length to cut to
+  int node = -1;         ///< the file or folder that the call changes or syncs
+  int folder = -1;       ///< that has `name`; -1 for calls on open files
+  std::string name, to;  ///< the name in `folder`; for a rename, the new name
+  size_t offset = 0;     ///< of the written bytes, or the length to cut to
   std::string data;
 };
 
-/// Records the calls on what is under a folder, from construction to stop(), while they are carried
-/// out, one after another also where threads make them. One record at a time. What is in the folder
-/// at the beginning counts as durable.
+/// Carries out and records the calls on files and folders under a folder, from construction to
+/// stop(). Calls of several threads are serialized. Only one record may be active. The contents of
+/// the folder at construction count as durable.
 class DiskRecord {
  public:
   explicit DiskRecord(const fs::path& folder);
   ~DiskRecord() { stop(); }
-  DiskRecord(const DiskRecord&) = default;  ///< of a record that has stopped
+  DiskRecord(const DiskRecord&) = default;  ///< only for a record that has stopped
   DiskRecord& operator=(const DiskRecord&) = delete;
-  /// Puts the system's own calls back.
+  /// Stops recording and restores the system's calls.
   void stop();
 
   const std::vector<DiskCall>& calls() const { return calls_; }
-  /// The fault points that the process came to, each with the number of calls before it.
+  /// Returns the fault points that the process reached, each with the number of calls before it.
   const std::vector<std::pair<size_t, std::string>>& points() const { return points_; }
-  /// Fault points of this name among the first `n` calls.
+  /// Returns the number of fault points of this name among the first `n` calls.
   size_t points_before(size_t n, const std::string& name) const;
-  /// Turns fsync of all files, or of all folders, into nothing, as a program without it would have
-  /// run.
+  /// Removes all syncs of files, or of folders, as in a program without them.
   void drop_syncs(bool of_folders);
 
-  /// How much of what was not yet synced is there.
+  /// How much of the unsynced changes a power cut keeps: nothing, all, only changes of folders,
+  /// those and zeros for the data of files, or a random part.
   enum class Keep { none, all, folders_alone, zeros, random };
-  /// Makes `into` (new) hold what may be there after a power cut behind the first `n` calls. Of
-  /// what was not yet synced: of each folder's changes, a number of the first ones; of each file's
-  /// data, the same, the next one torn at any byte, and behind it nothing, or zeros up to the
-  /// length, or zeros in the middle.
+  /// Creates the folder `into` with contents that a power cut after the first `n` calls may leave.
+  /// Of the unsynced changes, each folder keeps the first ones. Each file keeps the first writes;
+  /// the next one may be torn at any byte, followed by nothing, by zeros up to the full length, or
+  /// with zeros in the middle.
   void crash(size_t n, Keep keep, std::mt19937& random, const fs::path& into) const;
 
-  /// For the calls that stand in for the system's.
+  /// State for the functions that replace the system's calls.
   struct Open {
     int node;
     bool append;
@@ -66,7 +66,8 @@ class DiskRecord {
     size_t size_now = 0;
   };
   int find(const fs::path& path) const;
-  /// The folder's number and the name in it; -1 outside.
+  /// Returns the number of the folder that contains `path`, and the name in it; -1 if it is not
+  /// recorded.
   std::pair<int, std::string> place(const fs::path& path) const;
   int add(bool is_folder);
   std::vector<Node> nodes;

@@ -1,5 +1,5 @@
-// Files as the first build of each format wrote them, byte for byte: they are read for ever. A
-// change of a format is a new name, and a new test beside these.
+// Files as the first build of each format wrote them, byte for byte. They must always be readable.
+// A changed format needs a new name and a new test beside these.
 #include <cstring>
 
 #include "autograd/node.h"
@@ -148,7 +148,7 @@ TEST_CASE("a checkpoint of format 1 is read", "[golden_files]") {
     CHECK(group.slots[0].state[0].eq(0.5).all().item<bool>());
     CHECK(group.slots[0].state[1].eq(0.25).all().item<bool>());
   }
-  // What this build writes of it is the same, byte for byte.
+  // This build writes the same files, byte for byte.
   RunState again = s;
   const fs::path written = save_checkpoint(f / "again", again, params, optimizer, Retention{});
   for (const char* name :
@@ -158,7 +158,8 @@ TEST_CASE("a checkpoint of format 1 is read", "[golden_files]") {
   }
 }
 
-TEST_CASE("a checkpoint without what later builds of format 1 added is read", "[golden_files]") {
+TEST_CASE("a checkpoint without fields that later builds of format 1 added is read",
+          "[golden_files]") {
   const TempFolder f;
   write_file(f / "state.json",
              R"({"step": 3, "updates": 3, "tokens": 5, "threads": 1, "isa": "", "device": "",
@@ -171,7 +172,7 @@ TEST_CASE("a checkpoint without what later builds of format 1 added is read", "[
   CHECK(*s.best_val_loss == HUGE_VAL);
 }
 
-TEST_CASE("a newer checkpoint is refused", "[golden_files]") {
+TEST_CASE("a checkpoint of a newer format is refused", "[golden_files]") {
   const TempFolder f;
   const fs::path checkpoint = f / "checkpoints/step-00000007";
   write_checkpoint_1(checkpoint);
@@ -235,8 +236,7 @@ TEST_CASE("data of format 1 is read, and newer data is refused", "[golden_files]
   validation.read(0, 10, 3, ids.data());
   CHECK(ids == std::vector<int64_t>{2, 1, 0, 2, 1, 0, 2, 1, 0, 2});
 
-  // This build adds a checksum of the manifest at its end, which earlier ones do not look at, and
-  // nothing else.
+  // This build only adds a checksum of the manifest at its end, which earlier builds do not read.
   fs::create_directories(f / "again");
   write_manifest(f / "again", *m);
   std::string again = slurp(f / "again/manifest.json");
@@ -296,7 +296,7 @@ TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
   CHECK_THAT(second, ContainsSubstring("\"mfu\":0.5"));
   CHECK_THAT(second, Catch::EndsWith("\"skipped\":3,\"updates_lost\":0.25}"));
   CHECK_THAT(third, Catch::StartsWith(val));
-  // A file of old lines is gone on with: what a checkpoint covers stays, the rest is cut.
+  // A file of old lines is continued: lines that a checkpoint covers stay, and others are cut.
   const std::string old = step + "1.0}\n" + val + "1.0}\n";
   write_file(f / "metrics.jsonl", old + "half a li");
   {

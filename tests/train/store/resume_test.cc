@@ -1,4 +1,4 @@
-// Run folders: what a run resumes from, what it keeps, and what it never replaces.
+// Tests of run folders: what a run resumes from, keeps, and never replaces.
 #include <algorithm>
 #include <cmath>
 
@@ -39,15 +39,15 @@ std::vector<int64_t> steps_of(const fs::path& run) {
 }
 
 TEST_CASE(
-    "a branch goes on by its own command when its parent has passed the checkpoint, moved or gone",
+    "a branch resumes by its own command after its parent deleted the checkpoint or was moved",
     "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=20", "--checkpoint.keep=2"}).code == 0);
   const std::string from = "--checkpoint.resume=runs/tiny/checkpoints/step-00000010";
   REQUIRE(r.train({from, "--train.out_dir=branch", "--train.max_time=0.001"}).code == 75);
-  const std::vector<int64_t> under_way = steps_of(r / "branch");
-  REQUIRE(under_way.at(0) == 11);
-  REQUIRE(r.train({"--checkpoint.keep=1"}).code == 0);  // the parent goes on and deletes step 10
+  const std::vector<int64_t> in_progress = steps_of(r / "branch");
+  REQUIRE(in_progress.at(0) == 11);
+  REQUIRE(r.train({"--checkpoint.keep=1"}).code == 0);  // the parent resumes and deletes step 10
   REQUIRE(!fs::exists(r / "runs/tiny/checkpoints/step-00000010"));
   const Finished pruned = r.train({from, "--train.out_dir=branch", "--train.max_time=0.001"});
   INFO(pruned.err);
@@ -55,8 +55,7 @@ TEST_CASE(
   CHECK_THAT(pruned.out, ContainsSubstring("resuming from branch/checkpoints/step-00000011"));
   CHECK(steps_of(r / "branch").at(0) == 12);
 
-  // The project moves: what is relative stays so, and the contents are the same under an absolute
-  // path as well.
+  // The project is moved: relative paths stay relative.
   const TempFolder other;
   const fs::path moved = other / "project";
   fs::copy(r.path(), moved, fs::copy_options::recursive);
@@ -66,11 +65,11 @@ TEST_CASE(
   CHECK(elsewhere.code == 0);
   CHECK(steps_of(moved / "branch").at(0) == 40);
 
-  // Another checkpoint is another branch.
+  // The branch can't resume from another checkpoint.
   const Finished another = r.train({"--checkpoint.resume=runs/tiny", "--train.out_dir=branch"});
   CHECK(another.code == 2);
   CHECK_THAT(another.err, ContainsSubstring("already holds step-00000012"));
-  // A checkpoint that does not exist is none, whatever the folder holds.
+  // A checkpoint that does not exist is an error, whatever the branch holds.
   for (const char* gone :
        {"runs/gone/checkpoints/step-00000010", "runs/tiny/checkpoints/step-00000009"}) {
     const Finished missing = r.train({str("--checkpoint.resume=", gone), "--train.out_dir=branch"});
@@ -79,7 +78,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a run stopped within its last evaluation has it once", "[resume]") {
+TEST_CASE("a run stopped within its last evaluation evaluates once, on resume", "[resume]") {
   const Runs r;
   const std::string end = "--train.steps=3", whole = "--train.out_dir=whole",
                     cut = "--train.out_dir=cut";
@@ -102,7 +101,8 @@ TEST_CASE("a run stopped within its last evaluation has it once", "[resume]") {
   CHECK_THAT(r.train({end, cut}).out, ContainsSubstring("nothing to do"));
 }
 
-TEST_CASE("what a branch came from is known by its contents under another name", "[resume]") {
+TEST_CASE("a branch recognizes its checkpoint by its contents, under another path too",
+          "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=20"}).code == 0);
   const std::string out = "--train.out_dir=branch", step = "/checkpoints/step-00000010";
@@ -113,7 +113,8 @@ TEST_CASE("what a branch came from is known by its contents under another name",
   CHECK(r.train({"--checkpoint.resume=" + whole + "/checkpoints/step-00000020", out}).code == 2);
 }
 
-TEST_CASE("a finished run keeps its record, and says what differs", "[resume]") {
+TEST_CASE("a finished run keeps its record, and a new start lists the keys that differ",
+          "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=10"}).code == 0);
   const std::string record = slurp(r / "runs/tiny/config.toml"),
@@ -147,11 +148,12 @@ TEST_CASE("two configs of one name do not share a run folder unless the user ask
   CHECK(other.code == 2);
   CHECK_THAT(other.err, ContainsSubstring("is the run of tiny.toml, not of other/tiny.toml"));
   CHECK(r.train({"--train.steps=4"}, (r / "tiny.toml").string()).code ==
-        0);  // the same one, by another path
+        0);  // the same config, by another path
   CHECK(r.train({"--train.steps=6", "--train.out_dir=runs/tiny"}, "other/tiny.toml").code == 0);
 }
 
-TEST_CASE("a person's own files are not replaced, and what is set aside is numbered", "[resume]") {
+TEST_CASE("files that lathe did not write are not replaced, and backups of metrics are numbered",
+          "[resume]") {
   const Runs r;
   make_folders(r / "mine");
   const std::string own = "# my notes\n" + slurp(r / "tiny.toml");
@@ -162,7 +164,7 @@ TEST_CASE("a person's own files are not replaced, and what is set aside is numbe
   CHECK(slurp(r / "mine/config.toml") == own);
   CHECK(std::distance(fs::directory_iterator(r / "mine"), fs::directory_iterator()) == 1);
 
-  // Crashes before a first checkpoint: each leaves its lines.
+  // Each crash before the first checkpoint leaves its lines.
   for (const char* lines : {"first\n", "second\n", "third\n"}) {
     fs::remove_all(r / "runs/tiny/checkpoints");
     make_folders(r / "runs/tiny");
@@ -174,7 +176,7 @@ TEST_CASE("a person's own files are not replaced, and what is set aside is numbe
   CHECK(slurp(r / "runs/tiny/metrics.jsonl.old.3") == "third\n");
 }
 
-TEST_CASE("the step in a checkpoint counts, not the name of its folder", "[resume]") {
+TEST_CASE("the step in a checkpoint's state counts, not the name of its folder", "[resume]") {
   const Runs r;
   const std::string constant = "--schedule.kind=constant";
   REQUIRE(r.train({"--train.steps=20", constant}).code == 0);
@@ -199,7 +201,7 @@ TEST_CASE("the best checkpoint and every n-th are kept beside the newest", "[res
   CHECK(steps_to_delete({50, 40}, {.newest = 3}, -1).empty());
 
   const Runs r;
-  // A rate that ruins the model after a good beginning: the best comes early.
+  // This learning rate ruins the model after a good beginning, so the best checkpoint comes early.
   const std::vector<std::string> options{
       "--train.steps=24",         "--train.eval_interval=4",    "--checkpoint.interval=10",
       "--checkpoint.keep=1",      "--checkpoint.keep_every=10", "--checkpoint.keep_best=true",
@@ -242,7 +244,7 @@ TEST_CASE("a validation loss that is not a number does not stay the best", "[res
   CHECK(last.best_step >= 10);
 }
 
-TEST_CASE("the checkpoint that eval takes can be chosen, and data read whole before training",
+TEST_CASE("eval can use a chosen checkpoint, and --verify-data checks all data before training",
           "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=4", "--checkpoint.interval=2", "--verify-data=true"}).code == 0);
@@ -270,7 +272,7 @@ TEST_CASE("weights that are not finite are never saved", "[resume]") {
   CHECK(steps_of(r / "runs/tiny") == std::vector<int64_t>{4, 2});
   CHECK(r.lathe({"verify", "runs/tiny"}).code == 0);
 
-  // Of a damaged run, verify also names what is intact.
+  // For a damaged run, verify also names the intact checkpoints.
   const fs::path damaged = r / "runs/tiny/checkpoints/step-00000004/model.safetensors";
   std::string bytes = slurp(damaged);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
@@ -295,7 +297,8 @@ TEST_CASE("weights beyond the range of checkpoint.dtype are named", "[resume]") 
   }
 }
 
-TEST_CASE("lost metrics do not stop a run, a folder taken away does", "[resume]") {
+TEST_CASE("lost metrics do not stop a run, but a lock file that is gone or replaced does",
+          "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=4", "--checkpoint.interval=2"}).code == 0);
   const std::string metrics = slurp(r / "runs/tiny/metrics.jsonl");
@@ -319,7 +322,7 @@ TEST_CASE("lost metrics do not stop a run, a folder taken away does", "[resume]"
   CHECK_THROWS_AS(lock.check_in_place(), Error);
 }
 
-TEST_CASE("the best validation loss outlives a stop", "[resume]") {
+TEST_CASE("the best validation loss survives a resume", "[resume]") {
   const Runs r;
   REQUIRE(r.train({"--train.steps=10", "--schedule.kind=constant"}).code == 0);
   const double best = *read_state(list_checkpoints(r / "runs/tiny").at(0)).best_val_loss;

@@ -1,5 +1,5 @@
-// What runs write beside checkpoints: CSV, TensorBoard events, figures of layers; cut back like
-// metrics.jsonl.
+// Tests what runs write beside checkpoints: CSV files, TensorBoard events and layer statistics,
+// which are cut back like metrics.jsonl.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,18 +19,109 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("records of TensorBoard's files", "[sinks]") {
+TEST_CASE("evaluations.csv keeps its columns when an evaluation has other metrics", "[sinks]") {
+  const TempFolder f;
+  const auto add = [&](uint64_t length, int64_t step,
+                       const std::vector<std::pair<std::string, double>>& metrics) {
+    FileLengths lengths{{"evaluations.csv", length}};
+    MetricsSinks sinks({.csv = true}, {f.path(), lengths, "tokens"});
+    sinks.add_validation(step, metrics);
+    sinks.add_lengths(lengths);
+    return lengths.at("evaluations.csv");
+  };
+  uint64_t length = add(0, 1, {{"val_loss", 5}, {"val_loss_a", 6}});
+  length = add(length, 2, {{"val_loss", 4}, {"val_loss_b", 7}, {"val_loss_a", 3}});
+  add(length, 3, {{"val_loss", 2}});
+  std::istringstream lines(slurp(f / "evaluations.csv"));
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(lines, line);)
+    rows.push_back(line.substr(0, line.rfind(',')));
+  CHECK(rows == std::vector<std::string>{"step,val_loss,val_loss_a", "1,5,6", "2,4,3", "3,2,"});
+}
+
+TEST_CASE("another program's events.jsonl is renamed, and an incomplete line is not", "[sinks]") {
+  const TempFolder f;
+  const FileLengths lengths;
+  const auto start = [&] { MetricsSinks({}, {f.path(), lengths, "tokens"}).add_start(0, ""); };
+  write_file(f / "events.jsonl", "my own\n");
+  start();
+  CHECK(slurp(f / "events.jsonl.old") == "my own\n");
+  CHECK(read_events(f.path()).starts.size() == 1);
+
+  start();
+  write_file(f / "events.jsonl", slurp(f / "events.jsonl") + "{\"event\": \"st");
+  start();
+  CHECK(read_events(f.path()).starts.size() == 3);
+  CHECK(!fs::exists(f / "events.jsonl.old.2"));
+}
+
+TEST_CASE("curves are read again when a resumed run has passed their length", "[sinks]") {
+  const TempFolder f;
+  const auto lines = [](int first, int last, const char* loss) {
+    std::string text;
+    for (int step = first; step <= last; ++step)
+      text += str("{\"step\": ", step, ", \"loss\": ", loss, "}\n");
+    return text;
+  };
+  write_file(f / "metrics.jsonl", lines(1, 6, "5"));
+  Curves curves(f.path());
+  CHECK(curves.read());
+  CHECK(!curves.read());
+
+  // Cut back to step 3, the file has become longer than it was.
+  write_file(f / "metrics.jsonl", lines(1, 3, "5") + lines(4, 12, "4.25"));
+  CHECK(curves.read());
+  const Series& loss = curves.series.at("loss");
+  CHECK(loss.steps == std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  CHECK(std::count(loss.values.begin(), loss.values.end(), 5) == 3);
+
+  // As long as before, with other values.
+  write_file(f / "metrics.jsonl", lines(1, 3, "5") + lines(4, 12, "3.25"));
+  CHECK(curves.read());
+  CHECK(curves.series.at("loss").values.back() == 3.25);
+}
+
+TEST_CASE("a sample that a stop prevented is drawn when the run resumes", "[sinks]") {
+  const TempFolder f;
+  make_tiny_run(f.path());
+  const auto train = [&](const std::string& out, const std::vector<std::string>& more) {
+    std::vector<std::string> args{"train",
+                                  "tiny.toml",
+                                  "--train.out_dir=" + out,
+                                  "--train.steps=6",
+                                  "--train.sample_interval=2",
+                                  "--train.eval_interval=3"};
+    args.insert(args.end(), more.begin(), more.end());
+    return lathe_in(f, args).code;
+  };
+  REQUIRE(train("whole", {}) == 0);
+  // Each start makes one step and is then out of time.
+  int code = 75;
+  for (int starts = 0; starts < 20 && code == 75; ++starts)
+    code = train("parts", {"--train.max_time=1e-9"});
+  REQUIRE(code == 0);
+
+  const auto samples = [&](const char* run) {
+    std::vector<std::pair<int64_t, std::string>> found;
+    for (const auto& s : read_events(f / run).samples) found.emplace_back(s.step, s.text);
+    return found;
+  };
+  CHECK(samples("whole").size() == 3);
+  CHECK(samples("parts") == samples("whole"));
+}
+
+TEST_CASE("TensorBoard records have the right bytes, and damaged ones are noticed", "[sinks]") {
   CHECK(crc32c("123456789") == 0xe3069283);            // the check value of CRC-32C
   CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aa);  // RFC 3720, B.4
   const std::string one = tf_record("abc"), two = one + tf_event(1.5, 7, {tf_scalar("loss", 2)});
   CHECK(one.size() == 8 + 4 + 3 + 4);
-  CHECK(whole_tf_records(two) == two.size());
-  CHECK(whole_tf_records(two + "half") == two.size());
-  CHECK(whole_tf_records(two.substr(0, two.size() - 1)) == one.size());
+  CHECK(complete_tf_records_end(two) == two.size());
+  CHECK(complete_tf_records_end(two + "half") == two.size());
+  CHECK(complete_tf_records_end(two.substr(0, two.size() - 1)) == one.size());
   for (const size_t at : {size_t{1}, size_t{9}, size_t{13}, size_t{17}}) {
     std::string damaged = two;
     damaged[at] = static_cast<char>(damaged[at] ^ 4);
-    CHECK(whole_tf_records(damaged) == 0);
+    CHECK(complete_tf_records_end(damaged) == 0);
   }
   // Event {wall_time 1.5, step 300, summary {value {tag "a", simple_value 0.5}}}, as protoc encodes
   // it.
@@ -41,10 +132,10 @@ TEST_CASE("records of TensorBoard's files", "[sinks]") {
   CHECK(tf_event(1.5, 300, {tf_scalar("a", 0.5)}).substr(12, 24) == wanted);
 }
 
-/// Steps of the events of a file, in its order, by hand: an event's field 2.
+/// Returns the steps (field 2) of a file's events in order, parsed without Lathe's code.
 std::vector<int64_t> event_steps(const std::string& file) {
   std::vector<int64_t> steps;
-  REQUIRE(whole_tf_records(file) == file.size());
+  REQUIRE(complete_tf_records_end(file) == file.size());
   for (size_t at = 0; at < file.size();) {
     uint64_t length = 0;
     std::memcpy(&length, file.data() + at, 8);
@@ -63,7 +154,7 @@ std::vector<int64_t> event_steps(const std::string& file) {
   return steps;
 }
 
-/// The first `columns` cells of each line.
+/// Returns the first `columns` cells of each line, joined by commas.
 std::vector<std::string> cells(const fs::path& path, int columns) {
   std::vector<std::string> rows;
   std::istringstream text(slurp(path));
@@ -77,7 +168,8 @@ std::vector<std::string> cells(const fs::path& path, int columns) {
 
 const std::string events = "tensorboard/events.out.tfevents.lathe";
 
-TEST_CASE("every sink has each step once, after a kill too, and none touches training", "[sinks]") {
+TEST_CASE("every sink has each step once, also after a kill, and none changes training",
+          "[sinks]") {
   const TempFolder f;
   make_tiny_run(f.path(), "keep = 50\n");
   const auto train = [&](const std::string& out, std::vector<std::string> more,
@@ -101,7 +193,7 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   REQUIRE(train("killed", all, {{"LATHE_TEST_KILL", "step 17"}}).code == 128 + 9);
   const std::string rows_then = slurp(f / "killed/metrics.csv");
   REQUIRE(std::count(rows_then.begin(), rows_then.end(), '\n') >
-          15);  // rows that no checkpoint goes with
+          15);  // rows beyond the last checkpoint
   const Finished on = train("killed", all);
   INFO(on.err << on.out);
   REQUIRE(on.code == 0);
@@ -111,7 +203,7 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   CHECK(cells(f / "whole/metrics.csv", 6) == cells(f / "killed/metrics.csv", 6));
   CHECK(cells(f / "whole/evaluations.csv", 2) == cells(f / "killed/evaluations.csv", 2));
   CHECK(cells(f / "whole/metrics.csv", 1).size() == 25);
-  // Memory by category is written where it changes, and a curve has it at every step.
+  // Memory by category is written when it changes, but its curve has a value for every step.
   Curves curves(f / "whole");
   curves.read();
   const Series* parameters = curves.find("memory/parameters");
@@ -121,9 +213,9 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   double bytes = 0;
   for (const TensorEntry& entry : model.tensors()) bytes += static_cast<double>(entry.bytes.size());
   for (const double value : parameters->values)
-    CHECK(value == Approx(1.15 * bytes).epsilon(0.15));  // and their blocks' ends
+    CHECK(value == Approx(1.15 * bytes).epsilon(0.15));  // and the unused ends of their blocks
   CHECK(cells(f / "whole/metrics.csv", 3).at(0) == "step,updates,loss");
-  // The event with the version of the file comes first, and once, also where the run was resumed.
+  // The event with the file's version comes first and only once, also after a resume.
   for (const char* out : {"whole", "killed"}) {
     INFO(out);
     const std::string file = slurp(f / out / events), version = "brain.Event:2";
@@ -141,17 +233,18 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   CHECK(std::count(steps.begin(), steps.end(), 24) ==
         4);  // a step, histograms, an evaluation, a sample
 
-  // What was begun is written, and samples are there once.
-  const RunEvents told = read_events(f / "killed");
-  REQUIRE(told.starts.size() == 2);
-  CHECK(told.starts[0].step == 0);
-  CHECK(told.starts[1].step == 10);
-  CHECK_THAT(told.starts[1].from, ContainsSubstring("step-00000010"));
+  // Each start is recorded, and each sample once.
+  const RunEvents refusal = read_events(f / "killed");
+  REQUIRE(refusal.starts.size() == 2);
+  CHECK(refusal.starts[0].step == 0);
+  CHECK(refusal.starts[1].step == 10);
+  CHECK_THAT(refusal.starts[1].from, ContainsSubstring("step-00000010"));
   std::vector<int64_t> sampled;
-  for (const auto& s : told.samples) sampled.push_back(s.step);
+  for (const auto& s : refusal.samples) sampled.push_back(s.step);
   CHECK(sampled == std::vector<int64_t>{6, 12, 18, 24});
 
-  // Shorter than the checkpoint says: up to the last whole record, with a warning.
+  // A file shorter than the checkpoint records is kept up to its last complete record, with a
+  // warning.
   REQUIRE(train("short", all, {{"LATHE_TEST_KILL", "step 17"}}).code == 128 + 9);
   write_file(f / "short" / events, slurp(f / "short" / events).substr(0, 1000));
   const Finished lost = train("short", all);
@@ -159,7 +252,7 @@ TEST_CASE("every sink has each step once, after a kill too, and none touches tra
   CHECK_THAT(lost.err, ContainsSubstring("lines are lost"));
   CHECK(!event_steps(slurp(f / "short" / events)).empty());
 
-  // A sink that is turned on later begins then, and one that is turned off keeps its length.
+  // A sink that is enabled later begins then, and one that is disabled keeps its length.
   REQUIRE(train("later", {"--log.csv=true", "--train.pause_at=6"}).code == 75);
   REQUIRE(train("later", {"--train.pause_at=12"}).code == 75);
   REQUIRE(train("later", {"--log.csv=true"}).code == 0);
@@ -186,7 +279,7 @@ double norm_of(const TensorEntry& entry, const TensorEntry* minus = nullptr) {
   return std::sqrt(sum);
 }
 
-TEST_CASE("figures of layers are those of the checkpoints", "[sinks]") {
+TEST_CASE("layer statistics agree with the checkpoints", "[sinks]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run", "--train.steps=6",
@@ -229,7 +322,7 @@ TEST_CASE("figures of layers are those of the checkpoints", "[sinks]") {
     CHECK(figures["dead"].get<double>() < 1);
   }
   CHECK(std::sqrt(squares) == Approx(grad_norm).epsilon(1e-5));
-  CHECK(dead == 2);  // a feed-forward part a block
+  CHECK(dead == 2);  // one feed-forward part per block
   CHECK(most > 6);
 }
 

@@ -1,11 +1,12 @@
-// The smallest model of tokens, for the losses of tasks.
+// A minimal model of tokens, for tests of losses.
 #pragma once
 
 #include "nn/models/model.h"
 
 namespace lathe::test {
 
-/// A bigram model: the logits after a token are those of its row. [V, C] x [V, C]^T
+/// A bigram model: the logits after token i are table[i] head^T. `table_`, `head_`: [V, C].
+/// `headed_`: what has_head() returns. `trained`: whether both are parameters.
 struct Bigrams : Model {
   Variable table, head;
   bool headed;

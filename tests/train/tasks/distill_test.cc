@@ -63,7 +63,7 @@ TEST_CASE("the loss of distillation and its gradients are those of LibTorch", "[
   }
 }
 
-TEST_CASE("a student nears its teacher, and resumes to the same bits", "[distill]") {
+TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[distill]") {
   const TempFolder f;
   const auto ran = [&](const std::vector<std::string>& words) {
     const Finished done = lathe_in(f, words);
@@ -99,7 +99,7 @@ TEST_CASE("a student nears its teacher, and resumes to the same bits", "[distill
   ran(student("parts"));
   CHECK(difference(f / "whole", f / "parts") == "");
 
-  // The teacher of a run must be there, the same, and of the same vocabulary.
+  // A run's teacher must exist, be unchanged, and have the same vocabulary and context.
   const auto refused = [&](const std::vector<std::string>& words, const std::string& key) {
     const Finished done = lathe_in(f, words);
     INFO(done.err);

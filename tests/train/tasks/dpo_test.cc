@@ -30,7 +30,7 @@ TEST_CASE("the loss of preferences and its gradients are those of LibTorch", "[d
   at::Tensor targets = torch::randint(v, {2 * pairs, t}, at::kLong);
   targets.slice(1, 0, 2).fill_(-100);
   targets[1].slice(0, 3).fill_(-100);
-  targets[6].fill_(-100);  // an answer of which nothing is left
+  targets[6].fill_(-100);  // an answer without targets
 
   for (const auto& [smoothing, softcap] : {std::pair{0.0, 0.0}, {0.2, 0.0}, {0.0, 0.8}}) {
     for (const bool headed : {true, false}) {
@@ -75,8 +75,7 @@ TEST_CASE("the loss of preferences and its gradients are those of LibTorch", "[d
   }
 }
 
-TEST_CASE("the forward of a reference drops nothing, keeps no graph and leaves adapters out",
-          "[dpo]") {
+TEST_CASE("the reference's forward pass has no dropout, no graph and no adapters", "[dpo]") {
   torch::manual_seed(1);
   Linear layer(4, 4, false);
   layer.weight = Variable(torch::randn({4, 4}));
@@ -106,7 +105,8 @@ Finished dpo_in(const TempFolder& f, const std::vector<std::string>& words) {
   return done;
 }
 
-/// runs/base, which has learned to answer at random; pairs of which "yes" is chosen; dpo.toml.
+/// Creates runs/base, trained on twice as many "no" as "yes", pairs in which "yes" is chosen, and
+/// dpo.toml.
 void make_preferences(const TempFolder& f) {
   std::string text, pairs;
   for (int i = 0; i < 600; ++i) {
@@ -131,7 +131,7 @@ void make_preferences(const TempFolder& f) {
   dpo_in(f, {"train", "base.toml"});
 }
 
-TEST_CASE("a run learns to prefer what was chosen, and resumes to the same bits", "[dpo]") {
+TEST_CASE("a run learns to prefer chosen answers, and resumes to the same bits", "[dpo]") {
   const TempFolder f;
   make_preferences(f);
   const Finished whole = dpo_in(f, {"train", "dpo.toml", "--train.out_dir=whole"});
@@ -150,14 +150,13 @@ TEST_CASE("a run learns to prefer what was chosen, and resumes to the same bits"
   // Several processes, each with its own reference.
   dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml", "--train.out_dir=two"});
   CHECK(difference(f / "whole", f / "two") == "");
-  // Two that compute the layers together, beside a reference that each has as a whole: in float32,
-  // sums of a few terms in another order.
+  // With tensor parallelism each process has the whole reference. Sums have another order.
   dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml", "--train.out_dir=cut",
              "--dist.tensor=2"});
   const Json cut = parse_json(dpo_in(f, {"eval", "cut"}).out, "", Exit::internal);
   CHECK(cut["val_loss"].get<double>() == Approx(after["val_loss"].get<double>()).epsilon(1e-5));
-  // Two stages, each with the whole reference: the gradient of the tied embedding has another order
-  // of additions. They evaluate as they train, and the last one has the scores.
+  // With two pipeline stages, too. The gradient of the tied embedding has another order of
+  // additions. The stages evaluate together, and the last one has the scores.
   const Finished staged = dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml",
                                      "--train.out_dir=staged", "--dist.pipeline=2"});
   const std::string last = "step 20  ";
@@ -175,7 +174,7 @@ TEST_CASE("a run learns to prefer what was chosen, and resumes to the same bits"
   dpo_in(f, {"find", "batch", "dpo.toml", "--memory", "200MB", "--rounds", "1"});
 }
 
-TEST_CASE("a run resumes with the reference that it began with alone", "[dpo]") {
+TEST_CASE("a run resumes only with the reference that it started with", "[dpo]") {
   const TempFolder f;
   make_preferences(f);
   const std::vector<std::string> longer{"train", "dpo.toml", "--train.steps=25"};
@@ -210,7 +209,7 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   const Json after = parse_json(dpo_in(f, {"eval", "whole"}).out, "", Exit::internal);
   CHECK(after["accuracy"].get<double>() == 1);
 
-  // adapters.base names the same reference.
+  // With adapters.base the reference is the base.
   dpo_in(f, with({"train", "base.toml", "--train.task=dpo", "--data.dir=pairs",
                   "--adapters.base=runs/base", "--train.steps=2", "--train.batch_size=6",
                   "--checkpoint.interval=2", "--train.out_dir=based"}));
@@ -220,7 +219,7 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   };
   CHECK(loss("based_merged") == Approx(loss("based")).epsilon(1e-3));
 
-  // The merged run has the reference too, and notices that it was trained further.
+  // The merged run has the same reference, and notices that the reference was trained further.
   fs::copy(f / "runs/base", f / "kept", fs::copy_options::recursive);
   dpo_in(f, {"train", "base.toml", "--train.out_dir=runs/base", "--train.steps=200"});
   const Finished changed = lathe_in(f, {"eval", "based_merged"});
@@ -229,12 +228,12 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   fs::remove_all(f / "runs/base");
   fs::rename(f / "kept", f / "runs/base");
 
-  // Merged into their base, the adapters have the same margins over it.
+  // The merged model has the same margins over the base as the adapters.
   dpo_in(f, {"merge", "whole", "--out", "merged"});
   const Json merged = parse_json(dpo_in(f, {"eval", "merged"}).out, "", Exit::internal);
   CHECK(merged["margin"].get<double>() == Approx(after["margin"].get<double>()).epsilon(1e-3));
 
-  // A plan has the memory of a second model where there are no adapters.
+  // Without adapters a plan includes the memory of a second model.
   const auto parameters = [&](const std::vector<std::string>& words) {
     const Json plan = parse_json(dpo_in(f, words).out, "", Exit::internal);
     INFO(json_text(plan, 1));
@@ -246,7 +245,7 @@ TEST_CASE("with adapters the reference is the model without them", "[dpo]") {
   CHECK(parameters(with({"plan", "dpo.toml", "--json"})) < 1.5 * one);
 }
 
-TEST_CASE("what does not fit the task of preferences is refused", "[dpo]") {
+TEST_CASE("data and keys that do not fit the task dpo are refused", "[dpo]") {
   const TempFolder f;
   make_preferences(f);
   const auto refused = [&](std::vector<std::string> words, const std::string& key, Exit code) {

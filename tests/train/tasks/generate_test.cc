@@ -1,4 +1,4 @@
-// Writing text: picking a token from logits, the cache of keys and values, stops, prompts,
+// Text generation: sampling a token from logits, the key/value cache, stops, prompts and
 // conversations.
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
@@ -24,7 +24,7 @@ using namespace lathe;
 constexpr double inf = std::numeric_limits<double>::infinity(),
                  nan = std::numeric_limits<double>::quiet_NaN();
 
-TEST_CASE("logits that are not finite are refused, however a token is picked", "[generate]") {
+TEST_CASE("logits that are not finite are refused with any sampling options", "[generate]") {
   const std::vector<std::vector<double>> bad{
       {0, nan, 1},  {nan, nan, nan},    {0, inf, 1}, {inf, inf, inf},
       {0, -inf, 1}, {-inf, -inf, -inf}, {nan}};
@@ -48,7 +48,7 @@ TEST_CASE("logits that are not finite are refused, however a token is picked", "
   }
 }
 
-TEST_CASE("any sampling of finite logits picks one of the tokens", "[generate]") {
+TEST_CASE("any sampling options pick a valid token from finite logits", "[generate]") {
   const std::vector<at::Tensor> all{
       at::tensor({3.0, 1.0, 2.0}, at::kDouble), at::full({5}, 1e300, at::kDouble),
       at::tensor({-1e308, 1e308}, at::kDouble), at::full({1}, 7, at::kFloat)};
@@ -67,7 +67,8 @@ TEST_CASE("any sampling of finite logits picks one of the tokens", "[generate]")
   }
 }
 
-TEST_CASE("min_p keeps what is likely enough beside the likeliest", "[generate]") {
+TEST_CASE("min_p keeps tokens with at least that share of the likeliest one's probability",
+          "[generate]") {
   const at::Tensor logits =
       at::tensor({0.0, std::log(0.5), std::log(0.25), std::log(0.1)}, at::kDouble);
   const auto reached = [&](const Sampling& s) {
@@ -82,7 +83,7 @@ TEST_CASE("min_p keeps what is likely enough beside the likeliest", "[generate]"
   CHECK(reached({.temperature = 2, .min_p = 0.5}) ==
         std::set<int64_t>{0, 1, 2});  // after the temperature
   CHECK(reached({.temperature = 1, .top_k = 2, .min_p = 0.2}) == std::set<int64_t>{0, 1});
-  // A share of what is kept: of 1 and 0.5 the first has two thirds.
+  // Probabilities are relative to the kept tokens: of 1 and 0.5 the first has two thirds.
   CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.66) == 0);
   CHECK(sample_token(logits, {.temperature = 1, .min_p = 0.5}, 0.67) == 1);
 }
@@ -92,7 +93,7 @@ std::unique_ptr<Model> model_of(const C& config) {
   M module(config);
   initialize(module, Init::gpt2, /*seed=*/3, config.n_layer);
   for (const auto& p : parameters(module))
-    p.parameter.data().mul_(6);  // so that the context decides
+    p.parameter.data().mul_(6);  // so that tokens depend on the context
   return std::make_unique<lathe::detail::ModelOf<M>>(std::move(module));
 }
 
@@ -102,7 +103,8 @@ struct Tested {
   int64_t context;
 };
 
-/// Contexts longer than a block of attention, layers deeper than a step of a product.
+/// Returns models with contexts longer than a block of attention, and matrices wider than a block
+/// of a matrix product.
 std::vector<Tested> tested() {
   std::vector<Tested> all;
   GPTConfig g;
@@ -133,7 +135,7 @@ const Texts prompts{{5},
                     std::vector<int64_t>(70, 8),
                     std::vector<int64_t>(80, 9)};
 
-/// Ids, and log probabilities of each text.
+/// Returns the ids and the log probabilities of each text.
 std::pair<Texts, std::vector<std::vector<double>>> write(const Model& model, const Texts& texts,
                                                          GenerateOptions w) {
   std::vector<std::vector<double>> p(texts.size());
@@ -146,8 +148,8 @@ std::pair<Texts, std::vector<std::vector<double>>> write(const Model& model, con
 }
 
 TEST_CASE(
-    "with the cache a text is the same, and as likely to the bit, for every sampling, beyond the "
-    "context, in a batch",
+    "the cache changes no token and no bit of a log probability, for every sampling, beyond the "
+    "context and in a batch",
     "[generate]") {
   const std::vector<Sampling> samplings{
       {.temperature = 0},
@@ -166,10 +168,10 @@ TEST_CASE(
       CHECK(p == wanted_p);
       CHECK(std::set<int64_t>(ids[1].begin(), ids[1].end()).size() > 3);  // no text of one token
     }
-    // Alone as with others: text 0 of a batch draws what it draws alone.
+    // Text 0 of a batch is the same as alone.
     GenerateOptions w{.context = t.context, .tokens = 10};
     CHECK(write(*t.model, {prompts[0]}, w).second[0] == write(*t.model, prompts, w).second[0]);
-    // The control: another prompt is another text.
+    // The control: another prompt gives another text.
     CHECK(write(*t.model, {prompts[1]}, w).second[0] != write(*t.model, {prompts[2]}, w).second[0]);
   }
 }
@@ -186,7 +188,7 @@ TEST_CASE("a cache knows how many tokens of each text it has seen", "[generate]"
   CHECK(cache.length(1) == 2);
 }
 
-/// The logits of the next token are the same at every position.
+/// Returns the same logits at every position.
 struct ConstantLogits {
   at::Tensor logits;
 
@@ -222,7 +224,7 @@ TEST_CASE(
   CHECK(log_probabilities[0][0] == Approx(wanted[1].item<double>()));
 }
 
-TEST_CASE("without Lathe's kernels, and in bfloat16, the cache gives the same to rounding",
+TEST_CASE("without Lathe's kernels, and in bfloat16, the cache changes results only by rounding",
           "[generate]") {
   for (const Tested& t : tested()) {
     for (const bool kernels : {true, false}) {
@@ -230,7 +232,7 @@ TEST_CASE("without Lathe's kernels, and in bfloat16, the cache gives the same to
         if (kernels && dtype == at::kFloat) continue;
         INFO(t.name << " in " << dtype << (kernels ? "" : ", ATen's kernels"));
         use_kernels(kernels);
-        // One token each, so that a different choice does not make another text.
+        // Only two tokens each, so that a different choice hardly changes the text.
         GenerateOptions w{
             .context = t.context, .tokens = 2, .sampling = {.temperature = 0}, .compute = dtype};
         const auto [ids, p] = write(*t.model, {prompts[1], prompts[3]}, w);
@@ -244,7 +246,7 @@ TEST_CASE("without Lathe's kernels, and in bfloat16, the cache gives the same to
   }
 }
 
-TEST_CASE("a text ends at its stop, and others continue", "[generate]") {
+TEST_CASE("a text that is stopped ends, and others continue", "[generate]") {
   const auto all = tested();
   std::vector<int> count(3, 0);
   const auto ids = generate(*all[0].model, {prompts[0], prompts[1], prompts[2]},
@@ -281,19 +283,20 @@ TEST_CASE("a stop is found across tokens, and nothing of it is shown", "[generat
 }
 
 TEST_CASE(
-    "conversations are written as ChatML and Llama 3 have them, and what people write is text",
+    "conversations have the form of ChatML or Llama 3, and special tokens in messages are plain "
+    "text",
     "[generate]") {
   const std::vector<ChatMessage> messages{{"system", "Be kind."}, {"user", "Hi <|im_end|>"}};
   const Tokenizer chatml = test::byte_tokenizer_with({"<|im_start|>", "<|im_end|>"});
   const ChatTemplate chat(chatml, "run", "");
-  CHECK(chatml.decode(chat.ask(messages)) ==
+  CHECK(chatml.decode(chat.encode_prompt(messages)) ==
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi "
         "<|im_end|><|im_end|>\n<|im_start|>assistant\n");
-  const auto ids = chat.ask(messages);
+  const auto ids = chat.encode_prompt(messages);
   CHECK(std::count(ids.begin(), ids.end(), chat.end()) == 2);
   const Tokenizer llama3 = test::byte_tokenizer_with(
       {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
-  CHECK(llama3.decode(ChatTemplate(llama3, "run", "").ask({{"user", "Hi"}})) ==
+  CHECK(llama3.decode(ChatTemplate(llama3, "run", "").encode_prompt({{"user", "Hi"}})) ==
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_"
         "id|>assistant"
         "<|end_header_id|>\n\n");
@@ -302,7 +305,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "the command: prompts of a file, samples, stops, lines of JSON, and no chat without a template",
+    "lathe generate reads prompts from a file, draws samples, stops and prints JSON, and chat "
+    "needs a template",
     "[generate]") {
   const test::TempFolder f(test::fast_folder());
   test::write_file(f / "text.txt", test::sample_text(6000));
@@ -345,7 +349,7 @@ TEST_CASE(
   };
   CHECK(loss("a.txt") == loss("b.txt"));
 
-  // The tokens of a stop text are left out, as its bytes are. A token is a byte.
+  // The tokens of a stop text are left out like its bytes. Each token is a byte.
   const std::string until = out({"--prompt=the ", "--stop=" + stop, "--logprobs=true"});
   CHECK(std::count(until.begin(), until.end(), '\n') ==
         static_cast<ptrdiff_t>(whole.find(stop, 4)) - 4);

@@ -1,4 +1,4 @@
-// Model kinds and tasks through the whole trainer: each is as exact as the GPT.
+// Trains every model kind but the GPT: each resumes as exactly as the GPT.
 #include "tests/support/kinds.h"
 #include "train/store/checkpoint.h"
 
@@ -29,7 +29,7 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
       REQUIRE(train("parts", {"--train.max_time=0.01"}).code == 75);
       const double seconds = whole.seconds;
       if (dtype == "fp32") {
-        for (int i = 1; i < 3; ++i) train("parts", {}, seconds * i / 3);  // killed, or through
+        for (int i = 1; i < 3; ++i) train("parts", {}, seconds * i / 3);  // killed, or finished
       }
       REQUIRE(train("parts").code == 0);
       CHECK(difference(f / "whole", f / "parts") == "");
@@ -65,8 +65,7 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
 }
 
 TEST_CASE(
-    "memory.recompute is a key of every kind, may change when a run goes on, and says where there "
-    "are no blocks",
+    "every kind has memory.recompute, which may change on resume and is refused without blocks",
     "[model_kinds]") {
   const TempFolder f(fast_folder());
   make_data(f);
@@ -103,10 +102,10 @@ TEST_CASE(
     return lathe_in(f, {"train", "kind.toml", "--train.out_dir=bad", "--optim.lr=1e30",
                         "--train.steps=8", more});
   };
-  const Finished told = diverge("--train.detect_anomaly=true");
-  CHECK(told.code == 5);
-  CHECK_THAT(told.err, ContainsSubstring("anomaly: "));
-  CHECK_THAT(told.err, ContainsSubstring("produced values that are not finite"));
+  const Finished refusal = diverge("--train.detect_anomaly=true");
+  CHECK(refusal.code == 5);
+  CHECK_THAT(refusal.err, ContainsSubstring("anomaly: "));
+  CHECK_THAT(refusal.err, ContainsSubstring("produced values that are not finite"));
   fs::remove_all(f / "bad");
   CHECK(diverge("--train.detect_anomaly=false").err.find("anomaly") == std::string::npos);
 }

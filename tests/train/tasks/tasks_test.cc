@@ -1,4 +1,4 @@
-// Micro-batches, adapters and bad input of kinds and tasks, through the whole trainer.
+// Tests metrics, micro-batches, adapters, predictions and bad input of kinds and tasks.
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -16,7 +16,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-/// Its output is its input.
+/// A model whose output is its input.
 struct Echo : Model {
   Variable operator()(const at::Tensor& inputs) const override { return Variable(inputs); }
   bool has_head() const override { return false; }
@@ -37,8 +37,9 @@ std::map<std::string, double> figures(const char* task, const Batch& batch,
   return all;
 }
 
-TEST_CASE("an evaluation's figures are their definitions", "[tasks]") {
-  // A row's class is the likeliest of three, the second, fifth, sixth and seventh of one each.
+TEST_CASE("metrics of an evaluation agree with their definitions", "[tasks]") {
+  // The targets are the likeliest class in three rows, and the second, fifth, sixth and seventh
+  // likeliest in one row each.
   const at::Tensor logits = -torch::arange(9, at::kFloat).repeat({7, 1});
   const at::Tensor targets = torch::tensor({0, 0, 0, 1, 4, 5, 6}, at::kLong);
   const auto classes = figures("classification", {logits, targets});
@@ -46,7 +47,7 @@ TEST_CASE("an evaluation's figures are their definitions", "[tasks]") {
   CHECK(classes.at("top5") == Approx(5.0 / 7));
   CHECK(classes.at("val_loss") ==
         Approx(torch::cross_entropy_loss(logits, targets).item<double>()));
-  // Of five classes, the five likeliest are all.
+  // With five classes, top5 would always be 1.
   const auto few = [&](int64_t n) {
     return figures("classification",
                    {logits.slice(0, 0, 4).slice(1, 0, n), targets.slice(0, 0, 4)});
@@ -61,18 +62,19 @@ TEST_CASE("an evaluation's figures are their definitions", "[tasks]") {
   }
 
   torch::manual_seed(1);
-  const at::Tensor said = torch::randn({4, 3}), is = torch::randn({4, 3});
-  const double mean_square = torch::mse_loss(said, is).item<double>();
-  CHECK(find_task("regression")->loss(Echo(), {said, is}, 4).item() == Approx(mean_square));
-  CHECK(find_task("regression")->loss(Echo(), {said, is}, 8).item() == Approx(mean_square / 2));
+  const at::Tensor predicted = torch::randn({4, 3}), is = torch::randn({4, 3});
+  const double mean_square = torch::mse_loss(predicted, is).item<double>();
+  CHECK(find_task("regression")->loss(Echo(), {predicted, is}, 4).item() == Approx(mean_square));
+  CHECK(find_task("regression")->loss(Echo(), {predicted, is}, 8).item() ==
+        Approx(mean_square / 2));
   DatasetInfo facts;
-  CHECK(figures("regression", {said, is}).at("mse") == Approx(mean_square));
-  CHECK(figures("regression", {said, is}).at("mae") ==
-        Approx(torch::l1_loss(said, is).item<double>()));
+  CHECK(figures("regression", {predicted, is}).at("mse") == Approx(mean_square));
+  CHECK(figures("regression", {predicted, is}).at("mae") ==
+        Approx(torch::l1_loss(predicted, is).item<double>()));
   facts.target_scale = {1, 10, 100};  // in the data's own units
   const at::Tensor scale = torch::tensor(facts.target_scale);
-  CHECK(figures("regression", {said, is}, facts).at("mse") ==
-        Approx(torch::mse_loss(said * scale, is * scale).item<double>()));
+  CHECK(figures("regression", {predicted, is}, facts).at("mse") ==
+        Approx(torch::mse_loss(predicted * scale, is * scale).item<double>()));
 }
 
 Json details_of(const char* task, const Batch& batch, const DatasetInfo& facts) {
@@ -82,8 +84,8 @@ Json details_of(const char* task, const Batch& batch, const DatasetInfo& facts) 
   return find_task(task)->details(scores, facts);
 }
 
-TEST_CASE("an evaluation's details are their definitions", "[tasks]") {
-  // The likeliest of three classes is: 0 0 1 1 1 2.
+TEST_CASE("details of an evaluation agree with their definitions", "[tasks]") {
+  // The predicted classes are 0 0 1 1 1 2.
   const at::Tensor logits =
       at::one_hot(torch::tensor({0, 0, 1, 1, 1, 2}, at::kLong), 3).to(at::kFloat);
   const at::Tensor targets = torch::tensor({0, 1, 1, 1, 0, 0}, at::kLong);
@@ -111,13 +113,14 @@ TEST_CASE("an evaluation's details are their definitions", "[tasks]") {
              .contains("confusion"));
 
   torch::manual_seed(1);
-  const at::Tensor said = torch::randn({50, 2}) + 2, is = said + 0.3 * torch::randn({50, 2});
+  const at::Tensor predicted = torch::randn({50, 2}) + 2,
+                   is = predicted + 0.3 * torch::randn({50, 2});
   facts = {.outputs = 2, .target_mean = {5e6, 1}, .target_scale = {1, 100}};
-  const Json errors = details_of("regression", {said, is}, facts);
+  const Json errors = details_of("regression", {predicted, is}, facts);
   double mean_r2 = 0;
   for (int64_t k = 0; k < 2; ++k) {
     const double scale = k == 0 ? 1 : 100;
-    const at::Tensor x = said.select(1, k) * scale, y = is.select(1, k) * scale;
+    const at::Tensor x = predicted.select(1, k) * scale, y = is.select(1, k) * scale;
     const double r2 = 1 - torch::mse_loss(x, y).item<double>() / y.var(false).item<double>();
     const Json& json = errors["outputs"][static_cast<size_t>(k)];
     CHECK(json["mae"].get<double>() == Approx(torch::l1_loss(x, y).item<double>()));
@@ -126,10 +129,10 @@ TEST_CASE("an evaluation's details are their definitions", "[tasks]") {
     mean_r2 += r2 / 2;
   }
   CHECK(errors["r2"].get<double>() == Approx(mean_r2));
-  // Equal targets have none, whatever the rounding of their sums leaves.
+  // Equal targets have no r2, whatever the rounding of their sums.
   for (int64_t rows = 3; rows < 50; ++rows) {
     const at::Tensor equal = torch::full({rows, 2}, 0.1, at::kDouble);
-    const Json of_equal = details_of("regression", {said.slice(0, 0, rows), equal}, facts);
+    const Json of_equal = details_of("regression", {predicted.slice(0, 0, rows), equal}, facts);
     CHECK(of_equal["outputs"][0]["r2"] == json_number(NAN));
   }
 }
@@ -165,7 +168,7 @@ TEST_CASE("lathe eval prints tables of classes and outputs", "[tasks]") {
   CHECK_THAT(numbers.out, ContainsSubstring("output  mae"));
 }
 
-TEST_CASE("micro-batches add up to the batch", "[tasks]") {
+TEST_CASE("micro-batches have the loss of the whole batch", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   for (const Kind& kind : kinds) {
@@ -195,7 +198,7 @@ TEST_CASE("micro-batches add up to the batch", "[tasks]") {
   }
 }
 
-TEST_CASE("what does not go together is one sentence", "[tasks]") {
+TEST_CASE("keys and data that contradict each other are refused with one sentence", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(f, kinds[0]);
@@ -232,7 +235,7 @@ TEST_CASE("what does not go together is one sentence", "[tasks]") {
              ContainsSubstring("are for examples"));
 }
 
-TEST_CASE("eval takes the validation split of other data, whatever folds the run has", "[tasks]") {
+TEST_CASE("eval uses the validation split of other data, whatever folds the run has", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(f, {"mlp", "images", "n_hidden = 16\n"});
@@ -251,7 +254,7 @@ TEST_CASE("eval takes the validation split of other data, whatever folds the run
   CHECK(examples({}) > val);  // a half of all
 }
 
-TEST_CASE("adapters stand on any kind", "[tasks]") {
+TEST_CASE("adapters on an MLP can be trained and merged", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(f, {"mlp", "images", "n_hidden = 16\n"});
@@ -269,14 +272,14 @@ TEST_CASE("adapters stand on any kind", "[tasks]") {
         Approx(after).epsilon(1e-5));
 }
 
-TEST_CASE("a model that leaves nothing to train is refused before anything is made", "[tasks]") {
+TEST_CASE("a model that leaves nothing to train is refused before anything is created", "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(
       f, *std::find_if(kinds.begin(), kinds.end(), [](const Kind& k) { return k.name == "rnn"; }));
   REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=base", "--train.steps=2"}).code == 0);
-  // The kind is the base's here: no config says it, so that a check of the config alone has nothing
-  // to find.
+  // The second config has no model kind and takes the base's, so a check of only the config finds
+  // nothing.
   std::string text = slurp(f / "kind.toml");
   const size_t model = text.find("[model]"), behind = text.find('[', model + 1);
   REQUIRE(behind != std::string::npos);
@@ -295,7 +298,7 @@ TEST_CASE("a model that leaves nothing to train is refused before anything is ma
              ContainsSubstring("there is nothing to train"));
 }
 
-TEST_CASE("lathe eval --batches has the validation loss of training", "[tasks]") {
+TEST_CASE("lathe eval --batches gives the validation loss of training", "[tasks]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const Finished done = lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run"});
@@ -325,7 +328,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// A classification of flowers by a color, a size with gaps and an id, and a regression.
+/// Trains a classification of flowers by color and size, with missing sizes and an id, and a
+/// regression of prices.
 class Tables {
  public:
   Tables() {
@@ -470,7 +474,8 @@ TEST_CASE("predictions are those of the evaluation, in the target's units", "[ta
   CHECK(std::stod(prices[2].substr(2)) == Approx(61500).epsilon(0.1));
 }
 
-TEST_CASE("what a prediction can't use is one sentence, and writes nothing", "[tasks]") {
+TEST_CASE("input that predict can't use is refused with a sentence, and nothing is written",
+          "[tasks]") {
   const Tables t;
   const auto refused = [&](const std::string& text, const std::string& what,
                            Exit code = Exit::data) {
@@ -507,8 +512,7 @@ TEST_CASE("what a prediction can't use is one sentence, and writes nothing", "[t
   CHECK_THAT(language.err, ContainsSubstring("lathe generate runs/tiny"));
 }
 
-TEST_CASE("images and arrays are predicted in any form of their sizes, and by older runs",
-          "[tasks]") {
+TEST_CASE("arrays are predicted with or without their image shape, and by older runs", "[tasks]") {
   const TempFolder f;
   make_data(f);
   write_config(f, {"convnet", "images", "n_stage = 2\nn_block = 1\nn_channel = 4\n"});

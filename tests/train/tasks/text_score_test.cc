@@ -1,4 +1,4 @@
-// The loss of texts and the likeliest of endings, against sums over the model's own probabilities.
+// Compares losses of texts and the likeliest endings with sums of the model's log-probabilities.
 #include "train/tasks/text_score.h"
 
 #include <cmath>
@@ -33,7 +33,7 @@ std::unique_ptr<Model> small_model(int64_t vocabulary) {
   return model;
 }
 
-/// log P(ids[i] | ids[from .. i)) of the model.
+/// Returns the model's log P(ids[i] | ids[from .. i)).
 double log_probability(const Model& model, const std::vector<int64_t>& ids, size_t from, size_t i) {
   const at::Tensor in = torch::tensor(std::vector<int64_t>(ids.begin() + static_cast<int64_t>(from),
                                                            ids.begin() + static_cast<int64_t>(i)));
@@ -42,7 +42,8 @@ double log_probability(const Model& model, const std::vector<int64_t>& ids, size
   return logits.to(at::kDouble).log_softmax(0)[ids[i]].item<double>();
 }
 
-TEST_CASE("each token of a text is scored once, behind as much as its window has", "[text_score]") {
+TEST_CASE("each token of a text is scored once, given the earlier tokens of its window",
+          "[text_score]") {
   const Tokenizer bytes = Tokenizer::byte();
   const auto model = small_model(256);
   const std::string text = "the lathe turns, and what it cuts is round";
@@ -57,7 +58,7 @@ TEST_CASE("each token of a text is scored once, behind as much as its window has
         wanted -= log_probability(*model, ids, begin, i);
       }
       const TextScore s = score_text({*model, bytes, context, stride, batch}, text);
-      INFO("stride " << stride << ", " << batch << " at once");
+      INFO("stride " << stride << ", " << batch << " at a time");
       CHECK(s.tokens == std::ssize(text) - 1);
       CHECK(s.bytes == s.tokens);
       CHECK(s.loss == Approx(wanted).epsilon(1e-5));  // float32 sums
@@ -67,7 +68,7 @@ TEST_CASE("each token of a text is scored once, behind as much as its window has
   CHECK(score_text({*model, bytes, context}, "").bytes == 0);
 }
 
-TEST_CASE("behind the token that ends documents, the first token is scored too", "[text_score]") {
+TEST_CASE("after the token that ends documents, the first token is scored too", "[text_score]") {
   const Tokenizer bpe = byte_tokenizer_with({"<|endoftext|>"});
   const auto model = small_model(257);
   const std::string text = "<|endoftext|>";  // which is text here
@@ -82,7 +83,7 @@ TEST_CASE("behind the token that ends documents, the first token is scored too",
   CHECK(s.loss == Approx(wanted).epsilon(1e-5));
 }
 
-TEST_CASE("of several endings the likeliest is taken, as a whole and by byte", "[text_score]") {
+TEST_CASE("the likeliest of several endings is chosen, in total and per byte", "[text_score]") {
   const Tokenizer bytes = Tokenizer::byte();
   const auto model = small_model(256);
   torch::manual_seed(5);
@@ -147,7 +148,7 @@ TEST_CASE("lathe eval reports the token that precedes a text", "[text_score]") {
   CHECK_THAT(without.err, !ContainsSubstring("precedes"));
 }
 
-TEST_CASE("lathe eval over files and questions", "[text_score]") {
+TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[text_score]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=run"}).code == 0);
@@ -191,20 +192,20 @@ TEST_CASE("lathe eval over files and questions", "[text_score]") {
   };
   CHECK(of_length(16)["questions"] == 1);
   CHECK_THAT(of_length(17).get<std::string>(), ContainsSubstring("the model's context is"));
-  const auto told = [&](const std::string& line) {
+  const auto refusal = [&](const std::string& line) {
     write_file(f / "bad.jsonl",
                "{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n" + line);
     return last({"--choices", "bad.jsonl"}, 3).get<std::string>();
   };
-  CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}"),
+  CHECK_THAT(refusal("{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}"),
              ContainsSubstring("bad.jsonl:2") && ContainsSubstring("label"));
-  CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\"], \"label\": 0}"),
+  CHECK_THAT(refusal("{\"context\": \"a\", \"endings\": [\"b\"], \"label\": 0}"),
              ContainsSubstring("needs at least two"));
-  CHECK_THAT(told("{\"context\": \"a\", \"endings\": [\"b\", \"\"], \"label\": 0}"),
+  CHECK_THAT(refusal("{\"context\": \"a\", \"endings\": [\"b\", \"\"], \"label\": 0}"),
              ContainsSubstring("list of non-empty strings"));
-  CHECK_THAT(told("{\"endings\": [\"b\", \"c\"], \"label\": 0}"),
+  CHECK_THAT(refusal("{\"endings\": [\"b\", \"c\"], \"label\": 0}"),
              ContainsSubstring("\"context\" is missing"));
-  CHECK_THAT(told("x"), ContainsSubstring("bad.jsonl:2"));
+  CHECK_THAT(refusal("x"), ContainsSubstring("bad.jsonl:2"));
   CHECK_THAT(last({"--choices", "q.jsonl", "--stride", "4"}, 2).get<std::string>(),
              ContainsSubstring("--stride is for"));
   write_file(f / "empty.jsonl",
@@ -221,7 +222,7 @@ TEST_CASE("lathe eval over files and questions", "[text_score]") {
   CHECK_THAT(last({"a.txt", "--data", "data"}, 2).get<std::string>(),
              ContainsSubstring("--data is for"));
   CHECK_THAT(last({"--stride", "4"}, 2).get<std::string>(),
-             ContainsSubstring("--stride is for files"));
+             ContainsSubstring("--stride is for text files"));
   CHECK_THAT(last({"a.txt", "--stride", "17"}, 2).get<std::string>(),
              ContainsSubstring("--stride"));
 }

@@ -72,7 +72,7 @@ TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and m
     words.insert(words.end(), more.begin(), more.end());
     return words;
   };
-  // The base has [model], which the other runs take from it.
+  // The other runs take the keys of [model] from the base.
   ran({"train", "tiny.toml", "--train.out_dir=base"});
 
   ran(tune("some", {"--adapters.layers=blocks.0.attn.*,*.mlp.down", "--train.steps=10"}));
@@ -109,7 +109,7 @@ TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and m
         Approx(adapted["val_loss"].get<double>()).epsilon(1e-5));
   CHECK(adapted["val_loss"].get<double>() < base["val_loss"].get<double>());
 
-  // The moving average of adapters is merged in the same way.
+  // The moving average of adapters can be merged too.
   const Finished without = lathe_in(f, {"merge", "wholefp32", "--out", "x", "--weights", "ema"});
   CHECK(without.code == 2);
   CHECK_THAT(without.err, ContainsSubstring("optim.ema_decay"));
@@ -125,7 +125,9 @@ TEST_CASE("adapters.layers chooses layers, and runs with magnitudes resume and m
   CHECK(std::fabs(loss({"eval", "averaged"}) - average) > 1e-4 * average);
 }
 
-TEST_CASE("adapters go to PEFT's form and back; what is not theirs is refused", "[adapters]") {
+TEST_CASE(
+    "adapters are exported to PEFT's format and imported again, and unsupported files are refused",
+    "[adapters]") {
   const TempFolder f;
   make_tiny_run(f.path());
   const auto ran = [&](const std::vector<std::string>& words) {

@@ -1,4 +1,4 @@
-// Quantized weights, loading with them, adapters on them, and merging.
+// Quantized weights: their error and size, loading, adapters on them, and merging.
 
 #include <algorithm>
 
@@ -31,7 +31,7 @@ TEST_CASE("nf4's levels are quantiles of the normal distribution", "[quantized_w
     CHECK(nf4_levels()[i] == Approx(levels[i] / quantile(tail)).margin(1e-6));
 }
 
-TEST_CASE("quantized tensors: error and size", "[quantized_weights]") {
+TEST_CASE("quantized tensors have the expected error and size", "[quantized_weights]") {
   torch::manual_seed(1);
   for (const auto& [rows, columns] :
        {std::pair{64, 64}, {1, 1}, {7, 13}, {1000, 700}, {4096, 256}}) {
@@ -68,7 +68,7 @@ TEST_CASE("quantized tensors: error and size", "[quantized_weights]") {
             .equal(torch::zeros({2, 64})));
 }
 
-TEST_CASE("products of few rows read quantized weights as they are", "[quantized_weights]") {
+TEST_CASE("matrix products with few rows read quantized weights directly", "[quantized_weights]") {
   torch::manual_seed(4);
   for (const auto format : {QuantizedTensor::Format::int8, QuantizedTensor::Format::nf4}) {
     for (const bool twice : {false, true}) {
@@ -96,7 +96,7 @@ TEST_CASE("products of few rows read quantized weights as they are", "[quantized
              .view());
 }
 
-TEST_CASE("a run in fp8 is loaded in any dtype, and its texts do not depend on each other",
+TEST_CASE("an fp8 run can be loaded in any dtype, and its texts do not depend on each other",
           "[quantized_weights]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -142,7 +142,8 @@ TEST_CASE("a dtype that a model kind has no layers for is refused", "[quantized_
   CHECK(lathe_in(f, {"eval", "runs/rnn", "--load-dtype=bf16"}).code == 0);
 }
 
-TEST_CASE("weights are loaded without ever being in float32 at once", "[quantized_weights]") {
+TEST_CASE("weights are loaded without having all of them in float32 at the same time",
+          "[quantized_weights]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=1", "--model.n_embd=512",
@@ -173,16 +174,16 @@ TEST_CASE("weights are loaded without ever being in float32 at once", "[quantize
     const Json r = eval(flags);
     CHECK(r["weight_bytes"].get<double>() == Approx(share * bytes).epsilon(0.03));
     CHECK(r["loading_peak_bytes"].get<double>() <
-          share * bytes + 0.05 * bytes);  // and a part of one tensor
+          share * bytes + 0.05 * bytes);  // plus a part of one tensor
     CHECK(r["peak_rss_bytes"].get<double>() < rss - 0.5 * (1 - share) * bytes);
-    // One step from initial values: logits are near zero whatever the rounding.
+    // After one step logits are near zero, whatever the rounding.
     CHECK(r["val_loss"].get<double>() == Approx(wide["val_loss"].get<double>()).epsilon(0.01));
   }
   CHECK(lathe_in(f, {"generate", "runs/tiny", "--load-dtype=int8", "--tokens=3", "--prompt=the "})
             .out.size() == 4 + 3 + 1);
 }
 
-TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, merged",
+TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed and merged",
           "[quantized_weights]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -235,7 +236,7 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
     const double first =
         parse_json(metrics.substr(0, metrics.find('\n')), "", Exit::internal)["val_loss"];
     CHECK(first ==
-          Approx(base).epsilon(dtype == "nf4" ? 0.02 : 0.002));  // adapters start as nothing
+          Approx(base).epsilon(dtype == "nf4" ? 0.02 : 0.002));  // adapters have no effect at first
     const double tuned = val_loss(dtype);
     CHECK(tuned < base - 0.03);
     const fs::path model = list_checkpoints(f / dtype).at(0) / "model.safetensors";
@@ -246,7 +247,7 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
     REQUIRE(lathe_in(f, command(dtype + "-parts", dtype, {"--train.max_time=0.01"})).code == 75);
     REQUIRE(lathe_in(f, command(dtype + "-parts", dtype)).code == 0);
     CHECK(difference(f / dtype, f / (dtype + "-parts")) == "");
-    // Merged into the float32 base: what the adapters do on it.
+    // The merged model is the float32 base with the adapters.
     REQUIRE(lathe_in(f, {"merge", dtype, "--out", dtype + "-merged"}).code == 0);
     CHECK(lathe_in(f, {"verify", dtype + "-merged"}).code == 0);
     CHECK(val_loss(dtype + "-merged") ==
@@ -260,7 +261,7 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
   }
   CHECK(lathe_in(f, {"merge", "fp32", "--out", "fp32-merged"}).code == 2);
 
-  // At one folder, one command writes at a time; a stop leaves nothing.
+  // Only one command at a time writes to a folder, and a stopped one leaves nothing.
   const std::vector<std::string> merge_again{"merge", "fp32", "--out", "again"};
   {
     const NewFolder other(f / "again");
@@ -284,7 +285,7 @@ TEST_CASE("adapters: trained on a frozen model, saved alone, loaded, resumed, me
   CHECK(elsewhere.code == 3);
   CHECK_THAT(elsewhere.err, ContainsSubstring("another tokenizer or vocabulary"));
   CHECK(!fs::exists(f / "more"));
-  // A base that went on is another one.
+  // A base that was trained further is another base.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=base", "--train.steps=41",
                        "--checkpoint.keep=1"})
               .code == 0);

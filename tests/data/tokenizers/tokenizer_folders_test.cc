@@ -1,0 +1,234 @@
+// Tokenizers of transformers' folders: added tokens that are text, pre-tokenizers, and what
+// tokenizer_config.json changes. The expected ids are those of Hugging Face's tokenizers 0.23.
+#include <algorithm>
+#include <map>
+
+#include "core/io/text.h"
+#include "data/tokenizers/chat_template.h"
+#include "data/tokenizers/tokenizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/process.h"
+#include "tests/support/tokenizers.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+std::vector<std::string> pieces_of(const BPE& bpe, const std::string& text,
+                                   SpecialText special = SpecialText::text) {
+  std::vector<int32_t> ids;
+  BPE::Encoder(bpe).encode(text, ids, special);
+  std::vector<std::string> pieces;
+  for (const int32_t id : ids) pieces.push_back(bpe.definition().tokens[static_cast<size_t>(id)]);
+  return pieces;
+}
+
+/// Returns `d` as it is after it was written to a tokenizer.json and read.
+BPEDefinition reread(const BPEDefinition& d) { return bpe_from_json(bpe_to_json(d), "test"); }
+
+TEST_CASE("an added token that is text is found in every text", "[tokenizer_folders]") {
+  BPEDefinition d = byte_tokenizer_with({"<|end|>"}).bpe()->definition();
+  for (const char* text : {"<think>", "\n\n"}) {
+    d.special.push_back({static_cast<int32_t>(d.tokens.size()), text, /*special=*/false});
+    d.tokens.emplace_back(text);
+  }
+  const BPE bpe(d, "test");
+  using Pieces = std::vector<std::string>;
+  CHECK(pieces_of(bpe, "a<think>\n\n<|") == Pieces{"a", "<think>", "\n\n", "<", "|"});
+  CHECK(pieces_of(bpe, "<think>", SpecialText::refuse) == Pieces{"<think>"});
+  CHECK(pieces_of(bpe, "<|end|>").size() == 7);
+  CHECK(pieces_of(bpe, "<|end|>", SpecialText::token) == Pieces{"<|end|>"});
+  CHECK(error_of([&] { pieces_of(bpe, "<|end|>", SpecialText::refuse); }) != "");
+  CHECK(reread(d) == d);
+
+  // Texts are divided at line breaks only if no such token reaches past one.
+  d.patterns = {gpt2_pattern};
+  CHECK(BPE(d, "test").ends_at_lines());
+  d.special.push_back({static_cast<int32_t>(d.tokens.size()), "a\nb", /*special=*/false});
+  d.tokens.emplace_back("a\nb");
+  CHECK(!BPE(d, "test").ends_at_lines());
+}
+
+TEST_CASE("a chat has a space where SentencePiece's rule puts one after a special token",
+          "[tokenizer_folders]") {
+  for (const SpaceBefore rule : {SpaceBefore::none, SpaceBefore::each, SpaceBefore::each_without,
+                                 SpaceBefore::first_without}) {
+    INFO(static_cast<int>(rule));
+    BPEDefinition d = sentencepiece(rule);
+    for (const char* text : {"<|im_start|>", "<|im_end|>"}) {
+      d.special.push_back({static_cast<int32_t>(d.tokens.size()), text});
+      d.tokens.emplace_back(text);
+    }
+    Json json{{"kind", "bpe"}};
+    json["bpe"] = bpe_to_json(d);
+    const Tokenizer tokenizer = Tokenizer::from_json(json, "kind", "test");
+    const ChatTemplate chat(tokenizer, "here", "nothing");
+    const std::vector<ChatMessage> messages{{"user", "ab"}, {"assistant", "ab"}};
+
+    // The conversation is one text, in which special tokens are found.
+    std::vector<int32_t> wanted, marked;
+    BPE::Encoder encoder(*tokenizer.bpe());
+    encoder.encode("<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\nab<|im_end|>\n", wanted);
+    chat.append_marked(messages, encoder, marked);
+    for (int32_t& id : marked) id &= 0xFFFFFF;
+    CHECK(marked == wanted);
+
+    // The prompt of an answer is the beginning of that.
+    const std::vector<int64_t> prompt = chat.encode_prompt({messages[0]});
+    REQUIRE(prompt.size() < wanted.size());
+    CHECK(std::equal(prompt.begin(), prompt.end(), wanted.begin()));
+  }
+}
+
+TEST_CASE("a document ends with the end token that the settings name", "[tokenizer_folders]") {
+  Tokenizer t = byte_tokenizer_with({"<eos>", "<|im_end|>"});
+  CHECK(t.document_end() == -1);
+  TokenizerSettings s;
+  s.has_special_tokens = true;
+  s.eos_token = "<eos>";
+  t.set_settings(s);
+  CHECK(t.document_end() == 256);
+
+  // Chat models name the end of a turn; their documents keep the usual token.
+  Tokenizer chat = byte_tokenizer_with({"<|endoftext|>", "<|im_end|>"});
+  s.eos_token = "<|im_end|>";
+  chat.set_settings(s);
+  CHECK(chat.document_end() == 256);
+}
+
+TEST_CASE("a split at a text is written as that text, and other engines' syntax is refused",
+          "[tokenizer_folders]") {
+  Json json = bpe_to_json(byte_tokenizer_with({}).bpe()->definition());
+  Json& split = json["pre_tokenizer"]["pretokenizers"][0];
+  REQUIRE(split["type"] == "Split");
+  split["pattern"] = {{"String", "a.b"}};
+  const BPEDefinition d = bpe_from_json(json, "test");
+  CHECK(bpe_to_json(d)["pre_tokenizer"]["pretokenizers"][0] == split);
+  CHECK(reread(d) == d);
+  const Pretokenizer pretokenizer(d.patterns.at(0), "test");
+  Pretokenizer::Cursor cursor(pretokenizer, "xa.baab");
+  CHECK(cursor.next() == "x");
+  CHECK(cursor.next() == "a.b");
+  CHECK(cursor.next() == "aab");
+
+  // Runs of earlier versions have the text as a pattern.
+  split["pattern"] = {{"Regex", d.patterns.at(0)}};
+  CHECK(bpe_from_json(json, "test") == d);
+
+  const TempFolder f{fast_folder()};
+  const auto error_with = [&](const Json& pattern) {
+    split["pattern"] = pattern;
+    write_file(f / "tokenizer.json", json_text(json));
+    return error_of([&] { read_bpe(f / "tokenizer.json"); });
+  };
+  for (const char* pattern : {R"([\p{L}&&[^a]]+)", "[a-c[0-9]]", R"(\h+)", R"(\H)", R"(x\Qa\E)"}) {
+    INFO(pattern);
+    CHECK(error_with({{"Regex", pattern}}) != "");
+  }
+  CHECK(error_with({{"String", "a\\Eb"}}) != "");
+  for (const char* pattern :
+       {R"(\[a&&b\[)", "[[:alpha:]]+", R"([\]\[]+)", gpt2_pattern, llama3_pattern, qwen2_pattern}) {
+    INFO(pattern);
+    CHECK(error_with({{"Regex", pattern}}) == "");
+  }
+}
+
+/// A folder with vocab.json and merges.txt, as transformers' slow tokenizers write it.
+struct SlowFolder {
+  TempFolder folder{fast_folder()};
+  SlowFolder() {
+    Json vocab = Json::object();
+    for (size_t b = 0; b < 256; ++b) vocab[byte_alphabet()[b]] = b;
+    write_file(folder / "vocab.json", json_text(vocab));
+    write_file(folder / "merges.txt", "#version: 0.2\n");
+  }
+  BPEDefinition with(const char* name, const Json& json) const {
+    write_file(folder / name, json_text(json));
+    return read_bpe(folder.path());
+  }
+};
+
+TEST_CASE("vocab.json has the pattern of its tokenizer's class, and the tokens added beside it",
+          "[tokenizer_folders]") {
+  const SlowFolder f;
+  const BPEDefinition plain = read_bpe(f.folder.path());
+  CHECK(plain.patterns == std::vector<std::string>{gpt2_pattern});
+  CHECK(plain.special.empty());
+
+  // Older folders: special tokens are those that a configuration names.
+  write_file(f.folder / "special_tokens_map.json", R"({"eos_token": "<|im_end|>"})");
+  BPEDefinition d = f.with("added_tokens.json", {{"<|im_end|>", 256}, {"<tool>", 257}});
+  REQUIRE(d.special.size() == 2);
+  CHECK(special_id(d, "<|im_end|>") == 256);
+  CHECK(std::ranges::find(d.special, 256, &SpecialToken::id)->special);
+  CHECK(!std::ranges::find(d.special, 257, &SpecialToken::id)->special);
+  CHECK(pieces_of(BPE(d, "test"), "<tool><|im_end|>").size() == 11);
+
+  Json config{{"tokenizer_class", "Qwen2Tokenizer"},
+              {"added_tokens_decoder",
+               {{"256", {{"content", "<|im_end|>"}, {"special", true}, {"lstrip", false}}},
+                {"258", {{"content", "<box>"}, {"special", false}}}}}};
+  d = f.with("tokenizer_config.json", config);
+  CHECK(d.patterns == std::vector<std::string>{qwen2_pattern});
+  CHECK(d.nfc);
+  CHECK(d.special.size() == 3);
+  CHECK(d.tokens.at(258) == "<box>");
+
+  const auto error_with = [&](const Json& changed) {
+    return error_of([&] { f.with("tokenizer_config.json", changed); });
+  };
+  CHECK_THAT(error_with({{"tokenizer_class", "RobertaTokenizer"}}),
+             ContainsSubstring("RobertaTokenizer"));
+  CHECK_THAT(error_with({{"add_prefix_space", true}}), ContainsSubstring("add_prefix_space"));
+  config["added_tokens_decoder"]["256"]["lstrip"] = true;
+  CHECK_THAT(error_with(config), ContainsSubstring("lstrip"));
+  CHECK_THAT(error_with({{"added_tokens_decoder", {{"x", {{"content", "a"}}}}}}),
+             ContainsSubstring("added_tokens_decoder"));
+}
+
+TEST_CASE("merges of a character that stands for its byte are written as that character",
+          "[tokenizer_folders]") {
+  // As Gemma's tab, which its vocabulary has instead of the byte's token.
+  Json json = bpe_to_json(sentencepiece(SpaceBefore::none));
+  Json& vocab = json["model"]["vocab"];
+  const auto tab = vocab.at("<0x09>").get<int32_t>();
+  vocab.erase("<0x09>");
+  vocab["\t"] = tab;
+  vocab["\t\t"] = vocab.size();
+  json["model"]["merges"].push_back("\t \t");
+  const BPEDefinition d = bpe_from_json(json, "test");
+  CHECK(d.byte_tokens.at(9) == tab);
+
+  const Json written = bpe_to_json(d);
+  using Vocabulary = std::map<std::string, int32_t>;
+  CHECK(written["model"]["vocab"].get<Vocabulary>() == vocab.get<Vocabulary>());
+  CHECK(written["model"]["merges"] == json["model"]["merges"]);
+  CHECK(reread(d) == d);
+}
+
+TEST_CASE("add_bos_token decides for Llama's classes whether a prompt begins with a token",
+          "[tokenizer_folders]") {
+  const TempFolder f{fast_folder()};
+  BPEDefinition d = sentencepiece(SpaceBefore::each);
+  const auto begin_with = [&](int32_t template_begin, const Json& config) {
+    d.begin = template_begin;
+    write_file(f / "tokenizer.json", json_text(bpe_to_json(d)));
+    write_file(f / "tokenizer_config.json", json_text(config));
+    return Tokenizer::bpe(f.path()).prompt_begin();
+  };
+  const auto config = [](const char* name, bool add) {
+    return Json{
+        {"tokenizer_class", name}, {"bos_token", {{"content", "<s>"}}}, {"add_bos_token", add}};
+  };
+  CHECK(begin_with(-1, config("LlamaTokenizerFast", true)) == 1);
+  CHECK(begin_with(1, config("LlamaTokenizer", false)) == -1);
+  CHECK(begin_with(1, config("GemmaTokenizerFast", true)) == 1);
+
+  // Other classes follow the post-processor, as do folders without the key.
+  CHECK(begin_with(-1, config("PreTrainedTokenizerFast", true)) == -1);
+  CHECK(begin_with(1, config("PreTrainedTokenizerFast", false)) == 1);
+  CHECK(begin_with(1, {{"tokenizer_class", "LlamaTokenizer"}}) == 1);
+}
+
+}  // namespace

@@ -1,0 +1,27 @@
+// Configs of model kinds with given sizes, for tests of forecasts.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "nn/models/model.h"
+
+namespace lathe::test {
+
+using Sizes = std::map<std::string, int64_t>;
+
+/// Returns a kind's config with all of `sizes` that it has as keys, or nullopt if it lacks the key
+/// `first` or its check refuses the sizes.
+inline std::optional<AnyConfig> sized_config(const ModelKind& kind, const std::string& first,
+                                             const Sizes& sizes) {
+  AnyConfig config = kind.config;
+  if (config.find<int64_t>(first) == nullptr) return std::nullopt;
+  for (const auto& [key, size] : sizes) {
+    if (int64_t* const found = config.find<int64_t>(key)) *found = size;
+  }
+  if (int64_t* const vocabulary = config.find<int64_t>("vocab_size")) *vocabulary = 50257;
+  return kind.check(config) ? std::nullopt : std::optional(config);
+}
+
+}  // namespace lathe::test
