@@ -83,6 +83,7 @@ class OutputFile {
 
   /// Writes all bytes or throws; interrupted and short writes are continued.
   void write(const void* data, size_t bytes);
+  /// Does the same with the bytes of a text.
   void write(std::string_view text) { write(text.data(), text.size()); }
   /// Waits until the disk has all that was written (fsync).
   void sync();

@@ -80,7 +80,7 @@ BPEDefinition read_slow(const fs::path& folder, const Json& config, const std::s
   return d;
 }
 
-/// Applies add_bos_token where transformers does so, whatever the post-processor says.
+/// Applies add_bos_token where transformers does so, whatever the post-processor has.
 void apply_add_bos(BPEDefinition& d, const Json& config, const std::string& where) {
   const std::string name = class_of(config, where);
   const bool counts = name == "LlamaTokenizer" || name == "CodeLlamaTokenizer" ||

@@ -236,7 +236,7 @@ TEST_CASE("one-pass statistics agree with the definition, also if the first valu
           Approx(mean).epsilon(1e-12));  // 5000 roundings, which mostly cancel
     CHECK(one.result().scale[0] == Approx(deviation).epsilon(1e-10));  // the same, squared
   }
-  // Two channels of six elements each, compared with all their elements at once.
+  // Two channels of six elements each, compared with all their elements together.
   Statistics channels(groups_of({2, 2, 3}));
   std::vector<std::vector<double>> all(2);
   for (int i = 0; i < 100; ++i) {

@@ -432,7 +432,7 @@ TEST_CASE("files that are not text are refused without --binary", "[prepare]") {
   }
 }
 
-TEST_CASE("the error of a Parquet file tells how to convert it", "[prepare]") {
+TEST_CASE("the error of a Parquet file has the command that converts it", "[prepare]") {
   const TempFolder f;
   write_file(f / "a.parquet", "PAR1" + std::string(40, '\0') + "PAR1");
   write_file(f / "word.txt", "PAR1 " + sample_text(3000));

@@ -101,8 +101,8 @@ with tempfile.TemporaryDirectory() as temporary:
     # layers; MFU if there is a peak
     has_mfu = '"mfu":null' not in (run / "metrics.jsonl").read_text()
     _, dom = check(run / "report.html", 13 + has_mfu, "one")
-    for said in ["resumed from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv", "at its peak, by category", "<polyline"]:
-        assert said in dom, f"the page does not contain {said!r}"
+    for wanted in ["resumed from", "optim.lr: 0.001", "after step 30", "blocks.0.attn.qkv", "at its peak, by category", "<polyline"]:
+        assert wanted in dom, f"the page does not contain {wanted!r}"
 
     # A memory category has the same color in each run, although the second run lacks one. Charts
     # have titles, not keys.

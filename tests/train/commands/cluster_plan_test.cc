@@ -1,5 +1,5 @@
-// Tests `lathe plan CONFIG --card NAME`: its output, what it reads from the config, its table of
-// GPUs, and its errors.
+// Tests `lathe plan CONFIG --card NAME` (prose: ok): its output, what it reads from the config, its
+// table of GPUs, and its errors.
 #include <cstdio>
 
 #include "core/io/json.h"
