@@ -24,7 +24,7 @@ namespace {
 constexpr int open_ellipsis = std::numeric_limits<int>::min();
 
 struct Equation {
-  std::string text;                // einsum "...": for messages
+  std::string text;                // how errors name it: einsum "ij,jk->ik"
   std::vector<std::string> names;  // of labels
   std::vector<Labels> in;
   Labels out;
@@ -40,7 +40,7 @@ bool continues_name(char c) {
   return is_letter(c) || std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-/// Returns the number of an index. Indices are numbered by name in order of first appearance.
+/// Returns the number of an index: its position in `names`, to which a new name is added.
 int number_of(const std::string& name, std::vector<std::string>& names) {
   const auto known = std::find(names.begin(), names.end(), name);
   const auto number = static_cast<int>(known - names.begin());
@@ -129,7 +129,8 @@ Equation parse(const std::string& text, bool named) {
   return e;
 }
 
-/// Returns the equation of a text. Each thread parses a text once and caches the equation.
+/// Returns the equation of a text. Each thread caches equations, and drops all of them when it has
+/// more than 10,000.
 const Equation& equation_of(const std::string& text, bool named) {
   thread_local std::unordered_map<std::string, std::unique_ptr<const Equation>> kept;
   if (kept.size() > 10000) kept.clear();
@@ -153,7 +154,7 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
         shapes.size(), " were given");
 
   FittedEquation b;
-  int64_t spread = 0;  // dims of "..." in the result
+  int64_t spread = 0;  // number of dims of "..." in the result
 
   for (size_t i = 0; i < shapes.size(); ++i) {
     const bool with_ellipsis = has(e.in[i], open_ellipsis);
@@ -195,19 +196,20 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
   return b;
 }
 
-/// An operand and its indices, each of which appears once. An index of size 1 that is larger in
-/// another operand is left out.
+/// An operand and its indices, each of which appears once. An index whose dim has size 1 here and
+/// a larger one elsewhere is left out.
 struct Labeled {
   Variable x;
   Labels labels;
 };
 
-/// Returns an operand with dims that broadcast dropped, and repeated indices reduced to diagonals.
+/// Returns an operand without its dims that broadcast, and with repeated indices reduced to
+/// diagonals.
 Labeled operand(const Variable& x, const Labels& labels, const FittedEquation& b) {
   Labeled o{x, labels};
 
-  // Drop dims of size 1 that are larger in another operand. A matrix product needs equal sizes, and
-  // the other operand supplies the index.
+  // Drop dims of size 1 whose index has a larger dim elsewhere. A matrix product needs equal sizes,
+  // and the larger dim supplies the index.
   for (size_t d = 0; d < o.labels.size();) {
     const int64_t size = o.x.size(static_cast<int64_t>(d));
     if (size == 1 && b.sizes.at(o.labels[d]) != 1) {
@@ -249,7 +251,8 @@ void sum_out(Labeled& o, const Labels& wanted) {
 }
 
 /// Multiplies a and b and sums over the indices that are in both but not in `wanted`, as a batched
-/// matrix product [both, a only, summed] x [both, summed, b only].
+/// matrix product [batch, a only, summed] x [batch, summed, b only]. The batch dims, `both`, are
+/// the indices in a, b and `wanted`.
 Labeled pair_product(const Labeled& a, const Labeled& b, const Labels& wanted) {
   Labels both, summed, of_a, of_b;
   for (const int l : a.labels)
@@ -313,7 +316,8 @@ Variable einsum(const Equation& e, const std::vector<Variable>& xs) {
     return wanted_by(b.out, others);
   };
 
-  // First sum over indices that are in only one operand, so that the matrix products are smaller.
+  // First sum over indices that are in only one operand and not in the result, so that the matrix
+  // products are smaller.
   for (size_t i = 0; i < list.size(); ++i) sum_out(list[i], wanted_beside(i, i));
 
   std::vector<Labels> labels;
@@ -359,7 +363,8 @@ EinsumPlan einsum_plan(const std::string& equation,
     }
   }
 
-  // einsum() sums over indices of one operand only before any product, so leave them out.
+  // Leave out the indices over which einsum() sums before the first product: those that are in only
+  // one operand and not in the result.
   for (size_t i = 0; i < labels.size(); ++i) {
     std::vector<Labels> others;
     for (size_t j = 0; j < labels.size(); ++j) {

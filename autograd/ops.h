@@ -1,6 +1,6 @@
-// Declares every op, here and, by family, in the headers of ops/ that this header includes. Shapes
-// broadcast as in ATen unless stated otherwise; dims may be negative. The struct of an op, with its
-// formula, is in ops/<family>.cc.
+// Declares the ops of ops/, here and, by family, in the headers of ops/ that this header includes.
+// Shapes broadcast as in ATen unless stated otherwise; dims may be negative. The structs of the
+// ops, with their formulas, are in the .cc files of ops/.
 #pragma once
 
 #include <array>
@@ -54,8 +54,7 @@ Variable mean(const Variable& x, at::OptionalIntArrayRef dims = std::nullopt, bo
 Variable amax(const Variable& x, int64_t dim, bool keepdim = false);
 Variable softmax(const Variable& x, int64_t dim);
 Variable log_softmax(const Variable& x, int64_t dim);
-/// Sums x to shape `sizes`, over the dims along which broadcasting from `sizes` to x's shape
-/// repeats. This is the adjoint of expand.
+/// Sums x to shape `sizes`, which must broadcast to x's shape. This is the adjoint of expand.
 Variable sum_to(const Variable& x, at::IntArrayRef sizes);
 
 // Shapes (ops/shape.cc, index.cc). Results may be views of x's storage.
@@ -66,15 +65,16 @@ Variable expand(const Variable& x, at::IntArrayRef sizes);
 Variable transpose(const Variable& x, int64_t a, int64_t b);
 Variable permute(const Variable& x, at::IntArrayRef dims);
 Variable slice(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step = 1);
-/// The adjoint of slice: returns zeros of `size` along dim, with x at [start, end) by step.
+/// The adjoint of slice: returns a tensor with `size` positions along dim, whose slice
+/// start:end:step is x and which is zero elsewhere.
 Variable slice_backward(const Variable& x, int64_t dim, int64_t start, int64_t end, int64_t step,
                         int64_t size);
 Variable unsqueeze(const Variable& x, int64_t dim);
 /// Returns the slice at one position of a dim, without that dim.
 Variable select(const Variable& x, int64_t dim, int64_t index);
 /// Indexes the first dims of x, as at::index and NumPy's indexing by arrays do. An int64 tensor
-/// indexes one dim, and all of them are broadcast together. A bool mask indexes as many dims as it
-/// has. An undefined tensor keeps all positions of one dim. A position may occur many times.
+/// indexes one dim; the int64 tensors are broadcast together. A bool mask indexes as many dims as
+/// it has. An undefined tensor keeps all positions of one dim. A position may occur many times.
 Variable index(const Variable& x, const std::vector<at::Tensor>& indices);
 /// The adjoint of index: returns zeros of `sizes`, with x added at the indices.
 Variable index_backward(const Variable& x, const std::vector<at::Tensor>& indices,
@@ -102,12 +102,13 @@ Variable contiguous(const Variable& x);
 /// Multiplies matrices: [..., n, k] x [..., k, m] -> [..., n, m]. Batch dims broadcast; each factor
 /// has at least 2 dims.
 Variable matmul(const Variable& a, const Variable& b);
-/// Returns the dtype in which CPUs compute matrix products of `dtype`: float32 for fp8, and for
-/// float16 if the CPU has no float16 arithmetic.
+/// Returns the dtype to which factors of `dtype` are converted for matrix products on CPUs: float32
+/// for float8_e4m3fn, and for float16 if the CPU has no float16 arithmetic; otherwise `dtype`.
+/// Lathe's kernels may still multiply in float32 (multiplied_as() in core/kernels/gemm.h).
 at::ScalarType cpu_product_dtype(at::ScalarType dtype);
 
-// Linear layers (ops/linear.cc). x [..., in], weight [out, in], bias [out] or undefined -> [...,
-// out].
+// Linear layers (ops/linear.cc, linear_fused.cc): x [..., in], weight [out, in], bias [out] or
+// undefined -> [..., out].
 /// Returns x W^T + bias + residual. The result has the dtype of `residual` [..., out] if one is
 /// given.
 Variable linear(const Variable& x, const Variable& weight, const Variable& bias = {},
@@ -119,15 +120,16 @@ Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& 
 /// fused op where there are kernels for it.
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up);
 /// Returns linear() of x with each weight and its bias: the queries, keys and values. Where there
-/// are kernels for it, it is one op whose backward reads x once and accumulates dx directly.
+/// are kernels for it, it is one op. Its matrix products add up the three terms of dx themselves
+/// and, on CPUs, read x once for all weights.
 std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable, 3>& weights,
                                    const std::array<Variable, 3>& biases = {});
 
 // Neural network (ops/norm.cc, swiglu.cc, embedding.cc, dropout.cc, attention.cc).
 /// Normalizes over the last dim. Weight and bias are [C]; either may be undefined. Ba, Kiros and
 /// Hinton 2016. Computes in float32 or wider. The result has dtype `out`. By default, it has that
-/// of x or, under autocast, at least float32. In float32, squares overflow if |x| exceeds 1e19, and
-/// the result is NaN.
+/// of x or, under autocast, at least float32. In float32, sums of squares overflow
+/// if |x - mean| comes near 1e19; Lathe's kernels then return NaN.
 Variable layer_norm(const Variable& x, const Variable& weight, const Variable& bias,
                     double eps = 1e-5, std::optional<at::ScalarType> out = std::nullopt);
 /// Returns x / sqrt(mean of x^2 + eps) * weight over the last dim; otherwise like layer_norm. Zhang
@@ -151,15 +153,15 @@ Variable dropout(const Variable& x, double p, uint64_t stream = 0);
 /// float64, and on CUDA head sizes that are above 256 or not a multiple of 8, use a composed form
 /// with memory T^2. `starts`, if defined, is int64 [B, T] and separates the documents of a row:
 /// position t does not see positions before starts[t], which is at most t and does not decrease
-/// along a row. With `starts`, memory is linear on a GPU only if each starts[t] is t or starts[t -
-/// 1], and on a CPU only if Lathe's kernel applies. Backward recomputes the probabilities from a
-/// float32 log-sum-exp, so gradients lose accuracy as scores grow, as in ATen's flash kernels:
-/// relative to the largest gradient 2e-5 at scores of 1e2 and 6e-4 at 1e4 in float32, and 1% in
-/// bfloat16.
+/// along a row. With `starts`, memory is linear on a GPU only if each starts[t] equals t or
+/// starts[t - 1], and on a CPU only if Lathe's kernel applies. Backward recomputes the
+/// probabilities from a float32 log-sum-exp, so gradients lose accuracy as scores grow, as in
+/// ATen's flash kernels: errors relative to the largest gradient are 2e-5 at scores of 1e2 and 6e-4
+/// at 1e4 in float32, and 1% in bfloat16.
 Variable attention(const Variable& qkv_BT3C, int64_t heads, const at::Tensor& starts = {});
 
-// Images (ops/conv.cc, pool.cc): x is [B, C, H, W], with `padding` more positions on each side.
-// They are zeros, except in max_pool2d.
+// Images (ops/conv.cc, pool.cc): x is [B, C, H, W]. The ops add `padding` positions on each side,
+// which are zeros except in max_pool2d.
 struct Conv2dOptions {
   Pair stride = 1, padding = 0, dilation = 1;
   int64_t groups =
@@ -189,8 +191,8 @@ Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride =
 /// The adjoint of avg_pool2d, for an x of `sizes`.
 Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride,
                              Pair padding, bool ceil_mode = false, bool count_include_pad = true);
-/// Returns the means of out.h times out.w windows that cover an x of any size: row i begins at
-/// floor(i H / out.h) and ends before ceil((i + 1) H / out.h).
+/// Returns the means of out.h times out.w windows that cover an x of any size. Those in row i of
+/// the result begin at row floor(i H / out.h) of x and end before row ceil((i + 1) H / out.h).
 Variable adaptive_avg_pool2d(const Variable& x, Pair out);
 /// The adjoint of adaptive_avg_pool2d, for an x of `sizes`.
 Variable adaptive_avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes);
@@ -211,8 +213,8 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
                     const at::Tensor& mean, const at::Tensor& var, double eps = 1e-5,
                     std::optional<at::ScalarType> out = std::nullopt);
 
-// Cells of recurrent layers (ops/recurrent.cc) without their matrix products; gates in torch's
-// order. They compute in float32 or wider.
+// Recurrent layers (ops/recurrent.cc, lstm.cc), with gates in torch's order. The cells compute in
+// float32 or wider; the caller computes their matrix products.
 /// Computes an LSTM step (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
 /// 2000) from gates [B, 4 H] = x W_ih^T + h W_hh^T + b, in the order input, forget, cell, output,
 /// and state c [B, H]. Returns the next h in the dtype of the gates, and the next c in that of c.
@@ -220,8 +222,8 @@ std::pair<Variable, Variable> lstm_cell(const Variable& gates, const Variable& c
 /// Computes all steps of an LSTM layer from x [T, B, C], W_ih [4 H, C], the bias [4 H], which may
 /// be undefined, W_hh [4 H, H] and the states h and c [B, H] before the first step. With `reverse`,
 /// the steps run from the last to the first. Returns h after each step [T, B, H] and the last c. On
-/// CPUs, where there are kernels for it, 16 or more sequences are computed by one op, whose weight
-/// gradients are single matrix products over all steps.
+/// CPUs, where there are kernels for it, 16 or more sequences are computed by one op, which
+/// computes each weight's gradient by one matrix product over all steps.
 std::pair<Variable, Variable> lstm_layer(const Variable& x, const Variable& weight_ih,
                                          const Variable& bias, const Variable& weight_hh,
                                          const Variable& h, const Variable& c, bool reverse);
@@ -237,9 +239,9 @@ Variable gru_cell(const Variable& x_gates, const Variable& h_gates, const Variab
 /// NaN and infinities. logits [N, V], targets int64 [N] -> [].
 Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, double divisor = 0,
                        int64_t ignore_index = -100);
-/// Returns cross_entropy(linear(x, weight), targets, divisor). Where there are kernels for it, the
-/// complete logits never exist: rows are processed in pieces, and forward computes the gradients of
-/// x and the weight. x [N, C], weight [V, C], targets int64 [N] -> [].
+/// Returns cross_entropy(linear(x, weight), targets, divisor, ignore_index). Where there are
+/// kernels for it, the complete logits never exist: rows are processed in pieces, and forward
+/// computes the gradients of x and the weight. x [N, C], weight [V, C], targets int64 [N] -> [].
 Variable linear_cross_entropy(const Variable& x_NC, const Variable& weight_VC,
                               const at::Tensor& targets_N, double divisor = 0,
                               int64_t ignore_index = -100);

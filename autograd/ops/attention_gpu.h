@@ -1,11 +1,12 @@
 // Causal attention by ATen's GPU kernels: FlashAttention 2 (Dao 2023) for float16 and bfloat16, the
 // memory-efficient kernel (Rabe and Staats 2021) for float32. Their memory is linear in the number
-// of positions, also with separate documents and with a window of keys. Both are deterministic
+// of positions, even with separate documents or with a window of keys. Both are deterministic
 // under ATen's deterministic algorithms, which the trainer enables on a GPU.
 //
-// On Hopper, cuDNN's forward kernel is faster than that of FlashAttention, and it saves the same
-// tensors for backward. cuDNN's backward kernel is not deterministic, so the backward pass always
-// uses that of FlashAttention.
+// On Hopper, cuDNN's forward kernel replaces that of FlashAttention, which is slower, if there are
+// neither documents nor a window, as many keys as queries (2 or more), as many heads of keys as of
+// queries, and at most 128 elements in a head. It saves the same tensors for backward. cuDNN's
+// backward kernel is not deterministic, so FlashAttention's is used for these tensors too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +19,7 @@ namespace lathe {
 
 /// The documents of a batch as the kernels read them.
 struct DocumentBounds {
-  at::Tensor begins;    ///< where each begins in the B T positions, and B T at the end: int32
+  at::Tensor begins;    ///< the first of each one's positions in 0 ... B T - 1, then B T: int32
   int64_t longest = 0;  ///< positions of the longest document
 };
 /// Returns the documents that `starts` [B, T] on a GPU describes; see attention() in ops.h. In each
@@ -30,13 +31,13 @@ DocumentBounds document_bounds(const at::Tensor& starts);
 /// Options of the GPU attention kernels.
 struct GpuAttention {
   double scale = 1;            ///< multiplies q k^T
-  int64_t window = 0;          ///< number of keys that a query sees, itself included; 0: no limit
-  DocumentBounds documents{};  ///< undefined: each row of the batch is one document
+  int64_t window = 0;          ///< number of keys that a query sees, its own included; 0: no limit
+  DocumentBounds documents{};  ///< `begins` undefined: each row is one document
 };
 /// The results of the forward pass, which the backward pass reads.
 struct GpuAttended {
   at::Tensor out;           ///< [B, T, H, D], contiguous
-  at::Tensor lse;           ///< logarithms of the sums over keys, in the kernel's layout
+  at::Tensor lse;           ///< log-sum-exp of each query's scores, in the kernel's layout
   at::Tensor seed, offset;  ///< of the kernel's random numbers, unused without dropout
 };
 

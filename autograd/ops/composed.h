@@ -7,8 +7,9 @@
 
 namespace lathe {
 
-/// Adds the names to op_registry(), so that each function needs rows in the op table, as an op
-/// does. Returns true, so that it can initialize a static variable.
+/// Adds the names to op_registry(). The test of the op table then fails unless the table has a row
+/// for each function, as it does for ops. Returns true, so that it can initialize a static
+/// variable.
 inline bool register_composed(std::initializer_list<const char*> names) {
   op_registry().insert(names.begin(), names.end());
   return true;

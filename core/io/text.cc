@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/error.h"
+
 namespace lathe {
 
 size_t code_point_length(std::string_view text, size_t at) {

@@ -1,5 +1,5 @@
 // Launches core/kernels/rotary.h's rotation on a CUDA stream. All pointers are device pointers,
-// aligned to 16 bytes.
+// aligned to 16 bytes, and the table to 32 bytes if the heads are in a 16-bit type.
 #pragma once
 
 #include <cuda_runtime.h>

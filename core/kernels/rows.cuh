@@ -10,9 +10,9 @@
 
 namespace lathe {
 
-/// N elements that one instruction loads or stores.
+/// N elements that are loaded or stored together, by one instruction for each 16 bytes.
 template <class T, int N>
-struct alignas(N * sizeof(T)) Pack {
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
   T at[N];
 };
 
@@ -33,14 +33,15 @@ __device__ void store_pack(T* row, int64_t i, const float* values) {
 
 namespace {
 
-/// Returns e^x. For elements of narrow types T it is exact to 5e-6 within +-90, far below the
-/// rounding of their values.
+/// Returns e^x. If T is a 16-bit type, the relative error is up to 5e-6 for |x| <= 88, far below
+/// the rounding of a T.
 template <class T>
 __device__ float exp_of(float x) {
   constexpr float log2_e = 1.4426950408889634f;
   return sizeof(T) == 4 ? expf(x) : exp2f(x * log2_e);
 }
-/// Returns 1 / x, for narrow types to 2 units in the last place and for x up to 2^126.
+/// Returns 1 / x. If T is a 16-bit type, |x| must be from 2^-126 to 2^126, and the error is up to 2
+/// units in the last place of a float32.
 template <class T>
 __device__ float inverse_of(float x) {
   return sizeof(T) == 4 ? 1 / x : __fdividef(1, x);
@@ -60,7 +61,7 @@ __device__ void block_sums(float& a, float& b) {
     a += __shfl_xor_sync(0xffffffffu, a, lane);
     b += __shfl_xor_sync(0xffffffffu, b, lane);
   }
-  __syncthreads();  // the sums before have been read
+  __syncthreads();  // all threads have read the sums of the previous call
   if (threadIdx.x % 32 == 0) warps[0][threadIdx.x / 32] = a, warps[1][threadIdx.x / 32] = b;
   __syncthreads();
   a = b = 0;
@@ -84,9 +85,9 @@ __device__ float block_max(float a) {
   return a;
 }
 
-/// Returns the total of a column of `rows` rows of partial sums, valid in the first 32 threads. The
-/// block must have `warps` warps. `column` is the same in all threads with the same threadIdx.x %
-/// 32, and may be beyond the last column.
+/// Returns the sum of one column of `partials` [rows, columns], in every thread; 0 if `column` is
+/// beyond the last one. The block must have `warps` warps, and all threads with the same
+/// threadIdx.x % 32 must pass the same `column`.
 template <int warps>
 __device__ float column_total(const float* partials, int64_t rows, int64_t columns,
                               int64_t column) {
@@ -94,7 +95,7 @@ __device__ float column_total(const float* partials, int64_t rows, int64_t colum
   float sum = 0;
   for (int64_t r = threadIdx.x / 32; r < rows && column < columns; r += warps)
     sum += partials[r * columns + column];
-  __syncthreads();  // the sums before have been read
+  __syncthreads();  // all threads have read the sums of the previous call
   sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
   sum = 0;

@@ -1,5 +1,5 @@
-// Tables as sources of examples: which columns there are, and the cells as numbers. No LibTorch
-// header.
+// Tables as sources of examples: finds their columns and reads their cells as numbers. Includes no
+// LibTorch header.
 #pragma once
 
 #include <memory>
@@ -17,10 +17,10 @@ namespace lathe {
 std::unique_ptr<ExampleSource> open_tables(const std::vector<std::string>& files,
                                            const TableOptions& options, const ExampleSource* like);
 
-/// Opens a table with new examples. Finds the columns of the format by their names or, without a
-/// header line, by their positions. The target may be missing. RawExample::label is the id, or
-/// empty if the table has none. `format` must outlive the source. Throws Exit::data for a missing
-/// column, with its name.
+/// Opens a table with new examples. Finds the columns of `format` by their names or, if the format
+/// has no header line, by their positions. The target may be missing. RawExample::label is the id,
+/// or empty if the table has none. `format` must outlive the source. Throws Exit::data with the
+/// name of a missing input or, if the format has no header line, for a wrong number of columns.
 std::unique_ptr<ExampleSource> open_new_rows(const std::string& file, const TableFormat& format);
 
 }  // namespace lathe

@@ -19,7 +19,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("Philox4x32-10 gives Random123's vectors", "[random_and_files]") {
+TEST_CASE("Philox4x32-10 matches the test vectors of Random123", "[random_and_files]") {
   // The known-answer file kat_vectors of the Random123 distribution.
   CHECK(philox({0, 0, 0, 0}, {0, 0}) == Philox4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}) ==
@@ -117,7 +117,7 @@ TEST_CASE("bytes that are not UTF-8 become U+FFFD in JSON and in TOML", "[random
   CHECK(toml_text(path) == "\"fold\\uFFFDr/\xE2\x82\xAC\\uFFFD\"");
 }
 
-TEST_CASE("JSON numbers that are not finite are strings", "[random_and_files]") {
+TEST_CASE("json_number writes non-finite numbers as strings", "[random_and_files]") {
   CHECK(json_number(1.5).dump() == "1.5");
   CHECK(json_number(NAN).dump() == "\"nan\"");
   CHECK(json_number(-INFINITY).dump() == "\"-inf\"");
@@ -145,7 +145,7 @@ TEST_CASE("the allocator reuses blocks and counts bytes by category", "[random_a
   CHECK_THAT(error_of([] { at::empty({int64_t{1} << 50}); }), ContainsSubstring("out of memory"));
 }
 
-TEST_CASE("numbers are printed as people write them", "[random_and_files]") {
+TEST_CASE("counts, times and numbers have short, readable texts", "[random_and_files]") {
   CHECK(count_text(824) == "824");
   CHECK(count_text(25'300) == "25.3k");
   CHECK(count_text(810'000) == "0.81M");
@@ -166,7 +166,7 @@ TEST_CASE("numbers are printed as people write them", "[random_and_files]") {
   CHECK(quantity(0, "step") == "0 steps");
 }
 
-TEST_CASE("a file that is written in large parts is complete, also if calls write less than asked",
+TEST_CASE("a file written in large parts is complete even if write() writes fewer bytes than asked",
           "[random_and_files]") {
   const TempFolder folder;
   const FileCalls real = file_calls;
@@ -176,7 +176,7 @@ TEST_CASE("a file that is written in large parts is complete, also if calls writ
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * i % 251);
 
   for (const bool is_short : {false, true}) {
-    // A call writes only a third of its bytes, which is not a multiple of the page size.
+    // Large calls write a third of their bytes, in most cases not a multiple of the page size.
     if (is_short)
       file_calls.write = [](int fd, const void* data, size_t n) {
         return write_all(fd, data, n > 5000 ? n / 3 + 1 : n);

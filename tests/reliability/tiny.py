@@ -52,7 +52,7 @@ def control(what, trial):
     try:
         trial()
     except SystemExit as noticed:
-        if noticed.code == 77:  # skipped, so that nothing was tried
+        if noticed.code == 77:  # skipped, so nothing was tried
             raise
         print(f"control, {what}: {str(noticed).splitlines()[0]}", flush=True)
     else:
@@ -61,7 +61,7 @@ def control(what, trial):
 
 class Tiny:
     """Creates data and a config in a temporary folder and trains an uninterrupted reference run.
-    `words` are passed to each training."""
+    `words` are added to each `lathe train` command."""
 
     def __init__(self, lathe, steps, interval, width=8, words=()):
         self.words = list(words)
@@ -80,7 +80,7 @@ class Tiny:
         return [self.lathe, "train", str(self.folder / "tiny.toml"), f"--train.out_dir={run}", *self.words]
 
     def start(self, run):
-        """Starts a training, whose output the caller must read, and returns the process."""
+        """Starts a training run and returns its process. The caller must read the output."""
         return subprocess.Popen(self.command(run), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 text=True)
 
@@ -94,8 +94,8 @@ class Tiny:
 
 
 def resumed_from(output):
-    """Returns the step that a process reported to resume from or to have ended with; 0 for a new
-    run."""
+    """Returns the step of the checkpoint that a process resumed from or found to be the last one,
+    according to its output; 0 for a new run."""
     line = next((line for line in output.splitlines()
                  if line.startswith(("run       ", "nothing to do: the run ended with "))), None)
     check(line is not None, f"no line reports what the run resumes from: {output}")
@@ -112,12 +112,13 @@ def unfinished(run):
 
 
 def difference(a, b):
-    """"" or how two runs differ, as docs/internals/randomness.md defines it."""
+    """Returns how two runs differ, as docs/internals/randomness.md defines it, or ''."""
     keys = ("step", "loss", "lr", "grad_norm", "tokens", "loss_scale", "val_loss")
 
     def lines(run):
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [{k: row[k] for k in keys if k in row} for row in rows if "changed" not in row]  # not changed keys
+        # skip the records of changed config keys
+        return [{k: row[k] for k in keys if k in row} for row in rows if "changed" not in row]
 
     if lines(a) != lines(b):
         return "the metrics differ"

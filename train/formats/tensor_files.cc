@@ -41,7 +41,7 @@ TensorFiles::TensorFiles(const fs::path& folder) {
                          fs::exists(folder / "pytorch_model.bin.index.json");
     fail(Exit::checkpoint, folder.string(),
          " has neither model.safetensors nor model.safetensors.index.json",
-         pickled ? "; save its pytorch_model.bin as safetensors first" : "");
+         pickled ? "; save its weights (pytorch_model*.bin) as safetensors first" : "");
   }
 
   const std::string where = index.string();
@@ -59,12 +59,12 @@ TensorFiles::TensorFiles(const fs::path& folder) {
   for (const auto& [tensor, file] : wanted) {
     const auto found = places_.find(tensor);
     if (found == places_.end() || found->second.path->filename() != file)
-      fail(Exit::checkpoint, where, ": \"", tensor, "\" is to be in ", file, ", and is not");
+      fail(Exit::checkpoint, where, ": \"", tensor, "\" should be in ", file, " but is not");
   }
   for (const auto& [tensor, place] : places_) {
     if (!wanted.contains(tensor))
-      fail(Exit::checkpoint, where, " does not name \"", tensor, "\", which ", place.path->string(),
-           " has");
+      fail(Exit::checkpoint, where, " does not name \"", tensor, "\", which is in ",
+           place.path->string());
   }
 }
 

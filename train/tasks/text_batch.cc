@@ -1,9 +1,10 @@
-// With Lathe's kernels in float32 and without capped logits, tokens and the bits of their
-// probabilities are the same with and without the cache: each row of a matrix product is summed
+// In float32 with Lathe's kernels and without model.logit_softcap, neither the cache nor the other
+// texts change a token or a bit of its probability: each row of a matrix product is summed
 // separately in one order, attention processes the same blocks of keys, and rows are independent.
-// The same holds for bfloat16 where it is multiplied in float32. With ATen's kernels, native
-// bfloat16 or quantized weights, the sums of one row and of many differ in order: logits agree to
-// rounding, and a token differs only where two are equally likely to that rounding.
+// The same holds for bfloat16 on CPUs that multiply it in float32. With ATen's kernels, native
+// bfloat16 or quantized weights, one row is summed in another order than many rows: logits agree to
+// rounding. A token then differs only where that rounding decides: between two tokens that are
+// almost equally likely, or where a draw falls almost on the boundary between two tokens.
 #include "train/tasks/text_batch.h"
 
 #include <ATen/ops/tensor.h>
@@ -20,7 +21,7 @@
 namespace lathe {
 namespace {
 
-/// Positions of a prompt whose logits are in memory at a time.
+/// Number of prompt positions whose logits are computed and held in memory at once.
 constexpr int64_t scored_block = 64;
 
 void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double penalty) {
@@ -30,13 +31,14 @@ void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double 
   }
 }
 
-/// Returns the logits of positions `begin` to `end` of x, the model's features, or its output where
-/// it has no head: [B, end - begin, V].
+/// Returns the logits of the positions from `begin` up to, not including, `end`: [B, end - begin,
+/// V]. x is what features_of() returned.
 at::Tensor logits_at(const Model& model, const Variable& x, int64_t begin, int64_t end) {
   if (!model.has_head()) return x.data().slice(1, begin, end);
   return head_logits(slice(x, 1, begin, end), model.head_weight(), model.logit_softcap()).data();
 }
 
+/// Returns the input of the model's head, or the logits if it has no head.
 Variable features_of(const Model& model, const at::Tensor& ids_BT) {
   return model.has_head() ? model.features(ids_BT) : model(ids_BT);
 }
@@ -84,7 +86,7 @@ TextBatch::TextBatch(const Model& model, const BatchOptions& options)
 }
 
 int64_t TextBatch::join(BatchText text) {
-  LATHE_CHECK(!text.ids.empty(), "generate: nothing to continue");
+  LATHE_CHECK(!text.ids.empty(), "TextBatch: a text that joins must have a token");
   const auto free =
       std::find_if(rows_.begin(), rows_.end(), [](const Row& r) { return !r.is_taken; });
   LATHE_CHECK(free != rows_.end(), "TextBatch: no room for another text");
@@ -105,8 +107,8 @@ void TextBatch::leave(int64_t row) {
 
 std::vector<NextToken> TextBatch::next() {
   const NoGrad no_grad;
-  // An fp8 layer scales all rows by the largest value among them, so that a text would depend on
-  // the others.
+  // Models in fp8 compute in bfloat16 here: an fp8 layer scales all rows by the largest value among
+  // them, so each text would depend on the others.
   const Autocast autocast({matmul_dtype(options_.compute.dtype), options_.compute.cache});
   const std::vector<at::Tensor> logits = forward();
 
@@ -128,7 +130,8 @@ std::vector<NextToken> TextBatch::next() {
     if (text.sampling.repetition_penalty != 1)
       penalize(penalized = own.clone(), text.ids, text.sampling.repetition_penalty);
 
-    // The draw depends on the text's own index and length only, so other texts do not change it.
+    // The draw depends only on the text's seed, its index and how many tokens it has been given, so
+    // other texts do not change it.
     const RngKey key = make_key(text.sampling.seed, hash_name("generate"));
     const double draw = unit(philox(counter(rows_[i].tokens++, text.index), key)[0]);
     const int64_t id = sample_token(penalized, text.sampling, draw);
@@ -162,8 +165,8 @@ std::vector<at::Tensor> TextBatch::forward() {
   }
 
   if (together.empty()) return logits;
-  // One call shares the work; the top of this file describes when the bits are those of single
-  // calls.
+  // All these texts share one call. The top of this file says when its results are bit for bit
+  // those of one call for each text.
   const at::Tensor rows =
       cached_logits(together, at::tensor(last, at::kLong).unsqueeze(1).to(options_.device));
   for (size_t i = 0; i < together.size(); ++i)
@@ -174,8 +177,8 @@ std::vector<at::Tensor> TextBatch::forward() {
 at::Tensor TextBatch::prompt_logits(int64_t row) {
   const auto& text = at(row).text;
   const auto length = static_cast<int64_t>(text.ids.size());
-  LATHE_CHECK(length <= options_.context, "TextBatch: a scored prompt of ", length,
-              " tokens, and the context has ", options_.context);
+  LATHE_CHECK(length <= options_.context, "TextBatch: a scored prompt has ", length,
+              " tokens, more than the context of ", options_.context);
 
   std::optional<KeyValueCache::Use> use;
   if (cache_) use.emplace(*cache_, std::vector<int64_t>{row});

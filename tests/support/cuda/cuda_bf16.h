@@ -9,7 +9,7 @@ struct __nv_bfloat16 {
   uint16_t bits;
 
   __nv_bfloat16() = default;
-  __nv_bfloat16(float x) {  // to nearest, ties to even; CUDA's one NaN
+  __nv_bfloat16(float x) {  // rounds to nearest, ties to even; any NaN becomes 0x7fff, as in CUDA
     const auto wide = std::bit_cast<uint32_t>(x);
     bits = static_cast<uint16_t>(x != x ? 0x7fff : (wide + 0x7fff + ((wide >> 16) & 1)) >> 16);
   }

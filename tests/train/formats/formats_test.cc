@@ -348,12 +348,12 @@ TEST_CASE(
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "c.safetensors"; }),
        "c.safetensors, which is not there");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "a.safetensors"; }),
-       "is to be in a.safetensors, and is not");
+       "should be in a.safetensors but is not");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "../a.safetensors"; }),
        "must be the name of");
   says(sharded([](Json& map) { map.erase("transformer.wte.weight"); }),
        "does not name \"transformer.wte.weight\"");
-  says(sharded([](Json& map) { map["made_up"] = "a.safetensors"; }), "\"made_up\" is to be in");
+  says(sharded([](Json& map) { map["made_up"] = "a.safetensors"; }), "\"made_up\" should be in");
 }
 
 TEST_CASE("export refuses a kind without a family, and an average that the run does not have",

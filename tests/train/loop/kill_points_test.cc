@@ -1,5 +1,5 @@
-// Kill trials at named points of a save and of a start. The control: wrong ways to resume are
-// noticed.
+// Kill trials at named points of a save and of a start. As a control, runs that are resumed wrongly
+// on purpose must be noticed.
 #include "core/io/checksum.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
@@ -36,12 +36,12 @@ TEST_CASE("a run killed at its start, or killed twice, resumes exactly", "[kill_
   CHECK(trials.trial({{"step", 15, 10}, {"start: locked", 1, 10}}));
   CHECK(trials.trial({{"step", 15, 10}, {"start: metrics cut", 1, 10}}));
   CHECK(trials.trial({{"step", 15, 10}, {"step", 3, 10}}));
-  // A start that finds an unfinished save must leave the checkpoints before it.
+  // A start that finds an unfinished save must keep the earlier checkpoints.
   CHECK(trials.trial({{"save: model written", 2, 10}, {"start: metrics cut", 1, 10}}));
   CHECK(trials.trial({{"save: model written", 2, 10}, {"save: state written", 1, 10}}));
 }
 
-TEST_CASE("a start removes what an unfinished save left before it trains", "[kill_points]") {
+TEST_CASE("before it trains, a start removes what an unfinished save left", "[kill_points]") {
   const Trials trials;
   const auto unfinished = [&] {
     const auto there = list_folder(trials.folder() / "run/checkpoints");
@@ -64,7 +64,7 @@ TEST_CASE("a run killed while it saves a step again keeps the checkpoint and res
           "[kill_points]") {
   const Trials trials;
   const TempFolder& folder = trials.folder();
-  // A stop cuts the evaluation after the last step short. The next start evaluates and saves again.
+  // A stop cuts short the evaluation after the last step. The next start evaluates and saves again.
   const auto stop_at_end = [&](const std::string& run) {
     REQUIRE(trials.start(run, {{"LATHE_TEST_STOP", "step 40"}}).code == 75);
     REQUIRE(is_evaluation_due(folder / run));
@@ -76,7 +76,8 @@ TEST_CASE("a run killed while it saves a step again keeps the checkpoint and res
   CHECK(step_of(list_checkpoints(folder / "killed").at(0)) == 40);
   CHECK(lathe_in(folder, {"verify", "killed"}).code == 0);
 
-  // The second of the two renames fails, after those of state.json and manifest.json.
+  // The 4th rename of the save fails. The first two are of state.json and manifest.json, the 3rd
+  // moves the old checkpoint aside, and the 4th would put the new one in its place.
   stop_at_end("failed");
   CHECK(trials.start("failed", {{"LATHE_TEST_FAIL", "rename EIO 4 1"}}).code == 6);
   CHECK(fs::exists(folder / "failed/checkpoints/step-00000040"));
@@ -94,7 +95,8 @@ TEST_CASE("a run killed while it saves a step again keeps the checkpoint and res
   }
 }
 
-TEST_CASE("a pause after an evaluation that was cut short keeps the evaluation", "[kill_points]") {
+TEST_CASE("a run that resumes at its pause first makes up the evaluation and saves it",
+          "[kill_points]") {
   const Trials trials({"--train.pause_at=20"});
   const TempFolder& folder = trials.folder();
   REQUIRE(trials.start("run", {{"LATHE_TEST_STOP", "step 20"}}).code == 75);

@@ -1,4 +1,4 @@
-// Tests metrics, micro-batches, adapters, predictions and bad input of kinds and tasks.
+// Tests model kinds and tasks: metrics, micro-batches, adapters, predictions and bad input.
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -54,7 +54,7 @@ TEST_CASE("metrics of an evaluation agree with their definitions", "[tasks]") {
   };
   CHECK(!few(5).contains("top5"));
   CHECK(few(6).at("top5") == 1);
-  // Of equally likely classes, the first is the likeliest, as std::max_element finds it.
+  // Equally likely classes rank in their order, so the first is predicted (as by max_element).
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor equal = torch::zeros({9, 9}, dtype), each = torch::arange(9);
     CHECK(figures("classification", {equal, each}).at("accuracy") == Approx(1.0 / 9));
@@ -71,7 +71,7 @@ TEST_CASE("metrics of an evaluation agree with their definitions", "[tasks]") {
   CHECK(figures("regression", {predicted, is}).at("mse") == Approx(mean_square));
   CHECK(figures("regression", {predicted, is}).at("mae") ==
         Approx(torch::l1_loss(predicted, is).item<double>()));
-  facts.target_scale = {1, 10, 100};  // in the data's own units
+  facts.target_scale = {1, 10, 100};  // metrics are then in the data's units
   const at::Tensor scale = torch::tensor(facts.target_scale);
   CHECK(figures("regression", {predicted, is}, facts).at("mse") ==
         Approx(torch::mse_loss(predicted * scale, is * scale).item<double>()));
@@ -108,7 +108,7 @@ TEST_CASE("details of an evaluation agree with their definitions", "[tasks]") {
   is_class(1, "green", 6, 2.0 / 3, 2.0 / 3);
   is_class(2, "blue", 0, 0, 0);
   CHECK(all["classes"][2]["recall"] == "nan");
-  facts.outputs = 21;  // too wide for a terminal
+  facts.outputs = 21;  // their confusion matrix is too wide for a terminal
   CHECK(!details_of("classification", {at::one_hot(targets, 21).to(at::kFloat), targets}, facts)
              .contains("confusion"));
 
@@ -129,7 +129,7 @@ TEST_CASE("details of an evaluation agree with their definitions", "[tasks]") {
     mean_r2 += r2 / 2;
   }
   CHECK(errors["r2"].get<double>() == Approx(mean_r2));
-  // Equal targets have no r2, whatever the rounding of their sums.
+  // If all targets are equal, r2 is NaN, however their sums are rounded.
   for (int64_t rows = 3; rows < 50; ++rows) {
     const at::Tensor equal = torch::full({rows, 2}, 0.1, at::kDouble);
     const Json of_equal = details_of("regression", {predicted.slice(0, 0, rows), equal}, facts);
@@ -173,7 +173,7 @@ TEST_CASE("micro-batches have the loss of the whole batch", "[tasks]") {
   make_data(f);
   for (const Kind& kind : kinds) {
     if (kind.keys.find("batch") != std::string::npos || kind.name == "convnet")
-      continue;  // statistics are a batch's
+      continue;  // batch norm depends on the micro-batch
     INFO(kind.name << " on " << kind.data);
     write_config(f, kind);
     const auto losses = [&](const std::string& out, const std::string& rows,
@@ -198,7 +198,8 @@ TEST_CASE("micro-batches have the loss of the whole batch", "[tasks]") {
   }
 }
 
-TEST_CASE("keys and data that contradict each other are refused with one sentence", "[tasks]") {
+TEST_CASE("wrong keys, and keys that do not fit the data or model, are refused with a reason",
+          "[tasks]") {
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(f, kinds[0]);
@@ -251,7 +252,7 @@ TEST_CASE("eval uses the validation split of other data, whatever folds the run 
   const Json manifest = parse_json(slurp(f / "others/manifest.json"), "", Exit::internal);
   const int64_t val = manifest["val"]["examples"];
   CHECK(examples({"--data", "others"}) == val);
-  CHECK(examples({}) > val);  // a half of all
+  CHECK(examples({}) > val);  // half of all examples
 }
 
 TEST_CASE("adapters on an MLP can be trained and merged", "[tasks]") {
@@ -278,8 +279,8 @@ TEST_CASE("a model that leaves nothing to train is refused before anything is cr
   write_config(
       f, *std::find_if(kinds.begin(), kinds.end(), [](const Kind& k) { return k.name == "rnn"; }));
   REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=base", "--train.steps=2"}).code == 0);
-  // The second config has no model kind and takes the base's, so a check of only the config finds
-  // nothing.
+  // The second config has no model kind and takes the base's, so a check of only the config
+  // finds no error.
   std::string text = slurp(f / "kind.toml");
   const size_t model = text.find("[model]"), behind = text.find('[', model + 1);
   REQUIRE(behind != std::string::npos);
@@ -312,7 +313,7 @@ TEST_CASE("lathe eval --batches gives the validation loss of training", "[tasks]
   const Json part = last_line(lathe_in(f, {"eval", "run", "--batches", "3"}));
   CHECK(part["val_loss"].get<double>() == trained);
   CHECK(part["tokens"] == 3 * 3 * 16);
-  // Controls: other batches, and all of them.
+  // Controls: a different number of batches, and all of them.
   CHECK(last_line(lathe_in(f, {"eval", "run", "--batches", "4"}))["val_loss"] != trained);
   CHECK(last_line(lathe_in(f, {"eval", "run"}))["tokens"] == 1999);
   const Finished refused = lathe_in(f, {"eval", "run", "text.txt", "--batches", "3"});
@@ -328,8 +329,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// Trains a classification of flowers by color and size, with missing sizes and an id, and a
-/// regression of prices.
+/// Trains two models on tables: a classifier of flowers by color and size, with missing sizes and
+/// an id, and a regression of prices.
 class Tables {
  public:
   Tables() {
@@ -390,14 +391,15 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
   CHECK_THAT(lines[2], ContainsSubstring("b,\"iris, blue\","));
   CHECK_THAT(lines[3], ContainsSubstring("c,\"iris, blue\","));
 
-  // The order of columns, the separator, the batch and the target's column change nothing.
+  // The order of columns, the separator and the target's column change nothing, and the batch size
+  // does not change the number of rows.
   write_file(t.f / "other.tsv",
              "kind\tjunk\tname\tsize\tcolor\n?\t1\ta,1\t8\tred\n?\t\tb\t\tblue\n?\t\tc\t3\twhite\n"
              "?\t\td\t9\tred\n?\t\te\t2\tblue\n");
   CHECK(t.predicted("flowers", "other.tsv") == lines);
   CHECK(t.predicted("flowers", "new.csv", {"--batch-size", "2"}).size() == lines.size());
 
-  // A model needs no data folder.
+  // The data folder is not needed: the checkpoint holds the encoding.
   fs::rename(t.f / "flowers", t.f / "moved");
   CHECK(t.predicted("flowers", "new.csv") == lines);
   fs::rename(t.f / "moved", t.f / "flowers");
@@ -413,9 +415,9 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
         Approx(1));
   t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});
   CHECK(lines_of(slurp(t.f / "out.csv")) == lines);
-  t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});  // its own file
+  t.make({"predict", "runs/flowers", "new.csv", "--out", "out.csv"});  // may replace its own file
 
-  // An input is not replaced, whatever its name.
+  // --out must not replace an input, however its path is written.
   const std::string input = slurp(t.f / "new.csv");
   for (const std::string out : {"new.csv", "./new.csv"}) {
     const Finished refused =
@@ -434,7 +436,7 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
 
 TEST_CASE("predictions are those of the evaluation, in the target's units", "[tasks]") {
   const Tables t;
-  // The share of right classes over the validation split is the evaluation's accuracy.
+  // The fraction of correct predictions on the validation split is the evaluation's accuracy.
   const ExampleManifest m = read_example_manifest(t.f / "flowers");
   const ExampleArray inputs(t.f / "flowers/val_inputs.npy", ""),
       targets(t.f / "flowers/val_targets.npy", "");
@@ -504,7 +506,7 @@ TEST_CASE("input that predict can't use is refused with a sentence, and nothing 
   CHECK(t.predict("flowers", "nowhere.csv").code == 3);
   CHECK(t.predict("nowhere", "new.csv").code == 4);
 
-  // A language model generates text.
+  // A language model generates text instead of predicting.
   make_tiny_run(t.f.path());
   t.make({"train", "tiny.toml", "--train.steps=1"});
   const Finished language = t.predict("tiny", "new.csv");
@@ -512,7 +514,8 @@ TEST_CASE("input that predict can't use is refused with a sentence, and nothing 
   CHECK_THAT(language.err, ContainsSubstring("lathe generate runs/tiny"));
 }
 
-TEST_CASE("arrays are predicted with or without their image shape, and by older runs", "[tasks]") {
+TEST_CASE("predict takes arrays with or without their image shape, and checkpoints of older builds",
+          "[tasks]") {
   const TempFolder f;
   make_data(f);
   write_config(f, {"convnet", "images", "n_stage = 2\nn_block = 1\nn_channel = 4\n"});
@@ -539,7 +542,7 @@ TEST_CASE("arrays are predicted with or without their image shape, and by older 
   CHECK(refused.code == 3);
   CHECK_THAT(refused.err, ContainsSubstring("examples of 2x8 elements, and the model takes 1x4x4"));
 
-  // A checkpoint of an earlier build has no encoding; its data folder has.
+  // A checkpoint of an earlier build has no encoding, so predict reads it from the data folder.
   const fs::path state = find_checkpoint(f / "runs/kind") / "state.json";
   Json json = parse_json(slurp(state), "", Exit::internal);
   REQUIRE(json.contains("examples"));
