@@ -172,7 +172,7 @@ def main():
         tags = list(dict.fromkeys(t for m in mutants for t in m["tags"] if runner.known(t)))
         kind, text = runner.attempt(tags)
         if kind != "passed":
-            sys.exit(f"mutants: the unmutated sources do not pass, ({text})")
+            sys.exit(f"mutants: the unmutated sources do not pass ({text})")
         note(f"control: {text} pass, {time.monotonic() - begin:.0f} s")
     counts = {"killed": 0, "survived": 0, "stale": 0, "broken": 0}
     for m in mutants:

@@ -121,7 +121,7 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
 struct Log {
   std::shared_ptr<ConsoleSink> console = std::make_shared<ConsoleSink>();
   spdlog::logger logger{"lathe", console};
-  std::mutex mutex;                                        // of the next three
+  std::mutex mutex;                                        // of log() and set_log_prefix()
   std::vector<std::pair<Level, std::string>> before_file;  // logged before log.txt was open
   std::string prefix;
   bool has_file = false;

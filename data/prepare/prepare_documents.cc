@@ -305,7 +305,8 @@ void log_result(const DocumentOptions& o, const DataManifest& manifest, int64_t 
     log_warn("no token is for validation, because there are too few documents for a share of ",
              o.val_share, "; raise --val");
   }
-  const bool has_several = manifest.documents.value("kept", int64_t{0}) > 1;
+  const bool is_chats = o.source.format == "instructions" || o.source.format == "preferences";
+  const bool has_several = !is_chats && manifest.documents.value("kept", int64_t{0}) > 1;
   if (has_several && manifest.tokenizer.bpe() != nullptr && manifest.tokenizer.document_end() < 0)
     log_warn("the tokenizer has no token that ends documents, so nothing separates them");
 }

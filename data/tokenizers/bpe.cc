@@ -193,19 +193,22 @@ BPE::~BPE() = default;
 
 int32_t special_id(const BPEDefinition& d, std::string_view text) {
   const auto found = std::ranges::find(d.special, text, &SpecialToken::text);
-  return found == d.special.end() || !found->special ? -1 : found->id;
+  return found == d.special.end() ? -1 : found->id;
 }
 
 TextMarks boundary_tokens(const BPEDefinition& d) {
-  const auto first_of = [&](std::initializer_list<const char*> names) {
+  // Tags of Hugging Face's vocabularies, such as Gemma's </s>, are added tokens that are text.
+  // Tokens of chats are often added without being marked as special.
+  const auto first_of = [&](std::initializer_list<const char*> names, bool may_be_text = false) {
     for (const char* name : names) {
-      if (const int32_t id = special_id(d, name); id >= 0) return id;
+      const auto found = std::ranges::find(d.special, name, &SpecialToken::text);
+      if (found != d.special.end() && (found->special || may_be_text)) return found->id;
     }
     return -1;
   };
   return {.begin = d.begin >= 0 ? d.begin : first_of({"<|begin_of_text|>", "<s>", "<|endoftext|>"}),
           .end = first_of({"<|endoftext|>", "<|end_of_text|>", "</s>"}),
-          .turn_end = first_of({"<|eot_id|>", "<|im_end|>"})};
+          .turn_end = first_of({"<|eot_id|>", "<|im_end|>"}, /*may_be_text=*/true)};
 }
 
 BPE::Encoder::Encoder(const BPE& bpe) : bpe_(bpe), cache_(std::make_unique<Cache>()) {

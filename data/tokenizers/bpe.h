@@ -66,8 +66,7 @@ struct BPEDefinition {
 /// tokenizers.
 enum class SpecialText { token, text, refuse };
 
-/// Returns the id of the special token with this text, or -1; added tokens that are text don't
-/// count.
+/// Returns the id of the special token with this text, or -1.
 int32_t special_id(const BPEDefinition& definition, std::string_view text);
 
 /// Ids of the special tokens that begin a text, end a text, end a turn of a chat, and pad a batch;

@@ -54,6 +54,23 @@ std::vector<SpecialToken> added_tokens_in(const fs::path& folder, const Json& co
   return added;
 }
 
+/// Applies add_bos_token where transformers does so, whatever the post-processor has.
+void apply_add_bos(BPEDefinition& d, const Json& config, const std::string& where, bool is_slow) {
+  const std::string name = class_of(config, where);
+  const bool counts = (is_slow && name == "GPT2Tokenizer") || name == "LlamaTokenizer" ||
+                      name == "CodeLlamaTokenizer" || name == "GemmaTokenizer" ||
+                      name == "CohereTokenizer";
+  const Json add = config.value("add_bos_token", Json()), bos = config.value("bos_token", Json());
+  if (!counts || !add.is_boolean()) return;
+  const Json text = bos.is_object() ? bos.value("content", Json()) : bos;
+  if (!add.get<bool>()) {
+    d.begin = -1;
+  } else if (text.is_string()) {
+    const int32_t id = special_id(d, text.get<std::string>());
+    if (id >= 0) d.begin = id;
+  }
+}
+
 /// Reads vocab.json and merges.txt, and what the slow tokenizers of transformers keep beside them.
 BPEDefinition read_slow(const fs::path& folder, const Json& config, const std::string& where) {
   const fs::path vocab = folder / "vocab.json", merges = folder / "merges.txt";
@@ -77,23 +94,8 @@ BPEDefinition read_slow(const fs::path& folder, const Json& config, const std::s
     d.patterns = {qwen2_pattern};
     d.nfc = true;
   }
+  apply_add_bos(d, config, where, /*is_slow=*/true);
   return d;
-}
-
-/// Applies add_bos_token where transformers does so, whatever the post-processor has.
-void apply_add_bos(BPEDefinition& d, const Json& config, const std::string& where) {
-  const std::string name = class_of(config, where);
-  const bool counts = name == "LlamaTokenizer" || name == "CodeLlamaTokenizer" ||
-                      name == "GemmaTokenizer" || name == "CohereTokenizer";
-  const Json add = config.value("add_bos_token", Json()), bos = config.value("bos_token", Json());
-  if (!counts || !add.is_boolean()) return;
-  const Json text = bos.is_object() ? bos.value("content", Json()) : bos;
-  if (!add.get<bool>()) {
-    d.begin = -1;
-  } else if (text.is_string()) {
-    const int32_t id = special_id(d, text.get<std::string>());
-    if (id >= 0) d.begin = id;
-  }
 }
 
 }  // namespace
@@ -116,7 +118,7 @@ BPEDefinition read_bpe(const fs::path& path) {
       fail(Exit::data, file.string(), ": the pre-tokenizer's pattern has ", syntax,
            ", which this build does not read as Hugging Face's tokenizers do");
   }
-  apply_add_bos(d, config, where);
+  apply_add_bos(d, config, where, /*is_slow=*/false);
   return d;
 }
 

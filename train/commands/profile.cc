@@ -68,7 +68,7 @@ void write_traces(const Arguments& a, Session& session, const Data& data, const 
 /// Returns the recorded config of a checkpoint's run, which may have been moved since, with the
 /// keys of the command line.
 LoadedConfig config_of_run(const Arguments& a, const fs::path& checkpoint) {
-  const fs::path run = checkpoint.parent_path().parent_path();
+  const fs::path run = fs::absolute(checkpoint).lexically_normal().parent_path().parent_path();
   Arguments named = a;
   named.positionals[0] = (run / "config.toml").string();
   LoadedConfig loaded;

@@ -116,7 +116,11 @@ class Sweep {
     // So are keys that the environment sets.
     const LoadedConfig loaded = load_config(plan_.config, plan_.keys_of(0));
     for (const auto& [key, origin] : loaded.origins) {
-      if (!origin.starts_with("LATHE_")) continue;
+      // Logging changes no result, and the sweep sets these other keys itself.
+      const bool is_free = key.starts_with("log.") || key == "train.threads" ||
+                           key == "train.out_dir" || key == "train.pause_at" ||
+                           key == "train.max_time" || key == "checkpoint.resume";
+      if (is_free || !origin.starts_with("LATHE_")) continue;
       const char* value = std::getenv(origin.c_str());
       record["environment"][origin] = value == nullptr ? "" : value;
     }

@@ -135,7 +135,9 @@ int64_t context_of(int64_t positions, int64_t most) {
          positions, " tokens");
   if (most == 0 && positions > 1'000'000)
     fail(Exit::usage, "the model was made for ", positions,
-         " tokens; give the context that you need, up to 1000000, as --block-size");
+         " tokens; give the context that you need, up to 1000000, as --block-size, or "
+         "model.block_size "
+         "in a config");
   return most > 0 ? most : positions;
 }
 

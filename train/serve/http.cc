@@ -5,8 +5,6 @@
 // has no limit on the time that a request takes to arrive.
 #include "train/serve/http.h"
 
-// The library's own queue of connections that are not accepted yet has 5 places.
-#define CPPHTTPLIB_LISTEN_BACKLOG 1024
 #include <httplib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -167,6 +165,11 @@ class HttpServer::Impl final : public httplib::Server {
            " (", errno != 0 ? std::strerror(errno) : "unknown host",
            "); give another --host or --port, such as --port 0 for any free one");
     }
+    // The library lets only 5 connections wait until they are accepted. Listening again changes
+    // that.
+    constexpr int waiting_connections = 1024;
+    if (::listen(svr_sock_, waiting_connections) != 0)
+      log_warn("only few connections can wait: ", std::strerror(errno));
   }
 
   int port() const { return port_; }

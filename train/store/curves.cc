@@ -105,8 +105,9 @@ bool Curves::read() {
   bool any = cut;
   for (std::string line;
        std::getline(file, line) && !file.eof();) {  // the last line may be incomplete
-    const std::string where = str(path.string(), ":", ++lines_);
+    const std::string where = str(path.string(), ":", lines_ + 1);
     add(parse_json(line, where, Exit::io), where);
+    ++lines_;
     offset_ += line.size() + 1;
     last_line_ = line + "\n";
     any = true;

@@ -2,6 +2,7 @@
 // evaluation, for spreadsheets and data frames.
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <sstream>
 
 #include "core/io/text.h"
@@ -21,8 +22,10 @@ std::string number_text(double x) {
 
 /// Returns the names of metrics in the first line of evaluations.csv, "step,NAME,...,time".
 std::vector<std::string> metrics_in_head(const fs::path& path) {
-  const std::string text = read_file(path, Exit::io);
-  std::istringstream head(text.substr(0, text.find('\n')));
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  std::istringstream head(line);
   std::vector<std::string> names;
   for (std::string name; std::getline(head, name, ',');) {
     if (name != "step" && name != "time") names.push_back(name);

@@ -33,12 +33,13 @@ class Events final : public MetricsSink {
   static fs::path own_file(const fs::path& path) {
     std::error_code none;
     if (!fs::is_regular_file(path, none)) return path;
-    std::ifstream file(path);
-    std::string first;
-    const bool has_line = std::getline(file, first) && !file.eof();
-    const Json event = Json::parse(first, nullptr, /*allow_exceptions=*/false);
-    if (has_line && !(event.is_object() && event.contains("event")))
-      move_to_backup(path, path.string() + ".old");
+    const std::string ours = "{\"event\"";
+    std::string first(ours.size(), '\0');
+    std::ifstream file(path, std::ios::binary);
+    file.read(first.data(), std::ssize(first));
+    first.resize(static_cast<size_t>(file.gcount()));
+    // A killed process may have left the beginning of its first line alone.
+    if (!ours.starts_with(first)) move_to_backup(path, path.string() + ".old");
     return path;
   }
 

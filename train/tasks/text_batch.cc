@@ -21,7 +21,7 @@
 namespace lathe {
 namespace {
 
-/// Number of prompt positions whose logits are computed and held in memory at once.
+/// Number of prompt positions whose logits are computed and held in memory together.
 constexpr int64_t scored_block = 64;
 
 void penalize(const at::Tensor& logits, const std::vector<int64_t>& ids, double penalty) {
@@ -165,7 +165,7 @@ std::vector<at::Tensor> TextBatch::forward() {
   }
 
   if (together.empty()) return logits;
-  // All these texts share one call. The top of this file says when its results are bit for bit
+  // All these texts share one call. The top of this file states when its results are bit for bit
   // those of one call for each text.
   const at::Tensor rows =
       cached_logits(together, at::tensor(last, at::kLong).unsqueeze(1).to(options_.device));

@@ -90,6 +90,16 @@ TEST_CASE("a document ends with the end token that the settings name", "[tokeniz
   t.set_settings(s);
   CHECK(t.document_end() == 256);
 
+  // Tokens of chats may be added as text, and tags that are text end nothing.
+  BPEDefinition d = byte_tokenizer_with({"</s>", "<|im_start|>", "<|im_end|>"}).bpe()->definition();
+  for (SpecialToken& token : d.special) token.special = false;
+  Json json{{"kind", "bpe"}};
+  json["bpe"] = bpe_to_json(d);
+  const Tokenizer added = Tokenizer::from_json(json, "kind", "test");
+  CHECK(added.document_end() == -1);
+  CHECK(added.ends_text(258));
+  CHECK(ChatTemplate(added, "here", "nothing").end() == 258);
+
   // Chat models name the end of a turn; their documents keep the usual token.
   Tokenizer chat = byte_tokenizer_with({"<|endoftext|>", "<|im_end|>"});
   s.eos_token = "<|im_end|>";
@@ -178,6 +188,11 @@ TEST_CASE("vocab.json has the pattern of its tokenizer's class, and the tokens a
   const auto error_with = [&](const Json& changed) {
     return error_of([&] { f.with("tokenizer_config.json", changed); });
   };
+  Json begins{{"tokenizer_class", "GPT2Tokenizer"}, {"bos_token", "<tool>"}};
+  CHECK(f.with("tokenizer_config.json", begins).begin == -1);
+  begins["add_bos_token"] = true;
+  CHECK(f.with("tokenizer_config.json", begins).begin == 257);
+
   CHECK_THAT(error_with({{"tokenizer_class", "RobertaTokenizer"}}),
              ContainsSubstring("RobertaTokenizer"));
   CHECK_THAT(error_with({{"add_prefix_space", true}}), ContainsSubstring("add_prefix_space"));

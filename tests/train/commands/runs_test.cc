@@ -67,13 +67,11 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
 
   // Resumed from before that step, it is no longer diverged; the bundle's files are old by then.
   REQUIRE(fs::exists(f / "runs/bad/diverged"));
-  if (!fs::exists(f / "runs/bad/checkpoints")) {
-    for (const fs::path& bundle : list_folder(f / "runs/bad/diverged"))
-      fs::last_write_time(bundle / "state.json",
-                          fs::file_time_type::clock::now() - std::chrono::hours(1));
-    REQUIRE(lathe_in(f, train_args("runs/bad", {"--train.pause_at=1"})).code == 75);
-    CHECK(listed()["runs/bad"]["state"] == "paused");
-  }
+  for (const fs::path& bundle : list_folder(f / "runs/bad/diverged"))
+    fs::last_write_time(bundle / "state.json",
+                        fs::file_time_type::clock::now() - std::chrono::hours(1));
+  REQUIRE(lathe_in(f, train_args("runs/bad", {"--train.pause_at=1"})).code == 75);
+  CHECK(listed()["runs/bad"]["state"] == "paused");
   {
     const FolderLock lock(f / "runs/other");
     CHECK(listed()["runs/other"]["state"] == "running");

@@ -1,5 +1,8 @@
 // The HTTP server of `lathe serve`: routes, errors, keys, streams, clients that leave, signals.
+#include <netinet/tcp.h>
+
 #include <csignal>
+#include <cstdlib>
 
 #include "core/io/text.h"
 #include "data/tokenizers/chat_template.h"
@@ -218,6 +221,21 @@ TEST_CASE("clients that disconnect cancel their requests, and malformed requests
       "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
       "application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"};
   for (const std::string& bytes : odd) Client(server.port()).send(bytes);
+
+  // Linux reports the places of a listening socket's queue in this field.
+  int places = 0;
+  for (const fs::path& entry : list_folder("/proc/self/fd")) {
+    const int fd = std::atoi(entry.filename().c_str());
+    sockaddr_in name{};
+    socklen_t length = sizeof name;
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) == 0 &&
+        ntohs(name.sin_port) == server.port() &&
+        ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_LISTEN)
+      places = static_cast<int>(info.tcpi_sacked);
+  }
+  CHECK(places > 100);
 
   // A client that closes only its sending side gets no answer 200 without text.
   const Client half(server.port());
