@@ -225,9 +225,9 @@ TEST_CASE("Variables are made from numbers, shapes, ranges and seeds", "[variabl
   CHECK(!a.data().equal(c.data()));
   CHECK(std::abs(a.data().mean().item<double>()) < 0.04);  // four standard deviations
   CHECK(a.data().std().item<double>() == Approx(1).margin(0.03));
-  CHECK_THAT(error_of([&] { lathe::one_hot(ids, 2); }), ContainsSubstring("outside [0, 2)"));
+  CHECK_THAT(error_of([&] { lathe::one_hot(ids, 2); }), ContainsSubstring("must be in [0, 2)"));
   CHECK_THAT(error_of([&] { lathe::one_hot(torch::tensor({-1}, at::kLong), 2); }),
-             ContainsSubstring("outside [0, 2)"));
+             ContainsSubstring("must be in [0, 2)"));
   CHECK_THAT(error_of([] { tensor({{1, 2}, {3}}); }),
              ContainsSubstring("rows of shapes [2] and [1]"));
   CHECK_THAT(error_of([] { arange(0, 1, -1); }),
