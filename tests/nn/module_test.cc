@@ -99,7 +99,7 @@ struct SameNames {
 
 /// A block that has blocks, and then a parameter of its own.
 struct NestedBlock {
-  std::vector<Linear> inner{Linear(2, 2, /*bias=*/false), Linear(2, 2, /*bias=*/false)};
+  std::vector<Linear> inner{Linear(2, 2, /*with_bias=*/false), Linear(2, 2, /*with_bias=*/false)};
   Variable last = Variable::parameter(torch::ones({2}));
   void visit(Visit& v) {
     v.blocks("inner", inner);
