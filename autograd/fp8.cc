@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_mm.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mm.h>
@@ -11,8 +10,8 @@
 #include <limits>
 
 #include "autograd/ops/kernel.h"
+#include "autograd/ops/linear_passes.h"
 #include "core/device.h"
-#include "core/kernels/gemm.h"
 #include "core/mode.h"
 
 namespace lathe {
@@ -65,17 +64,11 @@ at::Tensor fp8_matmul_nt(const Fp8Tensor& a, const Fp8Tensor& b, const at::Tenso
                           std::nullopt, out,
                           /*use_fast_accum=*/false);
   }
-  const at::Tensor left = a.data.to(at::kFloat).contiguous(),
-                   right = b.data.to(at::kFloat).contiguous();
-  at::Tensor y;
-  if (kernel_ready(left) && left.numel() > 0 && right.numel() > 0) {
-    // ATen's product may depend on the number of threads.
-    y = at::empty({left.size(0), right.size(0)}, left.options());
-    gemm_nt(matrix_of(left), matrix_of(right), left.size(0), right.size(0), left.size(1),
-            {.out = matrix_of(y)});
-  } else {
-    y = at::mm(left, right.t());
-  }
+  const at::Tensor left = a.data.to(at::kFloat), right = b.data.to(at::kFloat);
+  // ATen's product may depend on the number of threads.
+  at::Tensor y = kernel_ready(left) && kernel_ready(right)
+                     ? linear_pass(left, right, {}, {}, Activation::none, nullptr)
+                     : at::mm(left, right.t());
   y.mul_(a.factor * b.factor);
   if (bias.defined()) y.add_(bias.to(out));
   return y.to(out);

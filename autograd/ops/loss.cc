@@ -272,14 +272,6 @@ Variable cross_entropy(const Variable& logits_NV, const at::Tensor& targets_N, d
                logits_NV);
 }
 
-Variable mse_loss(const Variable& a, const Variable& b) {
-  require_defined("mse_loss", {&a, &b});
-  const ExactTensors exact;
-  const auto wide = [](const Variable& x) {
-    return x.dtype() == at::kHalf || x.dtype() == at::kBFloat16 ? cast(x, at::kFloat) : x;
-  };
-  const Variable d = sub(wide(a), wide(b));
-  return mean(mul(d, d));
-}
+Variable mse_loss(const Variable& a, const Variable& b) { return mse_loss(a, b, Reduction::mean); }
 
 }  // namespace lathe

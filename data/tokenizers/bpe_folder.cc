@@ -4,6 +4,7 @@
 
 #include "core/io/text.h"
 #include "data/tokenizers/bpe.h"
+#include "data/tokenizers/settings.h"
 
 namespace lathe {
 namespace {
@@ -60,14 +61,12 @@ void apply_add_bos(BPEDefinition& d, const Json& config, const std::string& wher
   const bool counts = (is_slow && name == "GPT2Tokenizer") || name == "LlamaTokenizer" ||
                       name == "CodeLlamaTokenizer" || name == "GemmaTokenizer" ||
                       name == "CohereTokenizer";
-  const Json add = config.value("add_bos_token", Json()), bos = config.value("bos_token", Json());
+  const Json add = config.value("add_bos_token", Json());
   if (!counts || !add.is_boolean()) return;
-  const Json text = bos.is_object() ? bos.value("content", Json()) : bos;
   if (!add.get<bool>()) {
     d.begin = -1;
-  } else if (text.is_string()) {
-    const int32_t id = special_id(d, text.get<std::string>());
-    if (id >= 0) d.begin = id;
+  } else if (const int32_t id = special_id(d, token_name(config, "bos_token", where)); id >= 0) {
+    d.begin = id;
   }
 }
 

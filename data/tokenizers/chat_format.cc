@@ -1,6 +1,7 @@
 #include "data/tokenizers/chat_format.h"
 
 #include "data/tokenizers/jinja.h"
+#include "data/tokenizers/jinja_values.h"
 
 namespace lathe {
 namespace {
@@ -37,13 +38,6 @@ std::string probe_text(const ChatFormat& format, const std::string& bos, const C
   return text + (probe.asks ? header_text(format, "assistant") : "");
 }
 
-std::string trimmed(const std::string& text) {
-  constexpr const char* spaces = " \t\r\n\f\v";
-  const size_t begin = text.find_first_not_of(spaces);
-  return begin == std::string::npos ? ""
-                                    : text.substr(begin, text.find_last_not_of(spaces) + 1 - begin);
-}
-
 /// Returns the system message that a template writes for a conversation without one.
 std::optional<std::string> own_system(const ChatFormat& format, const std::string& bos,
                                       const std::string& text) {
@@ -74,7 +68,7 @@ const char* const llama3_template =
 std::vector<ChatMessage> written_messages(const ChatFormat& format,
                                           std::vector<ChatMessage> messages) {
   if (format.trims) {
-    for (ChatMessage& m : messages) m.text = trimmed(m.text);
+    for (ChatMessage& m : messages) m.text = jinja::trimmed(m.text);
   }
   if (format.system && (messages.empty() || messages[0].role != "system"))
     messages.insert(messages.begin(), {"system", *format.system});

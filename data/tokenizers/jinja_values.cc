@@ -12,14 +12,6 @@ std::string string_of(const Json& value) {
   return value.get<std::string>();
 }
 
-std::string trimmed(const std::string& text, bool left, bool right) {
-  constexpr const char* spaces = " \t\r\n\f\v";
-  const size_t begin = left ? text.find_first_not_of(spaces) : 0;
-  if (begin == std::string::npos) return "";
-  const size_t end = right ? text.find_last_not_of(spaces) + 1 : text.size();
-  return end <= begin ? "" : text.substr(begin, end - begin);
-}
-
 /// Joins two texts. A template must not double a text until memory is full.
 std::string joined(const std::string& a, const std::string& b) {
   if (a.size() + b.size() > longest_text) throw JinjaError();
@@ -60,6 +52,14 @@ bool are_equal(const Json& a, const Json& b) {
 }
 
 }  // namespace
+
+std::string trimmed(const std::string& text, bool left, bool right) {
+  constexpr const char* spaces = " \t\r\n\f\v";
+  const size_t begin = left ? text.find_first_not_of(spaces) : 0;
+  if (begin == std::string::npos) return "";
+  const size_t end = right ? text.find_last_not_of(spaces) + 1 : text.size();
+  return end <= begin ? "" : text.substr(begin, end - begin);
+}
 
 size_t bytes(const Json& x) {
   if (x.is_string()) return x.get_ref<const std::string&>().size();
@@ -156,7 +156,7 @@ Json method(const Json& x, const std::string& name, const std::vector<Json>& giv
 Json filter(const std::string& name, const Json& x, const std::vector<Json>& given) {
   if (name == "default" && given.size() == 1) return x.is_discarded() ? given[0] : x;
   if (!given.empty()) throw JinjaError();
-  if (name == "trim") return trimmed(text(x), true, true);
+  if (name == "trim") return trimmed(text(x));
   if (name == "string") return text(x);
   if ((name == "length" || name == "count") && x.is_structured())
     return static_cast<int64_t>(x.size());

@@ -1,5 +1,5 @@
 // Values of Jinja's expressions: JSON, and a discarded value for undefined ones. Private to
-// jinja.cc.
+// data/tokenizers.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +25,8 @@ size_t bytes(const Json& x);
 inline Json undefined() { return Json(Json::value_t::discarded); }
 /// Returns whether a value counts as true.
 bool truth(const Json& x);
+/// Returns text without the whitespace at its begin, its end or both.
+std::string trimmed(const std::string& text, bool left = true, bool right = true);
 /// Returns a value as {{ }} prints it.
 std::string text(const Json& x);
 /// Returns a member of an object, or an element of a list.

@@ -5,16 +5,15 @@
 #include "core/io/text.h"
 
 namespace lathe {
-namespace {
-
-constexpr uint64_t max_settings_bytes = uint64_t{16} << 20;
-
-/// Returns the text of a special token, which may be in an object; "" where there is none.
 std::string token_name(const Json& config, const char* key, const std::string& where) {
   if (!config.contains(key) || config[key].is_null()) return "";
   return config[key].is_object() ? json_get<std::string>(config[key], "content", where, Exit::data)
                                  : json_get<std::string>(config, key, where, Exit::data);
 }
+
+namespace {
+
+constexpr uint64_t max_settings_bytes = uint64_t{16} << 20;
 
 /// Reads the chat template of a tokenizer_config.json: a text, or a list of texts with names.
 void read_template(const Json& config, const std::string& where, TokenizerSettings& s) {

@@ -34,6 +34,9 @@ struct TokenizerSettings {
   bool operator==(const TokenizerSettings&) const = default;
 };
 
+/// Returns the text of a special token of a tokenizer_config.json, which may be in an object; ""
+/// where there is none. Throws Exit::data, beginning with `where`.
+std::string token_name(const Json& config, const char* key, const std::string& where);
 /// Reads tokenizer_config.json, special_tokens_map.json, chat_template.jinja,
 /// generation_config.json and config.json of a folder, each of which may be missing. Throws
 /// Exit::data with the file and what is wrong.

@@ -21,7 +21,6 @@
 #include "train/formats/source.h"
 #include "train/simulate/hardware.h"
 #include "train/step/shares.h"
-#include "train/transforms/adapters.h"
 
 namespace lathe {
 namespace {
@@ -162,8 +161,7 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
   });
   all.insert(all.end(), more.begin(), more.end());
   LoadedConfig loaded = load_config(path, all);
-  resolve_init_from(loaded);
-  resolve_adapter_base(loaded);
+  resolve_sources(loaded);
   return loaded;
 }
 

@@ -2,14 +2,12 @@
 
 #include "train/analysis/memory_budget.h"
 #include "train/formats/source.h"
-#include "train/transforms/adapters.h"
 
 namespace lathe {
 
 RunData open_for_benchmark(LoadedConfig& loaded) {
   loaded.config.train.eval_interval = 0;
-  resolve_init_from(loaded);
-  resolve_adapter_base(loaded);
+  resolve_sources(loaded);
   apply_memory_budget(loaded);
   return RunData::open(loaded);
 }

@@ -152,16 +152,20 @@ std::string load_dtype_argument(const Arguments& arguments, const std::string& o
   return dtype;
 }
 
+bool double_quant_argument(const Arguments& arguments, const std::string& dtype) {
+  const bool twice = arguments.is_true("double-quant");
+  if (twice && dtype != "nf4")
+    fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+  return twice;
+}
+
 LoadedModel load_model_argument(const Arguments& arguments) {
   const std::string device = arguments.get("device", "auto"),
                     dtype = load_dtype_argument(arguments, "");
   if (device != "auto" && device != "cpu" && device != "cuda")
     fail(Exit::usage, "command line: --device must be auto, cpu or cuda, not ", device);
 
-  const bool twice = arguments.is_true("double-quant");
-  if (twice && dtype != "nf4")
-    fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
-
+  const bool twice = double_quant_argument(arguments, dtype);
   const bool average = wants_ema(arguments);
   const int threads =
       static_cast<int>(arguments.number("threads", default_threads(), between(1, 4096), true));

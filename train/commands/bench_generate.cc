@@ -71,8 +71,7 @@ struct Writer {
 };
 
 /// Returns a config's model with its initial values; its weights are kept as `dtype`.
-Writer of_config(const Arguments& arguments, int threads, const std::string& dtype,
-                 bool double_quant) {
+Writer of_config(const Arguments& arguments, int threads, const std::string& dtype) {
   for (const auto& [key, value] : key_arguments(arguments)) {
     if (!key.starts_with("model.") && !key.starts_with("data.") && key != "train.seed")
       fail(
@@ -80,8 +79,7 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
           " has no effect on `bench generate`; it takes keys of [model] and [data] and train.seed, "
           "and computes on the CPU with --threads and --load-dtype");
   }
-  if (double_quant && dtype != "nf4")
-    fail(Exit::usage, "command line: --double-quant belongs to --load-dtype nf4");
+  const bool double_quant = double_quant_argument(arguments, dtype);
   LoadedConfig loaded = load_config_argument(arguments, 1);
   const RunConfig& c = loaded.config;
 
@@ -192,8 +190,7 @@ Exit bench_generate(const Arguments& arguments) {
 
   const PathKind kind = kind_of(arguments.positionals[1]);
   const bool run = kind == PathKind::run || kind == PathKind::checkpoint;
-  const Writer w = run ? of_run(arguments)
-                       : of_config(arguments, threads, dtype, arguments.is_true("double-quant"));
+  const Writer w = run ? of_run(arguments) : of_config(arguments, threads, dtype);
 
   const int64_t prompt = prompt_length(arguments, model_context(w.config), tokens);
   const std::vector<double> steps =

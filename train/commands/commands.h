@@ -133,6 +133,8 @@ inline const Flag threads_flag{
     "threads", "Use this many CPU threads. Default: OMP_NUM_THREADS, or all cores."};
 /// Returns --load-dtype, how weights are kept. Throws Exit::usage for an unknown dtype.
 std::string load_dtype_argument(const Arguments& arguments, const std::string& otherwise);
+/// Returns --double-quant. Throws Exit::usage where it is given with another dtype than nf4.
+bool double_quant_argument(const Arguments& arguments, const std::string& dtype);
 /// Loads the model of the first word, as the flags of with_load_flags() ask.
 LoadedModel load_model_argument(const Arguments& arguments);
 /// Returns a command's own flags with those that load_model_argument reads.

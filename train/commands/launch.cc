@@ -6,7 +6,6 @@
 #include "train/commands/commands.h"
 #include "train/formats/source.h"
 #include "train/step/shares.h"
-#include "train/transforms/adapters.h"
 
 namespace lathe {
 namespace {
@@ -82,8 +81,7 @@ Exit run_launch(const Arguments& arguments) {
   LoadedConfig loaded = load_config_argument(parse_arguments(
       train, std::vector<std::string>(parsed.command.begin() + 1, parsed.command.end())));
   check_shares(loaded, parsed.ranks);
-  resolve_init_from(loaded);
-  resolve_adapter_base(loaded);
+  resolve_sources(loaded);
   check_tensor_ranks(loaded, parsed.ranks);
 
   // If no smaller number of processes can divide a step evenly, start all of them again, as

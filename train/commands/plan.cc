@@ -327,8 +327,7 @@ Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
 
 Exit run_plan(const Arguments& a) {
   LoadedConfig loaded = load_config_argument(a);
-  resolve_init_from(loaded);
-  resolve_adapter_base(loaded);
+  resolve_sources(loaded);
 
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), gpus = a.get("for", "");

@@ -13,10 +13,6 @@
 namespace lathe {
 namespace {
 
-/// Keys that the sweep sets itself.
-const std::set<std::string> own_keys{"train.out_dir", "train.pause_at", "train.max_time",
-                                     "checkpoint.resume"};
-
 /// The contents of a command line or a sweep file: the options of the command, and the config keys
 /// with their values.
 struct Description {
@@ -36,7 +32,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
 
   const auto add_key = [&](const std::string& key, const std::string& text,
                            const std::string& where) {
-    if (own_keys.contains(key))
+    if (sweep_keys().contains(key))
       fail(Exit::usage, where, ": ", key, " is the sweep's own; leave it out");
     d.keys.emplace_back(where, read_axis(key, text, where));
   };
@@ -153,8 +149,7 @@ TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path&
            "train.eval_interval as one value");
     }
     loaded.config.train.out_dir = (folder / names[i]).string();
-    resolve_init_from(loaded);
-    resolve_adapter_base(loaded);
+    resolve_sources(loaded);
     check_base_tokenizer(loaded, *RunData::open(loaded).data);
     plan.steps += c.steps;
     last = c;

@@ -57,6 +57,12 @@ Overrides combination(const std::vector<Axis>& axes, int64_t index) {
 
 }  // namespace
 
+const std::set<std::string>& sweep_keys() {
+  static const std::set<std::string> keys{"train.out_dir", "train.pause_at", "train.max_time",
+                                          "checkpoint.resume"};
+  return keys;
+}
+
 Overrides SweepPlan::keys_of(size_t point) const {
   Overrides all = fixed;
   all.insert(all.end(), points.at(point).begin(), points.at(point).end());

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,9 @@ struct Axis {
 /// Parses the text after `--key=`. Throws Exit::usage, beginning with `where`, for an invalid
 /// range, and for an empty or repeated value. Only keys that are numbers have ranges.
 Axis read_axis(const std::string& key, const std::string& text, const std::string& where);
+
+/// Returns the config keys that a sweep sets itself.
+const std::set<std::string>& sweep_keys();
 
 struct SweepPlan {
   std::string config;  ///< the config file

@@ -90,8 +90,7 @@ class Sweep {
         folder_(std::move(folder)),
         jobs_(jobs),
         threads_(threads),
-        never_resumes_(load_config(plan_.config, plan_.keys_of(0)).config.checkpoint.resume ==
-                       "never") {}
+        first_(load_config(plan_.config, plan_.keys_of(0))) {}
 
   /// Creates the sweep's folder, or resumes the sweep in it. Throws Exit::usage where it holds
   /// another sweep, and Exit::busy where another process runs it.
@@ -114,12 +113,10 @@ class Sweep {
                 {"points", points}};
 
     // So are keys that the environment sets.
-    const LoadedConfig loaded = load_config(plan_.config, plan_.keys_of(0));
-    for (const auto& [key, origin] : loaded.origins) {
-      // Logging changes no result, and the sweep sets these other keys itself.
-      const bool is_free = key.starts_with("log.") || key == "train.threads" ||
-                           key == "train.out_dir" || key == "train.pause_at" ||
-                           key == "train.max_time" || key == "checkpoint.resume";
+    for (const auto& [key, origin] : first_.origins) {
+      // Logging changes no result, and the number of threads is recorded on its own.
+      const bool is_free =
+          key.starts_with("log.") || key == "train.threads" || sweep_keys().contains(key);
       if (is_free || !origin.starts_with("LATHE_")) continue;
       const char* value = std::getenv(origin.c_str());
       record["environment"][origin] = value == nullptr ? "" : value;
@@ -262,7 +259,7 @@ class Sweep {
     words.push_back("--train.pause_at=" + std::to_string(pause));
     // A config for single runs may stop them earlier, or refuse to resume them.
     words.emplace_back("--train.max_time=0");
-    if (never_resumes_) words.emplace_back("--checkpoint.resume=auto");
+    if (first_.config.checkpoint.resume == "never") words.emplace_back("--checkpoint.resume=auto");
 
     const std::string log = point(i).string() + ".log";
     const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -359,7 +356,7 @@ class Sweep {
   fs::path folder_;
   size_t jobs_;
   int threads_;
-  bool never_resumes_;  // by the config's checkpoint.resume
+  LoadedConfig first_;  // the config of point 0
   std::optional<FolderLock> lock_;
   std::vector<PointState> states_;
   std::vector<pid_t> children_;  // by point; 0: not running

@@ -88,6 +88,11 @@ void resolve_init_from(LoadedConfig& loaded) {
   adopt_model(loaded, from.model, "train.init_from");
 }
 
+void resolve_sources(LoadedConfig& loaded) {
+  resolve_init_from(loaded);
+  resolve_adapter_base(loaded);
+}
+
 std::optional<Tokenizer> source_tokenizer(const LoadedConfig& loaded) {
   const fs::path& source = loaded.source.empty() ? loaded.base : loaded.source;
   if (source.empty()) return std::nullopt;

@@ -16,6 +16,8 @@ namespace lathe {
 /// Exit::usage where a key has another value or the source has adapters, and Exit::checkpoint where
 /// it can't be used.
 void resolve_init_from(LoadedConfig& loaded);
+/// Calls resolve_init_from() and resolve_adapter_base().
+void resolve_sources(LoadedConfig& loaded);
 /// Makes `data` normalize its examples in the same way as the data on which the weights of the
 /// source, or of the adapters' base, were trained. Does nothing for tokens or without a source.
 /// Throws Exit::data if the data has other classes or columns.

@@ -60,8 +60,7 @@ void check_models_agree(const Session& session) {
 
 Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   // Open everything that the config names before anything is created.
-  resolve_init_from(loaded);
-  resolve_adapter_base(loaded);
+  resolve_sources(loaded);
   check_tensor_ranks(loaded, world().size());
   RunData data = RunData::open(loaded);
   check_base_tokenizer(loaded, *data.data);

@@ -347,16 +347,16 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
     s.shards = std::make_unique<ParameterShards>(world(), s.local_params(), *s.layout);
   if (config.memory.offloads("activations")) {
     const auto window = static_cast<size_t>(1e6 * config.memory.offload_window_mb);
-    if (s.device.is_cuda() && !config.memory.offload_dir.empty()) {
+    if (!s.device.is_cuda()) {
+      s.activations = std::make_unique<DiskOffloader>(scratch_folder(config), window);
+    } else if (config.memory.offload_dir.empty()) {
+      s.activations = std::make_unique<PinnedOffloader>(window);
+    } else {
       fail(
           Exit::usage, origin_of(loaded, "memory.offload_dir"),
           ": memory.offload_dir has no effect on a GPU, whose activations go to the host's memory; "
           "leave it out");
     }
-    if (s.device.is_cuda())
-      s.activations = std::make_unique<PinnedOffloader>(window);
-    else
-      s.activations = std::make_unique<DiskOffloader>(scratch_folder(config), window);
   }
   return s;
 }

@@ -9,21 +9,21 @@
 #include "train/tasks/text_batch.h"
 
 namespace lathe {
-at::Tensor finite_logits(const at::Tensor& logits_V) {
-  const at::Tensor logits = logits_V.to(at::kCPU, at::kDouble).contiguous();
-  LATHE_CHECK(logits.numel() > 0, "sample_token: there are no logits");
-  const double* x = logits.const_data_ptr<double>();
-  for (int64_t i = 0; i < logits.numel(); ++i) {
+std::string logits_fault(const at::Tensor& logits_V) {
+  const double* x = logits_V.const_data_ptr<double>();
+  for (int64_t i = 0; i < logits_V.numel(); ++i) {
     if (!std::isfinite(x[i])) {
-      fail(Exit::diverged, "the model's logits are not finite (", x[i], " for token ", i,
-           "): its weights have diverged; take an earlier checkpoint");
+      return str("the model's logits are not finite (", x[i], " for token ", i,
+                 "): its weights have diverged; take an earlier checkpoint");
     }
   }
-  return logits;
+  return "";
 }
 
 int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw) {
-  const at::Tensor logits = finite_logits(logits_V);
+  const at::Tensor logits = logits_V.to(at::kCPU, at::kDouble).contiguous();
+  LATHE_CHECK(logits.numel() > 0, "sample_token: there are no logits");
+  if (const std::string fault = logits_fault(logits); !fault.empty()) fail(Exit::diverged, fault);
   const double* x = logits.const_data_ptr<double>();
   const int64_t n = logits.numel();
   if (s.temperature == 0) return std::max_element(x, x + n) - x;

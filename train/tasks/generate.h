@@ -42,9 +42,9 @@ std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const GenerateOptions& writing,
     const std::function<bool(const GeneratedToken&)>& on_token = nullptr);
 
-/// Returns one text's logits [V], V > 0, in float64 and contiguous on the CPU. Throws
-/// Exit::diverged where one is not finite.
-at::Tensor finite_logits(const at::Tensor& logits_V);
+/// Returns why no token can be sampled from logits [V], in float64 and contiguous on the CPU: one
+/// of them is not finite; "" if all are.
+std::string logits_fault(const at::Tensor& logits_V);
 
 /// Samples a token from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest
 /// token is kept, whatever top_k, top_p and min_p are. The repetition penalty is not applied here.

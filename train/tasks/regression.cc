@@ -28,10 +28,8 @@ class Regression final : public Task {
 
   /// Returns the squared error, averaged over outputs as by torch's mse_loss with reduction "mean".
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {
-    const Variable outputs_BO = model(batch.inputs);
-    const ExactTensors exact;
-    const Variable error_BO = outputs_BO - Variable(batch.targets);
-    return sum(error_BO * error_BO) * (1 / (divisor * static_cast<double>(batch.targets.size(1))));
+    return mse_loss(model(batch.inputs), Variable(batch.targets), Reduction::sum) *
+           (1 / (divisor * static_cast<double>(batch.targets.size(1))));
   }
 
   void score(const Model& model, const Batch& batch, const DatasetInfo& facts,

@@ -116,12 +116,9 @@ std::vector<NextToken> TextBatch::next() {
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (!rows_[i].is_taken) continue;
     BatchText& text = rows_[i].text;
-    at::Tensor own;
-    try {
-      own = finite_logits(logits[i]);
-    } catch (const Error& e) {
-      if (e.code() != Exit::diverged) throw;
-      tokens.push_back({static_cast<int64_t>(i), -1, {}, e.what()});
+    const at::Tensor own = logits[i].to(at::kCPU, at::kDouble).contiguous();
+    if (std::string fault = logits_fault(own); !fault.empty()) {
+      tokens.push_back({static_cast<int64_t>(i), -1, {}, std::move(fault)});
       continue;
     }
 

@@ -37,6 +37,16 @@ std::string marked_text(const fs::path& folder, const char* split) {
   return text + (learned ? "]" : "");
 }
 
+/// Returns options that prepare a.jsonl of a folder into its "out", all of it for training.
+DocumentOptions instruction_options(const fs::path& folder) {
+  DocumentOptions o{.source = {.files = {(folder / "a.jsonl").string()},
+                               .format = "instructions",
+                               .field = "messages"},
+                    .out = folder / "out"};
+  o.val_share = 0;
+  return o;
+}
+
 const char* const chats =
     "{\"messages\": [{\"role\": \"system\", \"content\": \"Be kind.\"}, {\"role\": \"user\", "
     "\"content\": \"Hi\"}, "
@@ -49,11 +59,7 @@ TEST_CASE("the answers of conversations and their end tokens are learned, in eac
           "[conversations]") {
   const TempFolder f;
   write_file(f / "a.jsonl", chats);
-  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
-                               .format = "instructions",
-                               .field = "messages"},
-                    .out = {}};
-  o.val_share = 0;
+  DocumentOptions o = instruction_options(f.path());
   o.tokenizer = byte_tokenizer_with({"<|endoftext|>", "<|im_start|>", "<|im_end|>"});
   o.out = f / "chatml";
   prepare_documents(o);
@@ -101,11 +107,7 @@ TEST_CASE("a completion's tokens are those that generation appends to its prompt
           "[conversations]") {
   const TempFolder f;
   write_file(f / "a.jsonl", "{\"prompt\": \"abc\", \"completion\": \"ab\"}\n");
-  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
-                               .format = "instructions",
-                               .field = "messages"},
-                    .out = f / "out"};
-  o.val_share = 0;
+  DocumentOptions o = instruction_options(f.path());
   for (const SpaceBefore rule :
        {SpaceBefore::each, SpaceBefore::each_without, SpaceBefore::first_without}) {
     Json json;
@@ -244,11 +246,7 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
 TEST_CASE("instructions are prepared with the tokenizer's chat template", "[conversations]") {
   const TempFolder f;
   write_file(f / "a.jsonl", chats);
-  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
-                               .format = "instructions",
-                               .field = "messages"},
-                    .out = f / "out"};
-  o.val_share = 0;
+  DocumentOptions o = instruction_options(f.path());
   o.tokenizer = with_template(llama3_tokens(), llama3_that_trims, "<|begin_of_text|>");
   write_file(f / "a.jsonl",
              "{\"messages\": [{\"role\": \"user\", \"content\": \" Hi \"}, "
@@ -269,11 +267,7 @@ TEST_CASE("instructions are prepared with the tokenizer's chat template", "[conv
 
 TEST_CASE("ShareGPT's and Alpaca's formats are read as chats", "[conversations]") {
   const TempFolder f;
-  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
-                               .format = "instructions",
-                               .field = "messages"},
-                    .out = f / "out"};
-  o.val_share = 0;
+  DocumentOptions o = instruction_options(f.path());
   o.tokenizer = chatml_tokens();
   const auto prepared = [&](const std::string& line) {
     write_file(f / "a.jsonl", line + "\n");
@@ -423,11 +417,7 @@ TEST_CASE("a role that the template writes in a form of its own is refused", "[c
              R"({"messages": [{"role": "user", "content": "Q"}, {"role": "tool", "content": "T"},)"
              R"( {"role": "assistant", "content": "A", "tool_calls": []}]})"
              "\n");
-  DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
-                               .format = "instructions",
-                               .field = "messages"},
-                    .out = f / "out"};
-  o.val_share = 0;
+  DocumentOptions o = instruction_options(f.path());
   o.tokenizer = chatml_tokens();
   TokenizerSettings settings;
   settings.chat_template = chatml_template;
@@ -451,11 +441,7 @@ TEST_CASE("a line that is not a conversation is refused with its number", "[conv
   const TempFolder f;
   const auto refusal = [&](const std::string& line) {
     write_file(f / "a.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n" + line + "\n");
-    DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()},
-                                 .format = "instructions",
-                                 .field = "messages"},
-                      .out = {}};
-    o.out = f / "out";
+    const DocumentOptions o = instruction_options(f.path());
     const std::string what = error_of([&] { prepare_documents(o); });
     CHECK(!fs::exists(f / "out"));
     return what;
