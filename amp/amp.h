@@ -25,8 +25,8 @@ struct AmpConfig {
       "Whether fp32 matrix products on a GPU may round their inputs to TF32 (10 mantissa bits).",
       anything().fixed())
   LATHE_FIELD(std::string, grad, "auto",
-              "Dtype of the gradients of matmul weights. low: the dtype of matmuls; auto: low "
-              "without gradient accumulation, context and sequence parallelism, else fp32.",
+              "Dtype of the gradients of matmul weights. low: the dtype of matmuls; auto: fp32 "
+              "with gradient accumulation, context parallelism or sequence parallelism, else low.",
               one_of({"auto", "fp32", "low"}).fixed())
   LATHE_FIELD(bool, working_copies, true,
               "Whether each matmul weight has a low-precision copy, which the optimizer step "

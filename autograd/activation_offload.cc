@@ -24,7 +24,7 @@ struct detail::ActivationStore {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::unique_ptr<ScratchFile> file;  // null in a dry run
-  uint64_t size = 0, end = 0;         // of the file, and of its part that is in use; in bytes
+  uint64_t size = 0, end = 0;         // bytes of the file, and of its part in use
   struct Alive {
     std::weak_ptr<StoredActivation> activation;
     uint64_t end;  // offset in the file at which its part ends

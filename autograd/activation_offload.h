@@ -7,8 +7,8 @@
 // A window of the most recently saved activations stays in memory, because the writer may not have
 // finished them and the backward pass uses them first. An activation leaves the window once it is
 // written and newer ones have filled the window. The backward pass uses activations in roughly
-// reverse order, so each access also starts reading the activations that were saved before that
-// one, up to the size of the window. Memory use therefore does not depend on the speed of the disk,
+// reverse order, so an access to one activation also starts to read those that were saved before
+// it, up to the size of the window. Memory use therefore does not depend on the speed of the disk,
 // and a dry run has the same peak.
 //
 // Tensors that share a storage are written once, as the complete storage.

@@ -22,11 +22,11 @@ struct ChainValue {
   int input = -1;                     ///< of an input: its index
 };
 
-/// The gradient that operand k of a value gives to an input of the formula.
+/// A use of an input of the formula: operand `operand` of value `value` is input `input`.
 struct ChainUse {
   int input = 0;
   int value = 0, operand = 0;
-  int gradient = -1;  ///< the value that is this gradient; -1: it is not wanted
+  int gradient = -1;  ///< index of the value that is this use's gradient; -1: not wanted
 };
 
 /// Values in the order in which they are computed.

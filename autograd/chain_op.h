@@ -16,7 +16,7 @@ namespace lathe {
 struct ChainInput {
   Variable variable;
   Chain::Input layout;
-  int value = 0;        ///< the input's number in the formula
+  int value = 0;        ///< index of the input's value in the formula
   int64_t version = 0;  ///< the tensor's version when the input was added
 };
 

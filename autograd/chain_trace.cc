@@ -142,8 +142,8 @@ int ChainTrace::add_input(const Variable& v) {
       if (t._version() != input.version) detail::leave_chain();
       return input.value;
     }
-    // Two different tensors of one parameter, such as its working copy, can't both be inputs: their
-    // gradients are added up in one sum.
+    // Two different tensors of one parameter, such as its own and that of its working copy, can't
+    // both be inputs, because their gradients are added up in one sum.
     if (v.edge() && same_edge) detail::leave_chain();
   }
   const int value = formula_.add_input(t.scalar_type(), grad_ && v.requires_grad());
@@ -187,8 +187,8 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
       (form.mask.defined() && value_of(form.mask)) ||
       std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) { return has(v); });
   if (!belongs_to_chain) {
-    // An op of tensors outside of the chain runs immediately. It must not share an input with the
-    // chain, whose gradients for the input would otherwise be added in another order.
+    // An op of tensors outside of the chain runs immediately. If it shared an input with the chain,
+    // the gradients of that input would be added in another order.
     for (const Variable& v : inputs) {
       for (const ChainInput& input : inputs_) {
         if (v.edge() && is_same_edge(v.edge(), input.variable.edge())) detail::leave_chain();
@@ -202,7 +202,8 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
 
 Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
                          std::span<const Variable> inputs) {
-  // The result must have the dtype that ATen promotes to, where a tensor without dims counts less.
+  // The result must have the dtype that ATen promotes to. In this promotion, a tensor without dims
+  // counts less than one with dims.
   for (const Variable& v : inputs) {
     if (v.dtype() != inputs[0].dtype() && (v.dim() == 0 || form.op == ChainOp::select))
       detail::leave_chain();

@@ -76,9 +76,9 @@ class ChainTrace {
   /// not, the function has detached it from the graph.
   virtual bool is_connected(const Variable& v, int value) const;
 
-  bool grad_;  // of the mode
+  bool grad_;  // Mode::grad when the recording began
   ChainFormula formula_;
-  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // and their values
+  std::vector<std::pair<at::Tensor, int>> stand_ins_;  // and the indices of their values
 
  private:
   std::optional<int> value_of(const at::Tensor& t) const;

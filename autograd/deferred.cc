@@ -165,8 +165,8 @@ void DeferredTrace::divide() {
 }
 
 bool DeferredTrace::keeps_order() const {
-  // One by one, an input gets the gradients of its newest use first. Parts run newest first, each
-  // with all of its uses.
+  // If the ops ran one by one, an input would get the gradient of its newest use first. Parts run
+  // newest first, each with all of its uses.
   const auto& values = formula_.values();
   std::vector<int> last(values.size(), static_cast<int>(values.size()));
   for (size_t v = values.size(); v-- > 0;) {

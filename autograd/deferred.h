@@ -67,7 +67,8 @@ FusionCount fusion_count();
 /// op that fused() does not support, and all ops while they are observed or recomputed.
 ///
 /// A temporary lives until the end of its expression: sum(tanh(exp(x))) runs sum while exp(x) still
-/// has a handle, and stores it. With `y = tanh(exp(x))` as a statement of its own, sum(y) does not.
+/// has a handle, so exp(x) is stored. After the statement `y = tanh(exp(x))`, exp(x) has no handle,
+/// so sum(y) does not store it.
 ///
 /// Values and gradients have the bits of the ops run one by one (NaNs may differ in their payload);
 /// second derivatives agree up to rounding. Before an op has run, its input tensors must not be

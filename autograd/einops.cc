@@ -294,7 +294,7 @@ void RecipeFitter::match(size_t d) {
   if (unknown) {
     if (known == 0 || size % known != 0)
       wrong("axis ", recipe_.axes[*unknown].name, " of ", text_of(recipe_, group),
-            " has no size: ", size, " does not divide by ", known);
+            " has no size: ", size, " is not divisible by ", known);
     fitted_.sizes[*unknown] = size / known;
   } else if (known != size) {
     if (group.axes.empty()) wrong("dim ", d, " is 1 in the pattern and ", size, " in x");

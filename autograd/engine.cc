@@ -70,8 +70,9 @@ using Captured = std::map<std::pair<Node*, uint32_t>, T>;
 template <class T>
 class Pass final : public GradSlots {
  public:
-  /// With `captured`, the pass stores the gradients of its keys there, gives parameters none, and
-  /// runs only the nodes in between. Without it, parameters accumulate their gradients.
+  /// With `captured`, the pass stores the gradients of its keys there, leaves the gradients of
+  /// parameters unchanged, and runs only the nodes between the root and the keys. Without it,
+  /// parameters accumulate their gradients.
   Pass(bool keep, Captured<T>* captured) : keep_(keep), captured_(captured) {}
 
   void run(const Edge& root, T dy) {
@@ -155,7 +156,7 @@ class Pass final : public GradSlots {
     bool any = false;
     for (uint32_t i = 0; i < node.outputs.size(); ++i) {
       Slot<T>& slot = p.slot(i);
-      // Hooks run first, so that grad() and observers receive a gradient that a hook replaced.
+      // Hooks run first, so that grad() and observers receive the gradient that the hooks returned.
       run_hooks(node, i, slot);
       if (captured_ != nullptr) {
         if (const auto found = captured_->find({&node, i}); found != captured_->end()) {
@@ -309,7 +310,7 @@ at::Tensor seed_of(const Variable& root, const at::Tensor& dy) {
     return dy.to(root.dtype());
   }
   LATHE_CHECK(root.numel() == 1, "backward: ", describe(root.data()),
-              " has more than one element; give its gradient as the second argument");
+              " has more than one element; give its gradient as `dy`");
   return at::ones_like(root.data());
 }
 

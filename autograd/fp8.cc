@@ -65,7 +65,7 @@ at::Tensor fp8_matmul_nt(const Fp8Tensor& a, const Fp8Tensor& b, const at::Tenso
                           /*use_fast_accum=*/false);
   }
   const at::Tensor left = a.data.to(at::kFloat), right = b.data.to(at::kFloat);
-  // ATen's product may depend on the number of threads.
+  // The bits of ATen's matrix product may depend on the number of threads.
   at::Tensor y = kernel_ready(left) && kernel_ready(right)
                      ? linear_pass(left, right, {}, {}, Activation::none, nullptr)
                      : at::mm(left, right.t());

@@ -37,11 +37,11 @@ void gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
     if (real) asked.push_back(x.back());
   }
 
-  LATHE_CHECK(!asked.empty(), "gradcheck: no input is of floating point");
+  LATHE_CHECK(!asked.empty(), "gradcheck: no input has a floating-point dtype");
 
   const Variable y = fn(x);
   LATHE_CHECK(y.dtype() == at::kDouble, "gradcheck: the function computes in ",
-              dtype_name(y.dtype()), " of float64 inputs; differences need float64");
+              dtype_name(y.dtype()), " for float64 inputs; differences need float64");
   LATHE_CHECK(y.requires_grad(), "gradcheck: the function's result depends on none of its inputs");
 
   // A random cotangent reduces the result to one number, so that two evaluations per element are

@@ -96,7 +96,8 @@ struct Node : std::enable_shared_from_this<Node> {
   virtual void release() {}
   /// Frees the op with all that it saved, for a recomputation: `recomputed` can restore it.
   virtual void drop_saved() {}
-  /// Returns whether the op can compute its result from what it keeps in addition to its inputs.
+  /// Returns whether the op can compute its result from the tensors that it saved other than its
+  /// inputs (see result() in op.h).
   virtual bool rebuilds_result() const { return false; }
   /// Calls `visit` with each tensor that the op keeps, which it may change.
   virtual void visit_saved(const SavedVisit&) {}

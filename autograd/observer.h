@@ -36,8 +36,8 @@ struct OpObserver {
   /// Called with each tensor, such as an index or a mask, that an op is given and keeps for
   /// backward.
   std::function<void(const at::Tensor&)> on_attribute{};
-  /// Called with each saved tensor when its op reads it: in backward, and in forward if it is an
-  /// index or a mask.
+  /// Called with each saved tensor when its op reads it: in backward, and in forward if the op
+  /// reads it back there, as with an index or a mask.
   std::function<void(const at::Tensor&)> on_saved{};
   /// Called in a backward pass with the complete gradient of each output of a node. The gradient is
   /// undefined if none reached that output. While an observer has this function, ops return their

@@ -1,8 +1,9 @@
 // How an op is written. An op is one struct with its properties (OpInfo), attributes, saved
 // tensors, forward, and backward right below. The struct is also stored in the node, and apply()
 // runs it. A new op needs three things: the struct and its function in ops/<family>.cc, a
-// declaration in ops.h, and a row in a table tests/autograd/ops/op_table_*.cc. Backward formulas
-// call the ops of ops.h by their plain names, which exist for tensors too: see ops/formula.h.
+// declaration in ops.h or a header of ops/, and a row in a table tests/autograd/ops/op_table_*.cc.
+// Backward formulas call the ops of ops.h by their plain names, which exist for tensors too: see
+// ops/formula.h.
 //
 // Some ops can compute their result cheaply from tensors that they save besides their inputs. Such
 // an op may define `at::Tensor result() const`, which does so, and `bool has_result() const`, which
@@ -67,11 +68,11 @@ struct OpInfo {
   Amp amp = Amp::promote;
   PerElement each = {};   ///< the cost of an op that does not define flops()
   uint32_t optional = 0;  ///< inputs that may be undefined: inputs_at({...})
-  /// Whether memory.saved must not round the tensors that the op saves: backward divides by them,
-  /// compares them or takes exponentials of them, or they already are gradients.
+  /// True if memory.saved must leave the tensors that the op saves unrounded: backward divides by
+  /// them, compares them or takes exponentials of them, or they already are gradients.
   bool exact = false;
   /// Whether each element of the result depends on one element of each input (swiglu: of each half
-  /// of it). An op with a member chain() (see ChainForm) does not need it.
+  /// of it). An op with a member chain() (see ChainForm) need not set it.
   bool elementwise = false;
 };
 
@@ -87,11 +88,11 @@ constexpr Amp policy_of(size_t i) {
   }
 }
 
-/// What an elementwise op is in a chain: its member `chain()` returns it, and fused() can then
-/// record the op.
+/// The form of an elementwise op in a chain. fused() can record an op if its member `chain()`
+/// returns its form.
 struct ChainForm {
   ChainOp op = ChainOp::copy;
-  double number = 0;                      ///< the op's number, if it has one
+  double number = 0;                      ///< the op's scalar operand, if it has one
   at::Tensor mask{};                      ///< the mask, if it has one
   std::optional<at::ScalarType> dtype{};  ///< the result's; without it, what ATen promotes to
 };
@@ -105,9 +106,9 @@ template <size_t N>
 using Needs = std::array<bool, N>;
 
 /// A tensor that an op keeps for backward: saved by forward, or an attribute such as an index or a
-/// mask. Reading it throws if the tensor was changed in place since. For second derivatives it
-/// records the role of the tensor: input i, output i, or (the default) an intermediate, through
-/// which nothing is differentiated.
+/// mask. Reading it throws if the tensor was changed in place after it was saved. For second
+/// derivatives it records the role of the tensor: input i, output i, or (the default) an
+/// intermediate, through which nothing is differentiated.
 class Saved {
  public:
   /// The role of the tensor. An `activation` is an intermediate that is as large as the result and

@@ -47,13 +47,13 @@ void add_needs(const char* name, std::span<bool> needs);
 /// During a recomputation, returns the node that was created when this op ran first, or null if
 /// that is gone.
 std::shared_ptr<Node> replayed_node(const char* name, std::span<const Variable> inputs);
-/// Passes the node to the Recomputation that records. It drops the tensors that the op saved, or,
-/// in a selective recording, decides in Recomputation::select() which to drop.
+/// Passes the node to the Recomputation that records. A plain recording drops the tensors that the
+/// op saved. A selective one decides in Recomputation::select() which tensors to drop.
 void record_node(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
                  std::span<const at::Tensor> outputs, const Flops& forward);
 /// Packs the tensors that the op of the node keeps, by the thread's SavedPacker.
 void pack_saved(Node& node, const OpInfo& info);
-/// Throws: the op of the recomputation is not that of the node.
+/// Throws an error that the recomputation ran another op than the one that created the node.
 [[noreturn]] void replay_mismatch(const char* name, const Node& node);
 /// Restores the op of a node by recomputation.
 void recompute_node(Node& node);
@@ -66,7 +66,7 @@ void recompute_node(Node& node);
 [[noreturn]] void rethrow(const char* name, std::span<const at::Tensor* const> inputs);
 /// Does the same in backward, for exceptions of ATen only.
 [[noreturn]] void rethrow_backward(const char* name);
-/// Throws: the tensors that the op's node saved are freed.
+/// Throws an error that the tensors that the op's node saved were freed.
 [[noreturn]] void saved_is_freed(const char* name);
 /// Throws unless every input that the op needs is defined.
 void check_defined(const OpInfo& info, std::span<const Variable* const> inputs);
@@ -76,16 +76,16 @@ bool needs_node(std::span<const Variable> inputs);
 void link(Node& node, std::span<const Variable> inputs);
 
 /// Records an op of a function that fused() runs, and returns its result. Returns an undefined
-/// Variable if none of the inputs was recorded in the chain; the op then runs as usual. Throws to
-/// leave the chain if a chain can't have the op.
+/// Variable if none of the inputs was recorded in the chain; the op then runs as usual. Throws
+/// LeftChain if a chain can't contain the op.
 Variable record_in_chain(const ChainForm& form, const OpInfo& info,
                          std::span<const Variable> inputs);
 /// Leaves the chain that fused() records if one of `inputs` was recorded in it. Called for an op
-/// that a chain can't have.
+/// that a chain can't contain.
 void leave_chain_with(std::span<const Variable> inputs);
 
 /// Records an elementwise op that runs later, and returns its result; undefined if the op must run
-/// now. Only while mode().deferred is set.
+/// now. Must be called only while mode().deferred is set.
 Variable defer(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
 
 /// While alive, running_node() returns the node that stands for `node` in the graph
@@ -178,7 +178,7 @@ struct OpNode final : Node {
       return run(dy, needs, nullptr);
     } else {
       fail(Exit::internal, Op::info.name,
-           ": a fused op without second derivatives; build this part from plain ops");
+           ": this fused op has no second derivatives; build this part from plain ops");
     }
   }
   void release() override {
@@ -388,8 +388,8 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
 
 /// Runs an op on its inputs: casts under autocast, turns ATen's errors into messages that name the
 /// op, counts FLOPs, and records a node if a gradient may be requested. Returns a Variable, or a
-/// vector of them if forward returns a vector of tensors. Then backward takes a GradList, whose
-/// members are undefined where no gradient arrived.
+/// vector of them if forward returns a vector of tensors. In the second case, backward takes a
+/// GradList, whose members are undefined where no gradient arrived.
 template <class Op, std::same_as<Variable>... V>
 auto apply(Op op, const V&... given) {
   constexpr size_t N = sizeof...(V);

@@ -120,8 +120,8 @@ Variable linear_gelu(const Variable& x, const Variable& weight, const Variable& 
 /// fused op where there are kernels for it.
 Variable linear_swiglu(const Variable& x, const Variable& gate, const Variable& up);
 /// Returns linear() of x with each weight and its bias: the queries, keys and values. Where there
-/// are kernels for it, it is one op. Its matrix products add up the three terms of dx themselves
-/// and, on CPUs, read x once for all weights.
+/// are kernels for it, it is one op. Its matrix products of the backward pass add up the three
+/// terms of dx themselves and, on CPUs, read x once for the gradients of all weights.
 std::array<Variable, 3> linear_qkv(const Variable& x, const std::array<Variable, 3>& weights,
                                    const std::array<Variable, 3>& biases = {});
 

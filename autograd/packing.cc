@@ -31,7 +31,8 @@ bool is_expanded(const at::Tensor& t) {
   return false;
 }
 
-/// Returns the length of a row: the product of the last dims, as few as have least_row elements.
+/// Returns the length of a row: the product of the fewest last dims that together have at least
+/// least_row elements.
 int64_t row_of(const at::Tensor& t) {
   int64_t n = 1;
   for (int64_t d = t.dim() - 1; d >= 0 && n < least_row; --d) n *= t.size(d);
@@ -106,8 +107,8 @@ void PackSaved::forget_expired() {
 
 namespace {
 
-/// Returns whether a slot is for an input that is a parameter. On a GPU, whose memory has no
-/// category by which packers know them, also whether it is a constant or a cast of a parameter.
+/// Returns whether a slot is for an input that is a parameter. On a GPU, also returns true for a
+/// constant or a cast of a parameter, since GPU memory has no category that identifies them.
 bool is_given(const Node& node, const Saved& saved) {
   if (saved.place() != Saved::Place::input) return false;
   const Node* from = node.next[static_cast<size_t>(saved.index())].node.get();

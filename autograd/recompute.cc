@@ -40,7 +40,7 @@ void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Va
     node->drop_saved();
     return;
   }
-  // An op in place must change its input again.
+  // An in-place op must change its input again.
   const bool is_in_place = std::any_of(inputs.begin(), inputs.end(), [&](const Variable& v) {
     return !outputs.empty() && v.data().is_same(outputs[0]);
   });

@@ -55,7 +55,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   /// Appends a node with its op's inputs and outputs. `forward` counts the FLOPs of its forward.
   void append(const std::shared_ptr<Node>& node, std::span<const Variable> inputs,
               std::span<const at::Tensor> outputs, const Flops& forward);
-  /// Gives up a result, which an op in place is going to change: the op that made it is not kept.
+  /// Gives up a result that an in-place op is about to change: the op that made it is not kept.
   void release(const at::Tensor& result);
   /// Chooses the ops whose results are kept, and drops the tensors that the others save. Call it
   /// after the part has returned, while the caller holds only its result.
@@ -172,13 +172,13 @@ std::function<void()> call_later(const F& fn, const In&... inputs) {
 /// Returns fn(inputs...) and keeps only the inputs and the result. In the backward pass a copy of
 /// fn is called again to restore the tensors that its ops save, which are then freed as usual. `fn`
 /// may take and return any types, usually Variables. It must compute the same each time from its
-/// inputs, its captures and parameters. None of these may change in place in between; an error
-/// names the op if one did. What fn captured by reference, such as a module, must live until the
-/// backward pass. Hooks of modules are called again; hooks that fn registers on Variables are
-/// registered once. Calls can be nested. Without a graph this is a plain call.
+/// inputs, its captures and parameters. None of these may change in place in between; if one does,
+/// the error names the op that reads it. What fn captured by reference, such as a module, must live
+/// until the backward pass. Hooks of modules are called again; hooks that fn registers on Variables
+/// are registered once. Calls can be nested. Without a graph this is a plain call.
 template <class F, class... In>
 auto recompute(const F& fn, const In&... inputs) {
-  // Inside another recompute() that keeps nothing there is nothing to drop.
+  // Inside another recomputation this is a plain call: the outer one drops the saved tensors.
   if (!mode().grad || mode().recording != nullptr) return fn(inputs...);
   const detail::Recording recording(detail::call_later(fn, inputs...));
   return fn(inputs...);

@@ -36,8 +36,8 @@ class PartMemory {
     }
   }
 
-  /// Marks memory that is also held outside of the part: its tensors have more references than the
-  /// part's, or it has more tensors.
+  /// Marks memory that is also held outside of the part: a tensor in it has more references than
+  /// the part holds, or more tensors use it than the part has.
   void find_held(const Tensors& tensors) {
     for (const at::Tensor& t : tensors) {
       if (!t.defined() || !t.has_storage()) continue;

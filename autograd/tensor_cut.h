@@ -18,7 +18,8 @@ struct TensorCut {
   std::vector<int64_t> sections;  ///< their sizes along `dim` in the whole tensor
   int64_t part = 0, parts = 1;    ///< which part this process has, and of how many
 
-  /// Returns the rows along `dim` of a section that a part has, counted in that section.
+  /// Returns which rows of a section belong to a part. Rows are positions along `dim`, counted from
+  /// the beginning of the section.
   ElementRange range(size_t section, int64_t part_) const;
   /// Returns the sizes of the tensor of part `part_`. Only the sizes of the other dimensions are
   /// read from `sizes`, which may be those of any part.
@@ -29,7 +30,7 @@ struct TensorCut {
   at::Tensor part_of(const at::Tensor& whole) const;
   /// Returns the whole tensor, joined from the tensors of all parts in the order of parts.
   at::Tensor join(const std::vector<at::Tensor>& all) const;
-  /// Returns [parts + 1] offsets: the elements of part p are [offset p, offset p + 1) of a flat
+  /// Returns parts + 1 offsets: the elements of part p are [offset[p], offset[p + 1]) of a flat
   /// tensor in which all parts follow each other. `sizes`: those of any part's tensor.
   std::vector<int64_t> flat_cuts(at::IntArrayRef sizes) const;
   /// Returns the whole tensor from such a flat tensor.

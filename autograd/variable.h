@@ -216,10 +216,10 @@ at::Tensor compare(Comparison op, const Operand& a, const Operand& b);
 
 }  // namespace detail
 
-/// Adds b to a. If a graph is recorded, a becomes a new Variable a + b and other handles stay
+/// Adds b to `a`. If a graph is recorded, `a` becomes a new Variable a + b and other handles stay
 /// unchanged; this throws for a parameter, and for a part such as x[0]. Otherwise (constants;
-/// anything under NoGrad) the values of a change in place, for every handle and view of them, as
-/// with ATen's in-place functions. If a graph has saved these values, its backward throws.
+/// anything under NoGrad) the values of `a` are changed in place, for every handle and view of
+/// them, as with ATen's in-place functions. If a graph has saved these values, its backward throws.
 template <class A>
 Variable& operator+=(Variable& a, const A& b) {
   detail::assign(detail::Arithmetic::add, a, b, false);
@@ -240,7 +240,8 @@ Variable& operator/=(Variable& a, const A& b) {
   detail::assign(detail::Arithmetic::div, a, b, false);
   return a;
 }
-// Of temporaries. V is deduced, so that a tensor, which converts to one, keeps ATen's operators.
+// The same operators for temporaries such as x[0]. V is deduced, so that a tensor, which converts
+// to a Variable, keeps ATen's operators.
 template <std::same_as<Variable> V, class B>
 void operator+=(V&& a, const B& b) {
   detail::assign(detail::Arithmetic::add, a, b, true);

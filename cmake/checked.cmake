@@ -1,6 +1,6 @@
-# lathe_tests_checked: the tests over a library under the address and undefined-behavior sanitizers. dist/, train/, the tests
-# themselves and the commands that they run are the ordinary build's, which more than halves the time that this takes
-# (docs/internals/testing.md). Built when asked for: ./dev asan --part.
+# lathe_tests_checked: the tests, linked to a library that is compiled with the address and undefined-behavior sanitizers. The
+# objects of dist/, train/ and the tests, and the commands that the tests run, come from the ordinary build without sanitizers,
+# which more than halves the time of a check (docs/internals/testing.md). Only ./dev asan --part builds this target.
 set(checks -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
 add_library(lathe_lib_checked SHARED EXCLUDE_FROM_ALL)
 foreach(part io kernels core autograd nn optim amp prepare data)
@@ -24,7 +24,7 @@ foreach(part io kernels core autograd nn optim amp prepare data)
   endif()
 endforeach()
 target_sources(lathe_lib_checked PRIVATE $<TARGET_OBJECTS:lathe_dist> $<TARGET_OBJECTS:lathe_train>)
-# One instruction set beside the baseline: the kernels' text is the same for AVX-512, and takes as long again to compile.
+# Compile one instruction set besides the baseline: AVX-512 has the same source, and would take as long again to compile.
 target_compile_definitions(lathe_kernels_checked PRIVATE HWY_DISABLED_TARGETS=\(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL\))
 target_link_libraries(lathe_lib_checked PUBLIC ${text_libraries})
 target_link_options(lathe_lib_checked PUBLIC -fsanitize=address,undefined)

@@ -26,7 +26,7 @@ endif()
 file(GLOB cuda_sources CONFIGURE_DEPENDS core/kernels/*.cu core/cuda/*.cc)
 add_library(lathe_cuda SHARED ${cuda_sources})
 set_target_properties(lathe_cuda PROPERTIES CUDA_STANDARD 17 UNITY_BUILD OFF)
-# One pass of the compiler's front end makes code for all: no kernel has instructions of one architecture alone.
+# No kernel uses instructions of a single architecture, so one pass of the compiler's front end serves all architectures.
 target_compile_options(lathe_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_80,code=[sm_80,sm_90,sm_100,compute_80]>)
 target_include_directories(lathe_cuda PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

@@ -1,5 +1,5 @@
-// Headers that most files outside core/ read. Files still include what they use; this one changes
-// nothing but the time of a build (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON does without).
+// Headers that most files outside core/ read. Files still include what they use: precompiling only
+// shortens the build (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON turns it off).
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 

@@ -61,8 +61,8 @@ std::string plain_decimal(std::string_view text) {
   return some && at == text.size() ? out : "";
 }
 
-/// Returns the whole number that a plain decimal is exactly; nullopt if it is not one or does not
-/// fit.
+/// Returns the whole number that equals a plain decimal; nullopt if the decimal has a fraction or
+/// does not fit into int64_t.
 std::optional<int64_t> whole_number(const std::string& plain) {
   const size_t e = plain.find('e');
   std::string digits = plain.substr(0, e);

@@ -37,9 +37,10 @@ struct Rule {
   bool (*has_form)(const std::string&) = nullptr;
   bool is_fixed = false;  ///< it can't change when a run is resumed
   bool is_list = false;   ///< the text is a comma-separated list
-  /// The values of `kind` in the same section that read the key; empty: all. The key's doc begins
-  /// with them.
+  /// The values of the key `selector` of the same section with which this key has an effect; empty:
+  /// all. The key's doc begins with them.
   std::vector<std::string> kinds{};
+  std::string selector = "kind";
 
   /// Returns the same rule, for a key that a run cannot change once it has begun.
   Rule fixed() const {
@@ -53,10 +54,11 @@ struct Rule {
     r.is_list = true;
     return r;
   }
-  /// Returns the same rule, for a key that only these kinds read.
-  Rule of(std::vector<std::string> readers) const {
+  /// Returns the same rule, for a key that has an effect only with these values of `selector`.
+  Rule of(std::vector<std::string> values, std::string selector = "kind") const {
     Rule r = *this;
-    r.kinds = std::move(readers);
+    r.kinds = std::move(values);
+    r.selector = std::move(selector);
     return r;
   }
   /// Returns the same rule, which also allows the strings that `has_form` accepts. `form` shows how
@@ -136,10 +138,10 @@ class Schema {
 };
 
 /// Reads text from a command line or the environment as a value for a field whose default is
-/// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5. (a whole number if it is
-/// exact) and in TOML's ways. A string field takes the text unchanged, or without its quotes. If
-/// the text is not a value of the field's type, returns it as a value of another type, which
-/// Schema::set() rejects.
+/// `like`. Numbers may be written as 1000, 1e3, 1_000, +3, .5 and 5. and in TOML's ways; an integer
+/// field accepts any of these whose value is whole. A string field takes the text unchanged, or
+/// without its quotes. If the text is not a value of the field's type, returns it as a value of
+/// another type, which Schema::set() rejects.
 ConfigValue read_value(const std::string& text, const ConfigValue& like);
 
 /// Returns a rule as text: "fp32 | bf16", ">= 1", ...

@@ -104,7 +104,8 @@ std::string device_model(const std::string& device) {
   if (device == "cuda") return cuda_api().device_name();
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+    const size_t name = line.find(": ");
+    if (line.starts_with("model name") && name != std::string::npos) return line.substr(name + 2);
   }
   return "unknown CPU";
 }
@@ -113,7 +114,22 @@ void synchronize(const std::string& device) {
   if (device == "cuda") cuda_api().synchronize();
 }
 
+int usable_cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+std::string usable_core_set() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return "";
+  std::string text;
+  for (int core = 0; core < CPU_SETSIZE; ++core) text += CPU_ISSET(core, &set) ? '1' : '0';
+  return text;
+}
+
 namespace {
+
+int processes_on_cores = 1;
 
 /// Returns an environment variable's whole number above 0; nullopt if there is none.
 std::optional<int> number_in_environment(const char* name) {
@@ -125,13 +141,7 @@ std::optional<int> number_in_environment(const char* name) {
   return n;
 }
 
-/// Returns the number of cores that this process may use.
-int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-/// Returns the largest number of threads that is accepted without LATHE_MAX_THREADS.
+/// Returns the largest number of threads that check_threads() accepts.
 int most_threads() {
   return std::max({64, 2 * usable_cores(), number_in_environment("LATHE_MAX_THREADS").value_or(0)});
 }
@@ -167,8 +177,11 @@ int pool_threads(int threads) { return 2 * (threads - 1); }
 
 }  // namespace
 
+void share_cores(int processes) { processes_on_cores = processes; }
+
 int default_threads() {
-  const int threads = number_in_environment("OMP_NUM_THREADS").value_or(usable_cores());
+  const int own = std::max(1, usable_cores() / processes_on_cores);
+  const int threads = number_in_environment("OMP_NUM_THREADS").value_or(own);
   check_threads(threads);
   return threads;
 }

@@ -28,9 +28,9 @@ struct CudaApi {
   std::string (*device_id)();   ///< differs between the GPUs of all machines
   double (*peak_bf16_flops)();  ///< dense bf16 FLOP/s of the GPU, 0 where unknown
   void (*synchronize)();
-  /// Makes this process a rank of a group that exchanges tensors of GPUs by NCCL. The ranks meet
-  /// through `store` in the first exchange, each step of it within `timeout` seconds. Null if the
-  /// library was built without NCCL's header.
+  /// Makes this process a rank of a group that exchanges tensors of GPUs by NCCL. The ranks connect
+  /// through `store` in the first exchange; each request to the store may take `timeout` seconds.
+  /// Null if the library was built without NCCL's header.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size, double timeout);
   int64_t (*memory_free)();  ///< bytes that this process could still allocate
@@ -42,7 +42,7 @@ struct CudaApi {
   void (*gelu_backward)(const void* x, const void* dy, void* dx, Element type, int64_t n);
   void (*gelu_backward_sums)(const void* x, const void* dy, void* dx, Element type, int64_t rows,
                              int64_t columns, float* partials, float* sums);
-  /// Returns false, with nothing written, if the GPU's library has no algorithm for it.
+  /// Returns false, and writes nothing, if cuBLASLt has no algorithm for this product.
   bool (*linear_product)(const LinearProduct& product);
   void (*rotate_heads)(const void* x, void* y, Element type, int64_t rows, int64_t heads,
                        int64_t width, const float* table, int64_t table_rows, bool back);
@@ -84,7 +84,7 @@ void choose_gpu(int local_rank);
 /// if the library, the driver and a GPU are present. Throws Exit::usage with the reason if "cuda"
 /// is requested and not available. Call it before any other CUDA query of ATen.
 std::string open_device(const std::string& name);
-/// Returns the loaded CUDA library. Throws before open_device returned "cuda".
+/// Returns the loaded CUDA library. Throws if open_device() has not returned "cuda" before.
 const CudaApi& cuda_api();
 
 /// Returns the instruction set that ATen's CPU kernels use: "AVX512", "AVX2", "DEFAULT", ... If
@@ -95,8 +95,15 @@ std::string cpu_isa();
 std::string device_model(const std::string& device);
 /// Waits until the device has finished; does nothing on a CPU.
 void synchronize(const std::string& device);
+/// Returns the number of cores that this process may use, which its affinity can limit.
+int usable_cores();
+/// Returns which cores these are, as a text that is equal for processes with the same cores.
+std::string usable_core_set();
+/// Tells default_threads() that this many processes share the cores that this process may use.
+void share_cores(int processes);
 /// Returns the number of threads for train.threads = 0: OMP_NUM_THREADS if it is set to a number,
-/// otherwise the number of cores that this process may use. Throws as check_threads() does.
+/// otherwise the number of cores that this process may use, divided by the processes that share
+/// them. Throws as check_threads() does.
 int default_threads();
 /// Throws Exit::usage if `threads` exceeds the limit: the largest of 64, twice the number of cores
 /// that this process may use, and the environment variable LATHE_MAX_THREADS.

@@ -68,7 +68,7 @@ std::string str(const Args&... args) {
   return detail::joined({detail::Printable(args)...});
 }
 
-/// Throws Error with that exit code; the arguments are concatenated to its sentence.
+/// Throws Error with that exit code. Its sentence is the concatenation of the arguments.
 template <class... Args>
 [[noreturn]] void fail(Exit code, const Args&... args) {
   detail::fail_joined(code, {detail::Printable(args)...});

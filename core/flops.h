@@ -15,7 +15,7 @@ struct Flops {
   }
 };
 
-/// The FLOPs of one op: a forward pass, and the backward of one forward.
+/// The FLOPs of one op: those of a forward pass, and those of its backward pass.
 struct OpFlops {
   Flops forward, backward;
 };

@@ -243,8 +243,8 @@ class CachingAllocator final : public c10::Allocator {
       free_.insert(rest);
     }
 
-    // `touched` follows the highest address handed out in the segment, in pages: what the system
-    // has made resident.
+    // Raise `touched` to the highest address handed out in the segment, rounded up to a page. The
+    // system may have made all memory below it resident.
     Segment& segment = segments_.at(header->segment);
     const auto end = static_cast<size_t>(reinterpret_cast<char*>(header) -
                                          reinterpret_cast<char*>(header->segment)) +
@@ -280,11 +280,13 @@ class CachingAllocator final : public c10::Allocator {
     free_.insert(header);
   }
 
-  /// Adds a segment for a block of `bytes`. It is larger than that, up to an eighth of the peak and
-  /// at most 16 huge pages, so that segments do not become many.
+  /// Adds a segment for a block of `bytes`. If the system has enough memory, the segment has at
+  /// least an eighth of the peak or 16 huge pages, whichever is less, so that segments do not
+  /// become many.
   ///
-  /// A block of its own segment that needs little of the last huge page, as one of 4 MB with its
-  /// header does, gets small pages there: writing a few bytes would make 2 MB resident.
+  /// If the block needs little of the segment's last huge page, as a block of 4 MB with its header
+  /// does, that part of the segment gets small pages. Otherwise, writing a few bytes would make 2
+  /// MB resident.
   bool grow(size_t bytes) {
     const size_t share = std::min(static_cast<size_t>(stats_.total_peak) / 8, 16 * huge);
     void* memory = nullptr;

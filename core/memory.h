@@ -43,8 +43,8 @@ MemoryStats memory_stats();
 /// Returns the largest resident memory that this process had, since reset_peak_rss() if that was
 /// called.
 int64_t peak_rss_bytes();
-/// Returns free memory to the system, and makes the resident memory of this process its peak, where
-/// the system permits that.
+/// Returns free memory to the system, and lowers the peak to the present resident memory of this
+/// process, if the system permits that.
 void reset_peak_rss();
 /// Resets every peak to what is in use now.
 void reset_memory_peaks();

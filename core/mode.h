@@ -55,7 +55,7 @@ class BlockHooks {
   virtual ~BlockHooks() = default;
   /// Called before the block runs.
   virtual void begin(size_t block, bool is_recomputed) = 0;
-  /// Called after it, also where it throws.
+  /// Called after the block has run, also if it throws.
   virtual void end(size_t block, bool is_recomputed) = 0;
   /// Returns whether the hooks also apply to forward passes of a frozen model (FrozenForward).
   virtual bool serves_any_pass() const { return false; }

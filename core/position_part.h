@@ -10,10 +10,9 @@
 namespace lathe {
 
 /// A part of the positions of each row. Rows are cut into 2 * `parts` chunks of equal length. A
-/// part
-/// has one chunk of the first half and the mirrored one of the second half, so that causal
-/// attention costs each part the same (Dubey et al. 2024, "The Llama 3 herd of models",
-/// section 3.3.2).
+/// part has one chunk of the first half and the mirrored chunk of the second half, so that causal
+/// attention costs each part the same (Dubey et al. 2024, "The Llama 3 herd of models", section
+/// 3.3.2).
 struct PositionPart {
   int64_t part = 0, parts = 1;
 

@@ -34,8 +34,8 @@ class TreeSum {
     }
     parts_.push_back(std::move(part));
   }
-  /// Returns the sum of all values, the incomplete blocks at the end from the smallest up, and
-  /// empties itself. There must be a value.
+  /// Returns the sum of all values, and empties itself. The incomplete blocks at the end are added
+  /// last, the smallest first. There must be a value.
   template <class Plus>
   T finish(Plus&& plus) {
     T sum = std::move(parts_.back().sum);

@@ -12,9 +12,10 @@ struct BatchPlan {
   /// Add micro-batches one after another, not in the order of core/tree_sum.h (train.sum_order).
   bool in_sequence = false;
 
-  /// Returns the number in its step of the n-th micro-batch of this process in that step.
+  /// Returns the index within a step of the n-th micro-batch that this process computes in it.
   int64_t in_step(int64_t n) const { return first + n * stride; }
-  /// Returns the number, among the micro-batches of all steps, of the n-th one of this process.
+  /// Returns the index, among the micro-batches of all steps, of the n-th micro-batch that this
+  /// process computes.
   int64_t global_index(int64_t n) const { return n / count * per_step + in_step(n % count); }
 };
 

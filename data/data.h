@@ -96,7 +96,8 @@ class TrainingBatches {
   virtual void fill(const std::vector<at::Tensor>& buffers, int64_t micro_batch) const = 0;
   /// Returns how many targets of micro-batch n count toward the loss; nullopt if all of them do.
   virtual std::optional<int64_t> targets(int64_t /*micro_batch*/) const { return std::nullopt; }
-  /// Returns a batch that shares the memory of filled buffers after their copy to the run's device.
+  /// Returns a batch made of filled buffers that were copied to the run's device. It shares their
+  /// memory.
   virtual Batch batch_of(const std::vector<at::Tensor>& on_device) const = 0;
 };
 
@@ -121,7 +122,7 @@ struct DatasetInfo {
   /// Regression: targets in batches are (raw - target_mean) / target_scale, so that errors can be
   /// reported in raw units. One number for each output.
   std::vector<double> target_mean{}, target_scale{};
-  std::optional<ExampleEncoding> encoding{};  ///< examples: how new ones are encoded alike
+  std::optional<ExampleEncoding> encoding{};  ///< examples: the encoding of new ones
 };
 
 /// An open data folder with both splits.
@@ -139,7 +140,7 @@ class Data {
   virtual int64_t val_size() const = 0;
   /// Checks token data against the sizes. Throws Exit::data where there are too few tokens for a
   /// training window, or, with the file and the position, where an id is not below the vocabulary's
-  /// size; Exit::usage if data.document_end is not.
+  /// size; Exit::usage if data.document_end is not below it.
   virtual void check_windows(const BatchSizes& /*sizes*/) const {}
   /// Returns the training micro-batches; this object must outlive them.
   virtual std::unique_ptr<TrainingBatches> training(const BatchSizes& sizes,

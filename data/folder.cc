@@ -51,7 +51,7 @@ std::string kind_of_data(const fs::path& folder) {
 std::string manifest_file(const Json& json, const char* key, const std::string& where) {
   const auto name = json_get<std::string>(json, key, where, Exit::data);
   if (name.empty() || name.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
-    fail(Exit::data, where, ": a file with a bad name");
+    fail(Exit::data, where, ": \"", key, "\" is not the name of a file in the same folder");
   return name;
 }
 

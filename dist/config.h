@@ -31,17 +31,16 @@ struct DistConfig {
   LATHE_FIELD(
       int64_t, tensor, 1,
       "Number of processes that compute each micro-batch together, each with a part of the model's "
-      "layers (tensor parallelism). The others are data parallel. Must divide the number of "
-      "processes; one process alone ignores it.",
+      "layers (tensor parallelism). Such groups of processes are data parallel. Must divide the "
+      "number of processes; one process alone ignores it.",
       between(1, 1024))
   LATHE_FIELD(
       bool, sequence_parallel, false,
       "Whether the processes of dist.tensor also divide the positions of the residual stream in "
       "the model's blocks, with its norms and dropout (sequence parallelism). Takes less memory "
-      "and "
-      "sends about a quarter more bytes. dist.tensor must then divide the length of rows "
-      "(data.window or model.block_size), or with dist.context the part of a process. Evaluations "
-      "do not divide rows; one process alone ignores it.",
+      "and sends about a quarter more bytes. dist.tensor must then divide the length of rows "
+      "(data.window or model.block_size) or, with dist.context, the number of positions that a "
+      "process has of a row. Evaluations do not divide rows; one process alone ignores it.",
       anything())
   LATHE_FIELD(
       int64_t, context, 1,
@@ -54,8 +53,8 @@ struct DistConfig {
       int64_t, pipeline, 1,
       "Number of processes that compute each micro-batch one after another, each with some of the "
       "model's blocks (pipeline parallelism). dist.pipeline times dist.context times dist.tensor "
-      "must divide the number of processes; one process alone ignores it. Changes no bit, except "
-      "of a tied embedding.",
+      "must divide the number of processes; one process alone ignores it. Changes no bit, unless "
+      "the embedding is tied to the head.",
       between(1, 1024))
   LATHE_FIELD(
       int64_t, virtual_stages, 1,

@@ -7,7 +7,8 @@ namespace lathe {
 DryWorld::DryWorld(int ranks, const GridSizes& sizes, int stage, int data_rank)
     : is_alone_(world().size() == 1), pipeline_(world().pipeline()) {
   World& w = world();
-  LATHE_CHECK(is_alone_ || ranks == w.size(), "a dry world of ", ranks, " of ", w.size(), " ranks");
+  LATHE_CHECK(is_alone_ || ranks == w.size(), "a dry world of ", ranks, " ranks in a run of ",
+              w.size(), " ranks");
   if (is_alone_) {
     const int groups = ranks / sizes.replica();
     const int group = data_rank % groups, context = data_rank / groups;

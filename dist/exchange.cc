@@ -142,7 +142,7 @@ void GradientExchange::finish() {
     if (is_complete_[i] == 0) complete(i);
   }
   if (world_.data().size == 1) return;
-  // The other ranks of a dry run have the gradients of this one.
+  // A dry run assumes that the other ranks have gradients of the same parameters.
   if (is_dry_run()) {
     in_flight_.clear();
     return settle_absent(had_gradient_);
@@ -232,8 +232,8 @@ void GradientExchange::exchange(const Bucket& bucket) {
   at::Tensor flat =
       at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
 
-  // Lay the gradients into the bucket, and make them views of it. -0 changes no summand, not even
-  // the sign of a zero; 0 would.
+  // Copy the gradients into the bucket, and make them views of it. Adding -0 changes no number, not
+  // even the sign of a zero, as adding 0 would.
   int64_t offset = 0;
   for (const size_t i : bucket.parameters) {
     const Variable& parameter = parameters_[i].parameter;

@@ -55,9 +55,9 @@ class GradientExchange {
   /// it for the parameters that it reaches. Call it for others, so that their buckets are sent
   /// before finish().
   void complete(size_t i);
-  /// Waits until the gradient of each parameter is the sum over all ranks. A parameter without a
-  /// gradient on some ranks counts as zero there; without one on all of them it stays without.
-  /// Throws Exit::peer_lost where a rank was lost.
+  /// Waits until the gradient of each parameter is the sum over all ranks. A rank without a
+  /// gradient of a parameter adds zero. If no rank has a gradient of it, the parameter keeps none.
+  /// Throws Exit::peer_lost if a rank was lost.
   void finish();
   /// Returns, after finish() with Result::own, the sums of the elements that this rank owns, 1-D,
   /// one tensor for each parameter; undefined where no rank has a gradient. The parameters

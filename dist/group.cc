@@ -44,8 +44,8 @@ std::string outside_address() {
   return address;
 }
 
-/// Returns the address of this host that the store's host is reached from, where other ranks can
-/// reach this process in turn.
+/// Returns the address from which this host reaches the host of the store. Other ranks can reach
+/// this process at that address.
 std::string own_address(const Placement& p) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
@@ -198,7 +198,7 @@ class GlooGroup final : public Group {
   std::map<int, int> sent_, received_;  // tensors so far, by the other rank
 };
 
-/// Exchanges tensors of GPUs through the memory of the host, and passes those of CPUs on.
+/// Exchanges tensors of GPUs through the memory of the host, and passes those of CPUs to `host`.
 class HostGroup : public Group {
  public:
   HostGroup(std::unique_ptr<Group> host, int rank) : Group(rank), host_(std::move(host)) {}

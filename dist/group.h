@@ -1,5 +1,5 @@
-// A group of processes that exchange tensors: a thin owner of PyTorch's c10d, which runs Gloo, and
-// NCCL between GPUs.
+// A group of processes that exchange tensors: a thin wrapper around PyTorch's c10d, which uses Gloo
+// and, between GPUs, NCCL.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -15,8 +15,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <thread>
 
+#include "core/device.h"
 #include "core/io/log.h"
 #include "core/stop_signals.h"
 #include "core/timing.h"
@@ -24,7 +24,9 @@
 namespace lathe {
 namespace {
 
-constexpr double grace_s = 10;  // for the others, once a process has failed
+// How long the others may take to end once a process has failed. If it has noticed that a process
+// was lost, the others notice that at the same time, and whatever still runs is the lost one.
+constexpr double grace_s = 10, grace_after_loss_s = 3;
 
 /// While alive, this process reads signals from a file descriptor.
 class SignalReader {
@@ -123,8 +125,8 @@ void set_variable(const char* name, const std::string& value) {
   set_variable("LOCAL_WORLD_SIZE", std::to_string(ranks));
   set_variable("MASTER_ADDR", "127.0.0.1");
   set_variable("MASTER_PORT", std::to_string(store.port()));
-  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / ranks)).c_str(), /*overwrite=*/0);
+  setenv("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / ranks)).c_str(),
+         /*overwrite=*/0);
 
   if (rank == 0) {
     set_variable("LATHE_STORE_FD", std::to_string(store.fd()));
@@ -181,7 +183,9 @@ class Attempt {
         send_all(signal);
       }
       if (collect() && !failed) failed = Clock::now();
-      if (failed && seconds_since(*failed) > grace_s) send_all(SIGKILL);
+      const bool is_loss = failed && result_ == Exit::peer_lost && lost_ == 0;
+      if (failed && seconds_since(*failed) > (is_loss ? grace_after_loss_s : grace_s))
+        send_all(SIGKILL);
     }
     return result_;
   }

@@ -45,10 +45,8 @@ Placement ranks(const char* launcher, const char* rank, const char* size, const 
 void set_meeting_point(Placement& p, const std::string& host, int port) {
   p.host = host;
   if (const char* given = variable("MASTER_ADDR")) p.host = given;
-  if (p.host.empty()) {
-    fail(Exit::usage, "MASTER_ADDR is not set; set it to the host of rank 0, which ", p.launcher,
-         " does not give");
-  }
+  if (p.host.empty())
+    fail(Exit::usage, "MASTER_ADDR is not set; set it to the host of rank 0 of ", p.launcher);
   const bool has_port = port > 0 && variable("MASTER_PORT") == nullptr;
   p.port = has_port ? port : number("MASTER_PORT", 1, 65535, p.launcher.c_str());
 }

@@ -52,7 +52,10 @@ class StoreRendezvous final : public Rendezvous {
 std::string plain_message(const std::exception& e) {
   const auto* error = dynamic_cast<const c10::Error*>(&e);
   const std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
-  return text.substr(0, text.find('\n'));
+  // Gloo's messages begin with the place in its sources, as in "[/.../tcp/pair.cc:150] ".
+  const size_t source = text.starts_with("[/") ? text.find("] ") : std::string::npos;
+  const size_t begin = source == std::string::npos ? 0 : source + 2;
+  return text.substr(begin, text.find('\n', begin) - begin);
 }
 
 std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout) {
@@ -81,19 +84,19 @@ std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout)
 
   const std::string where = str(p.host, " port ", p.port);
   if (result.wait_for(milliseconds(timeout)) != std::future_status::ready) {
-    fail(Exit::peer_lost, "rank ", p.rank, " of ", p.size, ": the store at ", where,
-         " did not answer within ", timeout,
+    fail(Exit::peer_lost, "the store at ", where, " did not answer within ", timeout,
          " s; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
   }
   try {
     return std::make_unique<StoreRendezvous>(result.get(), "lathe/" + p.attempt);
   } catch (const std::exception& e) {
     if (options.isServer) {
-      fail(Exit::usage, "rank 0 can't serve the store at ", where, ": ", plain_message(e),
-           "; choose another MASTER_PORT");
+      const std::string text = plain_message(e);
+      const bool is_in_use = text.find("EADDRINUSE") != std::string::npos;
+      fail(Exit::usage, "rank 0 can't serve the store at ", where, ": ",
+           is_in_use ? "another process uses this port" : text, "; choose another MASTER_PORT");
     }
-    fail(Exit::peer_lost, "rank ", p.rank, " of ", p.size, " can't reach the store at ", where,
-         ": ", plain_message(e), "; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
+    fail(Exit::peer_lost, "can't reach the store at ", where, ": ", plain_message(e), "; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
   }
 }
 

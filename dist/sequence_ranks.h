@@ -28,8 +28,8 @@ namespace lathe {
 /// Returns whether the tensor ranks of this run divide the residual stream.
 bool divides_sequence(const DistConfig& config);
 
-/// While alive, the blocks of passes with a graph have 1 / ranks of the positions that this process
-/// has of each row, in [B, T, C]. The number of tensor ranks must divide T.
+/// While alive, blocks of passes with a graph compute only 1 / ranks of the positions that this
+/// process has of each row [B, T, C]. The number of tensor ranks must divide T.
 class DivideSequence : ModeGuard, public SequenceSplit {
  public:
   DivideSequence();
@@ -47,14 +47,14 @@ class DivideSequence : ModeGuard, public SequenceSplit {
 /// Returns the positions of this process in rows [B, T, C] that all tensor ranks have. The gradient
 /// of `whole` is gathered from all ranks.
 Variable split_sequence(const Variable& whole);
-/// Returns x [B, T / ranks, C] of all tensor ranks, in their order: [B, T, C]. Unlike that of
-/// all_gather(), the result's gradient must be the same on all of them; that of `x` is this
-/// process's part of it.
+/// Returns x [B, T / ranks, C] of all tensor ranks, in their order: [B, T, C]. The gradient of the
+/// result must be the same on all ranks, unlike that of all_gather()'s result. The gradient of `x`
+/// is this process's part of it.
 Variable join_sequence(const Variable& x);
 
-/// Returns the input of a matrix that is cut along its outputs, of which `x` is the input of the
-/// layer: copy_to_tensor_ranks(x), or in a divided block x of all positions, [B, T / ranks, C] ->
-/// [B, T, C].
+/// Returns the input of a matrix that is cut along its outputs, given the input `x` of the layer:
+/// copy_to_tensor_ranks(x) or, in a divided block, x at all positions,
+/// [B, T / ranks, C] -> [B, T, C].
 Variable input_of_cut_outputs(const Variable& x);
 /// Returns f(input_of_cut_outputs(x)), where `f` computes a matrix product. In a divided block,
 /// saves only this process's positions of the input, and the backward pass gathers the input again.
@@ -71,8 +71,8 @@ auto with_input_of_cut_outputs(const Variable& x, const F& f) {
   };
   return recompute_selectively(results, gathered, x);
 }
-/// Returns the output of a matrix that is cut along its inputs, of which `y` is this rank's term:
-/// reduce_from_tensor_ranks(y), or in a divided block the sum at the positions of this process,
+/// Returns the output of a matrix that is cut along its inputs, given this rank's term `y` of it:
+/// reduce_from_tensor_ranks(y) or, in a divided block, the sum at the positions of this process,
 /// [B, T, C] -> [B, T / ranks, C].
 Variable output_of_cut_inputs(const Variable& y);
 /// Returns a parameter that is not cut, for use with this rank's part of the outputs of a cut
@@ -82,9 +82,10 @@ Variable parameter_of_cut_outputs(const Variable& parameter);
 /// Throws Exit::usage in a divided block, with a remedy: `layer` needs whole rows.
 void require_whole_rows(const char* layer, const char* remedy);
 
-/// Adds the gradients of parameters of blocks that are not cut over the tensor ranks. `gradient(i)`
-/// is that of parameter i, or of the elements that this data rank owns; undefined where it has
-/// none. A collective of the tensor ranks, whose gradients must have the same sizes.
+/// Replaces the gradient of each parameter of a block that is not cut by its sum over the tensor
+/// ranks. `gradient(i)` is the gradient of parameter i, or of the elements that this data rank
+/// owns; undefined if there is none. A collective of the tensor ranks, whose gradients must have
+/// the same sizes.
 void sum_block_gradients(std::span<const NamedParameter> parameters,
                          const std::function<at::Tensor(size_t i)>& gradient);
 

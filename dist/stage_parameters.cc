@@ -83,7 +83,7 @@ ElementRange StageParameters::blocks(int part) const {
   return {cuts_[of_all], cuts_[of_all + 1]};
 }
 
-/// Returns the part of all stages that has a block.
+/// Returns the part that has a block, counted over the parts of all stages.
 int64_t StageParameters::part_of_block(int64_t block) const {
   return std::upper_bound(cuts_.begin(), cuts_.end(), block) - cuts_.begin() - 1;
 }
@@ -164,8 +164,8 @@ void StageParameters::check_foreign() const {
     if (!is_foreign(i) || !parameters_[i].parameter.leaf().grad.defined()) continue;
     fail(Exit::usage, "dist.pipeline: stage ", stages_.rank, " uses ", parameters_[i].path,
          ", which stage ", owner_[i],
-         " has: visit() must name parameters in the order of their use, and a block must use its "
-         "own alone; set dist.pipeline = 1");
+         " has: visit() must name parameters in the order of their use, and a block must use only "
+         "its own parameters; set dist.pipeline = 1");
   }
 }
 

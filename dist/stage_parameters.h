@@ -7,9 +7,9 @@
 // head: the first stage adds up its gradients and updates it. With dist.shard, the data ranks of a
 // stage divide its updates among them (dist/shards.h).
 //
-// Every stage runs the computations before the blocks, and those that are not the first drop the
-// results. There, on CPUs, the parameters of the first stage read as zeros and take no memory; on
-// GPUs they keep the values from the start.
+// Every stage runs the computations before the blocks, and every stage but the first drops the
+// results. On these other stages, the parameters of the first stage read as zeros and take no
+// memory on CPUs; on GPUs they keep the values from the start.
 #pragma once
 
 #include <ATen/core/Tensor.h>

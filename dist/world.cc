@@ -158,7 +158,16 @@ void World::join(const Placement& p, const DistConfig& config) {
     if (context_.size > 1) contexts_ = make_group(context_group(), context_);
     if (pipeline_.size > 1)
       stages_ = make_group(str("stages/", data_.rank, "/", tensor_.rank), pipeline_);
+    share_cores();
   });
+}
+
+/// Divides the cores of this machine among the processes that may use the same ones: torchrun and
+/// Slurm need not bind each process to cores of its own. A collective.
+void World::share_cores() {
+  const std::string mine = host_name() + " " + usable_core_set();
+  const std::vector<std::string> all = gather_texts(mine);
+  lathe::share_cores(static_cast<int>(std::count(all.begin(), all.end(), mine)));
 }
 
 /// Announces this process in the store and waits for the others. c10d's own error would name an

@@ -126,12 +126,15 @@ class World {
   /// Returns the bytes of gradients, parameters and activations that this process has sent.
   int64_t bytes_sent() const;
 
-  /// Records the step and the phase of this process. If it is lost, the errors of other ranks show
-  /// them. `phase` must be a string literal.
+  /// Records the step, counted from 1, and the phase of this process. If it is lost, the errors of
+  /// other ranks show them. `phase` must be a string literal. Does nothing in a dry run.
   void note(int64_t step, const char* phase) {
+    if (dry_ != nullptr) return;
     step_ = step;
     phase_ = phase;
   }
+  /// Records a phase of the same step.
+  void note(const char* phase) { note(step_, phase); }
   /// Runs `f`. If c10d throws an error, finds out which rank was lost and throws Exit::peer_lost
   /// with that rank, its host and the last step and phase that it recorded. Passes other errors on.
   void guarded(const std::function<void()>& f);
@@ -164,6 +167,7 @@ class World {
   void wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis);
   at::Tensor gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine);
   void meet();
+  void share_cores();
   void send_pulses(Rendezvous& store);
   std::string find_lost_rank();
   void store_answer(const std::string& lost);
@@ -184,7 +188,9 @@ class World {
   std::atomic<const char*> phase_{"starting"};
   std::atomic<int64_t> pulses_{0};
   std::mutex failure_mutex_;
-  std::string rank0_failure_;  // why rank 0 ends, "" while it does not; guarded by the mutex
+  // Guarded by the mutex:
+  std::string rank0_failure_;  // why rank 0 ends, "" while it does not
+  std::string rank0_pulse_;    // its last report about itself
 };
 
 /// Returns the processes of this run. The object is never destroyed, because a group with a pending
@@ -213,7 +219,7 @@ class DryWorld {
   void swap_groups();
 
   bool is_alone_;
-  RankAxis pipeline_;  // the position of the process before
+  RankAxis pipeline_;  // the process's position before this object was made
   std::unique_ptr<Group> control_, gradients_, parameters_, ops_, layers_, contexts_, stages_;
 };
 

@@ -32,6 +32,14 @@ struct Pulse {
   }
 };
 
+/// Returns ", last seen in step 3: backward", or, before the first step, ", last seen starting".
+std::string last_seen(const Pulse& last) {
+  const std::string phase = printable_line(last.phase);
+  if (phase.empty()) return "";
+  return last.step == "0" ? ", last seen " + phase
+                          : ", last seen in step " + printable_line(last.step) + ": " + phase;
+}
+
 }  // namespace
 
 std::string World::pulse() const {
@@ -40,15 +48,19 @@ std::string World::pulse() const {
 }
 
 /// Reports every half second what this process is doing, until the store is gone. Also keeps the
-/// reason why rank 0 ends with an error, since the store may end with rank 0.
+/// last report of rank 0 and the reason why it ends with an error, since the store may end with
+/// rank 0.
 void World::send_pulses(Rendezvous& store) {
   try {
     while (true) {
       ++pulses_;
       store.set(Rendezvous::key("pulse", rank()), pulse());
-      if (const std::string why = store.get(Rendezvous::key("failed", 0)); !why.empty()) {
+      const std::string why = store.get(Rendezvous::key("failed", 0)),
+                        last = store.get(Rendezvous::key("pulse", 0));
+      {
         const std::lock_guard lock(failure_mutex_);
         rank0_failure_ = why;
+        rank0_pulse_ = last;
       }
       std::this_thread::sleep_for(pulse_interval);
     }
@@ -78,7 +90,7 @@ void World::guarded(const std::function<void()>& f) {
 std::string World::find_lost_rank() {
   const auto sentence = [&](int r, const Pulse& last, const std::string& what) {
     return str("rank ", r, " of ", size(), " on ", printable_line(last.host), " ", what,
-               ", last seen in step ", printable_line(last.step), ": ", printable_line(last.phase));
+               last_seen(last));
   };
   const auto read = [&] {
     std::vector<Pulse> all;
@@ -139,16 +151,16 @@ void World::fail_for_lost_rank(const std::string& why) {
       fail(Exit::peer_lost, "rank 0 of ", size(), " ended with an error (",
            printable_line(rank0_failure_), ")", remedy);
     }
-    fail(Exit::peer_lost, "rank 0 of ", size(), " on ", placement_.host,
-         " has ended or can't be reached, and with it the store at port ", placement_.port,
+    const Pulse last(rank0_pulse_);
+    fail(Exit::peer_lost, "rank 0 of ", size(), " on ",
+         last.host.empty() ? placement_.host : printable_line(last.host), " has ended or can't be reached, and with it the store at port ", placement_.port, last_seen(last),
          "; see what its process printed", remedy);
   }
   if (!lost.empty()) {
     store_answer(lost);
     fail(Exit::peer_lost, lost, remedy);
   }
-  fail(Exit::peer_lost, "rank ", rank(), " of ", size(), ": an exchange failed (", why,
-       "), though every rank answers", remedy);
+  fail(Exit::peer_lost, "an exchange failed (", why, "), though every rank answers", remedy);
 }
 
 /// If the store ends with this process, waits long enough for the other ranks to read it.

@@ -5,6 +5,8 @@
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/masked_select.h>
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -52,9 +54,12 @@ std::string facts(const at::Tensor& t) {
 struct DetectAnomaly::Watch {
   /// For an op that made a node: its module and its inputs.
   struct Made {
+    std::weak_ptr<const Node> node;
     std::string where, inputs;
   };
   std::unordered_map<const Node*, Made> made;
+  size_t prune_at = 1024;  // entries
+
   static std::string where() {
     const ModuleCall* call = ModuleCall::innermost();
     return call == nullptr ? "" : " in " + call->text();
@@ -91,9 +96,20 @@ struct DetectAnomaly::Watch {
       fail(Exit::diverged, "anomaly: ", r.name, where(), " produced values that are not finite (",
            results, ") from finite ones: ", inputs_text(r.inputs));
     }
+    if (r.node != nullptr) remember(*r.node, r.inputs);
+  }
+
+  void remember(const Node& node, std::span<const Variable> inputs) {
+    // Entries of nodes that are gone would accumulate over many graphs.
+    if (made.size() >= prune_at) {
+      std::erase_if(made, [](const auto& entry) { return entry.second.node.expired(); });
+      prune_at = std::max(prune_at, 2 * made.size());
+    }
+
     // In a recomputation keep the first entry: it has the path in the complete model.
-    if (r.node != nullptr && !(mode().is_recomputing && made.contains(r.node)))
-      made[r.node] = {where(), inputs_text(r.inputs)};
+    const auto found = made.find(&node);
+    if (mode().is_recomputing && found != made.end() && !found->second.node.expired()) return;
+    made[&node] = {node.weak_from_this(), where(), inputs_text(inputs)};
   }
 
   void check_backward(const BackwardResult& r) {

@@ -19,7 +19,7 @@ namespace lathe {
 class ModuleCall;
 
 /// While alive, f is called on this thread with the result of each module of `model` whose path
-/// `pattern` matches (matches() of autograd/parameter.h). For a recurrent module this is the
+/// matches `pattern` (matches() of autograd/parameter.h). For a recurrent module this is the
 /// sequence, without the state. If f returns a defined Variable, that replaces the result. Of
 /// several hooks, the innermost is called first. Modules without a ModuleCall are not seen, and
 /// modules must not move in memory meanwhile. Throws if no module has such a path.

@@ -19,8 +19,8 @@
 
 namespace lathe {
 
-/// The functions that a walk calls; empty ones are skipped. `place` is the member of the module
-/// itself.
+/// The functions that a walk calls; empty ones are skipped. `place` refers to the module's member,
+/// so that a function can replace it.
 struct Visitor {
   std::function<void(const NamedParameter& found, Variable& place)> parameter{};
   std::function<void(const std::string& path, at::Tensor& place)> buffer{};
@@ -171,7 +171,7 @@ void replace_buffers(const ModuleRef& model,
 void move_to(const ModuleRef& model, at::Device device, at::ScalarType dtype);
 /// Drops the gradients; frozen parameters have none.
 void zero_grad(const ConstModuleRef& model);
-/// Freezes every parameter whose path `pattern` matches (see matches() in autograd/parameter.h), or
+/// Freezes every parameter whose path matches `pattern` (see matches() in autograd/parameter.h), or
 /// makes it trainable again if `frozen` is false. Returns their number, and throws if it is 0.
 /// Frozen parameters get no gradients and no updates.
 int64_t freeze(const ConstModuleRef& model, std::string_view pattern, bool frozen = true);
@@ -191,8 +191,8 @@ struct LoadedState {
 };
 /// Copies the values of `state` into the model's tensors, cast to their dtype and device. Tied
 /// parameters stay tied: `state` may have one under any of its paths, or under several with equal
-/// values. Throws one error that names all mismatches of shapes and kinds of dtype, and with
-/// `strict` all missing and unexpected paths; the model is then unchanged.
+/// values. Throws one error for all mismatches of shapes and kinds of dtype, and with `strict` for
+/// all missing and unexpected paths. It names the first 8 of each. The model is then unchanged.
 LoadedState load_state_dict(const ConstModuleRef& model, const StateDict& state,
                             bool strict = true);
 

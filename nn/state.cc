@@ -154,7 +154,7 @@ void save_state_dict(const StateDict& state, const fs::path& path) {
   try {
     write_safetensors(temporary, entries, {{"format", "pt"}});
     rename_file(temporary, path);
-  } catch (const FileError&) {
+  } catch (...) {
     std::error_code unknown;
     fs::remove(temporary, unknown);
     throw;

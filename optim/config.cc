@@ -7,8 +7,8 @@ namespace lathe {
 std::vector<GroupOptions> group_options(const OptimConfig& config) {
   std::vector<GroupOptions> groups;
   for (const auto& table : config.groups) {
-    const std::string where = str("optim.groups, group ", groups.size() + 1, ": ");
     // Messages count groups from 1, in the order of the file.
+    const std::string where = str("optim.groups, group ", groups.size() + 1, ": ");
     GroupOptions group;
 
     for (const auto& [key, value] : table) {

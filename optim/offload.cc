@@ -105,7 +105,7 @@ void StateOffload::lay_out(size_t unit_bytes) {
   file_bytes_ = static_cast<int64_t>(offset);
 }
 
-/// Allocates the buffers: four, or as many as the largest unit takes.
+/// Allocates four buffers; fewer if all units fit into fewer, more if the largest unit takes more.
 void StateOffload::allocate(size_t unit_bytes) {
   buffer_bytes_ = unit_bytes;
   size_t all = 0, largest = 0;

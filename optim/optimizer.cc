@@ -152,9 +152,9 @@ void Optimizer::sum_gradients(const StepOptions& options) {
   if (options.sum_over_tensor_ranks) add_sums_of_tensor_ranks(options);
 }
 
-/// Replaces the sums of each parameter that is cut by those of all tensor ranks: the first of them
-/// by the total, the others by 0. Parameters that are not cut have the same gradient on all of
-/// them.
+/// For each parameter that is cut among tensor ranks, replaces its first sum by the total over all
+/// tensor ranks, and its other sums by 0. Parameters that are not cut have the same gradient on all
+/// tensor ranks.
 void Optimizer::add_sums_of_tensor_ranks(const StepOptions& options) {
   const at::Tensor on_host = partials_.cpu();  // on a CPU, partials_ itself
   double* const sums = on_host.mutable_data_ptr<double>();
@@ -263,7 +263,7 @@ void Optimizer::step(double lr, const StepOptions& options) {
         continue;
       }
       updates.push_back(one);
-      // On a GPU also where the step is skipped: an unneeded version bump is harmless.
+      // On a GPU, this also happens in a skipped step: an unneeded version bump is harmless.
       bump_versions(slot);
     }
   }

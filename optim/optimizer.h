@@ -130,7 +130,7 @@ class Optimizer {
   /// Updates parameter i, whose gradient may be freed afterwards.
   void update_parameter(size_t i, const StepOptions& options);
   /// Updates the averages of parameters without a gradient. Records the norm of all gradients, and
-  /// a failed step if the norm is not finite.
+  /// a failed step if the norm or options.loss is not finite.
   void end_stages(const StepOptions& options);
 
   /// Returns the group with weight decay and the one without, then the same two for each of `own`

@@ -53,7 +53,7 @@ void Optimizer::offload_state(const std::filesystem::path& folder,
   offload_ = std::make_unique<StateOffload>(folder, std::move(slots));
   if (is_dry_run()) return;
 
-  // The file begins with zeros.
+  // The file is initially zero, so only other initial values are written.
   for (size_t i = 0; i < parameters.size(); ++i) {
     Slot& slot = slot_of(i);
     const StateOf state = method_->state(parameters[i]);

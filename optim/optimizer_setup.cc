@@ -129,7 +129,8 @@ bool needs_whole_tensors(const StateOf& state, at::IntArrayRef sizes, const std:
   const bool has_other_sizes =
       std::any_of(state.tensors.begin(), state.tensors.end(),
                   [&](const StateTensor& t) { return sizes != at::IntArrayRef(t.sizes); });
-  // 8-bit kinds keep tensors of few elements in float32, by the size of the whole one.
+  // 8-bit kinds keep the moments of small tensors in float32, and the size of the complete tensor
+  // decides this.
   const bool needs_whole = state.whole || !state.divisible;
   return (needs_whole && !state.joins_parts) || has_other_sizes || kind.ends_with("8bit");
 }

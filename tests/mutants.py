@@ -41,7 +41,7 @@ def sources():
 
 
 def copy_sources(to):
-    """Makes `to` a copy of the sources. Does not write equal files, so builds are incremental."""
+    """Makes `to` a copy of the sources. Does not rewrite unchanged files, so builds are incremental."""
     wanted = sources()
     for path in wanted:
         new, old = (ROOT / path).read_bytes(), to / path
@@ -96,7 +96,7 @@ class Runner:
         tag = lines[begin].removeprefix("running ")
         if done.returncode == 137:
             return "failed", f"{tag}: no end after {self.timeout} s"
-        # The test case's name stands between the first two rules.
+        # The name of the test case is between the first two lines of dashes.
         rules = [i for i, line in enumerate(lines) if i > begin and line.startswith("-----")]
         name = " ".join(line.strip() for line in lines[rules[0] + 1:rules[1]]) if len(rules) > 1 else "no test case"
         return "failed", f"{tag}: {name}" + (" (a crash)" if done.returncode > 128 else "")
@@ -112,7 +112,7 @@ class Runner:
         text = path.read_text()
         found = places(text, mutant["find"])
         if len(found) != 1:
-            return "stale", f"does not apply: its text occurs {len(found)} times in {mutant['file']}, which must be once"
+            return "stale", f"does not apply: its text occurs {len(found)} times in {mutant['file']}, not once"
         tags = [t for t in mutant["tags"] if self.known(t)]
         if not tags:
             return "stale", f"does not apply: there are no tests for its tags, {', '.join(mutant['tags'])}"
@@ -137,13 +137,13 @@ def load(names):
         seen.add(m["name"])
     for name in names:
         if not any(name in m["name"] for m in mutants):
-            sys.exit(f"mutants: no mutant's name holds {name}")
+            sys.exit(f"mutants: no mutant's name contains {name}")
     return [m for m in mutants if not names or any(name in m["name"] for name in names)]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("names", nargs="*", help="mutants whose names hold one of these; without: all")
+    parser.add_argument("names", nargs="*", help="mutants whose names contain one of these; default: all")
     parser.add_argument("--list", action="store_true", help="only list them, and check that each applies")
     parser.add_argument("--folder", default=ROOT / "build-mutants", help="where the copy and its build are")
     parser.add_argument("--libtorch", default="", help="LibTorch's folder")

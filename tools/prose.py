@@ -3,7 +3,7 @@
 
 Checks the lines that were added since the commit BASE, committed or not: Markdown without its code, and the comments and
 strings of sources. Prints "file:line: phrase -> suggestion" for each finding; findings are advice, not errors. A line that needs such
-a word, for example to match an older message, is left out where it contains "prose: ok". CONTRIBUTING.md explains the rules.
+a word, for example to match an older message, is skipped if it contains "prose: ok". CONTRIBUTING.md explains the rules.
 """
 import re
 import subprocess

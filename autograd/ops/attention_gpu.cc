@@ -64,7 +64,7 @@ at::Tensor joined_rows(const at::Tensor& t) {
   return t.reshape({t.size(0) * t.size(1), t.size(2), t.size(3)});
 }
 
-/// Returns whether cuDNN's forward takes the place of flash attention's. It rejects a single key.
+/// Returns whether cuDNN's forward replaces flash attention's. cuDNN rejects a single key.
 bool cudnn_is_faster(const at::Tensor& q, const at::Tensor& k, const Call& call) {
   return cuda_api().compute_capability() / 10 == 9 && !call.begins && !call.window_left &&
          q.size(1) > 1 && q.size(1) == k.size(1) && q.size(2) == k.size(2) && q.size(3) <= 128;

@@ -87,7 +87,7 @@ Variable dropout(const Variable& x, double p, uint64_t stream) {
                .step = random->step,
                .first = static_cast<uint64_t>(random->first_sample * row),
                .threshold = static_cast<uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL)),
-               .scale = static_cast<float>(1 / (1 - p))},
+               .scale = 1 / (1 - p)},
               part,
               share},
       x);

@@ -17,7 +17,7 @@ struct Extreme {
   static constexpr OpInfo info{.name = largest ? "max" : "min", .exact = true};
   Saved x{}, y{};
   at::Tensor forward(const at::Tensor& x_) {
-    LATHE_CHECK(x_.numel() > 0, "of no elements");
+    LATHE_CHECK(x_.numel() > 0, "needs at least one element");
     x = x_;
     return y = largest ? x_.max() : x_.min();
   }
@@ -104,12 +104,12 @@ Found min(const Variable& x, int64_t dim, bool keepdim) {
 }
 at::Tensor argmax(const Variable& x, std::optional<int64_t> dim, bool keepdim) {
   require_defined("argmax", {&x});
-  LATHE_CHECK(x.numel() > 0, "argmax(", describe(x.data()), "): of no elements");
+  LATHE_CHECK(x.numel() > 0, "argmax(", describe(x.data()), "): needs at least one element");
   return x.data().argmax(dim ? std::optional(wrap_dim(*dim, x.dim())) : dim, keepdim);
 }
 at::Tensor argmin(const Variable& x, std::optional<int64_t> dim, bool keepdim) {
   require_defined("argmin", {&x});
-  LATHE_CHECK(x.numel() > 0, "argmin(", describe(x.data()), "): of no elements");
+  LATHE_CHECK(x.numel() > 0, "argmin(", describe(x.data()), "): needs at least one element");
   return x.data().argmin(dim ? std::optional(wrap_dim(*dim, x.dim())) : dim, keepdim);
 }
 Found sort(const Variable& x, int64_t dim, bool descending) {

@@ -56,8 +56,8 @@ inline at::ScalarType kernel_grad_dtype(const Variable& weight) {
   return weight.data().is_cuda() || kernel_dtype(dtype) ? dtype : at::kFloat;
 }
 /// Returns the dtype in which autocast will pass x and the weight of a linear layer to an op, or
-/// nullopt if no fused op can take them: if one is empty or float64, or the weight is quantized or
-/// in fp8.
+/// nullopt if no fused op can take them: if one is empty or float64, if the weight is quantized or
+/// in fp8, or if their dtypes differ without autocast.
 inline std::optional<at::ScalarType> fused_linear_dtype(const Variable& x, const Variable& weight) {
   const Precision* kept = precision_of(weight);
   if (kept != nullptr && (kept->quantized || (kept->fp8 && mode().fp8))) return std::nullopt;

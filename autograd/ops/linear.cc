@@ -1,5 +1,6 @@
-// Linear layers, which take most of the FLOPs: by the passes of linear_passes.h where they apply,
-// by ATen's products elsewhere, with quantized weights, and in fp8.
+// Linear layers, which take most of the FLOPs. The op "linear" uses the passes of linear_passes.h
+// where they apply, and ATen's matrix products elsewhere. Layers with quantized weights and layers
+// in fp8 are ops of their own.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 

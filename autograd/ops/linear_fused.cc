@@ -40,7 +40,7 @@ struct LinearGelu {
     before = u;
     return y;
   }
-  // In a low precision `before` is rounded and y is not computed from it.
+  // In a low precision `before` is rounded, but forward computed y from the unrounded values.
   bool has_result() const {
     return before.defined() && before.data().is_cpu() && before.data().scalar_type() == at::kFloat;
   }
@@ -53,7 +53,7 @@ struct LinearGelu {
   }
   // du = dy gelu'(u), then as for a linear layer
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needs, GradSlots& slots) const {
-    at::Tensor db;  // by the same kernel on a GPU, by the product for dW on a CPU
+    at::Tensor db;  // from the kernel that computes du on a GPU; on a CPU, from the matmul for dW
     const at::Tensor du = dy_.is_cuda()
                               ? gpu_gelu_backward(before.data(), dy_, needs[2] ? &db : nullptr)
                               : gelu_gradient(dy_.contiguous());

@@ -7,9 +7,9 @@
 
 namespace lathe {
 
-/// Returns x W^T + bias + residual, computed by one matmul, in float32. Returns an undefined tensor
-/// unless x and the weight have one dtype, bfloat16 or float16, the residual is float32, and both
-/// sizes of the weight are multiples of 8, or if cuBLASLt has no algorithm for the matmul.
+/// Returns x W^T + bias + residual, computed by one matmul, in float32. x and the weight must both
+/// be bfloat16 or both float16, the residual float32, and both sizes of the weight multiples of 8.
+/// Otherwise, or if cuBLASLt has no algorithm for the matmul, returns an undefined tensor.
 at::Tensor gpu_linear_with_residual(const at::Tensor& x, const at::Tensor& weight,
                                     const at::Tensor& bias, const at::Tensor& residual);
 /// Returns gelu(u) in its tanh form and writes u = x W^T + bias to `before`.

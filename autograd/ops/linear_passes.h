@@ -1,6 +1,6 @@
-// The passes that linear ops share: on CPUs blocked matrix products (core/kernels/gemm.h) that
-// apply bias, activation, residual and rounding to each block while it is in cache, elsewhere
-// ATen's.
+// The passes that linear ops share. On CPUs, they are blocked matrix products
+// (core/kernels/gemm.h) that apply bias, activation, residual and rounding to each block while it
+// is in cache. Elsewhere, they are ATen's matrix products.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,10 +50,10 @@ struct LinearGradients {
   at::Tensor dw{}, db{};
 };
 
-/// Computes dx = the sum of dy W over the layers, if it is needed, and for each layer dW = dy^T x,
-/// added to the gradient that the weight has already, and db = sum of dy over the rows. Products
-/// with a common factor read it once. x may be undefined if no weight needs a gradient. On a GPU,
-/// ATen's products compute dW in the weight's dtype, and the engine adds it.
+/// Returns dx = the sum of dy W over the layers, if `need_x`. Also computes for each layer
+/// dW = dy^T x, which is added to the gradient that the weight has already, and db = the sum of dy
+/// over the rows. Matrix products that share a factor read it once. x may be undefined if no weight
+/// needs a gradient. On a GPU, ATen computes dW in the weight's dtype, and the engine adds it.
 at::Tensor linear_backward(const at::Tensor& x, std::span<LinearGradients> layers, bool need_x,
                            GradSlots& slots);
 

@@ -31,7 +31,8 @@ at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dt
   return n.clamp_min(1).reciprocal_().mul_(n.gt(0));
 }
 
-/// Returns x times `by`, a [] tensor in float32, in another dtype, without waiting for a GPU.
+/// Returns x times `by` in `dtype`. `by` is a [] tensor in float32, so that the host does not wait
+/// for a GPU.
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& by, at::ScalarType dtype) {
   at::Tensor y = at::empty(x.sizes(), x.options().dtype(dtype));
   if (!gpu_kernel_ready(x) || !gpu_kernel_ready(y) || x.numel() % 4 != 0)
@@ -155,8 +156,8 @@ struct LinearCrossEntropy {
       const Matrix in = {matrix_of(x).at(row, 0), c, element_of(x.scalar_type())},
                    block = matrix_of(logits);
       gemm_nt(in, matrix_of(w), rows, v, c, {.out = block});
-      // With a gradient, the kernel overwrites the logits by theirs, so that no second buffer is
-      // needed.
+      // If a gradient is needed, the kernel overwrites the logits with their gradients, so that no
+      // second buffer is needed.
       cross_entropy_rows(block, rows, v, stride - v, targets.const_data_ptr<int64_t>() + row,
                          ignore_index, scale, needs[0] || needs[1],
                          losses.mutable_data_ptr<float>() + row);

@@ -223,7 +223,7 @@ Variable cosine_similarity(const Variable& x1, const Variable& x2, int64_t dim, 
   const auto direction = [&](const Variable& v, int64_t d) {
     return v / clamp(norm(v, 2, d, /*keepdim=*/true), eps);
   };
-  // `dim` is one of the broadcast shape: count it from the end.
+  // `dim` is a dim of the broadcast shape, so count it from the end.
   const int64_t dims = std::max(a.dim(), b.dim()), back = wrap_dim(dim, dims) - dims;
   const auto full = [&](const Variable& v) {
     Dims sizes(static_cast<size_t>(dims - v.dim()), 1);

@@ -81,7 +81,8 @@ struct LstmLayer {
     const at::Tensor up = dy[0].defined() ? dy[0].to(hs.scalar_type()).contiguous() : dy[0],
                      dc_last = as_float(dy[1]);
 
-    // Each gradient of a gate replaces the gate, whose elements are read before it is written.
+    // If the saved tensors are freed after this pass, the gradients overwrite the gates: the kernel
+    // reads each gate before it writes the gate's gradient.
     const at::Tensor& in = gates.data();
     const at::Tensor dgates = slots.frees_saved() ? in : at::empty_like(in),
                      dh = at::empty({shape.batch, shape.h}, hs.options()),
@@ -128,8 +129,8 @@ struct LstmLayer {
   }
 };
 
-/// Returns whether the op takes a layer. With fewer sequences there is too little work to divide
-/// among threads, and for a single step packing the weight takes longer than it saves.
+/// Returns whether the op takes a layer. With fewer than 16 sequences there is too little work to
+/// divide among threads, and for a single step packing the weight takes longer than it saves.
 bool is_fused(const Variable& x, const Variable& weight_ih, const Variable& weight_hh,
               const Variable& h, const Variable& c) {
   return kernel_linear(x, weight_ih) && kernel_linear(h, weight_hh) &&

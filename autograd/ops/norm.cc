@@ -14,9 +14,9 @@
 namespace lathe {
 namespace {
 
-/// The common part of layer norm and RMS norm. `out` is the result's dtype. It uses the kernels of
-/// core/kernels/norm.h where they apply, otherwise ATen's: for float64, and on GPUs for row lengths
-/// that norm_on_gpu() rejects.
+/// The common part of layer norm and RMS norm. It uses the kernels of core/kernels/norm.h where
+/// they apply, otherwise ATen's: for float64, and on GPUs for row lengths that norm_on_gpu()
+/// rejects. `out` is the result's dtype.
 struct Norm {
   double eps;
   at::ScalarType out;
@@ -92,7 +92,7 @@ struct Norm {
       if (needs[1]) dw = like(w);
       if (needs[2]) db = like(b);
 
-      // The gradient of the skip connection has already arrived: add to it directly.
+      // If the gradient of the skip connection has arrived already, add to it directly.
       if (needs[0]) dx = slots.take(0, in.scalar_type());
       const bool add = dx.defined();
       if (add) dx = for_kernels(dx);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// [..., h, S, E] -> [..., n, S, E]: each head n / h times.
+/// Repeats each head n / h times: [..., h, S, E] -> [..., n, S, E].
 Variable repeated_heads(const Variable& x, int64_t n) {
   const int64_t h = x.size(-3);
   if (h == n) return x;
@@ -49,8 +49,8 @@ Variable scaled_dot_product_attention(const Variable& query, const Variable& key
   LATHE_CHECK(o.softcap >= 0 && std::isfinite(o.softcap),
               sentence("softcap must be 0 or more, not "), o.softcap);
 
-  // Low-precision dtypes are multiplied as they are only under autocast. Otherwise inputs become
-  // float32, so that nothing is rounded on the way.
+  // Only under autocast are low-precision inputs multiplied in their own dtype. Otherwise they
+  // become float32, so that nothing is rounded on the way.
   const auto wide = [](const Variable& x) {
     const bool low = x.dtype() == at::kHalf || x.dtype() == at::kBFloat16;
     return low && mode().compute == at::kFloat ? cast(x, at::kFloat) : x;

@@ -51,8 +51,8 @@ struct Logsumexp : Reduced {
 };
 
 /// Returns the gradient of a variance from g in the kept shape: 2 g (x - mean) / (n - correction).
-/// If no degree of freedom is left, it is that of PyTorch: for a variance of all elements
-/// (`of_all`) NaN, or infinite where x differs from the mean.
+/// If n <= correction, the gradient of a variance of all elements (`of_all`) is PyTorch's: infinite
+/// where x differs from the mean, and NaN elsewhere.
 template <class T>
 T variance_grad(const Reduced& r, const T& g, double correction, bool of_all) {
   const T v = cast(r.x.as<T>(), wide(r.x));

@@ -53,8 +53,8 @@ std::string device_id() {
   return id;
 }
 
-/// Returns dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets; of the SXM part if
-/// there are several.
+/// Returns dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets: those of the SXM
+/// variant if a GPU has several. Returns 0 for a GPU that is not in the table.
 double peak_bf16_flops() {
   const std::string name = device_name();
   struct KnownGpu {

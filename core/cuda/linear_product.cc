@@ -50,7 +50,7 @@ using Preference =
     std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
                     Destroy<cublasLtMatmulPreferenceOpaque_t, cublasLtMatmulPreferenceDestroy>>;
 
-/// Returns the layout of a row-major matrix, which is column-major and transposed to cuBLASLt.
+/// Returns the layout of a row-major matrix, which cuBLASLt sees as its column-major transpose.
 Layout layout_of(Element type, int64_t rows, int64_t columns) {
   cublasLtMatrixLayout_t layout{};
   check(cublasLtMatrixLayoutCreate(&layout, cuda_type(type), static_cast<uint64_t>(columns),

@@ -38,7 +38,8 @@ std::string file_checksum(const std::filesystem::path& path,
                           const std::function<void(uint64_t)>& show) {
   const MappedFile file(path, Exit::io);
   Checksum sum;
-  // Small parts, released after use, so that a large file does not count as this process's memory.
+  // Read small parts and release each after use, so that a large file does not count as this
+  // process's memory.
   constexpr size_t part = size_t{16} << 20;
   for (size_t at = 0; at < file.bytes().size(); at += part) {
     const auto bytes = file.bytes().subspan(at, std::min(part, file.bytes().size() - at));

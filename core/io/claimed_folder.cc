@@ -20,7 +20,8 @@ ClaimedFolder::ClaimedFolder(const fs::path& folder, const std::string& command,
 }
 
 ClaimedFolder::~ClaimedFolder() {
-  // Removed while locked: a file that another process creates afterwards is a different one.
+  // Remove the lock file while this process holds the lock: after that, another process could have
+  // locked the same file.
   std::error_code error;
   fs::remove(folder_ / lock_name, error);
   lock_.reset();

@@ -17,8 +17,8 @@ class ClaimedFolder {
   static constexpr const char* lock_name = ".unfinished-lock";
 
   /// Creates the folder if it is missing, and locks it. Throws Exit::busy if another process holds
-  /// it; the message names `command`, which writes there, and the folder as `out`, the user's
-  /// --out.
+  /// it. The message shows `out`, the user's --out, in place of `folder`, and states that another
+  /// `command` writes there.
   ClaimedFolder(const fs::path& folder, const std::string& command, const fs::path& out);
   ClaimedFolder(const fs::path& out, const std::string& command)
       : ClaimedFolder(out, command, out) {}

@@ -282,7 +282,7 @@ void write_file_durably(const fs::path& path, std::string_view text) {
     file.sync();
     file.close();
     rename_file(temporary, path);
-  } catch (const FileError&) {
+  } catch (...) {
     file_calls.unlink(temporary.c_str());
     throw;
   }
@@ -359,7 +359,7 @@ void truncate_file(const fs::path& path, uint64_t length) {
   const int number = errno;
   const bool closed = closes(fd);
   if (!cut) errno = number;
-  if (!cut || !closed) io_error("cut back", path);
+  if (!cut || !closed) io_error("truncate", path);
 }
 
 void remove_tree(const fs::path& path) {

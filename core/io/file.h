@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 /// The system calls through which Lathe changes files, each with the meaning of the C library's
 /// function of that name. A normal process never replaces them; tests do, to record calls and to
-/// let them fail.
+/// make them fail.
 struct FileCalls {
   int (*open)(const char* path, int flags, mode_t mode);
   ssize_t (*write)(int fd, const void* data, size_t bytes);
@@ -89,9 +89,9 @@ class OutputFile {
   void sync();
   /// Closes the file; an error that the system reports then is thrown like any other.
   void close();
-  /// Makes later writes bypass the page cache (O_DIRECT) if the file system supports that, or use
-  /// it again. Writes that bypass it must begin and end on pages of 4096 bytes, in the file and in
-  /// memory; any other write turns this off.
+  /// Makes later writes bypass the page cache (O_DIRECT) if the file system supports that or, with
+  /// `on` false, use it again. Writes that bypass it must begin and end on pages of 4096 bytes, in
+  /// the file and in memory; any other write turns this off.
   void bypass_cache(bool on);
   /// Returns the bytes in the file now.
   uint64_t size() const;

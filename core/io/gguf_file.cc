@@ -40,9 +40,10 @@ class HeaderReader {
     const auto taken = take(number<uint64_t>());
     return {reinterpret_cast<const char*>(taken.data()), taken.size()};
   }
-  /// Returns a value of the metadata, of a type by its number in the format.
+  /// Returns a value of the metadata. `type`: the number of the value's type in the format.
   Json value(uint32_t type, const std::string& key, int depth = 0);
-  /// Counts entries that the header claims to have, each of which takes at least `bytes`.
+  /// Counts entries that the header claims to have, each of which takes at least `bytes`. Fails if
+  /// the header is too short for them, or has too many values.
   void expect(uint64_t count, uint64_t bytes) {
     values_ += std::min(count, most_values);
     if (count > (bytes_.size() - at_) / bytes) cut();
@@ -72,7 +73,8 @@ Json HeaderReader::value(uint32_t type, const std::string& key, int depth) {
     const auto of = number<uint32_t>();
     const auto count = number<uint64_t>();
     expect(count, 1);
-    if (depth == most_depth) fail(Exit::checkpoint, file_, ": ", key, " has lists in lists");
+    if (depth == most_depth)
+      fail(Exit::checkpoint, file_, ": ", key, " has lists nested more than ", most_depth, " deep");
     Json list = Json::array();
     for (uint64_t i = 0; i < count; ++i) list.push_back(value(of, key, depth + 1));
     return list;
@@ -98,7 +100,7 @@ Json HeaderReader::value(uint32_t type, const std::string& key, int depth) {
   }
 }
 
-/// Reads the magic and the version.
+/// Reads the version and checks it.
 void check_version(HeaderReader& in) {
   const std::string& file = in.file();
   const auto version = in.number<uint32_t>();
@@ -203,8 +205,8 @@ GGUFFile::GGUFFile(const fs::path& path) : file_(path, Exit::checkpoint) {
     const std::string where = str(name, ": tensor \"", entry.name, "\"");
     const uint64_t from = i == 0 ? begin : aligned(end), size = stored_bytes(entry);
     if (offsets[i] != from - begin)
-      fail(Exit::checkpoint, where, " is at byte ", offsets[i],
-           " of the data, and the one before it ends at ", from - begin);
+      fail(Exit::checkpoint, where, " is at byte ", offsets[i], " of the data; it must be at byte ",
+           from - begin);
     if (from > bytes.size() || size > bytes.size() - from)
       fail(Exit::checkpoint, where, " takes bytes ", from, " to ", from + size,
            ", and the file has ", bytes.size(), "; it is cut short or damaged");

@@ -106,7 +106,7 @@ struct Group {
 
 /// Returns group i of a block of Q4_K or Q5_K, which begins with two float16 and 8 scales and 8
 /// offsets of 6 bits. The first four of each are the low bits of a byte; the others have 4 bits in
-/// the last bytes and 2 in the highest bits of the first eight.
+/// the last four bytes and 2 in the highest bits of the first eight bytes.
 Group group_of(const std::byte* block, size_t i) {
   const std::byte* packed = block + 4;
   const auto six_bits = [&](size_t first, uint32_t shift) {
@@ -141,7 +141,8 @@ void read_q5_k(const std::byte* block, float* values) {
   }
 }
 
-/// Each half of a block has four groups of 32 numbers: low halves of 64 bytes, then high halves.
+/// Reads a block of Q6_K. Each half of the block has four groups of 32 numbers: the low halves of
+/// 64 bytes, then their high halves.
 void read_q6_k(const std::byte* block, float* values) {
   const std::byte *low = block, *high = block + 128, *scales = block + 192;
   const float scale = half_at(block, 208);

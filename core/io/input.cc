@@ -73,7 +73,7 @@ struct InputStream::State {
   }
 
   [[noreturn]] void damaged(const std::string& what) const {
-    fail(Exit::data, path, " is damaged: ", what, "; pack it again");
+    fail(Exit::data, path, " is damaged: ", what, "; compress it again");
   }
 
   /// Decompresses into `to` and returns the number of bytes.

@@ -1,6 +1,6 @@
-// Strict JSON: at most 8 levels deep, unless the caller allows more, and ten million values, no key
-// twice, nothing after its end. Keys keep their order. Reading takes time in proportion to the
-// text.
+// Strict JSON: at most 8 levels deep (unless the caller allows more), at most ten million values,
+// no key twice, nothing after its end. Keys keep their order. Reading takes time in proportion to
+// the text.
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,8 @@ std::string duration_text(double seconds);
 bool wants_color();
 
 /// Returns "WHAT [#####.....]  50%  fact  fact  eta 1:23" in at most `width` columns: the bar
-/// shrinks first, then facts are dropped from the end, then the eta, then the line is cut. `share`:
-/// 0 to 1; `eta`: seconds, < 0 if not known. The last argument makes the bar green.
+/// shrinks first, then facts are dropped from the end, then the eta, then the bar, then the line is
+/// cut. `share`: 0 to 1; `eta`: seconds, < 0 if not known. `color` makes the bar green.
 std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts,
                      double eta, size_t width, bool color);
 

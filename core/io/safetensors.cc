@@ -122,7 +122,7 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
   OutputFile file(path, OutputFile::Open::create);
   LargeWrites writes(file);
   Checksum sum;
-  // Parts that fit into a core's cache: the second pass over one then reads no memory.
+  // Parts fit into a core's cache, so that the checksum reads them from there.
   constexpr size_t part = size_t{256} << 10;
   const auto put = [&](const void* data, size_t bytes) {
     for (size_t at = 0; at < bytes; at += part) {
@@ -150,7 +150,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
     fail(Exit::checkpoint, name, " is too short to be a safetensors file");
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > max_header || length > bytes.size() - sizeof length) {
-    fail(Exit::checkpoint, name, " is not a safetensors file or cut short: its header claims ",
+    fail(Exit::checkpoint, name, " is not a safetensors file, or is cut short: its header claims ",
          length, " bytes");
   }
 
@@ -184,9 +184,10 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
     expected += t.bytes.size();
   }
 
-  // find() searches by name.
   if (expected != buffer.data() + buffer.size())
     fail(Exit::checkpoint, name, ": bytes behind the last tensor");
+
+  // find() searches by name.
   std::sort(tensors_.begin(), tensors_.end(), by_name);
 }
 

@@ -14,10 +14,12 @@
 
 namespace lathe {
 
-/// A tensor in a file or for one. In GGUF files, `dtype` is the name of a GGUFType.
+/// A tensor that is read from a file or written to one. In GGUF files, `dtype` is the name of a
+/// GGUFType.
 struct TensorEntry {
   std::string name;
-  std::string dtype;  ///< "F64" "F32" "F16" "BF16" "I64" "I32" "I16" "I8" "U8" "BOOL"
+  /// "F64" "F32" "F16" "BF16" "F8_E4M3" "F8_E5M2" "I64" "I32" "I16" "I8" "U8" "BOOL"
+  std::string dtype;
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  ///< contiguous, row-major, little-endian; not owned
   /// If set, it takes the place of `bytes`: it is called when the entry is written, and passes the

@@ -42,8 +42,8 @@ int open_unnamed(const fs::path& folder) {
   return named;
 }
 
-/// Extends a file from `begin` to `end` bytes, with space for them where the file system can
-/// reserve that.
+/// Extends a file from `begin` to `end` bytes, and reserves their space if the file system can do
+/// that. Returns whether it succeeded.
 bool reserve(int fd, uint64_t begin, uint64_t end) {
   const auto first = static_cast<off_t>(begin), last = static_cast<off_t>(end);
   if (retry_interrupted([&] { return file_calls.fallocate(fd, 0, first, last - first); }) == 0)
@@ -58,7 +58,7 @@ std::string TransferTimes::text() const {
   const double gigabytes = static_cast<double>(bytes) / 1e9;
   return format(
       "%.2f GB read and written in %.2f s (%.2f GB/s); training waited for %.2f s, and "
-      "%.0f%% was hidden",
+      "%.0f%% of the transfer time was hidden",
       gigabytes, transfer_s, gigabytes / transfer_s, wait_s,
       100 * std::max(0.0, 1 - wait_s / transfer_s));
 }
@@ -148,7 +148,7 @@ void ScratchFile::transfer(const char* name, uint64_t offset, char* memory, size
       continue;
     }
 
-    if (n == 0) errno = EIO;  // the file has its size, so there is no end before
+    if (n == 0) errno = EIO;  // the file is long enough, so it can't end here
     if (n <= 0) fails(str("cannot ", name, " the scratch file"));
     memory += n;
     offset += static_cast<uint64_t>(n);

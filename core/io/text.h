@@ -10,8 +10,8 @@
 
 namespace lathe {
 
-/// Returns the bytes of the code point at `at`, or 0 if it is malformed: cut short, overlong, a
-/// surrogate, beyond U+10FFFF.
+/// Returns the number of bytes of the code point at `at`, or 0 if it is malformed: cut short,
+/// overlong, a surrogate, beyond U+10FFFF.
 size_t code_point_length(std::string_view text, size_t at);
 /// Returns where the well-formed UTF-8 that begins at text[begin] ends. Reads at most `most` bytes
 /// and the remainder of a character.
@@ -23,7 +23,7 @@ inline std::string_view without_byte_order_mark(std::string_view text) {
   constexpr std::string_view mark = "\xEF\xBB\xBF";
   return text.substr(text.starts_with(mark) ? mark.size() : 0);
 }
-/// Returns whether it is well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms).
+/// Returns whether `text` is well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms).
 bool is_utf8(std::string_view text);
 
 /// Returns `text` in a form that is safe on a terminal: control characters other than line breaks

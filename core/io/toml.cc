@@ -14,8 +14,9 @@
   do {                                                       \
     if (!(expr)) throw std::runtime_error("malformed TOML"); \
   } while (false)
-// A letter outside a string that is not ASCII takes toml++'s character tables to code that they
-// call unreachable. Such a letter belongs to none of their classes, so the answer is false.
+// For a letter that is not ASCII and stands outside of a string, toml++'s character tables reach
+// code that they mark as unreachable. Such a letter belongs to none of their classes, so the answer
+// is false.
 #include <toml++/impl/forward_declarations.h>
 #undef TOML_UNREACHABLE
 #define TOML_UNREACHABLE return false

@@ -33,7 +33,8 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
 /// Reads a value typed on a command line by TOML's rules. Text that is not a TOML value is returned
 /// unchanged, as a string.
 ConfigValue parse_value(std::string_view text);
-/// Returns a value as TOML text; reading it back gives the same value.
+/// Returns a value as TOML text. Reading it back gives the same value, but bytes that are not UTF-8
+/// become U+FFFD.
 std::string toml_text(const ConfigValue& value);
 
 }  // namespace lathe

@@ -30,9 +30,9 @@ HWY_INLINE V gelu_grad(V given) {
   const V dz = hn::Mul(set(gelu_2k), hn::MulAdd(square, set(3 * gelu_c), set(1)));
   return hn::MulAdd(hn::Mul(hn::Mul(x, dz), s), hn::Mul(e, s), s);
 }
-// Returns v, or 0 for x below -100, where the logistic function is 0 in float32. exp_of() is
-// bounded, so sigmoid_of() is not exactly 0 there, and a large factor would make the error visible.
-// An infinite x gives NaN, as 0 times infinity does.
+// Returns v, or 0 for x below -100, where the logistic function is below 4e-44. exp_of() is
+// bounded, so sigmoid_of() is not that small there, and a large factor would make the error
+// visible. silu_of(-infinity) is NaN, as 0 times infinity is.
 HWY_INLINE V zero_far_below(V x, V v) { return hn::IfThenZeroElse(hn::Lt(x, set(-100)), v); }
 /// Returns silu: x s(x). Its derivative is s + x s (1 - s).
 HWY_INLINE V silu_of(V x) { return hn::Mul(x, zero_far_below(x, sigmoid_of(x))); }

@@ -35,7 +35,7 @@ __global__ void gelu_backward_kernel(const T* x, const T* dy, T* dx, int64_t n) 
   }
 }
 
-/// The gradient of GELU's argument, for column_sums_kernel, which it also writes to dx.
+/// Computes the gradient of GELU's argument for column_sums_kernel, and also writes it to dx.
 template <class T>
 struct GeluGradient {
   static constexpr int width = 16 / sizeof(T);

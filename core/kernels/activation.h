@@ -17,11 +17,12 @@ void gelu_backward(const void* x, const void* dy, void* dx, Element type, int64_
 void swiglu_forward(const void* x, void* y, Element type, int64_t rows, int64_t h);
 /// Computes y = silu(a) b of n elements, with the bits of a matrix product's epilogue.
 void swiglu_product(const void* a, const void* b, void* y, Element type, int64_t n);
-/// Computes da = dy b silu'(a), db = dy silu(a). Rows of a, b, da and db are `stride` apart, those
-/// of dy h.
+/// Computes da = dy b silu'(a), db = dy silu(a). Rows of a, b, da and db are `stride` apart, and
+/// rows of dy are h apart.
 void swiglu_backward(const void* a, const void* b, const void* dy, void* da, void* db, Element type,
                      int64_t rows, int64_t h, int64_t stride);
-/// Returns whether swiglu.cuh takes such matrices: packs of 16 bytes must divide their rows.
+/// Returns whether swiglu.cuh takes such matrices: their rows and `stride` must consist of complete
+/// packs of 16 bytes, at most 2^31 - 1 packs in all.
 inline bool swiglu_on_gpu(Element type, int64_t rows, int64_t h, int64_t stride) {
   const int64_t pack = 16 / bytes_of(type);
   return type != Element::f64 && h > 0 && h % pack == 0 && stride % pack == 0 &&

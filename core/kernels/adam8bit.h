@@ -19,8 +19,8 @@ namespace lathe {
 /// with both signs. Otherwise f takes the midpoints of 2^(7 - e) parts, and no value is negative.
 const std::array<float, 256>& dynamic_levels(bool with_sign);
 /// Returns the bounds between these levels: the values halfway between neighbors. Without a sign,
-/// the first bound is 0, so that no positive mean of squares is rounded to 0: the mean of an
-/// element whose gradient is rarely large would be divided by epsilon alone.
+/// the first bound is 0, so that no positive mean of squares is rounded to 0. Otherwise, the mean
+/// of an element whose gradient is rarely large would be divided by epsilon alone.
 const std::array<float, 255>& level_bounds(bool with_sign);
 
 /// State 0: codes of the mean, 1: of the mean of squares, uint8 [n]; 2 and 3: their scales,

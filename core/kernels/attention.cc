@@ -52,8 +52,8 @@ struct Head {
   /// Returns this head's rows of k or v.
   Matrix shared(HeadRows r) const { return at(r, key_head); }
   Matrix rows(const void* out) const { return at({out, joined.stride, joined.batch_stride}, head); }
-  /// Returns the first keys that queries from i on see, or null; first_block() returns the block of
-  /// the first of these keys.
+  /// Returns the first keys that queries from i on see, or null. first_block() returns the
+  /// beginning of the block that the first of these keys is in.
   const int64_t* starts_of(int64_t i) const { return starts == nullptr ? nullptr : starts + i; }
   int64_t first_block(int64_t i) const { return starts == nullptr ? 0 : starts[i] / block * block; }
   /// Returns q or k with rows [begin, end) rotated into `space` [time, width]; or unchanged if
@@ -191,7 +191,7 @@ struct BackwardSpace {
 };
 
 /// Splits a head's blocks of queries (or keys) into parts, so that no thread idles if there are few
-/// heads. With two or more heads a thread there is one part.
+/// heads. With two or more heads per thread there is one part.
 struct HeadParts {
   /// `rows`: the number of queries (or keys).
   HeadParts(const AttentionShape& s, int64_t rows_)
@@ -276,7 +276,7 @@ void attend_one(const AttentionShape& s, Element type, HeadRows q_rows, HeadRows
 // A block of queries is multiplied with the blocks of keys up to its own:
 //
 //          keys j ->
-//   q i   +---+---+---+---+     scores = q_i k_j^T, softmax's m and l move, P
+//   q i   +---+---+---+---+     scores = q_i k_j^T; softmax updates m and l, and gives P;
 //    |    | x |   |   |   |     acc_i = acc_i (rescaled) + P v_j
 //    v    +---+---+---+---+
 //         | x | x |   |   |     x: computed; on the diagonal the mask cuts a block
@@ -353,7 +353,7 @@ void attention_forward(const AttentionShape& s, Element type, HeadRows q_rows, H
 void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, HeadRows all_k,
                         HeadRows all_v, const void* out, const void* dout, const float* lse,
                         HeadRows dq, HeadRows dk, HeadRows dv) {
-  // q and dout both ways, and k for dq.
+  // Pack q and dout both transposed and not, and k, which dq needs, not transposed.
   const Types types(type);
   const Packed across(s.time, s.width, types, true), along(s.time, s.width, types, false),
       keys_along(s.key_count(), s.width, types, false);
@@ -414,7 +414,7 @@ void attention_backward(const AttentionShape& s, Element type, HeadRows all_q, H
 
       bool is_seen = false;
       for (int64_t i = std::max(first_query_of(j), first_query); i < last_query; i += block) {
-        // These queries, and all after them, start after the keys.
+        // The documents of these queries, and of all later ones, start after these keys.
         if (head.first_block(i) > j) break;
 
         const int64_t queries = std::min(block, s.time - i),

@@ -49,8 +49,8 @@ bool attention_ready(const AttentionShape& s, Element type);
 void attention_forward(const AttentionShape& s, Element type, HeadRows q, HeadRows k, HeadRows v,
                        void* out, float* lse);
 /// Computes P = exp(q k^T scale - lse):  dv = P^T dout, dS = P (dout v^T - sum(dout out)) scale, dq
-/// = dS k, dk = dS^T q; with softcap the capped scores and their derivative. Overwrites dq, dk and
-/// dv, all three with `heads` heads: the caller sums those of a group.
+/// = dS k, dk = dS^T q. With softcap, these use the capped scores and their derivative. Overwrites
+/// dq, dk and dv, all three with `heads` heads: the caller sums those of a group.
 void attention_backward(const AttentionShape& s, Element type, HeadRows q, HeadRows k, HeadRows v,
                         const void* out, const void* dout, const float* lse, HeadRows dq,
                         HeadRows dk, HeadRows dv);

@@ -36,8 +36,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Returns the nearest bfloat16 as float32, ties to even; NaN stays NaN. The instruction for it
-/// would treat the smallest numbers as zero, which ATen does not.
+/// Returns the nearest bfloat16 as float32, ties to even; NaN stays NaN. The processor's
+/// instruction for this treats subnormal numbers as zero, which ATen does not.
 HWY_INLINE V rounded(V v) {
   const DU du;
   const auto bits = hn::BitCast(du, v);
@@ -55,8 +55,8 @@ HWY_INLINE hn::Mask<D> holds(V mask) { return hn::Ne(mask, hn::Zero(D())); }
 // enough to hide the dispatch of the next instruction.
 constexpr int at_once = HWY_TARGET == HWY_AVX3 ? 16 : 8;
 
-/// Hides from the compiler how an address was computed. It would otherwise keep the sums of an
-/// offset and the place of each vector, more than it has registers for.
+/// Hides from the compiler how an address was computed. Otherwise, the compiler would keep an
+/// address for each vector, more than there are registers.
 template <class T>
 HWY_INLINE T* opaque(T* p) {
   asm("" : "+r"(p));
@@ -300,8 +300,9 @@ void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, co
   }
 }
 
-/// The tensors of one of ATen's functions, on the first n elements of registers. A function of
-/// bfloat16 works on copies in that type, which are in `copies`: three tiles.
+/// A call of one of ATen's functions, with its tensors on the first n elements of registers. If the
+/// instruction's result is rounded to bfloat16, the function works on copies of that type in
+/// `copies`, which has room for three tiles.
 class Call {
  public:
   Call(const ChainInstruction& instruction, float* const* places, c10::BFloat16* copies, int64_t n)

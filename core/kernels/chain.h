@@ -40,7 +40,7 @@ enum class ChainOp : uint8_t {
   select,         ///< b where the mask a holds, else c
   fill,           ///< s where the mask a holds, else b
   keep,           ///< b where the mask a holds, else s
-  // Made by Chain.
+  // Only ChainPlan makes these.
   sub_from,  ///< b - a
   div_into,  ///< b / a
   square,    ///< a a

@@ -27,8 +27,8 @@ std::optional<ChainOp> mirrored(ChainOp op) {
 }
 
 /// Returns `step` in a form that takes `value`, the result of the previous step, from vector
-/// registers: `value` is its operand a, marked by -1, and no other operand. Returns nullopt if
-/// there is no such form.
+/// registers: only its operand a is `value`, and -1 stands for it. Returns nullopt if there is no
+/// such form.
 std::optional<Chain::Step> continued(Chain::Step step, int value) {
   auto& [a, b, c] = step.from;
   if (calls_aten(step.op) || std::count(step.from.begin(), step.from.end(), value) == 0)

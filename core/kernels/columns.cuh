@@ -11,8 +11,9 @@ namespace {
 
 constexpr int column_threads = 256;
 
-/// A block adds up column_sum_rows rows of a tile of columns: each of its 8 warps every eighth row,
-/// each lane a pack of Source::width columns. source(i, values) gives pack i of the matrix.
+/// A block adds up column_sum_rows rows of a tile of columns. Each of its 8 warps adds every eighth
+/// row, and each lane of a warp has a pack of Source::width columns. source(i, values) gives pack i
+/// of the matrix.
 template <class Source>
 __global__ void column_sums_kernel(Source source, int64_t rows, int64_t columns, float* partials) {
   constexpr int width = Source::width, warps = column_threads / 32, tile = 32 * width;

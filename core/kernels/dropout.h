@@ -16,10 +16,10 @@ struct DropoutMask {
   uint64_t step = 0;
   uint64_t first = 0;      ///< index in the global batch of element 0
   uint32_t threshold = 0;  ///< p * 2^32
-  float scale = 1;         ///< 1 / (1 - p)
+  double scale = 1;        ///< 1 / (1 - p)
 };
 
-/// Sets y[i] = dropped(i) ? 0 : x[i] * scale for begin <= i < end. Contiguous.
+/// Sets y[i] = dropped(i) ? 0 : x[i] * scale for begin <= i < end. x and y are contiguous.
 void dropout_cpu(const void* x, void* y, int64_t begin, int64_t end, Element type,
                  const DropoutMask& mask);
 

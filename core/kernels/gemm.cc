@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t block_rows = 32;      // of a result block, which has 8 KB of float32
 constexpr int64_t block_columns = 64;   // of a result block
-constexpr int64_t waiting_rows = 1024;  // their blocks wait between two steps in depth: 256 KB
+constexpr int64_t waiting_rows = 1024;  // rows whose partial sums wait for the next panel: 256 KB
 constexpr int64_t tall_rows = 64;       // of a block of a^T b
 constexpr int64_t wide_columns = 1024;  // of a^T b in one task: 256 KB
 
@@ -62,9 +62,9 @@ double max_load(const std::vector<int64_t>& tasks, int64_t parts, int64_t thread
 }
 
 /// Returns the number of parts into which a dimension of size `n` is cut, given the sizes of the
-/// `tasks` along the other dimension. Each thread gets at least two tasks if parts need not be
-/// shorter than `least` for it, and up to four times as many parts if that evens out the load. A
-/// single thread gets one part.
+/// `tasks` along the other dimension. Starts with enough parts for two tasks per thread, as far as
+/// parts have at least the length `least`, and takes up to four times as many parts if that evens
+/// out the load. Returns 1 for a single thread.
 int64_t split_count(const std::vector<int64_t>& tasks, int64_t n, int64_t least) {
   const int64_t threads = at::get_num_threads(), count = std::ssize(tasks),
                 most = std::max<int64_t>(1, n / least);
@@ -293,8 +293,9 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
       n,
       std::min(wide_columns, round_up(divide_up(n, split_count(lengths, n, block_columns)), 16)));
 
-  // A right factor in bfloat16 is packed once, in panels. In float32 it is read in place, and one
-  // that must be widened is widened a panel at a time, which needs no memory for all of it.
+  // A right factor that is multiplied in bfloat16 is packed once, in panels. A float32 factor is
+  // read in place. A factor that must be widened to float32 is widened one panel at a time, so that
+  // no copy of all of it is needed.
   const bool packs = as != Element::f32, widens = b.type != as;
   const Parts panels(spans.size, block_columns);
   const int64_t panel_bytes = depth * panels.size * bytes_of(as);

@@ -60,7 +60,7 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
         sum[m * panels + p] = hn::MulAdd(set(x[m * x_stride + i]), column, sum[m * panels + p]);
     };
 
-    // Whole cache lines of each row, then whole 16 bytes of them.
+    // Take complete cache lines of each row, and at the end complete groups of 16 bytes.
     int64_t i = begin;
     while (i + at_once <= end) {
       const int64_t stop = i + line <= end ? i + line : i + (end - i) / at_once * at_once;

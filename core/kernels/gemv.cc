@@ -49,9 +49,9 @@ HWY_INLINE float scale_of(const QuantizedView& w, int64_t block) {
 }
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-/// Calls f(i, 16 bytes' worth of levels) for the vectors of a block of 64 elements. Bytes come in
-/// order; of 4-bit codes the vectors of even positions come before those of odd ones, and x must
-/// have that order (see gemv_quantized).
+/// Calls f(i, a vector of levels) for a block of 64 elements; the vector belongs to the elements of
+/// x from i on. Elements with 8-bit codes keep their order. With 4-bit codes, elements at even
+/// positions come before those at odd positions, and x must have that order (see gemv_quantized).
 template <class F>
 HWY_INLINE void block_levels(const QuantizedView& w, int64_t block, F&& f) {
   constexpr int64_t L = hn::MaxLanes(D());

@@ -12,8 +12,8 @@ namespace lathe {
 constexpr int64_t product_vector_alignment = 256;
 
 /// y = x W^T + bias + residual, or y = gelu(u) with u = x W^T + bias, in its tanh form. Rows have
-/// no gaps between them. Pointers are of the device and multiples of 16 bytes, those of `bias` and
-/// `before` of product_vector_alignment.
+/// no gaps between them. Pointers are device pointers and multiples of 16 bytes; `bias` and
+/// `before` are multiples of product_vector_alignment.
 struct LinearProduct {
   int64_t rows = 0, in = 0, out = 0;
   Element type = Element::bf16;    ///< of x and W: bfloat16 or float16

@@ -119,9 +119,9 @@ class LeftFactor {
   c10::DataPtr copy_;
 };
 
-/// Returns whether threads divide the units of a layer, and wait for each other twice in each step,
-/// instead of the batch. Each then reads its part of the weight once in a step. It gives the same
-/// bits.
+/// Returns whether threads divide the units of a layer instead of the batch. They then wait for
+/// each other twice in each step, and each reads its part of the weight once in a step. The results
+/// have the same bits.
 bool divides_units(const LstmShape& s) { return s.h >= large_layer; }
 
 /// A thread's working memory.
@@ -210,7 +210,8 @@ void backward_by_units(const LstmShape& s, const PackedFactor& factor, Matrix ga
       left.set_rows({dgates.at(here, 0), 4 * s.h, type}, row, end - row);
     });
 
-    // The gradient of the hidden state before: that of the result, and through these gates.
+    // The gradient of the previous hidden state is the sum of its gradient as a result and of the
+    // one through these gates.
     Epilogue sum{.out = i + 1 < s.steps ? up : dh0};
     if (i + 1 < s.steps && dy.data != nullptr)
       sum.residual = {dy.at(s.step(s.steps - 2 - i) * s.batch, 0), s.h, type};
@@ -265,8 +266,8 @@ void lstm_backward(const LstmShape& s, Matrix weight, const void* gates, const f
       const int64_t before = s.before(t) * s.batch + row, after = s.after(t) * s.batch + row;
       const int64_t here = t * s.batch + row;
 
-      // The gradient of the hidden state: that of the result, and through the gates of the next
-      // step.
+      // The gradient of the hidden state is the sum of its gradient as a result and of the one
+      // through the gates of the next step.
       const void* up = dy == nullptr ? nullptr : all_dy.at(here, 0);
       if (i > 0) {
         Epilogue sum{.out = {w.up, s.h, type}};

@@ -30,8 +30,9 @@ struct LstmShape {
 };
 
 /// Adds each hidden state times the transpose of `weight` [4 h, h] to the gates [steps, batch, 4 h]
-/// of the next step, which hold the part of the inputs, and writes the states after each step. The
-/// caller has set the states before the first step. Gates and hidden states have the weight's type.
+/// of the next step, which already hold the contribution of the inputs, and writes the states after
+/// each step. The caller has set the states before the first step. Gates and hidden states have the
+/// weight's type.
 void lstm_forward(const LstmShape& shape, Matrix weight, void* gates, void* hidden, float* cells);
 
 /// Computes the gradients of the gates, before their activations, and of the states before

@@ -154,7 +154,7 @@ void with_held(int64_t columns, F&& f) {
   f(std::integral_constant<int, 2>{});
 }
 
-/// As with_held(), for a thread of a warp; false if a warp can't hold the row.
+/// Does the same for a thread of a warp. Returns false if a warp can't hold the row.
 template <class F>
 bool with_held_by_warp(int64_t columns, F&& f) {
   const int64_t held = (columns / norm_width + 31) / 32;

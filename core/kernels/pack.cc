@@ -18,7 +18,7 @@ namespace {
 #if HWY_TARGET != HWY_SCALAR
 constexpr int64_t blocks = transposed_blocks;
 
-/// Writes columns 0 to 3 of 4 blocks rows as rows.
+/// Writes columns 0 to 3 of 4 * `blocks` rows as four rows.
 HWY_INLINE void transpose_rows(const char* in, int64_t stride, uint32_t* out, int64_t out_stride) {
   const Units d;
   const Columns c = load_columns(in, stride);

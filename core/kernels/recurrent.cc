@@ -156,7 +156,7 @@ HWY_EXPORT(gru_rows);
 HWY_EXPORT(gru_backward_rows);
 
 namespace {
-/// f(begin, end) on ranges of rows of h columns that are worth a thread.
+/// Calls f(begin, end) for ranges of rows of h columns, each large enough to be worth a thread.
 template <class F>
 void each_rows(int64_t rows, int64_t h, F&& f) {
   parallel_for(0, rows, divide_up(1 << 11, h), [&](int64_t begin, int64_t end) { f(begin, end); });

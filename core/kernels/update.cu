@@ -130,8 +130,8 @@ __device__ double block_sum(double x) {
   return sums[0];
 }
 
-/// Returns this thread's part of the sum of squares from `begin` to `end`, which begin with `packs`
-/// packs of update_width elements.
+/// Returns this thread's part of the sum of squares from `begin` to `end`. The first `packs` packs
+/// of update_width elements are loaded a pack at a time, and the elements after them one by one.
 template <class T>
 __device__ double squares(const void* data, int64_t begin, int64_t end, int64_t packs) {
   static_assert(update_width == 4);

@@ -103,9 +103,9 @@ constexpr Element state_type(Element param_type) {
   return param_type == Element::f64 ? Element::f64 : Element::f32;
 }
 
-/// Returns the update of elements [begin, end) of `all`. The caller must set the addresses in
-/// `state`, which are those of `all`: one element of a state may belong to several of the
-/// parameter.
+/// Returns the update of elements [begin, end) of `all`. Its `state` still has the addresses of
+/// `all`, and the caller must replace them: one element of a state may belong to several elements
+/// of the parameter.
 inline UpdateArgs part_of(const UpdateArgs& all, int64_t begin, int64_t end) {
   UpdateArgs part = all;
   part.param = element_at(all.param, all.param_type, begin);

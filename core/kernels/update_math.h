@@ -88,8 +88,9 @@ LATHE_BOTH Coefficients<T> coefficients(const UpdateRule& r, const UpdateArgs& a
   return k;
 }
 
-/// Returns bfloat16's half of a float32's bits after adding `random16` below it, which rounds up
-/// with a probability equal to the distance. Infinity and NaN are not changed.
+/// Returns a bfloat16: the upper half of a float32's bits after `random16` is added to the lower
+/// half, which rounds away from zero with a probability equal to the part of a unit in the last
+/// place that the lower half is. Infinity and NaN are not changed.
 LATHE_BOTH inline uint16_t round_stochastic(uint32_t bits, uint32_t random16) {
   const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
   return static_cast<uint16_t>((bits + (finite ? random16 : 0)) >> 16);

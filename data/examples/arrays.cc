@@ -59,7 +59,8 @@ ExampleArray::ExampleArray(const fs::path& path, const std::string& tensor) : pa
     if (size == 0)
       fail(Exit::data, name, ": examples of ", sizes_text(sizes_), " elements are empty");
     if (numel_ > (int64_t{1} << 40) / size)
-      fail(Exit::data, name, ": examples of ", sizes_text(sizes_), " elements");
+      fail(Exit::data, name, ": examples of ", sizes_text(sizes_),
+           " elements are too large; an example may have at most 2^40 elements");
     numel_ *= size;
   }
 }

@@ -70,8 +70,8 @@ void with_reader(ArrayType type, F&& f) {
 /// One array of a file.
 class ExampleArray {
  public:
-  /// Opens a .npy file, or the tensor of that name in a .safetensors file (empty: its only one, or
-  /// "inputs").
+  /// Opens a .npy file, or the tensor of that name in a .safetensors file. If `tensor` is empty, it
+  /// is the file's only tensor, or else the one called "inputs".
   /// Throws Exit::data where the file can't be read or no dimension counts the examples.
   ExampleArray(const fs::path& path, const std::string& tensor);
 

@@ -151,20 +151,21 @@ ExampleEncoding read_encoding(const Json& json, bool classes, const std::string&
   if (json.contains("layout")) {
     e.channels_last = json_get<std::string>(json, "layout", where, code) == "hwc";
     if (!e.channels_last || e.input_sizes.size() != 3)
-      fail(code, where, ": \"layout\" must be hwc, of inputs with three sizes");
+      fail(code, where, ": \"layout\" must be hwc, and the inputs must have three sizes");
   }
   if (json.contains("table")) {
     e.table = read_table(json_get<Json>(json, "table", where, code), where, code);
     if (e.table->width() != numel)
-      fail(code, where, ": the columns of \"table\" give ", e.table->width(), " inputs, \"sizes\" ",
-           sizes_text(e.input_sizes));
+      fail(code, where, ": the columns of \"table\" give ", e.table->width(), " inputs, but ",
+           "\"sizes\" is ", sizes_text(e.input_sizes));
   }
   if (json.contains("images")) {
     const bool has_channels =
         e.input_sizes.size() == 3 && (e.input_sizes[0] == 1 || e.input_sizes[0] == 3);
     e.image_files = json_get<std::string>(json, "images", where, code) == resampling;
     if (!e.image_files || !has_channels || e.table || e.channels_last)
-      fail(code, where, ": \"images\" must be ", resampling, ", of inputs with 1 or 3 channels");
+      fail(code, where, ": \"images\" must be ", resampling,
+           ", and the inputs must have 1 or 3 channels");
   }
   return e;
 }

@@ -14,7 +14,7 @@ namespace lathe {
 
 struct ArrayInfo {
   std::string file;    ///< name within the folder, .npy or .safetensors
-  std::string tensor;  ///< of a .safetensors file: the tensor's name; "": its only one, or "inputs"
+  std::string tensor;  ///< of a .safetensors file: the tensor's name; "": as for ExampleArray
   ArrayType type = ArrayType::f32;
   std::string xxh3;  ///< checksum of the complete file
 };
@@ -38,7 +38,7 @@ struct ExampleManifest {
   std::optional<TableFormat> table{};  ///< of examples that were a table
   bool image_files = false;            ///< as in ExampleEncoding
 
-  /// Returns how new examples are encoded in the same way.
+  /// Returns the encoding, by which new examples are encoded in the same way.
   ExampleEncoding encoding() const;
 };
 

@@ -210,7 +210,8 @@ int64_t ExampleData::class_of(const OpenSplit& part, int64_t i) const {
 void ExampleData::make_folds(int64_t folds, int64_t fold) {
   const int64_t all = manifest_.train.examples + manifest_.val.examples;
   if (all < folds)
-    fail(Exit::usage, "data.folds = ", folds, " and ", folder_.string(), " has ", all, " examples");
+    fail(Exit::usage, "data.folds = ", folds, " is more than the ", all, " examples of ",
+         folder_.string(), "; set fewer folds");
 
   std::vector<std::vector<int64_t>> groups(
       static_cast<size_t>(classifies() ? manifest_.outputs : 1));
@@ -228,7 +229,7 @@ void ExampleData::make_folds(int64_t folds, int64_t fold) {
       (dealt % folds == fold ? val_ : train_).push_back(groups[g][order(i)]);
   }
 
-  // In ascending order, the loop below reads the mapped files from front to back.
+  // Sort, so that the loop below reads the mapped files from front to back.
   std::sort(train_.begin(), train_.end());
   std::sort(val_.begin(), val_.end());
   train_size_ = std::ssize(train_), val_size_ = std::ssize(val_);

@@ -16,7 +16,7 @@ struct MixturePart {
 };
 
 /// Throws `code` where there is no source, a name is invalid or occurs twice, or a weight is not
-/// above 0. `where` begins the error message.
+/// above 0 or exceeds 1e100. `where` begins the error message.
 void check_mixture(const std::vector<MixturePart>& parts, const std::string& where, Exit code);
 /// Reads data.mix, such as "web:0.7,code:0.3". Throws Exit::usage.
 std::vector<MixturePart> read_mix(const std::string& text);

@@ -126,7 +126,8 @@ std::vector<int> sorted_bytes() {
 /// Learns merges from the counts of words.
 class Merger {
  public:
-  /// `d`: has the special tokens and then the bytes, from `first_byte` on. `of_byte`: their ids.
+  /// `d` has the special tokens and then, from id `first_byte` on, the bytes. `of_byte` has the id
+  /// of each byte.
   Merger(BPEDefinition& d, size_t first_byte, const std::array<int32_t, 256>& of_byte,
          Words word_counts)
       : d_(d) {
@@ -156,7 +157,7 @@ class Merger {
       return d_.tokens[static_cast<size_t>(top->pair.first)] +
              d_.tokens[static_cast<size_t>(top->pair.second)];
     };
-    // A text is only one token, so no merge may make that of a special token.
+    // A text belongs to only one token, so no merge may make the text of a special token.
     const auto is_special = [&](const std::string& text) {
       return std::ranges::find(d_.special, text, &SpecialToken::text) != d_.special.end();
     };

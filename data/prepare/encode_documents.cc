@@ -125,7 +125,7 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     if (!is_utf8(text)) {
       if (!o.repair) {
         const size_t at = utf8_end(text, 0);
-        fail(Exit::data, part.file, ": byte ", at, " of a document in the MiB that begins at ",
+        fail(Exit::data, part.file, ": byte ", at, " of a document in the part that begins at ",
              part.jsonl ? "line " : "byte ", part.place,
              " is not UTF-8; convert it, or give --invalid repair");
       }

@@ -241,7 +241,7 @@ std::unique_ptr<ExampleSource> open_source(const std::vector<std::string>& files
   // Inputs of one number with targets of several are most likely swapped files.
   if (inputs.sizes.empty() && !targets.sizes.empty())
     fail(Exit::data, files[0], " has one number for each example and ", files[1],
-         " more; give the inputs first");
+         " has several; give the inputs first");
   return std::make_unique<ArraySource>(std::move(inputs), std::move(targets));
 }
 

@@ -17,8 +17,8 @@ namespace lathe {
 class ExampleWriter {
  public:
   /// Creates the files in `folder`. `manifest` must have the task, the sizes and the number of
-  /// examples of each split, and must outlive this object. If `all_bytes`, all inputs are
-  /// integers from 0 to 255, and inputs that were text are stored as uint8, otherwise as float64.
+  /// examples of each split, and must outlive this object. `all_bytes` is true if all inputs are
+  /// integers from 0 to 255. Inputs that were text are then stored as uint8, otherwise as float64.
   ExampleWriter(const fs::path& folder, const ExampleSource& source, bool all_bytes,
                 ExampleManifest& manifest);
 

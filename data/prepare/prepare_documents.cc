@@ -274,7 +274,7 @@ DataManifest empty_manifest(const DocumentOptions& o) {
   return manifest;
 }
 
-/// Returns how many documents were read, kept and dropped for which reason: "20 read, 5
+/// Returns how many documents were read, kept, and dropped for each reason: "20 read, 5
 /// duplicates".
 std::string counted_documents(const DataManifest& manifest) {
   std::string counted;

@@ -141,7 +141,7 @@ void TableSource::each_row(ProgressReporter& meter,
       if (fields.size() != columns.size()) {
         fail(Exit::data, file_, ":", line_, " has ", fields.size(),
              " columns and the first line of ", names_file_, " has ", columns.size(),
-             "; give every line as many");
+             "; give every line the same number of columns");
       }
       if (!first) {
         f(fields);
@@ -151,7 +151,8 @@ void TableSource::each_row(ProgressReporter& meter,
       // Every file must repeat the header; other names would mean other columns.
       for (size_t c = 0; c < columns.size(); ++c) {
         if (columns[c].role != ColumnRole::dropped && fields[c] != columns[c].name)
-          fail(Exit::data, file_, ":", line_, ": another header line than that of ", names_file_);
+          fail(Exit::data, file_, ":", line_, " has another header line than ", names_file_,
+               "; give all files the same");
       }
     }
   }
@@ -215,12 +216,12 @@ void TableSource::scan_cell(std::string_view cell, size_t c, std::set<std::strin
   if (!column.is_text && !layout_.is_undecided[c]) return;
 
   if (csv_number(cell) && !layout_.is_forced[c])
-    fail(
-        Exit::data, position(c), " is a number, ", quoted(cell), ", and was ",
-        values.empty() ? "text" : lathe::quoted(*values.begin()),
-        " before; repair one of them (--missing handles numbers that are missing, whose cells must "
-        "be empty), or make categories of the column with --category ",
-        c + 1);
+    fail(Exit::data, position(c), " is the number ", quoted(cell),
+         ", but earlier cells of the column are text",
+         values.empty() ? "" : ", such as " + lathe::quoted(*values.begin()),
+         "; repair one of them (--missing handles numbers that are missing, whose cells must "
+         "be empty), or make categories of the column with --category ",
+         c + 1);
 
   // Rows with an empty cell are errors, or left out, unless cells are filled.
   const bool fills = format().missing == "mean" || format().missing == "median";
@@ -333,7 +334,7 @@ void NewRows::match_positions() {
   const size_t all = format_.columns.size();
   if (width_ != all && width_ + 1 != all)
     fail(Exit::data, where(), " has ", width_, " columns; the training table had ", all,
-         " with the target, and no names, so give as many, or one fewer without the target");
+         ", including the target, and no names; give as many columns, or leave out the target");
   size_t at = 0;
   for (const TableColumn& column : format_.columns) {
     const bool is_absent = column.role == ColumnRole::target && width_ + 1 == all;
@@ -351,8 +352,8 @@ void NewRows::each(ProgressReporter& meter, const std::function<void(const RawEx
     if (first) continue;
     line_ = rows.line();
     if (fields.size() != width_)
-      fail(Exit::data, where(), " has ", fields.size(), " columns and the first line ", width_,
-           "; give every line as many");
+      fail(Exit::data, where(), " has ", fields.size(), " columns and the first line has ", width_,
+           "; give every line the same number of columns");
     inputs.clear();
     encoder.encode(
         fields, /*prepares=*/false,
@@ -368,7 +369,8 @@ std::unique_ptr<ExampleSource> open_tables(const std::vector<std::string>& files
                                            const TableOptions& options, const ExampleSource* like) {
   const auto* table = dynamic_cast<const TableSource*>(like);
   if (like != nullptr && table == nullptr)
-    fail(Exit::data, files[0], " is CSV and the training examples are not");
+    fail(Exit::data, files[0],
+         " is CSV and the training examples are not; give both in the same format");
   return std::make_unique<TableSource>(files, options, table);
 }
 

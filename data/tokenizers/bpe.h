@@ -121,7 +121,8 @@ class BPE {
   std::string decode(const std::vector<int64_t>& ids, bool begins = true) const;
   /// Returns whether text may be cut at a line break with no white space on either side, and its
   /// parts encoded separately. That holds for the known patterns, and in SentencePiece's form if no
-  /// token contains a line break and another character.
+  /// token contains a line break and another character. It does not hold if an added token that is
+  /// text (see SpecialToken) contains a line break and characters other than white space.
   bool ends_at_lines() const { return ends_at_lines_; }
   /// Returns the id of a token's bytes or of a special token's text, or -1.
   int32_t id_of(std::string_view token) const;
@@ -162,9 +163,10 @@ BPEDefinition bpe_from_gpt2(const std::string& vocabulary, const std::string& me
                             std::vector<SpecialToken> added = {});
 /// Reads a folder with vocab.json and merges.txt (GPT-2's form), a tokenizer.json in Hugging Face's
 /// form, or a folder with one. As in transformers, the folder's tokenizer_config.json determines
-/// whether prompts of Llama's and Gemma's classes begin with a token, and beside vocab.json the
-/// pre-tokenizer and added tokens. Throws Exit::data with what is wrong, or with the name of the
-/// field that this build does not support.
+/// for some tokenizer classes, such as Llama's and Gemma's, whether prompts begin with a token. If
+/// the folder has vocab.json and no tokenizer.json, it also determines the pre-tokenizer and the
+/// added tokens. Throws Exit::data with what is wrong, or with the name of the field that this
+/// build does not support.
 BPEDefinition read_bpe(const fs::path& path);
 /// Reads an added token in Hugging Face's form: content, id and flags. Throws Exit::data.
 SpecialToken added_token(const Json& token, const std::string& where);

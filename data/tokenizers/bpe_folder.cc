@@ -42,7 +42,8 @@ std::vector<SpecialToken> added_tokens_in(const fs::path& folder, const Json& co
     added.push_back(added_token(numbered, where));
   }
 
-  // Older folders have this file alone, and name those tokens that are not text.
+  // Older folders have only added_tokens.json. Their other files name the added tokens that are not
+  // text.
   const std::string listed = (folder / "added_tokens.json").string();
   const std::string names =
       json_text(config) + json_text(object_in(folder, "special_tokens_map.json"));
@@ -84,7 +85,7 @@ BPEDefinition read_slow(const fs::path& folder, const Json& config, const std::s
          " splits text; save the tokenizer with a tokenizer.json, as its fast class does");
   }
   if (config.value("add_prefix_space", Json(false)) == Json(true))
-    fail(Exit::data, where, ": add_prefix_space is nothing that this build can do");
+    fail(Exit::data, where, ": add_prefix_space is not supported by this build");
 
   BPEDefinition d = bpe_from_gpt2(read_file(vocab, Exit::data, most_bytes),
                                   read_file(merges, Exit::data, most_bytes), vocab.string(),

@@ -11,7 +11,7 @@
 namespace lathe {
 
 struct ChatMessage {
-  std::string role, text;  ///< "system", "user" or "assistant"
+  std::string role, text;  ///< role: usually "system", "user" or "assistant"
 };
 
 /// A format of conversations.
@@ -22,7 +22,7 @@ struct ChatFormat {
   bool begins = false;                  ///< begins with the token that begins texts
   bool trims = false;                   ///< texts lose white space at both ends
   std::optional<std::string> system{};  ///< the system message of conversations without one
-  bool any_role = true;                 ///< writes other roles than its three as it does those
+  bool any_role = true;                 ///< roles other than system, user and assistant are alike
 };
 
 /// Templates that write the two formats, in Jinja.

@@ -15,8 +15,9 @@ namespace lathe {
 /// messages are ordinary text, even where they look like a special token.
 class ChatTemplate {
  public:
-  /// Throws Exit::usage where the tokenizer's chat template writes neither format, or it has the
-  /// special tokens of neither; `where` begins the message, and `what_to_do` ends it.
+  /// Throws Exit::usage where the tokenizer's chat template writes neither format, or where the
+  /// tokenizer lacks special tokens of the template's format or, without a template, of both
+  /// formats. `where` begins the message, and `what_to_do` ends it.
   ChatTemplate(const Tokenizer& tokenizer, const std::string& where, const std::string& what_to_do);
 
   /// Throws Exit::data, beginning with `where`, if a message has a role that the template writes

@@ -25,7 +25,7 @@ size_t bytes(const Json& x);
 inline Json undefined() { return Json(Json::value_t::discarded); }
 /// Returns whether a value counts as true.
 bool truth(const Json& x);
-/// Returns text without the whitespace at its begin, its end or both.
+/// Returns text without the white space at its beginning (`left`), its end (`right`) or both.
 std::string trimmed(const std::string& text, bool left = true, bool right = true);
 /// Returns a value as {{ }} prints it.
 std::string text(const Json& x);

@@ -1,5 +1,5 @@
-// Marks in the ids of instruction and preference data: those of prompts, which are read but not
-// learned, and those that a row begins with.
+// Bits that mark ids of instruction and preference data: the ids of prompts, which are read but not
+// learned, and the first id of each row of preference data.
 #pragma once
 
 #include <cstddef>

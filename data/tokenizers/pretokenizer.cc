@@ -194,9 +194,9 @@ std::string_view Pretokenizer::Cursor::next() {
     }
   }
 
-  // The subject is only valid UTF-8, so a lookahead ends where other bytes begin. For a long text
-  // it is a window. The window grows where a match ends so close to its end that more text might
-  // change the match.
+  // The subject has no bytes that are not UTF-8, so a lookahead ends where such bytes begin. For a
+  // long text, the subject is a window. The window grows if a match ends so close to its end that
+  // more text might change the match.
   const PCRE2_SIZE* place = pcre2_get_ovector_pointer(data_->match);
   for (size_t more = 2 * window;; more *= 2) {
     const int found = pcre2_match(

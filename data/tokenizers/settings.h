@@ -23,11 +23,11 @@ struct TokenizerSettings {
   std::string other_tokens{};
   std::string generation_config{};        ///< text of generation_config.json; empty: none
   std::vector<int64_t> config_end_ids{};  ///< eos_token_id of config.json where that is a list
-  /// The ids that end a text by generation_config.json and config.json.
+  /// The ids that end a text, from generation_config.json and config.json together.
   std::vector<int64_t> end_ids{};
 
-  /// Adds the id to those that end a text by config.json and by generation_config.json, in each of
-  /// them only if it names any.
+  /// Adds the id to the end ids (eos_token_id) of config.json and of generation_config.json. A file
+  /// that names none stays unchanged.
   void add_end_id(int64_t id);
   /// Takes what is missing here from `other`.
   void fill_from(const TokenizerSettings& other);

@@ -45,9 +45,8 @@ class Tokenizer {
   /// Returns the BPE; null for other kinds.
   const BPE* bpe() const { return bpe_.get(); }
   /// Returns the token that ends a document: a BPE's special token <|endoftext|>, <|end_of_text|>
-  /// or
-  /// </s>, or else the end of a text by its settings, if that does not also end a turn of a chat.
-  /// -1: there is none.
+  /// or </s>, or else the token that ends a text according to the settings, if it does not also end
+  /// a turn of a chat. -1: there is none.
   int32_t document_end() const;
   /// Returns the token that a prompt begins with: a BPE's definition().begin, or -1.
   int32_t prompt_begin() const { return bpe_ ? bpe_->definition().begin : -1; }

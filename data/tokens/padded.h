@@ -30,9 +30,10 @@ class PaddedItems {
                    int64_t vocab_size) const = 0;
 };
 
-/// Writes a row of inputs and targets [B, T]: all but the last of up to T + 1 ids, and all but the
-/// first of `targets`, the same ids with -100 where a token does not count toward the loss. Pads
-/// the row with inputs of 0 and targets of -100.
+/// Writes row `row` of the inputs and targets [B, T] in `buffers`. The inputs are all but the last
+/// of up to T + 1 ids. The targets are all but the first of `targets`, which has the same ids, or
+/// -100 where a token does not count toward the loss. Pads the row with inputs of 0 and targets of
+/// -100.
 void put_padded(const std::vector<int64_t>& ids, const std::vector<int64_t>& targets,
                 const std::vector<at::Tensor>& buffers, int64_t row);
 

@@ -46,8 +46,8 @@ class MixtureSampler {
 };
 
 /// Returns the i-th of `count` indices below `size`, ascending and spread evenly: one in each of
-/// `count` equal parts, at a position that depends on i alone, so that no period of the data
-/// coincides with it. Requires i < count <= size.
+/// `count` equal parts, at a pseudorandom position in the part, so that the indices do not follow a
+/// period of the data. The same arguments give the same index. Requires i < count <= size.
 int64_t spread_index(int64_t i, int64_t count, int64_t size);
 
 }  // namespace lathe

@@ -13,7 +13,7 @@ void check_token_keys(const DataConfig& config, bool mixes) {
   }
   if (!mixes && !config.mix.empty())
     fail(Exit::usage, "data.mix is for mixtures (`lathe prepare --source`), and ", config.dir,
-         " is none; leave it out");
+         " is not one; leave it out");
   const bool pads = config.packing == "examples";
   if (config.documents == "joined" && config.document_end >= 0 && !pads)
     fail(Exit::usage,
@@ -78,7 +78,7 @@ std::unique_ptr<EvaluationBatches> TokenData::evaluation(const BatchSizes& sizes
 
 void TokenData::check_windows(const BatchSizes& sizes) const {
   if (train_documents_ && train_documents_->size() == 0)
-    fail(Exit::data, folder_.string(), " has no training document of two tokens");
+    fail(Exit::data, folder_.string(), " has no training document of two tokens or more");
   const int64_t longer = train_documents_ ? train_documents_->count_longer(sizes.block_size) : 0;
   if (longer > 0) {
     log_warn(longer, " of the ", train_documents_->size(), " documents of ", folder_.string(),
@@ -87,7 +87,7 @@ void TokenData::check_windows(const BatchSizes& sizes) const {
   if (!train_documents_ && train_size() <= sizes.block_size) {
     fail(Exit::data, folder_.string(), " has ", train_size(),
          " training tokens, too few for windows of ", sizes.block_size,
-         " tokens and one; use more text or a shorter data.window");
+         " tokens and the target of the last one; use more text or a shorter data.window");
   }
   if (document_end_ >= sizes.vocab_size) {
     fail(Exit::usage, "data.document_end = ", document_end_, " is beyond the vocabulary of ",

@@ -31,7 +31,7 @@ struct Autoencoder {
   void visit(Visit& v) { v("encoder", encoder), v("decoder", decoder); }
 };
 
-// The negative evidence lower bound of an image, in nats: the mean over x [B, pixels].
+// The negative evidence lower bound in nats, averaged over the images x [B, pixels].
 Variable loss_of(const Autoencoder& net, const at::Tensor& x, uint64_t seed) {
   const auto [mean, log_var] = net.encode(x);
   const Variable code = mean + exp(0.5 * log_var) * randn(mean.sizes(), seed);

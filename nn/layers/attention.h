@@ -68,8 +68,8 @@ struct Rotary {
 /// H D, G = K D.
 struct GroupedQueryAttention {
   Linear q, k, v, proj;
-  /// Before rotation: for each head (Henry et al. 2020; Qwen 3), or for all heads together (OLMo
-  /// 2).
+  /// Norms of queries and keys before rotation: of each head (Henry et al. 2020; Qwen 3), or of all
+  /// heads together (OLMo 2).
   std::optional<RMSNorm> q_norm, k_norm;
   int64_t heads = 1, kv_heads = 1;
   ScoreOptions scores{};  ///< set it after construction
@@ -103,8 +103,8 @@ struct AttentionMask {
 };
 
 /// Scaled dot-product attention of projected queries, keys and values. Vaswani et al. 2017;
-/// torch.nn's MultiheadAttention, batch first. A position that sees nothing gets zeros, where torch
-/// returns NaN.
+/// torch.nn's MultiheadAttention, batch first. For a position that sees nothing, the input of
+/// `out_proj` is zeros, where torch returns NaN.
 struct MultiHeadAttention {
   Linear q, k, v, out_proj;
   Dropout drop;                  ///< on the probabilities

@@ -18,9 +18,9 @@
 
 namespace lathe {
 
-/// While alive, the thread's forwards take rows of several documents. starts, int64 [B, T], has for
-/// each position the position in its row where its document begins. If it is undefined, each row is
-/// one document. It must outlive the guard.
+/// While alive, the thread's forwards take rows of several documents. `starts` is int64 [B, T]: for
+/// each token, the position in the row at which the token's document begins. If it is undefined,
+/// each row is one document. It must outlive the guard.
 struct SeparateDocuments : ModeGuard {
   explicit SeparateDocuments(const at::Tensor& starts) {
     mode().document_starts = starts.defined() ? &starts : nullptr;

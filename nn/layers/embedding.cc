@@ -96,8 +96,8 @@ Variable EmbeddingBag::operator()(const at::Tensor& ids_N, const at::Tensor& off
   const at::Tensor lengths = ends - offsets_B;
   LATHE_CHECK(
       bags == 0 ? n == 0 : offsets_B[0].item<int64_t>() == 0 && lengths.ge(0).all().item<bool>(),
-      call.text(),
-      ": offsets must begin at 0 and rise, and end at no more than the number of ids, ", n);
+      call.text(), ": offsets must begin at 0, not decrease, and not exceed the number of ids, ",
+      n);
   const at::Tensor bag_N = at::arange(bags, offsets_B.options()).repeat_interleave(lengths);
   return call.result(reduce(ids_N, bag_N, bags, scales_N), "B C");
 }

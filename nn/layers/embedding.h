@@ -36,7 +36,7 @@ struct EmbeddingBag {
   /// [B, L] has a factor for each row, and is allowed for BagMode::sum only.
   Variable operator()(const at::Tensor& ids_BL, const Variable& scales_BL = {}) const;
   /// Maps bags of different lengths to [B, C]. ids int64 [N] has the bags one after another. Bag i
-  /// begins at offsets[i] (int64 [B], increasing from 0) and ends where the next one begins.
+  /// begins at offsets[i] (int64 [B], nondecreasing from 0) and ends where the next one begins.
   Variable operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B,
                       const Variable& scales_N = {}) const;
   void visit(Visit& v) { v("weight", weight, Role::embedding); }

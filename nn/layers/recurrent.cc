@@ -98,7 +98,7 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
   call.input("lengths", lengths, "B");
 
   const int64_t steps = call.size('T');
-  LATHE_CHECK(steps >= 1, call.text(), ": a sequence of no steps");
+  LATHE_CHECK(steps >= 1, call.text(), ": the sequences have no steps; give at least one");
   LATHE_CHECK(!lengths.defined() || lengths.numel() == 0 ||
                   (lengths.scalar_type() == at::kLong && lengths.is_cpu() &&
                    lengths.ge(1).all().item<bool>() && lengths.le(steps).all().item<bool>()),

@@ -73,7 +73,8 @@ struct ConvNet {
   /// Creates it for images [C, H, W], or [H, W] of one channel. Parameters are zero until they are
   /// initialized.
   ConvNet(const ConvNetConfig& config, const ModelSizes& sizes);
-  /// Returns the next smaller version: fewer blocks per stage, fewer channels, then fewer stages.
+  /// Returns the next smaller version: fewer blocks per stage, fewer channels (down to 8), fewer
+  /// stages (down to 3), then still fewer channels.
   static std::optional<ConvNetConfig> scale_down(const ConvNetConfig& config);
   /// Maps x [B, C, H, W] or [B, H, W] to [B, outputs].
   Variable operator()(const Variable& x) const;

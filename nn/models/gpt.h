@@ -80,7 +80,7 @@ struct GPT {
   /// 6 for frozen parameters. N is the number of parameters in matmuls: all but position embeddings
   /// and an untied token embedding. Kaplan et al. 2020; Chowdhery et al. 2022.
   double flops_per_unit() const;
-  /// Returns the first fault between its keys, if any.
+  /// Returns the first conflict between keys of the config, if any.
   static std::optional<ConfigFault> check(const GPTConfig& config);
   /// Returns the next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then
   /// fewer heads of the same width; a single head is halved in width.

@@ -46,7 +46,8 @@ std::optional<ConfigFault> check_patterns(const LlamaConfig& c) {
     if (pattern.empty() || pattern.find_first_not_of("01") != std::string::npos)
       return ConfigFault{{key},
                          str("model.", key, " = \"", pattern,
-                             "\" must be made of the digits 1 and 0, one for each block")};
+                             "\" must be made of the digits 1 and 0; the pattern repeats over all "
+                             "blocks")};
   }
 
   if (c.sliding_window == 0 && c.window_layers != "1")
@@ -73,7 +74,8 @@ std::optional<ConfigFault> check_patterns(const LlamaConfig& c) {
   if (!c.qk_norm && c.qk_norm_over != "head")
     return ConfigFault{{"qk_norm_over", "qk_norm"},
                        str("model.qk_norm_over = \"", c.qk_norm_over,
-                           "\" has no effect without model.qk_norm = true")};
+                           "\" has no effect without model.qk_norm = true; set that too, or leave "
+                           "it out")};
   return std::nullopt;
 }
 

@@ -46,30 +46,28 @@ struct LlamaConfig {
               one_of({"none", "linear", "llama3", "yarn"}).fixed())
   LATHE_FIELD(double, rope_factor, 1.0, "Divisor of the angles that rope_scaling changes.",
               between(1, 1e6).fixed())
-  LATHE_FIELD(
-      double, rope_low_freq_factor, 1.0,
-      "llama3: frequencies with fewer periods than this in rope_original_context are divided.",
-      between(1e-3, 1e6).fixed())
+  LATHE_FIELD(double, rope_low_freq_factor, 1.0,
+              "frequencies with fewer periods than this in rope_original_context are divided.",
+              between(1e-3, 1e6).fixed().of({"llama3"}, "rope_scaling"))
   LATHE_FIELD(double, rope_high_freq_factor, 4.0,
-              "llama3: frequencies with more periods than this stay as they are.",
-              between(1e-3, 1e6).fixed())
+              "frequencies with more periods than this stay as they are.",
+              between(1e-3, 1e6).fixed().of({"llama3"}, "rope_scaling"))
   LATHE_FIELD(int64_t, rope_original_context, 8192,
-              "llama3, yarn: context length of the original training, in tokens.",
-              between(1, 100000000).fixed())
-  LATHE_FIELD(
-      double, rope_beta_fast, 32.0,
-      "yarn: frequencies with more periods than this in rope_original_context stay as they are.",
-      between(1e-3, 1e6).fixed())
+              "context length of the original training, in tokens.",
+              between(1, 100000000).fixed().of({"llama3", "yarn"}, "rope_scaling"))
+  LATHE_FIELD(double, rope_beta_fast, 32.0,
+              "frequencies with more periods than this in rope_original_context stay as they are.",
+              between(1e-3, 1e6).fixed().of({"yarn"}, "rope_scaling"))
   LATHE_FIELD(double, rope_beta_slow, 1.0,
-              "yarn: frequencies with fewer periods than this are divided by rope_factor.",
-              between(1e-3, 1e6).fixed())
+              "frequencies with fewer periods than this are divided by rope_factor.",
+              between(1e-3, 1e6).fixed().of({"yarn"}, "rope_scaling"))
   LATHE_FIELD(double, rope_attention_factor, 0.0,
-              "yarn: factor on queries and keys. 0: 0.1 ln(rope_factor) + 1.",
-              between(0, 1e6).fixed())
+              "factor on queries and keys. 0: 0.1 ln(rope_factor) + 1.",
+              between(0, 1e6).fixed().of({"yarn"}, "rope_scaling"))
   LATHE_FIELD(bool, rope_truncate, true,
-              "yarn: whether the range between rope_beta_fast and rope_beta_slow is rounded "
-              "outward to whole channels.",
-              anything().fixed())
+              "whether the range between rope_beta_fast and rope_beta_slow is rounded outward to "
+              "whole pairs of channels.",
+              anything().fixed().of({"yarn"}, "rope_scaling"))
   LATHE_FIELD(std::string, rope_layers, "1",
               "Pattern of one digit per block, repeated over all blocks: 1 uses rotary positions, "
               "0 uses none (SmolLM3: 1110).",
@@ -193,7 +191,7 @@ struct Llama {
   /// Returns the training FLOPs of a token by the formula of GPT::flops_per_unit: 6 N + 12 L (H D)
   /// T. For a block with a window, min(sliding_window, T) replaces T.
   double flops_per_unit() const;
-  /// Returns the first fault between its keys, if any.
+  /// Returns the first conflict between keys of the config, if any.
   static std::optional<ConfigFault> check(const LlamaConfig& config);
   /// Returns the next smaller version: fewer blocks, a shorter context, a smaller vocabulary, then
   /// fewer heads of the same width; a single head is halved in width.

@@ -160,7 +160,7 @@ struct ModelKind {
   /// under MetaInit without storage. It must not read or write them: under WithoutMemory, which
   /// runs of several processes use, they have no memory yet.
   std::function<std::unique_ptr<Model>(const AnyConfig&, const ModelSizes&)> make;
-  /// Returns the first fault between the keys of a config, if any.
+  /// Returns the first conflict between keys of a config, if any.
   std::function<std::optional<ConfigFault>(const AnyConfig&)> check;
   bool separates_documents = false;  ///< whether its forwards follow SeparateDocuments
   bool divides_positions = false;    ///< whether its forwards follow DividePositions
@@ -304,7 +304,7 @@ std::vector<std::vector<AnyConfig>> scaled_versions(const ModelKind& kind, const
 /// Halves a size, but not below `least`. Returns false and leaves it unchanged if it is at most
 /// `least`.
 bool halve(int64_t& size, int64_t least);
-/// Returns half of a size as a multiple of gcd(size, 16), and at least that.
+/// Returns half of a size, rounded down to a multiple of g = gcd(size, 16), but at least g.
 int64_t half_width(int64_t size);
 
 /// Returns a model of a kind with its initial values, which depend only on the seed and each

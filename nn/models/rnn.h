@@ -48,7 +48,7 @@ struct RNN {
 
   /// Creates the model. Parameters are zero until they are initialized.
   explicit RNN(const RNNConfig& config);
-  /// Returns the first fault between its keys, if any.
+  /// Returns the first conflict between keys of the config, if any.
   static std::optional<ConfigFault> check(const RNNConfig& config);
   /// Returns the next smaller version: fewer layers, a shorter window, a smaller vocabulary, then
   /// narrower layers.

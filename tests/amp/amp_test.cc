@@ -153,7 +153,7 @@ TEST_CASE("autocast nests, can be switched off inside, and ends", "[amp]") {
     std::thread([&] { elsewhere = dtype(); }).join();
     CHECK(elsewhere == at::kFloat);
     const Autocast fp8(at::kFloat8_e4m3fn);
-    CHECK(dtype() == at::kBFloat16);  // no fp8 layer
+    CHECK(dtype() == at::kBFloat16);  // w is not the weight of an fp8 layer
   }
   CHECK(dtype() == at::kFloat);
 }
@@ -181,7 +181,8 @@ TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and fr
         const Autocast inner({at::kBFloat16, cache});
         y = linear(linear(x, w), w);
       }
-      // With the cache: one cast without a graph and one with. Without: the two that y holds.
+      // With the cache, one cast was made without a graph and one with it. Without the cache, there
+      // are the two casts that y holds.
       CHECK(cast_bytes() == 2 * 8192);
       backward(sum(y));
       const at::Tensor before = linear(x, w).data();
@@ -289,8 +290,8 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
   };
   StepControl c;
   const at::Tensor w = after(at::kBFloat16, 1, 1, &c);
-  // 4 steps of 2^-12; one is a share 2^-5 of the spacing 2^-7, so the mean's deviation is 2^-7
-  // sqrt(4/32/n) = 6e-6.
+  // There are 4 steps of 2^-12. Each is 2^-5 of the spacing 2^-7, so the mean has a standard
+  // deviation of 2^-7 sqrt(4 / 32 / n) = 6e-6.
   CHECK(w.mean().item<double>() == Approx(-1.5 - 4 * 0x1p-12).margin(5 * 6e-6));
   CHECK(static_cast<double>(c.lost) / static_cast<double>(c.moved) ==
         Approx(1 - 1.0 / 32).margin(0.01));
@@ -299,7 +300,8 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
   CHECK(after(at::kBFloat16, std::nullopt, 1, &c).eq(-1.5).all().item<bool>());
   CHECK(c.moved == n);
   CHECK(c.lost == n);
-  // fp16's spacing at 1.5 is 2^-10: 2^-12 is lost there too, and 2^-10 in fp32 is not lost at all.
+  // The spacing of float16 at 1.5 is 2^-10, so 2^-12 is lost there too. float32 keeps 2^-12, and
+  // its updates are not counted.
   CHECK(after(at::kHalf, 1, 1, &c).eq(-1.5).all().item<bool>());
   CHECK(c.lost == n);
   CHECK(after(at::kFloat, 1, 1, &c).eq(-1.5 - 4 * 0x1p-12).all().item<bool>());
@@ -310,7 +312,7 @@ TEST_CASE("long sums: in the dtype they stall, in float32 they do not", "[amp]")
   for (const auto& e : accumulation_errors(5)) {
     INFO(e.n << " terms of " << toString(e.dtype));
     const double spacing =
-        e.dtype == at::kHalf ? 0x1p-11 : 0x1p-8;  // half of it, relative: one rounding
+        e.dtype == at::kHalf ? 0x1p-11 : 0x1p-8;  // half the relative spacing: one rounding
     CHECK(e.dot_fp32 < 1e-4);
     CHECK(e.norm_fp32 < 1e-4);
     CHECK(e.dot_op < spacing + 1e-5);  // the result is rounded once

@@ -57,7 +57,7 @@ std::vector<at::Tensor> derivatives(const test::OpCase& row, ActivationOffloader
   return out;
 }
 
-TEST_CASE("every op has the same derivatives to the bit with its tensors on the disk",
+TEST_CASE("every op has the same derivatives to the bit with its saved tensors on the disk",
           "[activation_offload]") {
   install_allocator();
   const TempFolder f;
@@ -78,7 +78,7 @@ TEST_CASE("every op has the same derivatives to the bit with its tensors on the 
   CHECK(offload.times().bytes > 0);
 }
 
-TEST_CASE("every op of a GPU has the same derivatives with its tensors on the host",
+TEST_CASE("every op has the same derivatives on a GPU with its saved tensors on the host",
           "[activation_offload][gpu]") {
   if (test::skip_without_gpu()) return;
   PinnedOffloader offload(/*window=*/0, /*least=*/1);
@@ -156,7 +156,7 @@ TEST_CASE("tensors that share memory are written once, and come back with their 
   DiskOffloader offload(f.path(), 0, 1);
   CHECK(at::equal(gradient(&offload), gradient(nullptr)));
 
-  // A scale of one element for each of the rows, and a result that is transposed.
+  // A transposed tensor that sin() saves.
   std::vector<std::vector<int64_t>> strides;
   {
     const OffloadActivations guard(offload);
@@ -224,8 +224,7 @@ TEST_CASE("graphs may be retained, run backward again, freed, or never run backw
   CHECK(at::equal(grad(stays, {x})[0].data(), first));
 }
 
-TEST_CASE("a tensor that is changed in place after an op has kept it is an error",
-          "[activation_offload]") {
+TEST_CASE("changing a tensor in place after an op saved it is an error", "[activation_offload]") {
   install_allocator();
   const TempFolder f;
   const Variable x = Variable::parameter(torch::randn({256, 256}));

@@ -85,7 +85,7 @@ TEST_CASE("grad leaves an existing .grad alone, and backward adds to a .grad of 
 
 TEST_CASE("a gradient that two inputs share is not added to in place", "[boundary_cases]") {
   const Variable a = Variable::parameter(torch::ones({2}, at::kDouble)), x = a * 1.0, y = a * 1.0;
-  backward(sum((x + y) + x * 2.0));  // both get the sum's one gradient, and x more
+  backward(sum((x + y) + x * 2.0));  // x and y share the sum's gradient; x gets another
   CHECK(a.grad().eq(4).all().item<bool>());
   const auto g = grad(sum(((x + y) + x * 2.0) * 1.0), {x, y});
   CHECK(g[0].data().eq(3).all().item<bool>());

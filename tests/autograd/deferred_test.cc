@@ -35,7 +35,7 @@ auto run(bool is_deferred, const F& f) {
   return result;
 }
 
-/// Counts the ops "fused" that a graph consists of.
+/// Returns how many ops of a graph are named "fused".
 int fused_ops(const Variable& root) {
   int count = 0;
   std::vector<Node*> stack{root.node().get()};
@@ -101,7 +101,7 @@ class RandomGraph {
   static Variable wide(const Variable& v) { return cast(v, at::kFloat); }
   void add(Variable v) {
     pool_.push_back(std::move(v));
-    // Values without a handle become part of others.
+    // A value that has lost its handle may be fused into later ops.
     while (draw(3) != 0 && pool_.size() > 5)
       pool_.erase(pool_.begin() + static_cast<std::ptrdiff_t>(draw(pool_.size() - 1)));
   }
@@ -429,16 +429,24 @@ TEST_CASE("a parameter that is frozen after an op keeps the gradient of the op",
 TEST_CASE("deferred() works inside a recomputed function under autocast", "[deferred]") {
   const Variable w = Variable::parameter(torch::randn({8, 8})),
                  x = Variable::parameter(torch::randn({4, 8}));
-  Variable loss;
-  {
-    const Autocast autocast(at::kBFloat16);
-    const auto twice = [&](const Variable& v) {
-      return run(true, [&] { return linear(linear(v * 2.0, w), w) * 0.5; });
-    };
-    loss = sum(cast(recompute(twice, x), at::kFloat));
-  }
-  loss.backward();
-  CHECK(w.grad().defined());
+  const auto gradients = [&](bool is_deferred, bool is_recomputed) {
+    w.leaf().grad = x.leaf().grad = at::Tensor();
+    Variable loss;
+    {
+      const Autocast autocast(at::kBFloat16);
+      const auto twice = [&](const Variable& v) {
+        return run(is_deferred, [&] { return linear(linear(v * 2.0, w), w) * 0.5; });
+      };
+      loss = sum(cast(is_recomputed ? recompute(twice, x) : twice(x), at::kFloat));
+    }
+    loss.backward();
+    return std::pair(w.grad(), x.grad());
+  };
+
+  const auto [w_plain, x_plain] = gradients(false, false);
+  const auto [w_both, x_both] = gradients(true, true);
+  CHECK(w_both.equal(w_plain));
+  CHECK(x_both.equal(x_plain));
 }
 
 TEST_CASE("an exception discards the ops that have not run", "[deferred]") {

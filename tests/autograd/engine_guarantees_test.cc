@@ -145,7 +145,7 @@ std::string in_two_threads(int64_t times, F&& pass) {
     try {
       for (int64_t i = 0; i < times; ++i) pass(static_cast<double>(thread));
     } catch (const std::exception& e) {
-      errors[thread] = std::string(e.what()).substr(0, 200);  // ATen's end in a backtrace
+      errors[thread] = std::string(e.what()).substr(0, 200);  // ATen's messages have a backtrace
     }
   };
   std::thread other(work, 1);
@@ -181,8 +181,8 @@ TEST_CASE("two threads' passes through linear layers of one weight lose nothing"
   CHECK(b.grad().eq(16.0 * times).all().item<bool>());
 }
 
-/// Matrix-product FLOPs that `make`'s op counts, forward and backward, with inputs i that bit i of
-/// `subset` names needing gradients.
+/// Returns the matmul FLOPs that are counted forward and backward for the op that `make` calls.
+/// Input i needs a gradient if bit i of `subset` is set.
 template <class F>
 std::pair<double, double> counted(const std::vector<std::vector<int64_t>>& inputs, unsigned subset,
                                   F&& make) {
@@ -202,8 +202,8 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
   using V = const std::vector<Variable>&;
   constexpr double r = 6, in = 5, out = 7, t = 4, c = 12, v = 9;
   const auto bit = [](unsigned subset, unsigned i) { return static_cast<double>(subset >> i & 1); };
-  // A product of [n, k] and [k, m] is 2 n k m; each of a linear layer's gradients for x and W is
-  // one more as large.
+  // A matmul of [n, k] and [k, m] takes 2 n k m FLOPs. The gradients of a linear layer for x and W
+  // each take as many again.
   for (const bool kernels : {true, false}) {
     use_kernels(kernels);
     for (unsigned subset = 0; subset < 16; ++subset) {

@@ -36,8 +36,8 @@ struct FusedPass {
   std::string op;
 };
 
-/// Runs a random chain among other ops that use the same parameters, fused or not. Some layouts of
-/// the gradient that reaches it are contiguous, some broadcast, some transposed.
+/// Runs a random chain among other ops that use the same parameters, fused or not. Depending on the
+/// seed, the gradient that reaches the chain is contiguous, broadcast or transposed.
 FusedPass run_random(uint64_t seed, bool is_fused) {
   std::mt19937_64 random(seed * 7 + 1);
   torch::manual_seed(seed);
@@ -65,7 +65,7 @@ FusedPass run_random(uint64_t seed, bool is_fused) {
   const Variable y = is_fused ? fused(run, in[0], in[1], in[2]) : run(in[0], in[1], in[2]);
   out.op = y.node() ? y.node()->name() : "";
   Variable root = draw(3) == 0 ? transpose(y, 0, 1) : y;
-  // The gradient of an input may hold something before that of the chain arrives.
+  // Other ops may have added to an input's gradient before the chain adds to it.
   if (draw(2) == 0) root = sum(root) + sum(in[0] * 3.0) + sum(tanh(in[1]));
   if (root.requires_grad())
     backward(root, root.dim() == 0 ? at::Tensor() : torch::randn(root.sizes()).to(root.dtype()));
@@ -106,7 +106,7 @@ TEST_CASE("a function of elementwise ops is one op with one result", "[fused]") 
   CHECK(y.node()->name() == "fused");
   CHECK(y.data().equal(six_ops(x.detach(), w.detach(), b.detach()).data()));
 
-  // Observers see no tensor without values.
+  // Observers see no intermediate tensor that the fused op never computes.
   {
     int attributes = 0;
     const ObserveOps observe{{.on_attribute = [&](const at::Tensor&) { ++attributes; }}};
@@ -278,7 +278,7 @@ TEST_CASE("gradients of any layout have the dtype that a parameter asks for", "[
   CHECK(has_bits_of(results[0], results[1]));
 }
 
-TEST_CASE("several outputs of one op are fused", "[fused]") {
+TEST_CASE("the inputs of a fused op may be outputs of one op", "[fused]") {
   torch::manual_seed(12);
   const at::Tensor data = torch::randn({6, 4});
   const auto f = [](const Variable& a, const Variable& b) { return a * b + tanh(a) * b; };
@@ -345,7 +345,7 @@ TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
       {"float64", [&](const Variable& v) { return cast(v, at::kDouble) * noise.to(at::kDouble); }},
       {"another layout", [&](const Variable& v) { return v * 2.0 * noise.t().contiguous().t(); }},
       {"the argument", [](const Variable& v) { return v; }},
-      {"without a graph in part",
+      {"partly without a graph",
        [](const Variable& v) {
          const Variable h = [&] {
            const NoGrad no_grad;
@@ -378,7 +378,7 @@ TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
     CHECK(has_bits_of(values[0], values[1]));
     CHECK(has_bits_of(gradients[0], gradients[1]));
   }
-  // An error is the function's own.
+  // An error of the function is thrown as without fused().
   CHECK_THROWS_AS(fused([&](const Variable& v) { return matmul(v, v) + 1.0; }, x), Error);
   const Variable low(noise.to(at::kBFloat16)), high(noise);
   for (const double number : {3.39e38, 3.4e38, -1e39}) {
@@ -391,7 +391,7 @@ TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
   CHECK(has_bits_of(fused(fill, low).data(), fill(low).data()));
 }
 
-TEST_CASE("a tensor that changes in place within a function is read as it was", "[fused]") {
+TEST_CASE("ops before an in-place change within a function read the old values", "[fused]") {
   torch::manual_seed(8);
   const Variable x(torch::randn({6, 4})), scale(torch::randn({4}));
   for (const int use : {0, 1}) {

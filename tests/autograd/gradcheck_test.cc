@@ -58,7 +58,7 @@ TEST_CASE("gradcheck refuses functions that it can't check, and changes no input
   gradcheck([](const Variable& v) { return sum(v); }, x);  // its gradient is one number, expanded
   CHECK(x.data().equal(before));
   CHECK_THAT(error_of([&] { gradcheck([](const Variable& v) { return cast(v, at::kFloat); }, x); }),
-             ContainsSubstring("computes in float32 of float64 inputs"));
+             ContainsSubstring("computes in float32 for float64 inputs"));
   const Training training;
   CHECK_THAT(error_of([&] { gradcheck([](const Variable& v) { return dropout(v, 0.5); }, x); }),
              ContainsSubstring("for the same inputs; make its random numbers the same"));
@@ -73,7 +73,7 @@ TEST_CASE("gradcheck refuses functions that it can't check, and changes no input
       ContainsSubstring("depends on none of its inputs"));
   CHECK_THAT(
       error_of([&] { gradcheck([](const Variable& v) { return v; }, full({2}, 1, at::kLong)); }),
-      ContainsSubstring("no input is of floating point"));
+      ContainsSubstring("no input has a floating-point dtype"));
   // Second derivatives: the gradient as a function.
   gradcheck(
       [](const Variable& v) { return grad(sum(exp(v) * v), {v}, {}, /*create_graph=*/true)[0]; },
@@ -92,7 +92,7 @@ std::vector<Variable> network_inputs(at::ScalarType dtype) {
   return {randn({3, 5}, 1, dtype),  randn({5}, 2, dtype),  randn({5}, 3, dtype),
           randn({12, 5}, 4, dtype), randn({12}, 5, dtype), randn({4}, 6, dtype)};
 }
-/// The sum of squares of a function's gradients, which is a function of the same inputs.
+/// Returns the sum of squares of the gradients of network(), itself a function of the same inputs.
 Variable squared_gradients(const std::vector<Variable>& v) {
   const Variable y = network(v);
   Variable s;

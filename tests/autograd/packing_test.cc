@@ -273,7 +273,7 @@ TEST_CASE("small tensors, parameters, statistics, data and tensors of losses are
   CHECK(PackedByOp(cross_entropy(h, torch::zeros({16}, at::kLong))).packed.empty());
   CHECK(PackedByOp(h * expand(slice(h, 0, 0, 1), {16, 64})).packed.size() == 1);
 
-  // bfloat16 activations get smaller in fp8 alone.
+  // Only fp8 makes bfloat16 activations smaller.
   const Variable low = cast(h, at::kBFloat16);
   CHECK(PackedByOp(tanh(low)).packed == Names{"uint8[16,64]"});
   const PackSaved halves(Packing::bf16);
@@ -313,7 +313,7 @@ TEST_CASE("a long-lived guard forgets freed tensors", "[packing]") {
   CHECK(packed_of(first) == packed_of(second));
 }
 
-TEST_CASE("packing frees the activations, and packs a tensor of two ops only once", "[packing]") {
+TEST_CASE("packing frees the activations, and packs a tensor that two ops save once", "[packing]") {
   install_allocator();
   const MemoryScope scope(Memory::activations);
   const auto used = [] { return memory_stats().used[static_cast<size_t>(Memory::activations)]; };

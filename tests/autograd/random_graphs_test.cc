@@ -16,8 +16,8 @@ namespace {
 
 using namespace lathe;
 
-/// The same value in both frameworks. Nodes of torch are used as given, so hooks on them mean the
-/// same.
+/// The same value in both frameworks. `theirs` is the tensor that torch's op returned, not a copy,
+/// so a hook on it gets the same gradient as a hook on `ours`.
 struct Pair {
   Variable ours;
   at::Tensor theirs;
@@ -402,7 +402,7 @@ TEST_CASE(
   run_graphs(400, at::kDouble);
 }
 
-TEST_CASE("random float32 graphs have torch's gradients, which kernels add to in place",
+TEST_CASE("random float32 graphs, whose kernels add to gradients in place, have torch's gradients",
           "[random_graphs]") {
   run_graphs(400, at::kFloat);
 }

@@ -358,7 +358,7 @@ TEST_CASE("groups have 1 block under `blocks` and ceil(sqrt(n)) blocks under `sq
   for (const auto& [n, group] :
        {std::pair<size_t, size_t>{0, 1}, {1, 1}, {4, 2}, {5, 3}, {16, 4}, {64, 8}, {65, 9}})
     CHECK(blocks_of_group(RecomputePolicy::sqrt, n) == group);
-  // Under `blocks`, a block runs once in forward and once again; under `sqrt`, most run once more.
+  // Each block runs once in forward, and in backward once under `blocks` and twice under `sqrt`.
   const Variable x = Variable::parameter(torch::ones({2}));
   for (const auto policy : {RecomputePolicy::blocks, RecomputePolicy::sqrt}) {
     std::vector<size_t> order;

@@ -22,7 +22,7 @@ using namespace lathe;
 using namespace lathe::test;
 using V = const std::vector<Variable>&;
 
-TEST_CASE("no op refuses a second derivative", "[second_derivatives]") {
+TEST_CASE("every row of the op table checks second derivatives", "[second_derivatives]") {
   for (const OpCase& row : op_table()) {
     INFO(row.op << " (" << row.label << ")");
     CHECK(row.second);
@@ -101,7 +101,7 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
     const auto ours = second_of(fused.f, low), wanted = second_of(fused.f, wide);
     for (size_t i = 0; i < ours.size(); ++i) {
       REQUIRE(ours[i].defined() == wanted[i].defined());
-      if (!ours[i].defined()) continue;  // first derivatives do not depend on a bias
+      if (!ours[i].defined()) continue;  // as for a bias on which no first derivative depends
       const double error = (ours[i].to(at::kDouble) - wanted[i]).abs().max().item<double>();
       CHECK(ours[i].scalar_type() == at::kFloat);
       CHECK(error <=
@@ -149,11 +149,11 @@ struct FusedAlone {
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * 2}; }
 };
 
-TEST_CASE("a custom fused op without a form for Variables is an error under create_graph",
+TEST_CASE("a custom fused op without a backward for Variables is an error under create_graph",
           "[second_derivatives]") {
   const Variable x = Variable::parameter(torch::ones({2}));
   CHECK_THAT(error_of([&] { grad(sum(apply(FusedAlone{}, x)), {x}, {}, true); }),
-             ContainsSubstring("wrong_fused: a fused op without second derivatives"));
+             ContainsSubstring("wrong_fused: this fused op has no second derivatives"));
 }
 
 TEST_CASE("vjp, jvp and hvp agree with central differences, with LibTorch and with each other",

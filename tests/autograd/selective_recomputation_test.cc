@@ -17,7 +17,7 @@ namespace {
 
 using namespace lathe;
 
-/// A matrix product that counts how often it is computed, with an intermediate or without.
+/// A matrix product that counts how often it is computed, and that may save an intermediate.
 template <bool has_inside>
 struct CountedProduct {
   static constexpr OpInfo info{.name = has_inside ? "wrong_product_inside" : "wrong_product"};
@@ -94,7 +94,7 @@ TEST_CASE("keeping a result that is held outside costs no memory", "[selective_r
   };
   CHECK(runs_of(BareProduct{}, true) == 1);
   CHECK(runs_of(BareProduct{}, false) == 2);
-  // An intermediate is not held outside.
+  // Nothing outside holds the intermediate of InsideProduct, so the product runs again.
   CHECK(runs_of(InsideProduct{}, true) == 2);
 }
 
@@ -115,7 +115,8 @@ TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the
     backward(sum(y));
     return InsideProduct::runs;
   };
-  // What the ops would keep, in elements: 64 x 8 twice and the tanh's, 64 x 64 twice.
+  // The ops would keep 64 x 8 elements twice for the first product (its result and intermediate),
+  // 64 x 64 elements twice for the second one, and the results of tanh.
   CHECK(runs_of({.share = 0}) == 4);
   CHECK(runs_of({.share = 0.15}) == 3);
   CHECK(runs_of({.share = 1}) == 2);

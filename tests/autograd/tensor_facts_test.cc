@@ -39,7 +39,7 @@ TEST_CASE("float formats have the numbers of their types", "[tensor_facts]") {
   check_format<c10::BFloat16>(of("bf16"));
   check_format<c10::Float8_e4m3fn>(of("e4m3"));
   check_format<c10::Float8_e5m2>(of("e5m2"));
-  // No type has TF32. It is float32 without the last 13 bits of the mantissa.
+  // No C++ type has the format TF32, which is float32 without the last 13 bits of the mantissa.
   const FloatFormat tf32 = of("tf32");
   CHECK(tf32.bits() == 32);
   CHECK(tf32.epsilon() == std::ldexp(std::numeric_limits<float>::epsilon(), 13));

@@ -20,7 +20,7 @@ using lathe::test::OpCase;
 using lathe::test::variables_of;
 using Variables = std::vector<Variable>;
 
-/// Restores the number of threads.
+/// Restores the number of threads when destroyed.
 class Threads {
  public:
   ~Threads() { at::set_num_threads(before_); }
@@ -86,7 +86,7 @@ Variables random(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType
 /// that its bits depend on that number (docs/internals/randomness.md).
 bool depends_on_thread_count(const std::string& op) { return op.starts_with("conv"); }
 
-TEST_CASE("every op has the same bits on any number of threads", "[threads]") {
+TEST_CASE("every op but convolutions has the same bits on any number of threads", "[threads]") {
   for (const OpCase& row : op_table()) {
     if (depends_on_thread_count(row.op)) continue;
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -143,7 +143,7 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
   }
 }
 
-TEST_CASE("ATen's own reductions show that the comparison notices threads", "[threads]") {
+TEST_CASE("the comparison notices that ATen's sum depends on the number of threads", "[threads]") {
   const Variables x = random({{300000}}, at::kFloat);
   const auto sum_by_aten = [](const Variables& v) { return Variable(v[0].data().sum()); };
   CHECK(!differing_thread_counts(sum_by_aten, x).empty());

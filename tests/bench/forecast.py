@@ -117,7 +117,7 @@ def main():
         worst_memory, worst_time = max(worst_memory, abs(memory)), max(worst_time, abs(time))
         table.append(f"| {name} | {plan['peak_rss_mb']:.0f} MiB | {run['peak_rss_mb']:.0f} | {memory:+.1%} "
                      f"| {plan['ms_per_step']:.1f} ms | {run['ms_median']:.1f} | {time:+.1%} |")
-        print(table[-1], "" if plan["measured"] else "(a smaller version)", flush=True)
+        print(table[-1], "" if plan["measured"] else "(forecast from a smaller version)", flush=True)
     print(f"memory within {worst_memory:.1%}, time within {worst_time:.1%}")
     if args.write:
         write_table(PAGE, "forecast", table)

@@ -63,7 +63,7 @@ def gpt2(model, w):
                                 (".mlp.down.", ".mlp.c_proj."), ("transformer.norm.", "transformer.ln_f.")):
                 name = name.replace(ours, other)
             if t.dim() == 2:
-                t = t.t().contiguous()  # their Conv1D
+                t = t.t().contiguous()  # GPT-2's Conv1D in transformers stores weights transposed
         theirs[name] = t
     return transformers.GPT2LMHeadModel(config), theirs
 

@@ -3,10 +3,16 @@
 
   tests/bench/gpt2.py LATHE DATA [--peer PYTHON] [--folder DIR] [--steps 10] [memory|speed|sizes|walk ...]
 
-DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. memory: GPT-2 124M with one memory technique a row.
-speed: the same with one speed technique a row. sizes: what each model needs by `lathe plan`, and the largest that fits a
-limit. walk: 355 million and 1.5 billion parameters in memory, and killed and resumed in a control group of 3 and of 8 GB
-with the same bits (needs root, 20 GB of free memory and 50 GB of disk). --peer: a Python with PyTorch, for its rows.
+DATA is a folder that `lathe prepare TEXT --tokenizer GPT2` wrote. The tables are:
+
+  memory  GPT-2 124M, each row with another memory technique
+  speed   the same, each row with another speed technique
+  sizes   the memory that each model needs by `lathe plan`, and the largest model that fits each limit
+  walk    355 million and 1.5 billion parameters, each trained in memory, and again with state on the disk in a control
+          group of 3 or 8 GB, where the run is killed and resumed. Equal SHA-256 sums of the last weights show that both
+          runs have the same bits. Needs root, 20 GB of free memory and 50 GB of disk.
+
+--peer: a Python with PyTorch, for PyTorch's columns.
 """
 import argparse
 import hashlib
@@ -36,7 +42,7 @@ LIMITS = (4, 8, 12, 16, 20)
 BF16 = {"amp.dtype": "bf16"}
 CASTS = {**BF16, "amp.working_copies": "false", "amp.cache": "false"}
 IN_BACKWARD = {"memory.update_in_backward": "true", "optim.grad_clip": 0}
-# Name, keys of Lathe, and the words of torch_gpt.py where PyTorch has the technique.
+# Name, keys of Lathe, and the arguments of torch_gpt.py, or None if PyTorch lacks the technique.
 MEMORY = [
     ("fp32", {"amp.dtype": "fp32"}, "--dtype fp32"),
     ("bf16, fp32 master weights", BF16, "--dtype bf16"),
@@ -211,7 +217,7 @@ def main():
     p.add_argument("data", type=Path)
     p.add_argument("tables", nargs="*", default=["memory", "speed", "sizes", "walk"])
     p.add_argument("--peer")
-    p.add_argument("--folder", help="on the disk that runs are written to")
+    p.add_argument("--folder", help="the folder for runs, on the disk to be measured (default: the folder for temporary files)")
     p.add_argument("--steps", type=int, default=10)
     a = p.parse_args()
     with tempfile.TemporaryDirectory(dir=a.folder) as name:

@@ -81,7 +81,7 @@ def train(lathe, folder, words, limit):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("lathe")
-    p.add_argument("--folder", help="on the disk to be measured")
+    p.add_argument("--folder", help="a folder on the disk to be measured (default: the folder for temporary files)")
     p.add_argument("--steps", type=int, default=5)
     p.add_argument("--tokens", type=int, default=1024)
     p.add_argument("--limit", type=int, nargs="*", default=[])
@@ -96,7 +96,7 @@ def main():
         (folder / "offload.toml").write_text(CONFIG.format(tokens=a.tokens, steps=a.steps))
         print("disk: %.0f MB/s written, %.0f MB/s read" % tuple(disk_rate(folder)))
         during, disk = "--memory.update_in_backward=true", "--memory.offload=optimizer"
-        print("| state | updates | limit, MB | ms a step | tokens/s | peak MB | transfer |\n|---|---|---|---|---|---|---|")
+        print("| state | updates | limit, MiB | ms a step | tokens/s | peak MiB | transfer |\n|---|---|---|---|---|---|---|")
         for limit in [0, *a.limit]:
             for words in ([], [during], [disk], [disk, during]):
                 if limit and disk not in words:

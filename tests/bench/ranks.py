@@ -3,9 +3,9 @@
 
 usage: ranks.py LATHE [--peer PYTHON] [--rounds N]
 
-Runs one process with two threads, then two processes with one thread each and each dist.shard, and
-the same with PyTorch. Prints the medians of the rounds: ms of a step, and the peak resident memory
-of a process.
+Runs one process with two threads, then two processes with one thread each for every dist.shard
+("parameters" with memory.recompute = "blocks"), and with --peer PyTorch in one process, with DDP and
+with FSDP. Prints the medians of the rounds: ms of a step, and the peak resident memory of a process.
 """
 import argparse
 import json

@@ -4,9 +4,9 @@
   tests/bench/recipes.py LATHE DATA [--only NAME ...] [--seeds 3] [--folds 5]
   tests/bench/recipes.py LATHE DATA --quick
 
-DATA holds digits.csv (64 pixels and the label a line), diabetes.csv (10 features and the target) and names.txt (a name a
-line). --quick trains each recipe once, for a short time, and checks that it learns. Exits with 77
-if DATA is incomplete.
+DATA holds digits.csv (64 pixels and the label per line), diabetes.csv (10 features and the target per line) and names.txt
+(one name per line). --quick trains each recipe once, for a short time, and checks that it learns. Exits with 77 if DATA is
+incomplete.
 """
 import argparse
 import json

@@ -24,7 +24,7 @@ from pathlib import Path
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BASE, RECIPE = "shakespeare_char_cpu", "shakespeare_char_muon"
 
-# Steps from one config to the other, and changes that did not help: name, config, keys.
+# Configs on the way from BASE to RECIPE, and changes that did not help: name, config, keys.
 ROWS = [
     ("adamw, lr 1e-3, cosine, 2000 steps: shakespeare_char_cpu.toml", BASE, {}),
     ("500 steps of it", BASE, {"train.steps": 500}),
@@ -44,7 +44,7 @@ def main():
     parser.add_argument("data", type=Path)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--ends-only", action="store_true")
-    parser.add_argument("--keep", type=Path, help="where runs go and stay (a temporary folder)")
+    parser.add_argument("--keep", type=Path, help="the folder for runs, which is kept (default: a temporary folder)")
     a = parser.parse_args()
     text = (a.data / "tinyshakespeare.txt").resolve()
     if not text.exists():

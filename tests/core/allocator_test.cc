@@ -44,7 +44,7 @@ TEST_CASE("shapes that change from step to step reserve less than 1.3 times the 
           "[allocator]") {
   reset_memory_peaks();
   uint64_t n = 0;
-  std::vector<at::Tensor> kept;  // weights, and what lies between activations
+  std::vector<at::Tensor> kept;  // weights, which stay alive
   for (int i = 0; i < 20; ++i) kept.push_back(bytes(megabyte + draw(n++, megabyte)));
   for (int step = 0; step < 60; ++step) {
     const int64_t rows = 200 + draw(n++, 800);  // the length of this step's batch
@@ -94,7 +94,7 @@ TEST_CASE("a repeated step takes no further memory from the system", "[allocator
   CHECK(memory_stats().blocks == before.blocks);
 }
 
-TEST_CASE("blocks are aligned, do not overlap, and are counted to their category, from any thread",
+TEST_CASE("blocks are aligned, do not overlap, and count in their category, from any thread",
           "[allocator]") {
   const MemoryStats before = memory_stats();
   const auto work = [](uint64_t thread) {
@@ -129,7 +129,7 @@ TEST_CASE("blocks are aligned, do not overlap, and are counted to their category
         before.used[static_cast<size_t>(Memory::gradients)] + 5 * megabyte);
 }
 
-TEST_CASE("memory behind a tensor and of freed tensors is poisoned for the address sanitizer",
+TEST_CASE("memory behind a tensor and that of freed tensors is poisoned for the address sanitizer",
           "[allocator]") {
   if (__asan_address_is_poisoned == nullptr) {
     SUCCEED("built without the address sanitizer");
@@ -152,7 +152,8 @@ TEST_CASE("memory behind a tensor and of freed tensors is poisoned for the addre
 
 TEST_CASE("a tensor that fills its segment exactly is found in it", "[allocator]") {
   // Segments are multiples of huge pages of 2 MiB, and a block has some bytes in front of its data.
-  // Each of these tensors is larger than all free memory, so it gets a segment of its own.
+  // Each of these tensors is larger than all memory that the allocator has free, so it gets a
+  // segment of its own.
   std::vector<at::Tensor> kept;
   for (int64_t overhead = 0; overhead <= 512; overhead += 64) {
     const int64_t size = (100 + 2 * std::ssize(kept)) * megabyte - overhead;

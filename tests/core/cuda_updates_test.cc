@@ -16,7 +16,7 @@ namespace {
 using namespace lathe;
 using namespace lathe::test;
 
-TEST_CASE("sums of squares of many gradients on a GPU have the bits of the CPU", "[cuda_updates]") {
+TEST_CASE("sums of squares of many gradients have equal bits on GPU and CPU", "[cuda_updates]") {
   torch::manual_seed(2);
   const int64_t sizes[] = {1, 0, 255, 256, 300, 7}, long_sizes[] = {32768, 32769, 100000, 0};
   std::vector<at::Tensor> grads;
@@ -65,7 +65,7 @@ bool same(const StepControl& a, const StepControl& b) {
          a.lost == b.lost;
 }
 
-TEST_CASE("the decision of a step on a GPU has the bits of the CPU", "[cuda_updates]") {
+TEST_CASE("the decision of a step has equal bits on GPU and CPU", "[cuda_updates]") {
   std::mt19937 random(3);
   StepRequest request{.rule = {.kind = rule_kind<NAdam>,
                                .lr = 0.1,
@@ -109,7 +109,7 @@ TEST_CASE("the decision of a step on a GPU has the bits of the CPU", "[cuda_upda
     CHECK(count > 3);  // each case occurred
 }
 
-TEST_CASE("the decisions of a step in stages on a GPU have the bits of the CPU", "[cuda_updates]") {
+TEST_CASE("the decisions of a step in stages have equal bits on GPU and CPU", "[cuda_updates]") {
   std::mt19937 random(4);
   int64_t skips = 0, failures = 0;
   for (const Order order : orders) {
@@ -204,7 +204,7 @@ struct Parameters {
   }
 };
 
-TEST_CASE("updates on a GPU have the bits of the CPU", "[cuda_updates]") {
+TEST_CASE("updates have equal bits on GPU and CPU", "[cuda_updates]") {
   const std::vector<UpdateRule> rules{
       {.kind = rule_kind<Sgd>, .lr = 1e-3},
       {.kind = rule_kind<Momentum>, .lr = 1e-3, .momentum = 0.9, .dampening = 0.2},

@@ -47,7 +47,7 @@ TEST_CASE("the lowest limit of a group and its ancestors applies, and cached fil
   write_in(groups / "job/memory.current", "300000\n");
   CHECK(free_memory(root) == 400000);
 
-  // As a container sees its own group.
+  // A container sees its own group as the root.
   write_in(groups / "memory.max", "350000\n");
   write_in(groups / "memory.current", "360000\n");
   CHECK(free_memory(root) == 0);

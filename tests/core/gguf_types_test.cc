@@ -148,7 +148,7 @@ TEST_CASE("quantized blocks agree with LibTorch's arithmetic, and quantize to th
     REQUIRE(written(q4, read_all(q4, four)) == four);
   }
 
-  // A scale beyond float16's range is refused; control: the largest that is not.
+  // A scale beyond float16's range is refused. The control is the largest scale within it.
   for (const auto& [type, steps] : {std::pair(&q8, 127.0F), {&q4, 8.0F}}) {
     std::string block(type->bytes, '\0');
     for (const float scale : {65504.0F, 65519.0F, 65520.0F, 1e9F}) {

@@ -64,7 +64,7 @@ TEST_CASE("matrix products of any shape, with each part of the epilogue, agree w
       const OnPath path(isa);
       INFO(isa_name(isa));
       if (skip_without(dtype)) continue;
-      // Sums in float32 of up to 2100 terms, each below its largest; then one rounding.
+      // Float32 sums of up to 2100 terms, then one rounding, relative to the largest result.
       const double allowed = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
       for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
                                                                        {1, 70, 3},
@@ -95,8 +95,8 @@ TEST_CASE("matrix products of any shape, with each part of the epilogue, agree w
                 sums.mutable_data_ptr<float>());
         CHECK(error(z, wanted + residual) < 1e-5);
         CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
-        // Split the inner size: a sum of two products. Split the rows: two products with one right
-        // factor.
+        // Split the inner size into a sum of two matmuls, and the rows into two matmuls with one
+        // right factor.
         const int64_t deep = k / 3, high = m / 3;
         if (deep == 0 || high == 0) continue;
         const at::Tensor lower = torch::empty({m - high, n}), tail = torch::empty({m - high});
@@ -197,8 +197,8 @@ TEST_CASE("gradients have the same bits on any number of threads", "[kernels]") 
 }
 
 TEST_CASE(
-    "kernels and ATen agree on models, accumulated, tied or not, with hooks that see each pass's "
-    "own gradient",
+    "kernels and ATen agree on the accumulated gradients of models, with and without tied weights "
+    "and hooks",
     "[kernels]") {
   const std::vector<std::pair<std::string, std::function<Outcome(at::ScalarType, bool)>>> models{
       {"gpt, tied", [](at::ScalarType dtype, bool hook) { return outcome(dtype, true, hook); }},
@@ -281,7 +281,7 @@ TEST_CASE("attention of few heads has the same bits when threads share a head", 
       backward(y, dy);
       return std::pair(y.data(), qkv.grad());
     };
-    const auto [y, dqkv] = pass(1);  // two heads for one thread: whole
+    const auto [y, dqkv] = pass(1);  // one thread computes both heads
     for (const int n : {2, 3, 5}) {
       const auto [y_parts, dqkv_parts] = pass(n);
       CHECK(y_parts.equal(y));
@@ -313,7 +313,7 @@ TEST_CASE("matrix products of few rows have the bits of the same rows among many
           Epilogue e{.out = matrix(y),
                      .bias = bias.const_data_ptr<float>(),
                      .activation = Activation::gelu};
-          e.residual = e.out;  // adds to it
+          e.residual = e.out;  // adds to y
           gemm_nt(matrix(a), matrix(b), rows, n, k, e);
           return y;
         };
@@ -425,7 +425,7 @@ TEST_CASE("inputs that a kernel can't take are errors", "[kernels]") {
 
 TEST_CASE("the head's loss in several pieces of rows is the sum of its pieces", "[kernels]") {
   constexpr int64_t v = int64_t{1} << 18,
-                    c = 4;  // 128 MiB of logits, a piece at most, are 128 rows of float32
+                    c = 4;  // a piece has at most 128 MiB of logits: 128 rows in float32
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     if (skip_without(dtype)) continue;
     const int64_t piece = dtype == at::kFloat ? 128 : 256, n = piece + 12;
@@ -483,6 +483,8 @@ TEST_CASE("a run uses ATen's kernels if instructions are missing or train.kernel
   trained("own", {}, {});
   trained("asked", {"--train.kernels=aten"}, {});
   trained("lacking", {"--amp.dtype=bf16"}, {{"LATHE_ISA", "baseline"}});
+  trained("bf16", {"--amp.dtype=bf16", "--train.kernels=aten"}, {{"LATHE_ISA", "baseline"}});
+  CHECK(difference(f / "lacking", f / "bf16").empty());
   CHECK_FALSE(difference(f / "own", f / "asked").empty());
   const auto last_loss = [&](const std::string& name) {
     const std::string text = slurp(f / name / "metrics.jsonl");

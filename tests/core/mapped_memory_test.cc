@@ -27,7 +27,7 @@ int64_t resident_now() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-/// Returns the descriptors of this process of unnamed files in a folder.
+/// Returns this process's descriptors of unnamed files in a folder.
 std::vector<int> unnamed_files_in(const fs::path& folder) {
   std::vector<int> found;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {

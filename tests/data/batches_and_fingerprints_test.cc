@@ -86,7 +86,8 @@ TEST_CASE("an evaluation's limit counts batches, not rows", "[batches_and_finger
 }
 
 TEST_CASE(
-    "shards of equal length and other contents are distinguished; ids must be below the vocabulary",
+    "shards of equal length and different contents are distinguished, and ids above the vocabulary "
+    "refused",
     "[batches_and_fingerprints]") {
   const TempFolder f;
   const auto print = [&](const std::string& bytes) {
@@ -183,10 +184,10 @@ TEST_CASE("fingerprints depend on contents also with a manifest, and those of ea
              ContainsSubstring("stopped while"));
 }
 
-TEST_CASE("the fingerprint of a large shard notices most changes, and verify() notices them all",
+TEST_CASE("the fingerprint of a large shard notices most changes, and verify() one in the middle",
           "[batches_and_fingerprints]") {
   const TempFolder f;
-  constexpr int64_t size = 160 << 20;  // a hole in the file system
+  constexpr int64_t size = 160 << 20;  // a sparse file
   DataManifest m = with_manifest(f.path(), "");
   fs::resize_file(f / "train.bin", size);
   m.train[0] = {"train.bin", size / 2, file_checksum(f / "train.bin")};

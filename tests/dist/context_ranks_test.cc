@@ -230,7 +230,7 @@ TEST_CASE("dist.context is refused if positions can't be divided", "[context_ran
            {context_gpt,
             {"--memory.update_in_backward=true", "--optim.grad_clip=0", "--train.grad_accum=1"},
             "does not support updates in the backward pass"},
-           {context_gpt, {"--data.window=14"}, "their 14 positions do not divide"},
+           {context_gpt, {"--data.window=14"}, "not possible for 14 positions"},
            {{"rnn", "text", "block_size = 16\n"}, {}, "such as gpt or llama, not \"rnn\""},
            {{"mlp", "images", ""}, {}, "is not for the task classification"},
            {context_gpt,

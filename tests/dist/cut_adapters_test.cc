@@ -1,4 +1,5 @@
-// Compares adapters on layers that several processes compute together with those of one process.
+// Compares adapters on cut layers, which several processes compute together, with those of one
+// process.
 #include <string>
 #include <vector>
 

@@ -28,8 +28,8 @@ struct Exchanged {
         layout(parameters, std::vector<bool>(parameters.size(), true),
                {.bucket_bytes = 1, .ranks = world().data().size}) {}
 
-  /// Runs a backward pass through the product of these parameters and `factor`. Returns the bytes
-  /// that this rank sent.
+  /// Runs a backward pass in which parameter 0 and the parameters `used` have the gradient `factor`
+  /// on this rank. Returns the bytes that this rank sent.
   int64_t step(const std::vector<size_t>& used, double factor) {
     for (const NamedParameter& p : parameters) p.parameter.leaf().grad.reset();
     GradientExchange exchange(world(), parameters, layout, GradientExchange::Result::all, history,
@@ -42,7 +42,7 @@ struct Exchanged {
     exchange.finish();
     return world().gradients().bytes_sent() - before;
   }
-  /// Returns the gradient of each element of a parameter, or NaN if it has none.
+  /// Returns a parameter's gradient, whose elements are all equal, or NaN if it has none.
   double gradient(size_t i) const {
     const at::Tensor& grad = parameters[i].parameter.grad();
     return grad.defined() ? grad[0].item<double>() : std::nan("");

@@ -41,7 +41,7 @@ TEST_CASE("each process of a machine chooses one of the visible GPUs", "[gpu_ran
     unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
-TEST_CASE("dist.backend = nccl needs GPUs", "[gpu_ranks]") {
+TEST_CASE("dist.backend = nccl needs a GPU for each rank", "[gpu_ranks]") {
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(f, lathe::test::kinds[1]);

@@ -11,7 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/device.h"
+#include "core/io/text.h"
 #include "core/timing.h"
+#include "dist/world.h"
 #include "tests/dist/ranks.h"
 #include "tests/support/catch.h"
 
@@ -101,6 +104,8 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
     CHECK_THAT(done.err, ContainsSubstring("rank " + std::to_string(rank)));
     CHECK_THAT(done.err, ContainsSubstring("no longer answers") ||
                              ContainsSubstring("has ended or can't be reached"));
+    CHECK_THAT(done.err, ContainsSubstring(" on " + host_name() + " ") &&
+                             ContainsSubstring(", last seen "));
     CHECK(done.err.find("frame #") == std::string::npos);
     CHECK(seconds_since(begin) < 60);
     CHECK(process_of(0, f.path()) == 0);
@@ -112,12 +117,13 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
 TEST_CASE("of four ranks, all name the one that hangs", "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
-  const Attack attack(2, SIGSTOP, f, "hung", 12);
+  const Attack attack(2, SIGSTOP, f, "hung", 150);  // ranks report every half second
   const Finished done = train_on(f, 4, "tiny.toml", "hung", long_run({"--train.grad_accum=4"}));
   INFO(done.out << done.err);
   CHECK(attack.struck());
   CHECK(done.code == 7);
-  CHECK_THAT(done.err, ContainsSubstring("error: rank 2 of 4"));
+  CHECK_THAT(done.err, ContainsSubstring("error: rank 2 of 4") &&
+                           ContainsSubstring("last seen in step 1"));
   for (const char* other : {"error: rank 1: rank 2 of 4", "error: rank 3: rank 2 of 4"})
     CHECK_THAT(done.err, ContainsSubstring(other));
 }
@@ -197,7 +203,7 @@ std::map<std::string, std::string> rank_of_2(int rank, int port) {
           {"MASTER_PORT", std::to_string(port)}};
 }
 
-TEST_CASE("the others print why rank 0 ended, though the store ended with it", "[lost_ranks]") {
+TEST_CASE("other ranks print why rank 0 ended, though the store ended with it", "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
   const int port = lathe::test::free_port();
@@ -225,6 +231,19 @@ TEST_CASE("the others print why rank 0 ended, though the store ended with it", "
   CHECK(done[1].code == 7);
   CHECK_THAT(done[1].err, ContainsSubstring("rank 0 of 2 ended with an error (cannot write "));
   CHECK(done[1].seconds < 20);
+}
+
+TEST_CASE("processes that may use the same cores divide them among their threads",
+          "[lost_ranks]") {
+  const TempFolder f;
+  lathe::test::make_tiny_run(f.path());
+  const int port = lathe::test::free_port();
+  Words train{"train", "tiny.toml", "--train.steps=2", "--train.threads=0"};
+  const auto done = start(f, {train, train}, {rank_of_2(0, port), rank_of_2(1, port)});
+  INFO(done[0].err << done[1].err);
+  REQUIRE(done[0].code == 0);
+  const int threads = std::max(1, usable_cores() / 2);
+  CHECK_THAT(done[0].out, ContainsSubstring(", " + quantity(threads, "thread") + ","));
 }
 
 TEST_CASE("ranks that disagree, are duplicated or missing are errors before a run folder is made",

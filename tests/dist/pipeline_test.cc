@@ -52,10 +52,10 @@ TEST_CASE("a stage runs each micro-batch forward and then backward, with few in 
 }
 
 /// Simulates the schedules of all stages, with one unit of time per pass. A pass waits for its
-/// input. A pass that sends a gradient also waits until at most one older gradient has not been
-/// received. Returns the time at which the last pass ends, or -1 for a deadlock.
+/// input. A pass that sends a gradient also waits until all older gradients of its stage but one
+/// have been received. Returns the time at which the last pass ends, or -1 for a deadlock.
 int64_t time_of_schedules(int stages, int parts, int64_t micro_batches) {
-  using Message = std::pair<int64_t, int>;  // micro-batch and the part, of all, that has sent it
+  using Message = std::pair<int64_t, int>;  // micro-batch, sending part (counted over all stages)
   const int last = stages * parts - 1;
   std::vector<std::vector<StagePass>> left;
   for (int s = 0; s < stages; ++s) {
@@ -107,14 +107,15 @@ TEST_CASE("virtual stages are interleaved, and shorten the pipeline bubble", "[p
       for (const int64_t micro_batches : {stages, 2 * stages, 5 * stages}) {
         INFO(stages << " stages of " << parts << " parts, " << micro_batches << " micro-batches");
         for (int stage = 0; stage < stages; ++stage) {
-          // Each part has the order of micro-batches, in both directions.
+          // Each part runs the micro-batches in order, forward and backward.
           std::map<std::pair<int, bool>, int64_t> next;
           for (const StagePass& p : stage_schedule(stage, stages, parts, micro_batches))
             CHECK(p.micro_batch == next[{p.part, p.is_backward}]++);
           CHECK(std::ssize(next) == 2 * parts);
           for (const auto& [of, count] : next) CHECK(count == micro_batches);
         }
-        // Each pass of a part takes 1, so a stage waits 2 (stages - 1) for any number of parts.
+        // Each pass of a part takes one unit of time, so a stage waits 2 (stages - 1) units for any
+        // number of parts.
         CHECK(time_of_schedules(stages, parts, micro_batches) ==
               2 * micro_batches * parts + 2 * (stages - 1));
       }
@@ -126,7 +127,7 @@ TEST_CASE("virtual stages are interleaved, and shorten the pipeline bubble", "[p
 /// whether it is a gradient.
 using Sent = std::tuple<int64_t, int, bool>;
 
-TEST_CASE("two stages receive in the order in which the other one sends", "[pipeline]") {
+TEST_CASE("each of two stages receives in the order in which the other sends", "[pipeline]") {
   for (const int parts : {1, 2, 3, 8}) {
     for (const int64_t micro_batches : {2, 4, 10}) {
       INFO(parts << " parts, " << micro_batches << " micro-batches");
@@ -277,7 +278,7 @@ TEST_CASE("with a tied embedding, stages agree with one process up to rounding",
     return results_of(f / ("runs/" + name), "step-00000050");
   };
   const std::string alone = train("1", 1, 1), two = train("2", 2, 2);
-  CHECK((two != alone));  // the gradients of the embedding and of the head are added apart
+  CHECK((two != alone));  // gradients of the embedding and of the head are summed separately
   CHECK((train("3", 3, 3) == two));
   CHECK((train("4", 4, 2) == two));
 
@@ -299,7 +300,7 @@ TEST_CASE("stages with tensor parallelism have the bits of tensor parallelism al
   CHECK((results(f, "2", 4, 2, cut) == one));
   CHECK((results(f, "3", 8, 2, cut) == one));
 
-  // A vocabulary that the tensor ranks do not divide: all of them cut the stages alike.
+  // If the tensor ranks do not divide the vocabulary, all of them still cut the same stages.
   lathe::test::write_config(f, {"gpt", "text",
                                 "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\n"
                                 "vocab_size = 403\ntie_weights = false\n"});
@@ -362,7 +363,8 @@ TEST_CASE("stages use the memory and send the bytes that plan forecasts", "[pipe
   // Half of the 16 bytes that each of 4 x 12 x 128^2 elements has.
   CHECK(memory[0] - memory[1] > 0.9 * 8 * 4 * 12 * 128 * 128);
 
-  // The first stage also receives the last one's gradient of a tied embedding, which is most here.
+  // The first stage also receives the last stage's gradient of a tied embedding, which is the
+  // largest tensor here.
   const Words tied = with_keys(all, {"--dist.pipeline=2", "--model.tie_weights=true",
                                      "--model.vocab_size=5000", "--train.grad_accum=2"});
   REQUIRE(train_on(f, 2, "kind.toml", "tied", tied).code == 0);

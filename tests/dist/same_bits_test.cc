@@ -127,7 +127,7 @@ TEST_CASE("bits are the same on 8 processes and for any bucket size", "[same_bit
   const std::string alone = runs.results(1, cell.kind, cell.keys);
   CHECK((runs.results(8, cell.kind, cell.keys) == alone));
   CHECK((runs.results(2, cell.kind, with_keys(cell.keys, {"--dist.bucket_mb=0.001"})) == alone));
-  // The control: another order of the data has other bits.
+  // The control: another seed has other bits.
   CHECK((runs.results(1, cell.kind, with_keys(cell.keys, {"--train.seed=7"})) != alone));
 }
 

@@ -25,8 +25,6 @@ using namespace lathe;
 using namespace lathe::test;
 using Words = std::vector<std::string>;
 
-constexpr int sequence_parts = 2;
-
 at::Tensor random_values(uint64_t seed, at::IntArrayRef sizes) {
   torch::manual_seed(seed);
   return torch::randn(sizes, at::kDouble);
@@ -39,7 +37,7 @@ bool equals_whole_rows(const at::Tensor& a, const at::Tensor& b) {
 
 /// A block x + down(up(x * scale)^2), where `up` and `down` are tensor-parallel and `scale` is not.
 struct CutBlock {
-  at::Tensor up = random_values(1, {6, 4}), down = random_values(2, {4, 6}),
+  at::Tensor up = random_values(1, {12, 4}), down = random_values(2, {4, 12}),
              scale = random_values(3, {4});
 
   at::Tensor of_whole_rows(const at::Tensor& x, const at::Tensor& scale_) const {
@@ -47,8 +45,9 @@ struct CutBlock {
     return x + torch::linear(h * h, down);
   }
   Variable of_cut_layers(const Variable& x, const Variable& scale_) const {
-    const int64_t begin = 3 * world().tensor().rank;
-    const Variable own_up(up.narrow(0, begin, 3)), own_down(down.narrow(1, begin, 3).contiguous());
+    const int64_t own = 12 / world().tensor().size, begin = own * world().tensor().rank;
+    const Variable own_up(up.narrow(0, begin, own)),
+        own_down(down.narrow(1, begin, own).contiguous());
     const Variable h = with_input_of_cut_outputs(
         x * scale_, [own_up](const Variable& in) { return linear(in, own_up); });
     return x + output_of_cut_inputs(linear(h * h, own_down));
@@ -58,7 +57,7 @@ struct CutBlock {
 /// Checks the loss of two blocks, its gradients, and a second derivative.
 void check_blocks(RecomputePolicy policy) {
   const CutBlock block;
-  const at::Tensor x = random_values(4, {2, 6, 4}), weights = random_values(5, {2, 6, 4});
+  const at::Tensor x = random_values(4, {2, 8, 4}), weights = random_values(5, {2, 8, 4});
   const at::Tensor theirs = x.clone().requires_grad_(),
                    scale = block.scale.clone().requires_grad_();
   const at::Tensor y = block.of_whole_rows(block.of_whole_rows(theirs, scale), scale);
@@ -76,7 +75,7 @@ void check_blocks(RecomputePolicy policy) {
   const Variable own_scale = of_block.parameter;
   const Variable result = sum(run_blocks(2, mine,
                                          [&block, own_scale](size_t, const Variable& in) {
-                                           CHECK(in.size(1) == 3);
+                                           CHECK(in.size(1) == 8 / world().tensor().size);
                                            return block.of_cut_layers(in, own_scale);
                                          }) *
                               Variable(weights));
@@ -96,7 +95,7 @@ TEST_CASE("a rank checks the ops of sequence parallelism", "[.rank_of_sequence_r
   const auto placement = placement_from_environment();
   REQUIRE(placement);
   DistConfig config;
-  config.tensor = sequence_parts;
+  config.tensor = placement->size;
   join_world(*placement, config);
   for (const auto policy :
        {RecomputePolicy::none, RecomputePolicy::blocks, RecomputePolicy::selective})

@@ -44,7 +44,7 @@ TEST_CASE("sharding the updates of a stage among its data ranks changes no bits"
       {tied_gpt, 4, {"--dist.pipeline=2", "--optim.grad_clip=0.1", "--optim.ema_decay=0.9"}},
       // Muon needs complete matrices. Working copies and gradients are in bf16.
       {tied_gpt, 4, {"--dist.pipeline=2", "--optim.kind=muon", "--amp.dtype=bf16"}},
-      // The gradients of every third process are added in an order of their own.
+      // The number of data ranks, three, is not a power of two.
       {untied_gpt, 6, {"--dist.pipeline=2", "--train.grad_accum=3", "--optim.kind=adamw8bit"}},
       {untied_gpt, 8, {"--dist.pipeline=2", "--dist.tensor=2", "--optim.grad_clip=0.1"}},
       {untied_gpt, 8, {"--dist.pipeline=4", "--amp.dtype=fp16", "--amp.loss_scale=16777216"}},

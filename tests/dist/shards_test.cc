@@ -253,7 +253,7 @@ TEST_CASE("weights whose casts are shared by several uses have the same bits wit
   CHECK((runs.results(2, lstm,
                       with_keys(keys, {"--dist.shard=parameters", "--memory.recompute=blocks"})) ==
          alone));
-  // The control: without the cache, sums have another precision.
+  // The control: without the cache of casts, sums have another precision.
   CHECK((runs.results(1, lstm, with_keys(keys, {"--amp.cache=false"})) != alone));
 }
 
@@ -326,7 +326,7 @@ TEST_CASE("a run resumes with other ranks and another dist.shard, with the same 
   go(2, "optimizer", "5");
   go(2, "parameters", "6");
   go(4, "none", "");
-  // metrics.jsonl also records that the key changed.
+  // Only tensors are compared: metrics.jsonl also records that the key changed.
   check_same_tensors(f / "runs/whole", f / "runs/moved", "step-00000008");
 }
 

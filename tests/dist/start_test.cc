@@ -94,12 +94,14 @@ void check_start(const Words& keys) {
   world().wait_for_all();
 }
 
-TEST_CASE("a stage", "[.start_of_stage]") { check_start({"--dist.pipeline=2"}); }
-TEST_CASE("a tensor rank", "[.start_of_part]") { check_start({"--dist.tensor=2"}); }
-TEST_CASE("a data rank", "[.start_of_shard]") {
+TEST_CASE("a stage checks its start", "[.start_of_stage]") { check_start({"--dist.pipeline=2"}); }
+TEST_CASE("a tensor rank checks its start", "[.start_of_part]") {
+  check_start({"--dist.tensor=2"});
+}
+TEST_CASE("a data rank checks its start", "[.start_of_shard]") {
   check_start({"--dist.shard=parameters", "--memory.recompute=blocks"});
 }
-TEST_CASE("a data rank of a stage whose layers are cut", "[.start_of_all]") {
+TEST_CASE("a data rank of a stage whose layers are cut checks its start", "[.start_of_all]") {
   check_start({"--dist.pipeline=2", "--dist.tensor=2", "--dist.shard=parameters",
                "--memory.recompute=blocks"});
 }

@@ -136,7 +136,7 @@ std::string option_of(std::string word) {
   return word.substr(2, word.find_first_of("=]", 2) - 2);
 }
 
-/// Collects names on pages that do not exist.
+/// Collects the names that pages use and that do not exist.
 class Checker {
  public:
   Strings problems;
@@ -295,8 +295,8 @@ class Checker {
       check_file((*i)[1]);
   }
 
-  /// Checks that a file of this repository exists. Folders such as data/ also hold files of a
-  /// user's own, so only endings that Lathe's own files have count.
+  /// Checks that a file of this repository exists. Folders such as data/ also hold files of the
+  /// user, so only names with the extensions of Lathe's own files are checked.
   void check_file(const std::string& word) {
     static const std::regex own(
         R"((\.ci|amp|autograd|configs|core|data|docs|examples|nn|optim|tests|tools|train)/[A-Za-z0-9_/.-]+\.(toml|md|py|cc|cu|h|sbatch|svg))");

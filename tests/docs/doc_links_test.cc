@@ -33,8 +33,8 @@ Strings text_lines(const std::string& page) {
       continue;
     }
 
-    // Only a blank line begins an indented block; an indented line of a paragraph or a list
-    // continues it.
+    // An indented block begins only after a blank line. Without one, an indented line continues the
+    // paragraph or list above.
     indented = line.starts_with("    ") && (after_blank || indented);
     after_blank = line.find_first_not_of(" \t") == std::string::npos;
     if (!indented) lines.push_back(line);
@@ -91,7 +91,7 @@ std::set<std::string> anchors_in(const std::string& page) {
 /// Returns the targets of a page's links and images: [text](target), ![text](target),
 /// [label]: target, and the href and src of HTML tags.
 Strings links_in(const std::string& page) {
-  // A link's text may go over the end of a line, so that paragraphs are read as one line.
+  // A link's text may continue on the next line, so all lines are joined.
   std::string text;
   Strings targets;
   for (const std::string& line : text_lines(page)) {

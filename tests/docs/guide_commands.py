@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Runs the commands of two pages of the guide in order, in a temporary folder and with fewer training steps, and
-checks the results: the run, its export imported again, and transformers must generate the same text. transformers is
+checks the results: the run, its re-imported export and transformers must generate the same text. transformers is
 optional; LATHE_HF_PYTHON names a Python that has it.
 
   tests/docs/guide_commands.py LATHE LIBTORCH [STEPS]

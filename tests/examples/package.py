@@ -51,7 +51,7 @@ def try_own_model(binary, folder):
     assert (folder / "whole" / model).read_bytes() == (folder / "parts" / model).read_bytes()
     run(*train, "--train.out_dir=other", "--train.steps=200", "--train.seed=2", cwd=folder)
     assert (folder / "whole" / model).read_bytes() != (folder / "other" / model).read_bytes()  # the control
-    # On 4 processes with shared parameters, then on 1: the same bits as on 1 alone.
+    # On 4 processes with sharded parameters, then on 1: the same bits as on 1 alone.
     four = ["--train.grad_accum=4", "--train.batch_size=16", "--memory.recompute=blocks"]
     run(*train, *four, "--train.out_dir=alone", "--train.steps=60", cwd=folder)
     shared = [*train, *four, "--train.out_dir=shared", "--dist.timeout=60"]
@@ -72,8 +72,8 @@ def try_own_task(binary, folder):
     train = [binary, "train", config, "--data.dir=load", "--train.eval_interval=0", "--train.threads=1"]
     run(*train, "--train.out_dir=series", cwd=folder)
     last = json.loads(run(binary, "eval", "series", cwd=folder).splitlines()[-1])
-    # The 10% and 90% quantiles of the noise are 0.128 either way, and their pinball losses and the median's add up to
-    # 0.1 (0.1755 + 0.3989 + 0.1755) = 0.075.
+    # The 10% and 90% quantiles of the noise are -0.128 and 0.128. The pinball losses of these and of the median add up
+    # to 0.1 (0.1755 + 0.3989 + 0.1755) = 0.075.
     assert 0.07 < last["pinball"] < 0.1 and 0.65 < last["within_80"] < 0.92, last
     for steps in [150, 400]:  # in two parts: the same bits
         run(*train, "--train.out_dir=series-parts", f"--train.steps={steps}", "--schedule.kind=constant", cwd=folder)

@@ -33,7 +33,7 @@ void read_twice(std::string_view text, char separator) {
     must(n < rows.size() && std::vector<std::string>(fields.begin(), fields.end()) == rows[n],
          "the fields are those that were written");
   }
-  must(n == rows.size(), "as many rows");
+  must(n == rows.size(), "the rows that were written");
 }
 }  // namespace lathe::fuzz
 

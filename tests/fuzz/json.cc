@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const int64_t n = json_integer(json, key, 0, 1000, "j", Exit::data);
         fuzz::must(n >= 0 && n <= 1000, "a whole number is in its range");
       } catch (const Error& e) {
-        fuzz::must(e.code() == Exit::data, "the code that was asked for");
+        fuzz::must(e.code() == Exit::data, "an error has the exit code that was given");
       }
       try {
         json_real(json, key, "j", Exit::data);
@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
     }
   } catch (const Error& e) {
-    fuzz::must(e.code() == Exit::data, "the code that was asked for");
+    fuzz::must(e.code() == Exit::data, "an error has the exit code that was given");
   }
   return 0;
 }

@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const NpyFile read(file.path());
     uint64_t bytes = static_cast<uint64_t>(array_type_bytes(read.type()));
     for (const int64_t n : read.sizes()) bytes *= static_cast<uint64_t>(n);
-    fuzz::must(bytes == read.bytes().size(), "an array's shape is its bytes");
+    fuzz::must(bytes == read.bytes().size(), "an array's bytes match its shape");
     fuzz::must(bytes <= size, "the elements lie in the file");
     unsigned sum = 0;
     for (const std::byte b : read.bytes()) sum += static_cast<unsigned>(b);

@@ -35,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       fuzz::must(static_cast<uint64_t>(t.numel()) *
                          static_cast<uint64_t>(safetensors_dtype_size(t.dtype)) ==
                      t.bytes.size(),
-                 "a tensor's shape is its bytes");
+                 "a tensor's bytes match its shape");
       for (const std::byte b : t.bytes) sum += static_cast<unsigned>(b);
       bytes += t.bytes.size();
       fuzz::must(read.find(t.name) == &t, "a tensor is found by its name");

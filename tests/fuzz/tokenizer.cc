@@ -43,11 +43,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                       : bpe_from_gpt2(text.substr(0, two), text.substr(two + 2), "here", "here"),
                   "here");
     fuzz::must(bpe_from_json(bpe_to_json(bpe.definition()), "again") == bpe.definition(),
-               "a definition comes back");
+               "a definition is read back unchanged");
     std::vector<int32_t> ids;
     BPE::Encoder(bpe).encode(text, ids);
     if (!bpe.definition().nfc && bpe.definition().byte_tokens.empty())
-      fuzz::must(bpe.decode({ids.begin(), ids.end()}) == text, "text comes back");
+      fuzz::must(bpe.decode({ids.begin(), ids.end()}) == text, "decoding gives the text");
   } catch (const Error& e) {
     fuzz::must(e.code() == Exit::data, "invalid input gives Exit::data");
   }

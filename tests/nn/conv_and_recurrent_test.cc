@@ -1,4 +1,5 @@
-// Compares convolutions, batch norm and recurrent layers with LibTorch's with the same weights.
+// Compares convolutions, batch norm and recurrent layers with those of LibTorch, which get the same
+// weights.
 #include <algorithm>
 
 #include <ATen/Parallel.h>

@@ -22,7 +22,7 @@ struct ModuleCase {
   std::function<std::vector<NamedParameter>()> parameters;
   std::function<std::vector<Variable>(const std::vector<Variable>&)> ours;
   std::function<Tensors(const Weights&, const Tensors&)> theirs;
-  bool checks_shape = true;  ///< false: the last dim of its first input may have any size
+  bool checks_shape = true;  ///< false: it accepts a first input of another size
 };
 
 /// Returns all rows. Each module that makes a ModuleCall has one, except model kinds and their

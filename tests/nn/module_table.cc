@@ -86,7 +86,7 @@ void add_layers(std::vector<ModuleCase>& t) {
                             m->weight = w.at("weight"), m->bias = w.at("bias");
                             return m(x[0]);
                           });
-    row.checks_shape = sizes.size() != 3;  // the last dim may be any
+    row.checks_shape = sizes.size() != 3;  // the last dim may have any size
     t.push_back(row);
   }
   auto one = module_row("InstanceNorm1d", "", InstanceNorm1d(3), {randn({2, 3, 4})}, call1,

@@ -206,7 +206,7 @@ TEST_CASE("a state dict has parameters and buffers, tied ones once, and can be l
   CHECK(to.out.weight.node() == to.in.weight.node());
   CHECK(to.mean.equal(from.mean));
   CHECK(to.seen.item<int64_t>() == 7);
-  from.mean.fill_(1);  // the copy is a copy
+  from.mean.fill_(1);  // must not change the loaded values
   CHECK(to.mean.eq(0.5).all().item<bool>());
   // Load into another dtype, and under the other path of a tied parameter.
   move_to(to, at::kCPU, at::kDouble);
@@ -244,7 +244,7 @@ TEST_CASE(
   CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
              ContainsSubstring("seen is float32[] for int64[]"));
   state = whole;
-  state["out.weight"] = torch::ones({5, 3});  // equal values under both paths are no contradiction
+  state["out.weight"] = torch::ones({5, 3});  // equal values under both paths are accepted
   load_state_dict(model, state);
   state["out.weight"] = torch::zeros({5, 3});
   CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
@@ -366,7 +366,7 @@ TEST_CASE("a custom role sets initialization, weight decay and working copies of
 TEST_CASE("a filter's fan includes the size of its kernel", "[module]") {
   const std::vector<NamedParameter> p{{"f", new_parameter({64, 32, 3, 3}), Role::filter}};
   initialize(p, Init::kaiming, 1, 3);
-  // 18432 values: the deviation of their standard deviation is 0.5%.
+  // The standard error of the standard deviation of 18432 values is 0.5%.
   CHECK(p[0].parameter.data().std().item<double>() ==
         Approx(std::sqrt(2.0 / (32 * 9))).epsilon(0.02));
 }
@@ -403,7 +403,8 @@ TEST_CASE("no two dropouts of a step have the same mask, and a repeated step has
       CHECK(masks[i].equal(again[i]));
       for (size_t j = 0; j < i; ++j) CHECK(!masks[i].equal(masks[j]));
     }
-    // The mask of a placed layer does not depend on the order of layers; without place() it does.
+    // With an assigned stream, a layer's mask does not depend on the order of calls. Otherwise it
+    // does.
     CHECK(masks[0].equal(other[1]) == placed);
     CHECK(masks[1].equal(other[0]) == placed);
   }
@@ -434,7 +435,7 @@ TEST_CASE("a recomputed forward pass draws the same random numbers", "[module]")
   const at::Tensor third = mask_of(model.a);
   CHECK(!third.equal(first));
   CHECK(!third.equal(second));
-  // Outside training as well.
+  // Restoring a state that was taken outside training does not start training.
   const Evaluation evaluation;
   const DrawState none = DrawState::now();
   const RestoreRngState again(none);
@@ -442,7 +443,7 @@ TEST_CASE("a recomputed forward pass draws the same random numbers", "[module]")
 }
 
 TEST_CASE(
-    "Training and Evaluation are guards, and without step numbers each forward pass draws other "
+    "Training and Evaluation are guards, and without step numbers each forward pass draws new "
     "numbers",
     "[module]") {
   TwoDrops model;

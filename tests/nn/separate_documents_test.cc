@@ -97,7 +97,7 @@ TEST_CASE(
                                                {3, 1, 8, 200},
                                                {1, 1, 64, 330}}) {
         INFO(isa_name(isa) << ", " << dtype << ", " << heads << " heads of " << width << ", "
-                           << time << " places");
+                           << time << " positions");
         const at::Tensor starts = random_starts(3, time);
         const auto make = [&](int64_t h) {
           return torch::randn({3, time, h * width}, at::kDouble);
@@ -219,7 +219,7 @@ TEST_CASE("models give each document of a row the logits that they give it alone
   };
   check_model(randomised(GPT(g)));
   check_model(randomised(Llama(l)));
-  // Windows are within documents.
+  // Attention windows stay within documents.
   l.sliding_window = 5, l.window_layers = "110", l.rope_layers = "101", l.rope_local_theta = 50;
   l.attention_softcap = 3, l.norm_position = "both";
   check_model(randomised(Llama(l)));

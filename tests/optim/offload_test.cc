@@ -130,7 +130,7 @@ TEST_CASE("complete tensors can be read from a scratch file and written to it", 
               wanted[piece.slot][t].data() + (part.begin - own.begin) * item;
           const auto bytes = static_cast<size_t>(part.size() * item);
           CHECK(std::memcmp(here, there, bytes) == 0);
-          // Changes must be in the file before read() reads it, without the end of a step.
+          // read() must return these changes although no step has ended.
           for (size_t i = 0; i < bytes; i += 100) there[i] = static_cast<unsigned char>(random());
           std::memcpy(here, there, bytes);
         }

@@ -132,7 +132,7 @@ at::Tensor torchs(const LowPrecisionKind& kind, at::ScalarType dtype, at::Scalar
   return p.detach();
 }
 
-TEST_CASE("optimizers of torch.optim agree with it in float32", "[optimizer_precision]") {
+TEST_CASE("optimizers agree with those of torch.optim in float32", "[optimizer_precision]") {
   for (const auto& kind : low_precision_kinds()) {
     const at::Tensor a = lowp_ours(kind.config, at::kFloat),
                      b = torchs(kind, at::kFloat, at::kFloat);
@@ -158,9 +158,9 @@ TEST_CASE("bfloat16 parameters rounded to nearest agree with a float64 run round
       const at::Tensor off = (a - wanted).abs() / (wanted.abs().clamp_min(0x1p-6) * 0x1p-7);
       return std::pair(off.gt(0).to(at::kDouble).mean().item<double>(), off.max().item<double>());
     };
-    // Float32 errors of updates are small compared to bfloat16's spacing of 2^-8, so about one
-    // rounding in 10^4 differs: a few of 25 * 1024, each by one spacing. A later step may undo it,
-    // or double it at another exponent or by the feedback of weight decay.
+    // Float32 errors of updates are small compared to bfloat16's relative spacing of up to 2^-7, so
+    // about one rounding in 10^4 differs: a few of 25 * 1024, each by one spacing. A later step may
+    // undo it, or double it at another exponent or by the feedback of weight decay.
     const auto [share, most] = compare(std::nullopt);
     INFO(kind.label << ": " << 100 * share << "% of elements differ, by up to " << most
                     << " spacings");

@@ -86,9 +86,8 @@ at::Tensor muon(const at::Tensor& p, const at::Tensor& g, State& s, const Step& 
   return p - k.lr * k.wd * p - k.lr * length * o;
 }
 
-/// Returns a moment rounded to 8 bits: each block is divided by its largest value and rounded to
-/// the nearest level. A
-/// positive mean of squares stays positive.
+/// Returns a moment rounded to 8 bits: each block is divided by its largest magnitude and rounded
+/// to the nearest level. A positive mean of squares stays positive.
 at::Tensor through_8_bits(const at::Tensor& moment, int64_t block, bool with_sign) {
   const auto& list = dynamic_levels(with_sign);
   const at::Tensor levels =

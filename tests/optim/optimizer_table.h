@@ -23,7 +23,7 @@ using Formula =
 struct Row {
   std::string kind, label;
   std::function<void(OptimConfig&)> set;  ///< the options of the row
-  Formula formula;                        ///< or
+  Formula formula;                        ///< the oracle, unless `torch` is set
   std::function<std::unique_ptr<torch::optim::Optimizer>(at::Tensor&, const Step&)> torch;
   std::function<void(OptimConfig&)> wrong;  ///< changes an option, so that results must differ
 };

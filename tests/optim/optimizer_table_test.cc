@@ -338,7 +338,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a gradient that is not finite leaves every optimizer's parameters, state and average",
+TEST_CASE("a gradient that is not finite changes no optimizer's parameters, state or average",
           "[optimizer_table]") {
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
@@ -377,7 +377,7 @@ TEST_CASE("a gradient that is not finite leaves every optimizer's parameters, st
   }
 }
 
-TEST_CASE("NAdam's product of momenta stays when updates are set", "[optimizer_table]") {
+TEST_CASE("set_updates() keeps NAdam's product of momenta", "[optimizer_table]") {
   OptimConfig c;
   c.kind = "nadam";
   const Variable p = Variable::parameter(torch::ones({3}));
@@ -395,7 +395,7 @@ TEST_CASE("NAdam's product of momenta stays when updates are set", "[optimizer_t
   CHECK(optimizer.control().updates == 3);
 }
 
-TEST_CASE("8-bit levels are sorted, distinct, and have the largest and the least expected values",
+TEST_CASE("8-bit levels are sorted and distinct, and their extremes are those that are expected",
           "[optimizer_table]") {
   for (const bool with_sign : {true, false}) {
     const auto& levels = dynamic_levels(with_sign);
@@ -411,7 +411,7 @@ TEST_CASE("8-bit levels are sorted, distinct, and have the largest and the least
   }
 }
 
-TEST_CASE("8-bit moments move an element whose gradient is rare no further than float moments",
+TEST_CASE("8-bit moments move an element with a rare gradient at most 20% further than float ones",
           "[optimizer_table]") {
   // The rows of an embedding share blocks: the frequent row has a gradient in every step, 1000
   // times as large as the one that the rare row has in the first.

@@ -12,7 +12,7 @@ namespace {
 
 using namespace lathe;
 
-TEST_CASE("an optimizer of the library refuses values that break their rules",
+TEST_CASE("the class Optimizer refuses options that break the rules of their keys",
           "[optimizers_and_schedules]") {
   const auto refusal = [](const std::function<void(OptimConfig&)>& change) {
     OptimConfig config;
@@ -171,7 +171,7 @@ TEST_CASE("clipping agrees with torch's clip_grad_norm_", "[optimizers_and_sched
   }
 }
 
-TEST_CASE("a gradient or loss that is not finite changes nothing and ends the run",
+TEST_CASE("after a gradient or loss that is not finite, no step changes the parameters",
           "[optimizers_and_schedules]") {
   for (const char* kind : {"sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw"}) {
     OptimConfig c;

@@ -3,7 +3,7 @@
 is cloned. Then the clone is mounted, and the run resumes there.
 
 A clone is one instant of the block device: it has every write that the file system had issued, and
-no later one, as if the power failed and the disk had kept its own cache.
+no later one, as if the power failed and the disk still wrote its own cache.
 tests/train/store/crash_test.cc simulates disks that lose or reorder their cache. The image lies on
 an XFS of its own, because its clones (reflinks) are atomic and copies are not. As a control, strace
 turns every fsync of one run into nothing, which must be noticed.

@@ -3,7 +3,7 @@
 saving. Every run ends as documented (75; 130 after a second SIGINT; by the signal itself where it comes before the
 program has begun to run), resumes from where it stopped, and ends with the bits of a run that never stopped.
 
-As controls, a byte of a checkpoint is changed between a stop and what follows, and a run is compared with one of
+As controls, a byte of a checkpoint is changed between a stop and the resumption, and a run is compared with one of
 another seed; both must be noticed.
 
 usage: stop_signals.py LATHE [STOPS [SEED]]

@@ -1,6 +1,6 @@
-// LibTorch's functions, which are the oracles, and Catch2, version 2 or 3. This is the first header
-// of every test, since it is precompiled. LibTorch's logging header defines CHECK too. It is
-// included here first and its CHECK removed, so that a later #include can't replace Catch2's.
+// Includes LibTorch's functions, which are the oracles, and Catch2, version 2 or 3. This header is
+// precompiled, so the compiler reads it before all others. LibTorch's logging header defines CHECK
+// too. It is included here and its CHECK removed, so that a later #include can't replace Catch2's.
 #pragma once
 
 #include <c10/util/Logging.h>

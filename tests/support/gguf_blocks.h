@@ -49,7 +49,7 @@ class GGUFPacker {
       const int q = below(1 << bits);
       set(block, low + i % 16, i < 16 ? 0 : 4, q & 15);
       if (bits == 5) set(block, high + i / 8, static_cast<int>(i % 8), q >> 4);
-      // Without a least number zeros keep their sign.
+      // Without a minimum, zeros keep their sign.
       add(block,
           has_least ? double(scale) * q + double(least) : double(scale) * (q - (1 << (bits - 1))));
     }
@@ -76,7 +76,7 @@ class GGUFPacker {
       if (g < 4) {
         set(block, 4 + g, 0, s);
         set(block, 8 + g, 0, o);
-      } else {  // four bits of each in a byte of the last four, two in a byte of the others
+      } else {  // four bits of both share byte 8 + g; the other two bits are in bytes g and 4 + g
         set(block, 8 + g, 0, s & 15);
         set(block, 8 + g, 4, o & 15);
         set(block, g, 6, s >> 4);

@@ -211,7 +211,8 @@ class Checker {
             1e-11);
   }
 
-  /// Against the float64 oracle on the same rounded inputs; the error is in the format's spacing.
+  /// Compares with the float64 oracle on the same rounded inputs. The allowed error is in units of
+  /// the format's spacing.
   void in_dtype(at::ScalarType dtype, at::DeviceType device) {
     Tensors low, exact;
     for (const auto& t : x_) {

@@ -28,8 +28,8 @@ struct OpCase {
       oracle;               ///< the same through LibTorch's own autograd
   bool second = true;       ///< second derivatives are checked
   bool differences = true;  ///< central differences apply (not across a kink)
-  bool exact = true;  ///< false: rounds to bf16 or less whatever comes in, so it is checked at
-                      ///< bf16's spacing alone
+  bool exact = true;  ///< false if the op rounds inputs of any dtype to bf16 or less; it is then
+                      ///< checked only at bf16's spacing
   double low_scale =
       4;  ///< error in bf16/fp16, in units of the format's spacing times the result's largest value
 };

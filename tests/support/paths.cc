@@ -1,5 +1,5 @@
-// The one file that knows where this build is, so that every other object is the same in every
-// folder (ccache).
+// The only file that depends on the folder of this build. ccache can then share all other objects
+// between folders.
 #include "tests/support/process.h"
 
 namespace lathe::test {

@@ -32,7 +32,7 @@ fs::path fast_folder() {
 
 TempFolder::TempFolder(const fs::path& in) {
   std::string pattern = (in / "lathe-test-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) fail(Exit::io, "no temporary folder");
+  if (mkdtemp(pattern.data()) == nullptr) fail(Exit::io, "cannot create a temporary folder");
   path_ = pattern;
 }
 TempFolder::~TempFolder() {
@@ -93,7 +93,7 @@ class ServedChild : public Child {
     for (const auto& word : words) text += word + '\0';
     for (const auto& setting : environment) text += setting + '\0';
     int answer[2];
-    if (pipe2(answer, O_CLOEXEC) != 0) fail(Exit::io, "no pipe");
+    if (pipe2(answer, O_CLOEXEC) != 0) fail(Exit::io, "cannot create a pipe");
     const std::array<int, 3> fds{out, err, answer[1]};
     iovec part{text.data(), text.size()};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};
@@ -125,7 +125,7 @@ class ServedChild : public Child {
     Server() {
       int ends[2];
       if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-        fail(Exit::io, "no socket");
+        fail(Exit::io, "cannot create a socket");
       const std::string binary = (binary_folder() / "lathe_faults").string(),
                         end = std::to_string(ends[1]);
       pid = fork();
@@ -159,7 +159,8 @@ class ServedChild : public Child {
 
 Finished run(const Invocation& c) {
   int out[2], err[2];
-  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) fail(Exit::io, "no pipe");
+  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0)
+    fail(Exit::io, "cannot create a pipe");
   std::vector<std::string> words{(binary_folder() / c.binary).string()};
   words.insert(words.end(), c.args.begin(), c.args.end());
   // The tester's own LATHE_ settings must not reach the binary.

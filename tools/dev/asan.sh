@@ -16,7 +16,7 @@ run_checked() {
       '"$0"/tests/lathe_tests_checked "[TAG]~[process_memory]" >"$0"/checked-TAG.log 2>&1 ||
         { cat "$0"/checked-TAG.log >&2; exit 255; }' "$build" ||
     die "a test fails under the sanitizers; its output is above"
-  say "under the sanitizers: ${tags[*]}"
+  say "these tests passed under the sanitizers: ${tags[*]}"
 }
 
 setup

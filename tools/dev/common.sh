@@ -31,7 +31,7 @@ run_shown() {
   return "$code"
 }
 
-tell_time() { # WHAT: prints the time that has passed every 10 seconds, until it is killed
+tell_time() { # WHAT: every 10 seconds, prints how much time has passed, until it is killed
   local begin=$SECONDS
   while sleep 10 >/dev/null 2>&1; do say "$1 $(clock $((SECONDS - begin)))"; done
 }

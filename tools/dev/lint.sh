@@ -10,11 +10,23 @@ lint_base() {
   printf '%s' "$base"
 }
 
+# Prints a source, read from standard input, without its comments, texts and spaces.
+without_comments() { "${CXX:-c++}" -fpreprocessed -dD -E -P -x c++ - 2>/dev/null | sed -E '/^ *#/!s/"([^"\\]|\\.)*"/""/g' | tr -d '[:space:]"'; }
+
+# Succeeds if the code of file $1 differs from that of the commit $base. Of comments, only those count that clang-tidy
+# reads: NOLINT, and names of arguments.
+code_differs() {
+  git diff -U0 "$base" -- "$1" | grep -qE '^[+-].*(NOLINT|/\*)' ||
+    [ "$(git show "$base:$1" 2>/dev/null | without_comments)" != "$(without_comments <"$1")" ]
+}
+
 # Prints the sources to check.
 lint_files() {
   local file files
   if [ "${1:-}" = --changed ]; then
-    files=$(git diff --name-only --diff-filter=d "$base" -- '*.cc' '*.h' | sed 's/\.h$/.cc/' | sort -u)
+    files=$(git diff --name-only --diff-filter=d "$base" -- '*.cc' '*.h' | while read -r file; do
+      ! code_differs "$file" || printf '%s\n' "${file%.*}.cc"
+    done | sort -u)
   else
     files=${*:-$(git ls-files '*.cc')}
     for file in "$@"; do [ -e "$file" ] || die "there is no file $file (named from the top of the repository)"; done

@@ -34,7 +34,7 @@ install_packages() { # NAME...: installs the Debian packages that are missing
   done
   [ ${#missing[@]} -gt 0 ] || return 0
   if [ "$(id -u)" != 0 ] && ! { command -v sudo >/dev/null && sudo -v; }; then
-    die "these Debian packages are missing and need root; ask for: apt-get install --no-install-recommends ${missing[*]}"
+    die "these Debian packages are missing and need root; ask an administrator to run: apt-get install --no-install-recommends ${missing[*]}"
   fi
   say "installing Debian packages: ${missing[*]}"
   local log

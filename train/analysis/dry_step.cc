@@ -51,7 +51,8 @@ int64_t sent_within_replica() {
   return bytes;
 }
 
-/// Adds the files that memory.offload takes, and the memory that a save of such state takes.
+/// Adds the sizes of the files that memory.offload uses. Also gathers the state as a save does, so
+/// that the dry run counts the memory of a save.
 void add_offload(DryStep& result, const Session& s) {
   if (const StateOffload* offload = s.optimizer.offload()) {
     result.scratch_bytes = offload->file_bytes();
@@ -70,7 +71,7 @@ void add_offload(DryStep& result, const Session& s) {
   }
 }
 
-/// Adds what is known of the model, its optimizer and its checkpoints.
+/// Adds facts about the model, its optimizer and its checkpoints.
 void add_facts(DryStep& result, const Session& s) {
   result.parameters = count(parameters(*s.model));
   result.trained = count(s.params);
@@ -81,7 +82,7 @@ void add_facts(DryStep& result, const Session& s) {
 
   result.checkpoint_bytes =
       checkpoint_bytes(s.params, s.optimizer, save_dtype(s.config.checkpoint));
-  // At most all of it is copied for a background save.
+  // A background save copies at most the complete checkpoint.
   result.held_bytes = s.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
 
   result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
@@ -100,8 +101,8 @@ void evaluate_batch(const Session& s, DummyLoader& batches) {
   }
 }
 
-/// Gathers sharded parameters as samples, histograms and layer statistics do, and runs the step
-/// whose gradients histograms and statistics need.
+/// Takes the memory that samples, histograms and layer statistics take: gathers sharded parameters
+/// and, for histograms and statistics, runs a step that keeps its gradients.
 void run_with_all_parameters(const RunConfig& given, Session& s, DummyLoader& batches) {
   const bool collects = given.log.layers > 0 || given.log.histograms > 0;
   if (!collects && given.train.sample_interval == 0) return;
@@ -165,7 +166,7 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
   result.stage = stage;
   if (s.divides_state()) result.largest_owner = s.layout->largest_owner(stage);
   // The last stage waits for the first micro-batch, and the first stage waits for the gradients of
-  // the last one. Each wait lasts as long as one part of every other stage.
+  // the last micro-batch. Each wait lasts as long as one part of all other stages together.
   result.bubble =
       s.stage ? static_cast<double>(sizes.pipeline - 1) / static_cast<double>(s.stage->parts()) : 0;
   result.update_share = update_share_of(s);
@@ -185,10 +186,11 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
 
 DryStep dry_step_of_this_process(const LoadedConfig& given, const RunData& data) {
   std::vector<TensorForm> between;
-  // What this stage receives follows from the stages before it.
+  // The dry run of each earlier stage shows what the next stage receives.
   for (int stage = 0; stage < world().pipeline().rank; ++stage)
     dry_step_of_stage(given, data, world().size(), stage, between);
-  return dry_step_of_stage(given, data, world().size(), world().pipeline().rank, between);
+  return dry_step_of_stage(given, data, world().size(), world().pipeline().rank, between,
+                           world().data().rank);
 }
 
 DryStep dry_step(const LoadedConfig& given, const RunData& data, int ranks) {

@@ -27,14 +27,14 @@ struct DryStep {
   int ranks = 1;          ///< processes; the numbers are those of one of them
   GridSizes replica{};    ///< how many of them hold a replica of the model together
   int stage = 0;          ///< pipeline stage of the process that the numbers describe
-  int largest_owner = 0;  ///< the data rank of the stage that updates the most parameters
+  int largest_owner = 0;  ///< in this stage, the data rank that updates the most parameters
   /// Time that a pipeline stage is idle in a step, in micro-batches.
   double bubble = 0;
   /// Largest fraction of the trained parameters that one process updates.
   double update_share = 1;
   int64_t sent_bytes = 0;     ///< largest number of bytes that a process sends in a step
   int64_t held_bytes = 0;     ///< size of the copy that a background save writes
-  int64_t scratch_bytes = 0;  ///< disk that memory.offload takes; read and written in each step
+  int64_t scratch_bytes = 0;  ///< disk space of memory.offload; read and written in each step
   int64_t mapped_bytes = 0;   ///< resident bytes of parameters that memory.offload maps from disk
   bool has_copies = false;    ///< weights have working copies in the matmul dtype
   int64_t blocks = 0;         ///< repeated blocks of the model with trained parameters
@@ -49,11 +49,11 @@ struct DryStep {
 /// Runs two dry steps of the config as one of `ranks` processes, and an evaluation before and after
 /// them if the run evaluates. The result has the memory of the process with the highest peak. Its
 /// FLOPs, update share and bytes sent are each the largest of all processes. The data folder may be
-/// missing for a token model whose vocab_size is given. Throws with the exit codes of the run.
+/// missing for a token model whose vocab_size is given. Throws the errors of the run itself.
 DryStep dry_step(const LoadedConfig& loaded, int ranks = 1);
 /// Does the same with data that is already open, for the config that RunData::open has completed.
 DryStep dry_step(const LoadedConfig& loaded, const RunData& data, int ranks = 1);
-/// Does the same as this process, which may be one of several.
+/// Runs the dry steps of this process's position among the processes alone.
 DryStep dry_step_of_this_process(const LoadedConfig& loaded, const RunData& data);
 /// Returns an estimate of the resident bytes that this process will need beside its tensors once it
 /// trains.

@@ -21,7 +21,8 @@ struct RangeTest {
 /// Runs up to `steps` training steps, from rate `from` to rate `to`; ends early where the loss
 /// diverges. Trains the session, and sets its schedule to a constant rate.
 RangeTest lr_range_test(Session& session, const Data& data, double from, double to, int64_t steps);
-/// Sets `steepest`, `lowest`, and `diverged` unless it is set, from the smoothed losses.
+/// Sets `steepest` and `lowest` from the smoothed losses, and also `diverged` unless it is already
+/// set.
 void read_range(RangeTest& test);
 
 /// Gradient noise: the batch size beyond which a larger batch improves the gradient little

@@ -1,7 +1,8 @@
-// The search first makes the micro-batch smaller and keeps the global batch by more micro-batches.
-// It then changes other settings as well, first one of them, then two, and so on: sharding (on
-// several processes), precision, recomputation, the optimizer, updates in backward and the order of
-// sums. Offloading to disk comes last. Each candidate is a dry run.
+// The search first makes the micro-batch smaller and computes more of them, which keeps the global
+// batch. It then changes other settings as well, first one of them, then two, and so on: sharding,
+// sequence parallelism and virtual stages (on several processes), precision, recomputation, the
+// optimizer, updates in backward and the order of sums. Offloading to disk comes last. A dry run
+// measures the memory of each candidate.
 #include "train/analysis/fit.h"
 
 #include <sys/stat.h>
@@ -39,9 +40,9 @@ std::optional<int64_t> resident(const std::string& path, const Overrides& given,
   }
 }
 
-/// Returns all combinations of sharding, precision, recomputation, optimizer, updates in backward,
-/// order of sums and offloading that may take less memory than the config. Those without offloading
-/// come first, and among them those with fewer changes. The first one changes nothing.
+/// Returns all combinations of the settings at the top of this file that may take less memory than
+/// the config. Those without offloading come first, and among them those with fewer changes. The
+/// first combination changes nothing.
 std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   struct Combination {
     int64_t changes = 0;
@@ -73,7 +74,7 @@ std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   else
     add({{{"amp.working_copies", "false"}, {"amp.cache", "false"}}, {{"amp.dtype", "fp32"}}});
 
-  // The cheapest in time first.
+  // The policies in ascending order of the time that they cost.
   std::vector<Overrides> policies;
   for (const char* policy : {"selective", "blocks", "sqrt"}) {
     if (policy != c.memory.recompute) policies.push_back({{"memory.recompute", policy}});
@@ -83,7 +84,7 @@ std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
   if (c.optim.kind == "adam" || c.optim.kind == "adamw")
     add({{{"optim.kind", c.optim.kind + "8bit"}}});
 
-  // Where it contradicts other keys, resident() leaves it out.
+  // If this contradicts other keys, resident() returns nullopt, which excludes the combination.
   if (!c.memory.update_in_backward) add({{{"memory.update_in_backward", "true"}}});
   // The sums of pairs of micro-batches take memory.
   if (c.train.sum_order == "tree" && c.train.batch_size * c.train.grad_accum > 2)
@@ -105,8 +106,8 @@ std::vector<Overrides> changes_to_try(const RunConfig& c, int ranks) {
 }
 
 /// Returns the largest micro-batch that needs no more than `bytes`; nullopt if there is none.
-/// `batches`: in descending order. `needs` returns nullopt for one that the config excludes, as a
-/// task with pairs excludes odd ones.
+/// `batches`: sizes in descending order. `needs` returns nullopt for a size that the config
+/// excludes, such as an odd one for a task with pairs.
 std::optional<int64_t> largest_that_fits(
     std::vector<int64_t> batches, const std::function<std::optional<int64_t>(int64_t)>& needs,
     int64_t bytes) {
@@ -121,8 +122,8 @@ std::optional<int64_t> largest_that_fits(
     return needed && *needed <= bytes;
   };
 
-  // More micro-batches keep more sums of gradients, so the current one may fit where a smaller one
-  // does not.
+  // More micro-batches keep more sums of gradients, so the current size may fit where a smaller
+  // one, which needs more micro-batches, does not.
   if (fits(batches.front())) return batches.front();
   while (!batches.empty() && is_excluded(batches.back())) batches.pop_back();
   if (batches.empty() || !fits(batches.back())) return std::nullopt;
@@ -208,7 +209,7 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   // One checkpoint more than is kept: an old one is deleted after the new one is complete.
   const auto disk = static_cast<double>(d.checkpoint_bytes * (kept_checkpoints(c) + 1));
 
-  // The scratch file's space is reserved at the start, so a lack of it ends the run there.
+  // A run reserves the space of its scratch file at the start, and fails there if it is missing.
   const auto scratch = static_cast<double>(host.scratch);
   const fs::path run = nearest_folder(c.train.out_dir);
   const fs::path other = c.memory.offload_dir.empty() ? run : nearest_folder(c.memory.offload_dir);
@@ -220,7 +221,7 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   ResourceNeeds needs;
   needs.enough = memory <= free && disk + (is_one_disk ? scratch : 0) <= room &&
                  (is_one_disk || scratch <= other_room);
-  needs.hopeless = memory > 1.5 * free;
+  needs.hopeless = memory > 1.5 * free || scratch > (is_one_disk ? room : other_room);
   const std::string of = host.processes > 1 ? str(" for ", host.processes, " processes") : "";
   needs.text = format("about %.2f GB of memory", memory / 1e9) + of +
                (host.processes < world().size() ? " on " + host.host : "") +
@@ -244,7 +245,7 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
     if (global % b == 0) batches.push_back(b);
   }
 
-  // Keeps the global batch, so that the run trains the same way.
+  // Keeps the global batch size, so that the run trains in the same way.
   const auto with_batch = [&](Overrides change, int64_t batch) {
     change.emplace_back("train.batch_size", std::to_string(batch));
     change.emplace_back("train.grad_accum", std::to_string(global / batch));
@@ -265,7 +266,7 @@ std::optional<Overrides> find_fit(const std::string& path, const Overrides& give
 }
 
 std::pair<GpuSpec, int64_t> parse_gpus(const std::string& text) {
-  // A count is at most six digits, which std::stoll always holds.
+  // A count has at most six digits, so std::stoll can't overflow.
   const size_t x = text.find('x');
   const bool counted = x != std::string::npos && x > 0 && x < 7 &&
                        std::all_of(
@@ -291,8 +292,8 @@ std::pair<GpuSpec, int64_t> parse_gpus(const std::string& text) {
     }
     names += (names.empty() ? "" : ", ") + shown;
   }
-  fail(Exit::usage, "command line: --for ", text, " is not a known GPU; there are ", names,
-       ", and a number of them as in 8xH100");
+  fail(Exit::usage, "command line: --for ", text, " is not a known GPU; give one of ", names,
+       ", with a count for several, as in 8xH100");
 }
 
 }  // namespace lathe

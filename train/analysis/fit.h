@@ -15,24 +15,27 @@ namespace lathe {
 /// train.init_from and adapters.base, which set keys of [model].
 LoadedConfig load_with(const std::string& path, const Overrides& given, const Overrides& more);
 
-/// The memory and disk space that a run on the CPU needs, and what the machine has, in one line. Of
-/// several machines, it is the one where memory is scarcest. `enough` is false if memory or disk
-/// space is not enough.
+/// The memory and disk space that a run on the CPU needs, and what the machine has, in one line. If
+/// the run uses several machines, the line describes the one where memory is scarcest. `enough` is
+/// false if memory or disk space is not enough.
 struct ResourceNeeds {
   std::string text;  ///< the same on all processes
   bool enough = true;
-  bool hopeless = false;  ///< one and a half times the free memory would not be enough
+  /// One and a half times the free memory would not be enough, or the disk has no room for the
+  /// scratch files.
+  bool hopeless = false;
 };
 /// Returns the needs from a dry run. Call it before the run takes its memory. A collective of the
 /// run's processes.
 ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data);
 
 /// Returns the overrides with which each process of a run, on as many processes as `now`, stays
-/// within `bytes` of resident memory. They set the largest micro-batch that fits, and as many
-/// micro-batches as keep the global batch. If even one sequence does not fit, they also change as
-/// few keys as possible of dist.shard, the precision, recomputation, the optimizer, train.sum_order
-/// and others, and memory.offload last. `path` and `given` are the config's file and its overrides.
-/// Returns no overrides if the run fits as it is, and nullopt if no combination is enough.
+/// within `bytes` of resident memory. They set the largest micro-batch that fits, and the number of
+/// micro-batches that keeps the global batch. If even one sequence does not fit, they also change
+/// as few keys as possible of dist.shard, the precision, recomputation, the optimizer,
+/// train.sum_order and others, and memory.offload last. `path` and `given` are the config's file
+/// and its overrides. Returns no overrides if the run fits as it is, and nullopt if no combination
+/// is enough.
 std::optional<Overrides> find_fit(const std::string& path, const Overrides& given,
                                   const Forecast& now, int64_t bytes);
 

@@ -1,6 +1,6 @@
 // Forward and backward times scale with FLOPs. The optimizer's time scales with the FLOPs of its
-// matrix products, or with parameters where it has none. The measured run also shows the memory of
-// the process beside its tensors.
+// matrix products or, for an optimizer without any, with the number of trained parameters. The
+// measured run also shows the memory of the process beside its tensors.
 #include "train/analysis/forecast.h"
 
 #include <algorithm>
@@ -80,7 +80,8 @@ class ForwardTimer {
                            }}};
 };
 
-/// Runs a small config: a step to warm up, then at least two, for about a second.
+/// Runs a small config: a step to warm up, then two or more steps for about a second (one step on a
+/// machine that is very slow).
 Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   loaded = reduce_for_dry_run(loaded);
 
@@ -92,7 +93,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   const double passes = is_twice ? 2 : 1;
   const int64_t touched = without_disk(loaded, dry);
 
-  // What the process had resident before must not count.
+  // Earlier peaks of the process must not count.
   reset_peak_rss();
   const RunData data = open_for_plan(loaded);
   Session s = Session::make(loaded, *data.task, data.sizes);
@@ -149,8 +150,7 @@ bool is_small(const DryStep& d) {
   return d.peaks.touched_peak <= measure_bytes && rough_seconds(d) <= measure_seconds;
 }
 
-/// Returns the next smaller version that the sizes of the model's kind give; nullopt where there is
-/// none.
+/// Returns a version of the config with the next smaller model; nullopt if there is none.
 std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
   const ModelKind& kind = *find_model_kind(from.loaded.config.model.kind);
   std::optional<ScaledConfig> no_larger;
@@ -164,7 +164,7 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
       if (batch_sizes(next.loaded.config).vocab_size < batch_sizes(from.loaded.config).vocab_size)
         next.loaded.config.data.dir.clear();  // its token ids would exceed the vocabulary
 
-      // A scale_down of the kind itself gives valid sizes; without one the versions are guesses.
+      // A kind with its own scale_down gives valid sizes. For other kinds, versions are guesses.
       if (kind.scale_down) {
         next.dry = dry_step(next.loaded);
         return next;
@@ -237,7 +237,7 @@ StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepT
   double update = small.update_flops > 0
                       ? dry.update_flops / small.update_flops
                       : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
-  // dry.update_flops are this process's alone.
+  // update_flops cover only what this process updates; numbers of parameters cover all processes.
   if (small.update_flops == 0) update *= dry.update_share;
   return {measured.forward * work, measured.backward * work, measured.optimizer * update};
 }

@@ -109,7 +109,7 @@ std::vector<std::string> measurement_warnings(const MachineSample& begin, const 
   if (begin.mhz > 0 && std::abs(end.mhz / begin.mhz - 1) > 0.1)
     why.push_back(format("the clock moved from %.0f to %.0f MHz", begin.mhz, end.mhz));
 
-  if (end.throttled > begin.throttled) why.push_back("cores were slowed down for their heat");
+  if (end.throttled > begin.throttled) why.push_back("cores were throttled because of heat");
   if (governor == "powersave" || governor == "conservative")
     why.push_back("the frequency governor is \"" + governor + "\"");
   return why;

@@ -38,8 +38,9 @@ std::string apply_memory_budget(LoadedConfig& loaded, int64_t ranks,
     return last.resident() + program;
   };
 
-  // Fewer blocks take less time, and each one more takes less memory. Selective recomputation of
-  // all blocks takes as long as that of about a third of them, and saves about half of the memory.
+  // Recomputing fewer blocks takes less time, and recomputing one more takes less memory. Selective
+  // recomputation of all blocks takes as long as full recomputation of about a third of them, and
+  // saves about half of the memory.
   int64_t enough = 0, bytes = needed("none");
   const int64_t blocks = last.blocks;
   if (bytes > budget && blocks > 0) {
@@ -69,7 +70,7 @@ std::string apply_memory_budget(LoadedConfig& loaded, int64_t ranks,
          "; `lathe plan CONFIG --fit ", memory.budget, "` prints what else to change");
   }
 
-  // The config of the run has the choice in place of the budget, so that it can be used as it is.
+  // The run's config records the choice and no budget, so that the config can be used unchanged.
   const std::string given = std::exchange(memory.budget, "");
   std::string choice = "no block is recomputed";
   if (memory.recompute == "selective")

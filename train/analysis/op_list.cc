@@ -190,7 +190,7 @@ std::string op_list_text(const StepOps& listed) {
 
   const double share =
       bytes > 0 ? 100 * static_cast<double>(elementwise_bytes) / static_cast<double>(bytes) : 0;
-  out << format("\n%zu ops and backward passes, %lld with results of their own, ", ops.size(),
+  out << format("\n%zu ops and backward passes, %lld with new memory for results, ", ops.size(),
                 static_cast<long long>(allocations))
       << format("%.3f MB, %.3f MFLOP; ", static_cast<double>(bytes) / 1e6, flops / 1e6)
       << format("%lld of them are elementwise, with %.1f%% of the bytes.\n",

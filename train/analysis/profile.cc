@@ -81,8 +81,8 @@ class Recorder {
 
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-  /// Records the work of threads since the last call. Returns the seconds that threads of loops
-  /// were idle from last_ until `now`, or -1 if there was no loop.
+  /// Records the work of threads since the last call. Returns the seconds that threads were idle
+  /// from last_ until `now`, summed over the threads, or -1 if no loop ran.
   double take_work(Clock::time_point now = {}) {
     const auto [works, loops] = log_.take();
     // Outside of loops a single thread works. In a loop, a thread is idle unless it recorded work.

@@ -60,7 +60,7 @@ struct Profile {
 /// session changes as in training.
 Profile profile_steps(Session& session, const Data& data, int64_t first, int64_t count);
 
-/// Ceilings of the machine that spans are compared with.
+/// The machine's ceilings, with which spans are compared.
 struct Ceilings {
   double flops = 0;             ///< of a matmul in the compute dtype, per second
   double bytes_per_second = 0;  ///< read and written by a copy on all threads

@@ -84,13 +84,13 @@ Limits limits_of(const Profile& p, const Ceilings& ceilings) {
       continue;
     }
 
-    // The least time that its matrix products and its tensors can take; the remainder is overhead.
+    // The least time that the span's matrix products and the traffic of its tensors can take.
     const double by_flops = span.flops.matmul / ceilings.flops,
                  by_bytes = static_cast<double>(span.bytes) / ceilings.bytes_per_second;
     const double least = std::min(span.seconds, std::max(by_flops, by_bytes));
 
-    // Within a factor of three of this time, the ceiling limits the span; above it, the work of
-    // starting the span does.
+    // A span that takes up to three times as long is limited by that ceiling. In a longer span, the
+    // remaining time is overhead, such as the start of the op.
     const double own = 3 * least >= span.seconds ? span.seconds : least;
     (by_flops >= by_bytes ? limits.compute : limits.memory) += own;
     limits.overhead += span.seconds - own;

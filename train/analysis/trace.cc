@@ -12,7 +12,7 @@
 #include "train/step/stepper.h"
 
 namespace torch::autograd::profiler {
-// The header that declares it includes one that LibTorch does not ship.
+// Declared here, because its header includes another header that LibTorch does not ship.
 void addMetadataJson(const std::string& key, const std::string& value);
 }  // namespace torch::autograd::profiler
 
@@ -50,7 +50,7 @@ std::unique_ptr<torch_profiler::ProfilerResult> run_observed(Session& s, const D
 
   synchronize(s.device_name);
   if (state == ProfilerState::KINETO)
-    torch_profiler::addMetadataJson("program", "\"lathe\"");  // kineto_mark
+    torch_profiler::addMetadataJson("program", "\"lathe\"");  // the text of kineto_mark
   return torch_profiler::disableProfiler();
 }
 

@@ -104,7 +104,8 @@ Tokenizer tokenizer_at(const fs::path& path) {
   if (!tokenizer || tokenizer->bpe() == nullptr)
     fail(Exit::usage, "command line: --tokenizer: the run ", path.string(), " has ",
          tokenizer ? "a tokenizer of kind " + tokenizer->kind() : "no tokenizer",
-         ", and here only a BPE is taken from a run; `lathe prepare` takes byte and char by name");
+         ", but only a BPE tokenizer can be taken from a run; give byte or char to `lathe prepare` "
+         "by name");
   return *tokenizer;
 }
 
@@ -175,7 +176,7 @@ LoadedModel load_model_argument(const Arguments& arguments) {
   // Standard output is for the result.
   const at::ScalarType matmuls = m.compute.dtype, generating = matmul_dtype(matmuls);
   std::cerr << "matmuls in " << dtype_name(matmuls)
-            << (generating == matmuls ? "" : ", and of generation in " + dtype_name(generating))
+            << (generating == matmuls ? "" : " (generation: " + dtype_name(generating) + ")")
             << ", weights loaded as " << m.load_dtype << ", checkpoint in " << m.saved_dtype
             << "\n";
   return m;

@@ -35,7 +35,7 @@ struct BenchResult {
   int64_t parameters = 0;
 };
 /// Trains train.steps steps without evaluation, checkpoints or a run folder. Times are those of the
-/// steps after `skip`.
+/// steps after the first `skip`.
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
   const RunData data = open_for_benchmark(loaded);
   Session session = Session::make(loaded, *data.task, data.sizes);
@@ -223,9 +223,9 @@ Command bench_command() {
               "step CONFIG [--section.key=value ...] | generate CONFIG|RUN | ops | peak | "
               "accumulation | collectives",
           .doc =
-              "Time training steps, generation, each op beside ATen's, the fastest matrix product "
-              "or collectives beside c10d's, or measure the error of long sums; the last line of "
-              "timings is JSON.",
+              "Time training steps, generation, ops compared with ATen's, the fastest matrix "
+              "product, or collectives compared with c10d's, or measure the error of long sums; "
+              "the last line of timings is JSON.",
           .examples = {"bench step configs/quickstart.toml --train.steps=50",
                        "bench generate runs/quickstart --load-dtype int8 --tokens 128"},
           .flags =

@@ -1,4 +1,5 @@
-// `lathe bench collectives`: times the collectives of a run on several processes beside c10d's own.
+// `lathe bench collectives`: times the collectives of a run on several processes, and c10d's for
+// comparison.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
@@ -55,7 +56,8 @@ std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device devic
                    part = at::full({share}, 1.0f, options);
   at::Tensor library = at::full({elements}, 0.0f, options);
   Group& group = world().ops();
-  return {{"sum (ordered)", [=] { all_reduce(whole); },
+  // Gradients are summed in this way (dist/exchange.h).
+  return {{"sum (ordered)", [=] { all_gather(reduce_scatter(whole)); },
            [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
           {"reduce-scatter (ordered)", [=] { reduce_scatter(whole); }, nullptr},
           {"all-gather", [=] { all_gather(part); }, [=, &group] { group.gather(part); }},

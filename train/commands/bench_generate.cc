@@ -124,8 +124,8 @@ Writer of_run(const Arguments& arguments) {
   return {std::move(m.model), m.config, m.compute, m.device, m.load_dtype};
 }
 
-/// Returns the number of tokens that are in the context before any is generated: by default, at
-/// least half of the context is left for those.
+/// Returns the number of tokens that are in the context before any is generated. By default, at
+/// least half of the context is left for generated tokens.
 int64_t prompt_length(const Arguments& arguments, int64_t context, int64_t tokens) {
   const auto prompt = static_cast<int64_t>(arguments.number(
       "context", static_cast<double>(std::max<int64_t>(1, std::min<int64_t>(512, context / 2))),
@@ -151,8 +151,8 @@ std::vector<std::vector<int64_t>> random_prompts(int64_t batch, int64_t prompt,
   return texts;
 }
 
-/// Returns the seconds that the prompts with their first token take, and those of each further
-/// token, sorted.
+/// Returns the seconds that the prompts with their first token take, followed by the sorted seconds
+/// of each further token.
 std::vector<double> time_steps(const Writer& w, const std::vector<std::vector<int64_t>>& texts,
                                int64_t tokens) {
   // Decode greedily: initial weights make all tokens about equally likely, and sampling would sort

@@ -1,5 +1,5 @@
-// `lathe bench ops`: times each op beside the same work in ATen's kernels, as PyTorch's autograd
-// would call them.
+// `lathe bench ops`: times each op and, for comparison, the same work in ATen's kernels, called as
+// PyTorch's autograd would call them.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
@@ -80,7 +80,8 @@ struct OpShapes {
   at::TensorOptions low{dtype}, wide{at::kFloat};
 };
 
-/// Returns the FLOPs of a matrix product forward and its two backward: 2 for each multiply-add.
+/// Returns the FLOPs of a forward matrix product and its two backward ones: 2 for each
+/// multiply-add.
 double product(int64_t a, int64_t b, int64_t k) {
   return 6.0 * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(k);
 }
@@ -254,7 +255,7 @@ OpBench bench_fused(const OpShapes&) {
   return s.by([=] { return fused(SixOps::chain, s.px, s.pw, s.pb); });
 }
 
-/// As a training step runs them.
+/// Runs the chain as a training step does.
 OpBench bench_deferred(const OpShapes&) {
   const SixOps s;
   return s.by([=] { return deferred([&] { return SixOps::chain(s.px, s.pw, s.pb); }); });
@@ -278,7 +279,7 @@ OpBench bench_fused_forward(const OpShapes&) {
           }};
 }
 
-/// As many elements as the matrices of a transformer block: 12 C^2.
+/// Updates as many elements as the matrices of a transformer block have: 12 C^2.
 OpBench bench_adamw(const OpShapes& s) {
   OptimConfig config;
   config.grad_clip = 1;
@@ -331,7 +332,7 @@ constexpr OpRow op_rows[]{{"linear", bench_linear},
 
 std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype_text) {
   const at::ScalarType dtype = dtype_from_config(dtype_text);
-  // Without PyTorch's autograd, which would count against ATen.
+  // Bypass PyTorch's autograd, whose overhead would count against ATen.
   const at::AutoDispatchBelowAutograd plain;
   const auto peak = known_peak("cpu", threads, dtype);
 
@@ -365,7 +366,7 @@ std::string time_ops(const OpSizes& sizes, int threads, const std::string& dtype
     const int rounds = std::clamp(static_cast<int>(1.0 / (once * repeats)), 5, 25);
 
     std::vector<double> ours, aten;
-    // Alternate, so that a disturbance meets both sides.
+    // Alternate, so that a disturbance affects both sides.
     for (int i = 0; i < rounds; ++i) {
       ours.push_back(seconds_of(op.ours, repeats));
       aten.push_back(seconds_of(op.aten, repeats));

@@ -11,10 +11,10 @@ struct BrailleCurve {
   std::vector<double> x, y;
 };
 
-/// Returns `height` lines of at most `width` columns, 20 x 4 at least: the curves, with the least
-/// and the largest y at the left and x below. Where many values fall into one column of dots, all
-/// dots from the least to the largest are set. `color` draws each curve in a color of its own
-/// (curve_color).
+/// Draws the curves in `height` lines of at most `width` columns (at least 4 lines of 20 columns).
+/// Shows the smallest and the largest y at the left, and those of x below. Where many values fall
+/// into one column of dots, sets all dots from the smallest to the largest value. `color` draws
+/// each curve in a color of its own (curve_color).
 std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
                                       size_t height, bool color);
 

@@ -60,9 +60,9 @@ Exit run_chat(const Arguments& arguments) {
     // Reserve at most half of the context for the answer, so that history has room too.
     const auto ids = question(chat, history, w.context, std::min(w.tokens, w.context / 2));
     if (std::ssize(ids) > w.context) {
-      log_warn("the message is ", ids.size(),
-               " tokens with its chat template, and the context of the model has ", w.context,
-               "; its beginning is cut off");
+      log_warn("the message takes ", ids.size(),
+               " tokens with the chat template, but the model's context has only ", w.context,
+               "; the beginning of the message is cut off");
     }
 
     std::string answer;

@@ -45,8 +45,8 @@ std::string row(const std::string& left, const std::string& right, size_t indent
   return text + line + "\n";
 }
 
-/// Returns a key, its default and its purpose, as much of that as fits into a line: the reference
-/// page has the complete text.
+/// Returns a key, its default and its purpose. A purpose that does not fit into the line is
+/// shortened to its first clause: the reference page has the complete text.
 std::string key_row(const Field& field) {
   const std::string key = "  --" + field.key + "=" + toml_text(field.initial);
   const std::string choices = field.rule.choices.empty() ? "" : " (" + rule_text(field.rule) + ")";
@@ -136,9 +136,10 @@ std::set<std::string> words_of_name(std::string name) {
   return {std::istream_iterator<std::string>(in), {}};
 }
 
-/// Returns the options that an unknown one may have been meant for: the config keys whose last part
-/// is its name (lr, learning-rate and train.lr: optim.lr), else the nearest option, else those
-/// whose words are among its words (max-tokens: tokens).
+/// Returns the options that an unknown one may stand for. These are the config keys with the same
+/// last part (optim.lr for lr, learning-rate and train.lr), or else the option with the most
+/// similar name, or else the options whose words are all in the unknown name (tokens for
+/// max-tokens).
 std::vector<std::string> suggestions(std::string name, const std::vector<std::string>& known) {
   std::string last_part = name;
   std::replace(last_part.begin(), last_part.end(), '-', '_');
@@ -186,8 +187,8 @@ std::string unknown_option(const Command& command, const OptionNames& names,
              meant.empty() ? "; `lathe " + command.name + " --help` lists them" : meant + "?");
 }
 
-/// Returns the words with each --name=value as two words: cxxopts matches words with std::regex,
-/// which fails on long values and line breaks. Throws Exit::usage with a line for each option that
+/// Splits each --name=value into two words, because cxxopts matches words with std::regex, which
+/// fails on long values and line breaks. Throws Exit::usage with a line for each option that
 /// the command does not have.
 std::vector<std::string> split_words(const Command& command, const OptionNames& names,
                                      const std::vector<std::string>& words) {
@@ -291,8 +292,8 @@ namespace {
 Exit dispatch(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
 
-  // A point of a sweep starts with the stop signals blocked. Only `train` leaves them blocked until
-  // it has its handlers.
+  // A sweep starts its runs with the stop signals blocked. Only `train` leaves them blocked until
+  // it has installed its handlers.
   if (args.empty() || args[0] != "train") unblock_stop_signals();
 
   const auto asks_help = [](const std::string& a) { return a == "--help" || a == "-h"; };
@@ -350,8 +351,8 @@ int run_cli(int argc, char** argv) {
   try {
     open_standard_streams();
 
-    // With the signal ignored, a file that would grow beyond `ulimit -f` is an error of the call
-    // (EFBIG), with a sentence and an exit code.
+    // Ignore the signal, which would kill the process. A write beyond `ulimit -f` then fails with
+    // EFBIG, which is reported with an exit code.
     std::signal(SIGXFSZ, SIG_IGN);
 
     const PrintableStreams streams;

@@ -91,21 +91,23 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
 /// Adds a command; call it before run_cli. Throws Exit::internal where its name is taken.
 void add_command(Command command);
 
-/// Throws Exit::usage for a flag that the subcommand (the first positional) does not have. It has
-/// the flags in `known` and, with `config_keys`, the keys of the config. `hint` ends the sentence.
+/// Throws Exit::usage for a flag that the subcommand (the first positional) does not have. The
+/// subcommand has the flags in `known` and, with `config_keys`, the keys of the config. `hint` is
+/// appended to the message.
 void check_flags(const Arguments& arguments, const std::set<std::string>& known,
                  bool config_keys = false, const std::string& hint = "");
 /// Returns the parts of a flag's text between commas.
 std::vector<std::string> comma_list(const std::string& text);
 /// Returns the flags that are keys of the config.
 Overrides key_arguments(const Arguments& arguments);
-/// Loads the config that word `at` names, with the flags that are keys; sets the console's level.
+/// Loads the config that positional `at` names, with the flags that are keys of the config. Also
+/// sets the log level of the console.
 LoadedConfig load_config_argument(const Arguments& arguments, size_t at = 0);
-/// Returns the run or checkpoint that the first word names. Throws Exit::checkpoint, with what it
-/// is instead, for data and for a file.
+/// Returns the run or checkpoint that the first positional names. Throws Exit::checkpoint if it is
+/// a data folder or a file, which the error states.
 fs::path run_argument(const Arguments& arguments);
-/// Returns the BPE that --tokenizer names: that of a run or checkpoint, or of files. Throws
-/// Exit::usage where a run has none.
+/// Returns the BPE tokenizer of a run or checkpoint, or of the tokenizer files at `path`, which
+/// --tokenizer names. Throws Exit::usage where a run has no BPE tokenizer.
 Tokenizer tokenizer_at(const fs::path& path);
 /// Checks that a result may be written to `file`: there is no such file, it is empty, or an earlier
 /// command wrote it, so that `mark` is among its first 4096 bytes. Throws Exit::usage for any other
@@ -143,8 +145,8 @@ Flags with_load_flags(Flags flags);
 Flags with_sampling_flags(Flags flags);
 /// Reads the flags of with_sampling_flags. Throws Exit::usage for values out of range.
 Sampling sampling_argument(const Arguments& arguments);
-/// Returns the model's tokenizer. Throws Exit::usage where it does not model text, and Exit::data
-/// where it has no tokenizer.
+/// Returns the model's tokenizer. Throws Exit::usage where the model does not model text, and
+/// Exit::data where the run has no tokenizer.
 const Tokenizer& text_tokenizer(const Arguments& arguments, const LoadedModel& m);
 
 }  // namespace lathe

@@ -56,8 +56,8 @@ void add_model(Json& json, const LoadedModel& m) {
                {"peak_rss_bytes", peak_rss_bytes()}});
 }
 
-/// Prints the tables of an evaluation's details: a list of objects has a column for each key, and
-/// the confusion matrix a row for each class and a column for each predicted one.
+/// Prints the tables of an evaluation's details. A list of objects has a column for each key. The
+/// confusion matrix has a row for each class and a column for each predicted class.
 void print_tables(const Json& details) {
   const auto cell = [](const Json& value) {
     if (value.is_string()) return value.get<std::string>();
@@ -93,8 +93,8 @@ Json text_json(const TextScore& s) {
           {"bytes", s.bytes}};
 }
 
-/// Reads the texts of a file, compressed or not. JSON Lines (by the file's name) have a text in
-/// this field of each line; any other file is one text.
+/// Reads the texts of a file, compressed or not. JSON Lines, which the file's name shows, have a
+/// text in `field` of each line; any other file is one text.
 std::vector<std::string> texts_of(const std::string& file, const std::string& field) {
   std::vector<std::string> texts;
   const DocumentSource source{.files = {file}, .field = field};
@@ -140,8 +140,9 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
   if (const int64_t begin = text_begin_token(scoring.tokenizer); begin >= 0) {
     // Standard output is for the result.
     std::cerr << "token " << begin
-              << " precedes each text, so that its first token is scored as well; a perplexity "
-                 "without it differs slightly\n";
+              << " precedes each text, so that the first token of the text is scored as well; the "
+                 "perplexity without token "
+              << begin << " would differ slightly\n";
     json["begin_token"] = begin;
   }
   if (files.size() > 1) json["files"] = each;
@@ -168,7 +169,8 @@ Exit run_eval_text(const Arguments& arguments) {
   for (const char* flag : {"data", "batches"}) {
     if (arguments.flags.contains(flag))
       fail(Exit::usage, "command line: --", flag,
-           " is for the loss over a data folder; leave it out, or the files");
+           " is for the loss over a data folder; leave it out, or leave out the files and "
+           "--choices");
   }
   const std::vector<std::string> files(arguments.positionals.begin() + 1,
                                        arguments.positionals.end());
@@ -185,7 +187,7 @@ Exit run_eval_text(const Arguments& arguments) {
 
   scoring.batch_size = static_cast<int64_t>(arguments.number(
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
-  // With a stride below the context, windows overlap and each token has more before it.
+  // With a stride below the context, windows overlap, and each token has more context.
   scoring.stride = static_cast<int64_t>(
       arguments.number("stride", static_cast<double>(scoring.context),
                        between(1, static_cast<double>(scoring.context)), true));
@@ -199,8 +201,8 @@ Exit run_eval_text(const Arguments& arguments) {
   return Exit::done;
 }
 
-/// Leaves out the keys that name sources or a split of the run's own data, and those that this data
-/// does not have.
+/// Resets the keys that describe sources or a split of the run's own data, and those that do not
+/// apply to the data in config.dir.
 void set_other_data(DataConfig& config) {
   const DataConfig initial;
   config.mix.clear();
@@ -244,13 +246,13 @@ Exit run_eval(const Arguments& arguments) {
   if (of_table.name() != m.state.task && !of_table.frozen_key(m.config).empty()) {
     fail(Exit::usage, data_config.dir, " is for the task ", of_table.name(),
          ", which compares a model with the one that it was trained from; evaluate a run of that "
-         "task on it");
+         "task on this data");
   }
   check_same_kind(m, of_table, *data, data_config.dir);
   if (const auto& theirs = data->facts().encoding) {
     const ExampleEncoding ours = encoding_of(arguments.positionals[0], m.state, m.config);
     check_same_meaning(ours, *theirs, data_config.dir,
-                       "; `lathe predict RUN FILE` encodes a file as the model's data was");
+                       "; `lathe predict RUN FILE` encodes a file like the model's training data");
     data->normalize_as(ours);
   }
   const RunTask run_task = make_run_task(m, of_table, data->facts());

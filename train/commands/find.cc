@@ -236,9 +236,9 @@ void print_batch(int64_t batch, int64_t limit, int64_t predicted, int64_t measur
             << amount(predicted) << " predicted, " << amount(measured)
             << " in a step that was run\n";
   std::cout << "gradient noise scale at the initial weights: "
-            << (std::isfinite(noise) ? "about " + short_number(noise, 2)
-                                     : std::string("unknown, from so few batches"))
-            << " samples; a global batch (now " << global
+            << (std::isfinite(noise) ? "about " + short_number(noise, 2) + " samples"
+                                     : std::string("unknown (raise --rounds)"))
+            << "; a global batch (now " << global
             << ") far above the scale saves few steps, and the scale grows during training\n";
   std::cout << json_text(Json{{"batch_size", batch},
                               {"predicted_bytes", predicted},

@@ -96,7 +96,7 @@ class TokenLines {
     added_ += bytes;
     waiting_.emplace_back(added_, std::move(line));
   }
-  /// Prints the lines of the text's next bytes.
+  /// Prints the lines of the tokens that end within the next `bytes` bytes of the text.
   void show(size_t bytes) {
     shown_ += bytes;
     for (; !waiting_.empty() && waiting_.front().first <= shown_; waiting_.pop_front())
@@ -105,7 +105,7 @@ class TokenLines {
 
  private:
   size_t added_ = 0, shown_ = 0;
-  std::deque<std::pair<size_t, std::string>> waiting_;  // with the text's bytes to their ends
+  std::deque<std::pair<size_t, std::string>> waiting_;  // with the byte at which each ends
 };
 
 /// Returns the ids of `samples` texts for each prompt. They follow each other, so text i belongs to
@@ -210,8 +210,8 @@ Command generate_command() {
                    "generate runs/quickstart --prompt-file prompts.txt --samples 3 --seed 7"},
       .flags = with_load_flags(with_sampling_flags(
           {{"prompt",
-            "Continue this text. Default: a line break, or the vocabulary's first character where "
-            "it has none."},
+            "Continue this text. Default: a line break, or the vocabulary's first character if it "
+            "has no line break."},
            {"prompt-file", "Continue each line of this file, all in one batch."},
            {"samples", "Generate this many texts for each prompt. Default: 1."},
            {"tokens", "Generate at most this many tokens. Default: 300."},

@@ -105,9 +105,9 @@ Command launch_command() {
       "launch",
       "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...] | -n N -- "
       "bench collectives",
-      "Train with N processes on this machine, which share its cores and the micro-batches of each "
-      "step (train.grad_accum); under the conditions in docs/guide/distributed.md, the result has "
-      "the bits of a single process.",
+      "Train with N processes that share this machine's cores and the micro-batches of each step "
+      "(train.grad_accum); under the conditions in docs/guide/distributed.md, the result has the "
+      "bits of a single process.",
       {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
        "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
       {{"n", "Start this many processes."},

@@ -72,7 +72,7 @@ int64_t own_micro_batches(const RunConfig& c, const DryStep& d) {
   return c.train.grad_accum / d.data_ranks();
 }
 
-/// Returns the share of the forward and backward time that a stage of a pipeline waits.
+/// Returns the share of the forward and backward time during which a pipeline stage waits.
 double bubble_share(const RunConfig& c, const DryStep& d) {
   return d.bubble / (d.bubble + static_cast<double>(own_micro_batches(c, d)));
 }
@@ -145,7 +145,7 @@ class PlanText {
                ", for the copy of what a background save has not written by the next update");
     }
     line("memory: program", bytes(f_.program_bytes));
-    // Less than the sum of the peaks, which are reached at different times.
+    // This is less than the sum of the peaks, which are reached at different times.
     line("memory: peak",
          bytes(f_.peak_rss()) + " resident, " + bytes(d_.tensors()) + " of it tensors");
   }
@@ -192,8 +192,8 @@ class PlanText {
     if (d_.scratch_bytes == 0) return;
     line("disk: scratch files",
          bytes(d_.scratch_bytes) + (d_.ranks > 1 ? " of each process" : "") +
-             " while the run lasts, read and written in each step; the time of a step does not "
-             "count that");
+             " while the run lasts, read and written in each step; the time of a step excludes "
+             "that");
   }
 
   const RunConfig& c_;
@@ -235,8 +235,8 @@ Json json_of(const RunConfig& c, const Forecast& f) {
           {"disk_bytes", d.checkpoint_bytes * most_checkpoints(f)}};
 }
 
-/// Returns the step time and the memory that GPUs would need by their data sheets. Each has a copy
-/// of the model and its share of the batch.
+/// Returns the step time and the memory that GPUs would need by their data sheets. Each GPU has a
+/// copy of the model and computes its share of the micro-batches.
 std::string text_for(const RunConfig& c, const Forecast& f, const std::string& gpus) {
   constexpr double reached = 0.4;        // of the published rate, as well-tuned training reaches
   constexpr double context_bytes = 1e9;  // taken by CUDA and its libraries
@@ -303,7 +303,7 @@ Overrides chart_keys(const std::string& text) {
   return keys;
 }
 
-/// Prints the memory of the config, beside that with the keys of --chart.
+/// Prints the memory of the config without and with the keys of --chart.
 Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
   const std::string text = a.get("chart", "");
   const LoadedConfig other = load_with(loaded.path, key_arguments(a), chart_keys(text));

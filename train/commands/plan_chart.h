@@ -18,9 +18,10 @@ std::vector<std::pair<std::string, double>> memory_by_category(const Forecast& f
 /// Returns bytes as a number with a decimal unit, such as "745.0 MB".
 std::string human_bytes(double bytes);
 
-/// Returns a chart with a line for the name of each setting, and a bar of at most 80 columns for
-/// each category and setting. All bars have the same scale. `settings` has a name and a forecast
-/// for each setting.
+/// Returns a chart with a line for the name of each setting, and a line with a bar for each
+/// category and setting, and for the peak of each setting. Categories without memory are left out.
+/// Lines with bars have at most 80 columns, and all bars have the same scale. `settings` has a name
+/// and a forecast for each setting.
 std::string memory_chart(const std::vector<std::pair<std::string, Forecast>>& settings);
 
 }  // namespace lathe

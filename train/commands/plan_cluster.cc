@@ -31,7 +31,7 @@ struct ClusterPlan {
   double price = 0;  ///< of a GPU for an hour; 0: not given
   bool has_layout = false;
   std::vector<std::string>
-      left_out{};  ///< sentences on keys of the config that change nothing here
+      left_out{};  ///< sentences on what the config requests and the simulator leaves out
   LayoutSearch found{};
 
   double gpu_hours(const StepEstimate& e) const {
@@ -79,8 +79,8 @@ MatmulDtype dtype_of(const AmpConfig& amp) {
   return MatmulDtype::bf16;
 }
 
-/// Sets the bytes of optimizer state per parameter, and whether parts of a tensor can be updated
-/// alone, from the state that the optimizer makes for a large matrix.
+/// Sets the bytes of optimizer state per parameter from the state that the optimizer makes for a
+/// large matrix, and why it can't update parts of a matrix, if it can't.
 void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
   constexpr int64_t side = 4096;
   const MetaInit without_storage;
@@ -94,7 +94,35 @@ void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
     bytes += elements * static_cast<double>(c10::elementSize(t.dtype));
   }
   step.state_bytes = bytes / (side * side);
-  step.updates_parts = !needs_whole_tensors(state, {side, side}, optim.kind);
+  if (needs_whole_tensors(state, {side, side}, optim.kind))
+    step.faults.tensor = "the optimizer needs whole tensors, which dist.tensor cuts";
+}
+
+/// Adds why train() refuses to divide a run with this config along some axes (train/step/shares.h,
+/// train/session/session.cc).
+void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
+  const auto add = [](std::string& fault, const std::string& why) {
+    if (fault.empty()) fault = why;
+  };
+  const std::string& task = c.train.task;
+  if (c.train.sum_order == "sequence") {
+    for (std::string* fault : {&faults.data, &faults.context})
+      add(*fault, "train.sum_order = \"sequence\" is for one process");
+  }
+  if (c.memory.update_in_backward) {
+    for (std::string* fault : {&faults.data, &faults.tensor, &faults.context, &faults.pipeline})
+      add(*fault, "memory.update_in_backward is for one process");
+  }
+  if (c.memory.offloads("parameters")) {
+    for (std::string* fault : {&faults.tensor, &faults.pipeline})
+      add(*fault, "parameters on disk (memory.offload) are not supported with it");
+  }
+  if (c.memory.offloads("activations"))
+    add(faults.pipeline, "activations on disk (memory.offload) are not supported with dist.pipeline");
+  if (task != "auto" && task != "language")
+    add(faults.context, "dist.context is not for the task " + task);
+  if (task == "distill" || task == "dpo")
+    add(faults.virtual_stages, "dist.virtual_stages above 1 would run the task's frozen model for each part");
 }
 
 StepWorkload step_of(LoadedConfig& loaded) {
@@ -120,6 +148,7 @@ StepWorkload step_of(LoadedConfig& loaded) {
   step.dtype = dtype_of(c.amp);
   step.master = c.amp.master;
   set_optimizer(step, c.optim);
+  add_axis_faults(step.faults, c);
   for (const LayerCut& rule : layer_cuts_of(c)) {
     if (rule.units > 0) step.tensor_units.emplace_back(rule.units, rule.unit);
   }
@@ -137,7 +166,7 @@ std::vector<std::string> left_out_of(const RunConfig& c) {
   const Task* task = find_task(c.train.task);
   if (task != nullptr && !task->frozen_key(c).empty()) {
     notes.push_back(str("the frozen model of the task ", task->name(),
-                        " is not simulated: its memory and its forward pass come on top"));
+                        " is not simulated: the plan lacks its memory and its forward pass"));
   }
   return notes;
 }
@@ -173,17 +202,24 @@ double exposed(const StepEstimate& e) {
   return e.data.exposed + e.tensor.exposed + e.context.exposed + e.pipeline.exposed;
 }
 
+/// Returns why Lathe can't train with a layout; empty if it can.
+std::string lathe_fault(const ClusterPlan& p, const ParallelLayout& l) {
+  return lathe_fault(l, p.step, p.cluster.software.sequence_parallel);
+}
+
 /// Returns the keys with which Lathe runs a layout, or why it can't.
-std::string lathe_text(const ParallelLayout& l, const StepWorkload& step) {
-  const std::string fault = lathe_fault(l, step);
+std::string lathe_text(const ClusterPlan& p, const ParallelLayout& l) {
+  const std::string fault = lathe_fault(p, l);
   if (!fault.empty()) return "does not have this layout: " + fault;
   const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
   const char* const policies[]{"none", "selective", "blocks"};
   return str("has this layout, with --train.batch_size=", l.micro_batch,
-             " --train.grad_accum=", step.global_batch / l.micro_batch,
+             " --train.grad_accum=", p.step.global_batch / l.micro_batch,
              " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
              " --dist.shard=", shards[l.shard],
              l.tensor > 1 ? str(" --dist.tensor=", l.tensor) : "",
+             l.tensor > 1 && p.cluster.software.sequence_parallel ? " --dist.sequence_parallel=true"
+                                                                  : "",
              l.context > 1 ? str(" --dist.context=", l.context) : "",
              l.pipeline > 1 ? str(" --dist.pipeline=", l.pipeline) : "",
              l.virtual_stages > 1 ? str(" --dist.virtual_stages=", l.virtual_stages) : "");
@@ -229,7 +265,7 @@ std::string layout_text(const ClusterPlan& p, const RatedLayout& r) {
                share("exchange", exposed(e)));
   line("mfu", format("%.1f%%", 100 * e.mfu));
   line("the run", money_text(p, e));
-  line("lathe", lathe_text(r.layout, p.step));
+  line("lathe", lathe_text(p, r.layout));
   for (const std::string& advice : layout_advice(r.layout, p.step, p.cluster.gpus_per_node))
     line("note", advice);
   return out.str();
@@ -263,14 +299,14 @@ std::string search_text(const ClusterPlan& p) {
                                    gigabytes(e.memory.total()),
                                    format("%.1f%%", 100 * e.bubble / e.seconds),
                                    format("%.1f%%", 100 * exposed(e) / e.seconds),
-                                   lathe_fault(layout, p.step).empty() ? "yes" : "no"};
+                                   lathe_fault(p, layout).empty() ? "yes" : "no"};
       if (p.price > 0) row.push_back(format("%.2f", p.gpu_hours(e) * p.price));
       table.add(row);
     }
     out << table.text() << "\n";
   }
   if (!p.found.too_large.empty()) {
-    TextTable table({"do not fit, at their smallest", "needs", "of", "largest part"});
+    TextTable table({"do not fit, least memory", "needs", "of", "largest part"});
     for (const auto& [layout, e] : p.found.too_large) {
       const std::pair<double, const char*> parts[]{
           {e.memory.weights, "weights"},     {e.memory.gradients, "gradients"},
@@ -319,7 +355,7 @@ Json json_of(const ClusterPlan& p, const RatedLayout& r) {
           {"mfu", e.mfu},
           {"gpu_hours", p.gpu_hours(e)},
           {"price", p.price > 0 ? Json(p.gpu_hours(e) * p.price) : Json()},
-          {"lathe_has_it", lathe_fault(r.layout, p.step).empty()}};
+          {"lathe_has_it", lathe_fault(p, r.layout).empty()}};
 }
 
 Json json_of(const ClusterPlan& p) {
@@ -350,9 +386,8 @@ const Flags& cluster_flags() {
       {"interconnect", "Link each GPU to other nodes with this many Gbit/s. Default: 400G."},
       {"layout",
        "Divide the work among the GPUs in this way, such as data=8,shard=3,tensor=8; context, "
-       "pipeline, virtual, micro and recompute can be set too. By default, the fastest layouts "
-       "that "
-       "fit are searched, and exit code 10 reports that none does."},
+       "pipeline, virtual, micro and recompute can be set too. Default: search for the fastest "
+       "layouts that fit; exit code 10 means that none fits."},
       {"software",
        "Simulate this software: compiled, eager, fused, megatron or megatron-2021. Default: "
        "compiled.",

@@ -85,8 +85,8 @@ struct Seen {
   bool overflow = false;
 };
 
-/// Runs one pass over the batches at a loss scale, and calls `on_gradient` with each gradient of a
-/// low dtype.
+/// Runs one pass over the batches at a loss scale, and calls `on_gradient` with each gradient of
+/// the ops of is_low(), converted to `compute`.
 Seen run_pass(const Model& model, const Task& task, const std::vector<Batch>& batches,
               at::ScalarType compute, float scale,
               const std::function<void(const at::Tensor&)>& on_gradient) {

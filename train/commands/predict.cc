@@ -65,13 +65,13 @@ double in_raw_units(float y, double scale, double mean) {
 /// The form of predictions as text: CSV, or JSON Lines.
 class PredictionFormat {
  public:
-  /// `id` is the name of a table's id column, or empty: rows are then numbered.
+  /// `id` is the name of the column of ids ("file" for images); if it is empty, rows are numbered.
   PredictionFormat(bool json, bool classifies, std::string id, const ExampleEncoding& encoding);
   /// Returns the line above all others; empty for JSON Lines.
   std::string header() const;
   /// Returns what the file of an earlier prediction has at its beginning.
   std::string mark() const;
-  /// Returns the line of a row, from 1, with its probabilities or numbers.
+  /// Returns the line of a row, with its probabilities or numbers. Rows are counted from 1.
   std::string line(int64_t row, const std::string& id, const std::vector<double>& numbers) const;
 
  private:
@@ -320,8 +320,8 @@ void check_finite(const std::vector<double>& numbers, int64_t row) {
   if (bad == numbers.end()) return;
   fail(Exit::diverged, "example ", row, ": the model's prediction is ",
        std::isnan(*bad) ? "NaN" : "infinite",
-       "; its inputs are far outside of what the model was trained on, or its weights have "
-       "diverged");
+       "; the inputs of the example are far outside of what the model was trained on, or the "
+       "model's weights have diverged");
 }
 
 /// Predicts all examples, a batch at a time. Ends early if standard output is closed by its reader.

@@ -84,7 +84,8 @@ Exit prepare_as_documents(const Arguments& arguments, const std::string& tokeniz
   o.source.separator = arguments.get("separator", "");
   const bool texts = has_texts(arguments, o.source);
 
-  // A vocabulary of characters takes a first pass, and standard input can be read only once.
+  // Collecting a vocabulary of characters takes a pass of its own, and standard input can be read
+  // only once.
   if (tokenizer == "char")
     fail(Exit::usage,
          "command line: --tokenizer char accepts only plain text files and no options of "
@@ -327,7 +328,7 @@ void prepare_sources(const Arguments& arguments, const fs::path& out,
 Exit prepare_mixture(const Arguments& arguments) {
   if (!arguments.positionals.empty())
     fail(Exit::usage, "command line: ", arguments.positionals[0],
-         " is beside --source; name it as a source too");
+         " cannot be combined with --source; name it as a source too");
   if (const std::string format = arguments.get("format", "");
       format == "preferences" || format == "images")
     fail(Exit::usage, "command line: --format ", format,
@@ -362,7 +363,7 @@ Exit prepare_mixture(const Arguments& arguments) {
   const ClaimedFolder claim(out, "`lathe prepare`");
   prepare_sources(arguments, out, parts, paths);
   const int64_t tokens = write_mixture(out, parts);
-  // The record goes last: until the mixture is written, the same command can resume.
+  // Remove the record last: until the mixture is written, the same command can resume.
   remove_tree(out / mixture_record);
   log_info(out.string(), ": a mixture of ", parts.size(), " sources, ", tokens, " training tokens");
   return Exit::done;
@@ -405,9 +406,9 @@ Command prepare_command() {
             "Encode text with a BPE on this many threads, which does not change the result. "
             "Default: all cores."},
            {"source",
-            "Name a source of a mixture as NAME=PATH:SHARE in place of IN; this share of the "
-            "training windows is from PATH, 1 if it is left out, and data.mix sets other "
-            "shares. It may be given several times."},
+            "Name a source of a mixture as NAME=PATH:SHARE in place of IN. SHARE is the weight of "
+            "PATH among the training windows, by default 1, and data.mix can set other weights. "
+            "It may be given several times."},
            {"format",
             "Read the input as text, jsonl (a text on each line), instructions (lines with "
             "\"messages\", ShareGPT's \"conversations\", Alpaca's \"instruction\", \"input\" and "

@@ -121,15 +121,16 @@ Flags with_table_flags(Flags flags) {
         "Prepare examples for classification or regression. By default, their targets decide.",
         {"classification", "regression"}},
        {"val-file",
-        "Use these example files, separated by commas, for validation instead of a share."},
+        "Use these example files, separated by commas, for validation instead of a share of the "
+        "examples."},
        {"shape",
         "Give each example this shape, such as 1,8,8 for an image. Default: as in the files."},
        {"layout",
-        "Read images as chw, or as hwc where the last size counts the channels. Default: chw.",
+        "Read images as chw, or as hwc, whose last dimension is the channels. Default: chw.",
         {"chw", "hwc"}},
        {"size",
         "Resize the files of --format images to this height and width, such as 32 or 24,32. "
-        "Default: the size that all have."}});
+        "Default: the size that all images have."}});
   return flags;
 }
 
@@ -170,8 +171,8 @@ Exit prepare_images(const Arguments& arguments, std::vector<const char*> text_fl
   read_split(arguments, o);
   if (o.inputs.size() > 1 || o.val_inputs.size() > 1)
     fail(Exit::usage,
-         "command line: --format images takes one folder, and one for --val-file; name the folder "
-         "that holds those of the classes");
+         "command line: --format images takes one folder, and --val-file takes one; name the "
+         "folder that holds the folders of the classes");
 
   o.stop = [] { return stop_signal() != 0; };
   prepare_examples(o);

@@ -79,7 +79,7 @@ LoadedConfig config_of_run(const Arguments& a, const fs::path& checkpoint) {
     loaded.config = saved_config(read_state(checkpoint), checkpoint);
     if (const Overrides keys = key_arguments(a); !keys.empty())
       fail(Exit::usage, "command line: --", keys[0].first, ": ", a.positionals[0],
-           " is a merged run without a config.toml; leave it out");
+           " is a merged run without a config.toml; leave the key out");
   }
   loaded.config.train.out_dir = run.string();
   return loaded;
@@ -143,7 +143,7 @@ Command profile_command() {
             "Write Kineto's trace of as many further steps to this file, with ATen's ops and a "
             "GPU's kernels."},
            {"ops",
-            "List the ops of the first of these steps instead, forward and backward: tensors, "
+            "List the ops of the first step of --steps instead, forward and backward: tensors, "
             "bytes, FLOPs, and the share of elementwise ops."},
            {"nvtx", "Run as many further steps with NVTX ranges for Nsight Systems, on a GPU."},
            force_flag},

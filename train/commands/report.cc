@@ -26,11 +26,11 @@ extern const char* const report_template;  // train/commands/report.html, by CMa
 
 namespace {
 
-constexpr size_t layer_buckets = 150;
+constexpr size_t short_curve = 150;  // points of the curves of layers and ranks
 constexpr const char* page_mark = "<title>Lathe: training report</title>";  // as in report.html
 
-/// Returns the path of a file of dygraphs, as Debian's libjs-dygraphs or another installation puts
-/// it.
+/// Returns the path of a file of dygraphs, where Debian's libjs-dygraphs or another installation
+/// puts it.
 fs::path library_file(const std::string& name) {
   for (const char* folder : {"/usr/share/javascript/dygraphs", "/usr/share/nodejs/dygraphs/dist",
                              "/usr/local/share/javascript/dygraphs"}) {
@@ -132,14 +132,14 @@ std::string machine_of(const fs::path& run) {
 }
 
 void add_curves(Json& json, const Curves& curves) {
-  // There are many curves of layers, so each keeps fewer points than the others.
+  // There are many curves of layers and ranks, so each keeps fewer points than the others.
   size_t most = 0;
   Json all = Json::object(), layers = Json::array();
   for (const auto& [key, series] : curves.series) {
     // Time is an axis of the page, not a curve.
     if (key == "time") continue;
-    const bool is_layer = key.starts_with("layers/");
-    all[key] = curve_json(series, is_layer ? layer_buckets : report_buckets);
+    const bool is_layer = key.starts_with("layers/"), is_rank = key.starts_with("ranks/");
+    all[key] = curve_json(series, is_layer || is_rank ? short_curve : report_buckets);
     most = std::max(most, series.steps.size());
     const std::string layer = is_layer ? key.substr(key.find('/', 7) + 1) : "";
     if (is_layer && std::find(layers.begin(), layers.end(), Json(layer)) == layers.end())
@@ -151,12 +151,12 @@ void add_curves(Json& json, const Curves& curves) {
   json["layers"] = std::move(layers);
 }
 
-/// Adds the axes of the page beside the step: time, and the count of tokens or samples.
+/// Adds the axes of the page other than the step: time, and the count of tokens or samples.
 void add_axes(Json& json, const Curves& curves) {
   const Series* clock = curves.find("time");
   Reduced times;
   if (clock != nullptr) times = reduce(clock->steps, clock->values, report_buckets);
-  // reduce() gives each part its last step, so its time is the last one, too.
+  // reduce() gives each part the step of its last value, so take the time of that value, too.
   if (!times.low.empty()) times.mean = times.high;
   json["clock"] = {{"s", times.steps}, {"v", times.mean}};
 
@@ -267,6 +267,7 @@ std::string report_page(const std::vector<fs::path>& runs, int refresh_s, const 
   Json data{{"version", "lathe"},
             {"made", time_text(unix_seconds())},
             {"buckets", report_buckets},
+            {"short_curve", short_curve},
             {"runs", Json::array()}};
   for (size_t i = 0; i < runs.size(); ++i) data["runs"].push_back(run_json(runs[i], names[i]));
   data["sweep"] = sweep;
@@ -325,8 +326,8 @@ Command report_command() {
             "Write the page to this file. Default: report.html in the run's folder, or here for "
             "several runs."},
            {"serve",
-            "Rewrite the page every this many seconds until Ctrl-C, and let browsers reload it; 0 "
-            "writes it once. Default: 0."},
+            "Rewrite the page at this interval in seconds until Ctrl-C, and let browsers reload "
+            "it; 0 writes it once. Default: 0."},
            force_flag},
           false,
           1,

@@ -21,8 +21,8 @@ std::string report_page(const std::vector<fs::path>& runs, int refresh_s = 0,
 constexpr size_t report_buckets = 1500;  ///< about two per pixel of a wide screen
 
 /// A curve in parts of equally many values, at most `buckets`: the last step, and the mean, least
-/// and largest finite value of each part. A curve that does not have more values than that is
-/// unchanged, and has no `low` and `high`.
+/// and largest finite value of each part. A curve of at most `buckets` values is unchanged, and
+/// has no `low` and `high`.
 struct Reduced {
   std::vector<int64_t> steps;
   std::vector<double> mean, low, high;

@@ -29,7 +29,7 @@ std::string key_for(const std::string& host) {
   return key;
 }
 
-/// Returns the last part of a path that names something: "runs/a/" is "a".
+/// Returns the last component of a path that is not empty: "a" for "runs/a/".
 std::string name_of(const fs::path& path) {
   fs::path full = fs::absolute(path).lexically_normal();
   if (!full.has_filename()) full = full.parent_path();
@@ -95,7 +95,7 @@ Command serve_command() {
                    "serve runs/assistant --batch 4 --load-dtype int8"},
       .flags = with_load_flags(
           {{"host",
-            "Listen on this address; any but this machine's own needs the environment variable "
+            "Listen on this address; any but a loopback address needs the environment variable "
             "LATHE_API_KEY, the key that clients must send. Default: 127.0.0.1."},
            {"port", "Listen on this port; 0 takes any that is free. Default: 8000."},
            {"name", "Call the model by this name in requests. Default: the name of the folder."},

@@ -287,7 +287,7 @@ std::string man_page() {
       str(".TH LATHE 1 \"\" \"", program_version, "\" \"User Commands\"\n") +
       ".SH NAME\nlathe \\- trains models from config files\n"
       ".SH SYNOPSIS\n.B lathe\n.I COMMAND ...\n"
-      ".SH DESCRIPTION\nThe commands start, stop, resume, measure and compare runs. The config of "
+      ".SH DESCRIPTION\nThe commands start, resume, measure and compare runs. The config of "
       "a run is a TOML file. Its keys are options of the command line too, which override the "
       "environment (LATHE_TRAIN_STEPS=100), which overrides the file.\n"
       ".SH COMMANDS\n";

@@ -33,7 +33,7 @@ Description describe(const Arguments& arguments, const std::set<std::string>& kn
   const auto add_key = [&](const std::string& key, const std::string& text,
                            const std::string& where) {
     if (sweep_keys().contains(key))
-      fail(Exit::usage, where, ": ", key, " is the sweep's own; leave it out");
+      fail(Exit::usage, where, ": ", key, " is set by the sweep; leave it out");
     d.keys.emplace_back(where, read_axis(key, text, where));
   };
 
@@ -85,7 +85,7 @@ int64_t whole(const Arguments& a, const char* name, double otherwise, double lea
   return static_cast<int64_t>(a.number(name, otherwise, between(least, 1e9), true));
 }
 
-/// Throws Exit::usage for an option that the method does not use.
+/// Returns the options. Throws Exit::usage for an option that the method does not use.
 SweepOptions read_options(const Arguments& a) {
   const SweepOptions o{.method = a.get("method", a.flags.contains("samples") ? "random" : "grid"),
                        .jobs = whole(a, "jobs", 1, 1),
@@ -131,8 +131,8 @@ void add_points(SweepPlan& plan, const std::vector<Axis>& axes, const SweepOptio
   }
 }
 
-/// Returns the [train] of the last point, after checking the config of every one and that it fits
-/// its data. Counts the steps of the plan. `folder`: of the points.
+/// Checks the config of each point, and that it fits its data. Adds up the steps of the plan.
+/// Returns [train] of the last point. `folder`: where the points' run folders are.
 TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path& folder) {
   const std::vector<std::string> names = point_names(plan.points);
   TrainConfig last;
@@ -157,8 +157,8 @@ TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path&
   return last;
 }
 
-/// Returns the steps at which successive halving compares runs. By default, there are as many of
-/// them as leave at least one point at the end.
+/// Returns the steps at which successive halving compares runs. Without --min-steps, makes as many
+/// comparisons as possible with at least one point left at the end.
 std::vector<int64_t> asha_rungs(const Arguments& a, const SweepPlan& plan, const TrainConfig& c) {
   const auto eta = static_cast<double>(plan.eta), points = static_cast<double>(plan.points.size());
   // The 1e-9 corrects a logarithm of an exact power that was rounded down.
@@ -244,7 +244,9 @@ Command sweep_command() {
         "With asha, train each point for at least this many steps before the first comparison. "
         "Comparisons take place after train.steps / eta steps, train.steps / eta^2 steps and so "
         "on. By default, the number is chosen so that at least one point trains all steps."},
-       {"out", "Write the sweep to this folder. Default: sweeps/ and the config's name."}},
+       {"out",
+        "Write the sweep to this folder. Default: sweeps/ and the name of the config or sweep "
+        "file."}},
       true,
       1,
       1,

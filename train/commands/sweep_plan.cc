@@ -44,7 +44,7 @@ std::string drawn(const Axis& axis, std::mt19937_64& random) {
   return format("%.17g", x);
 }
 
-/// Returns combination `index` of lists, the last axis fastest.
+/// Returns combination `index` of the values of the axes. The last axis varies fastest.
 Overrides combination(const std::vector<Axis>& axes, int64_t index) {
   Overrides point(axes.size());
   for (size_t i = axes.size(); i-- > 0;) {
@@ -92,7 +92,7 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
     if (axis.whole && (axis.low != std::floor(axis.low) || axis.high != std::floor(axis.high)))
       fail(Exit::usage, where, ": ", key, " = ", text, " is not a range of whole numbers");
     if (!(axis.low < axis.high))
-      fail(Exit::usage, where, ": ", key, " = ", text, ": the range ends before it begins");
+      fail(Exit::usage, where, ": ", key, " = ", text, ": the range must end above its beginning");
     return axis;
   }
 
@@ -136,14 +136,14 @@ std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t sample
 
   const int64_t wanted = ranges ? samples : samples > 0 ? std::min(samples, all) : all;
   if (wanted > most_points)
-    fail(Exit::usage, "the sweep would have ", wanted, " points; at most ", most_points,
-         " are taken, see --samples");
+    fail(Exit::usage, "the sweep would have ", wanted, " points, but at most ", most_points,
+         " are possible; draw fewer with --samples");
 
   std::vector<Overrides> points;
   std::mt19937_64 random(seed);
   if (ranges) {
-    // A point that was drawn already, as whole numbers may be, is drawn again. There may be fewer
-    // points than are wanted, so the number of draws is limited.
+    // Whole numbers may repeat a point; another one is drawn then. There may be fewer points than
+    // are wanted, so the number of draws is limited.
     std::set<Overrides> taken;
     for (int64_t i = 0; i < 100 * wanted && std::ssize(points) < wanted; ++i) {
       Overrides point;
@@ -315,7 +315,7 @@ std::vector<PointGroup> group_points(const std::vector<Overrides>& points,
     }
     const auto n = static_cast<double>(losses.size());
     group.finished = losses.size();
-    group.mean = std::accumulate(losses.begin(), losses.end(), 0.0) / n;  // NaN of none
+    group.mean = std::accumulate(losses.begin(), losses.end(), 0.0) / n;  // NaN if none finished
     double squares = 0;
     for (const double loss : losses) squares += (loss - group.mean) * (loss - group.mean);
     group.deviation = n > 1 ? std::sqrt(squares / (n - 1)) : std::nan("");

@@ -42,11 +42,11 @@ struct SweepPlan {
   Overrides keys_of(size_t point) const;
 };
 
-/// Returns every combination, the last axis fastest. With `samples` > 0, draws that many points by
-/// `seed`: of lists alone, different combinations, and at most all of them. Draws from a range are
-/// uniform in the logarithm where it is above 0 and its end is ten times its begin or more, and
-/// uniform otherwise. Throws Exit::usage for a range without `samples`, and for more than 100000
-/// points.
+/// Returns every combination, with the last axis varying fastest. With `samples` > 0, draws that
+/// many different points by `seed`, or fewer if there are not as many. Draws from a range of real
+/// numbers are uniform in the logarithm if it begins above 0 and ends at ten times its begin or
+/// more. Other draws are uniform. Throws Exit::usage for a range without `samples`, and for more
+/// than 100000 points.
 std::vector<Overrides> make_points(const std::vector<Axis>& axes, int64_t samples, uint64_t seed);
 /// Returns the rungs of successive halving: `steps` divided by powers of eta, down to `least`, each
 /// a multiple of `interval`, at which runs are evaluated. Throws Exit::usage where rungs coincide.
@@ -63,9 +63,9 @@ PointState point_state(const Json& json, const std::string& where);
 
 /// Returns what to run next, of the points that are not running: a point and its target rung.
 /// Points that were started come first, so that a sweep that was killed loses nothing; then the
-/// best that can be promoted, from the top; then the next new point. This is asynchronous
-/// successive halving (Li et al. 2020, "A system for massively parallel hyperparameter tuning");
-/// with one rung it is a grid or random search. Returns nullopt where none can start now.
+/// best point that can be promoted, from the highest rung down; then the next new point. This is
+/// asynchronous successive halving (Li et al. 2020, "A system for massively parallel hyperparameter
+/// tuning"); with one rung it is a grid or random search. Returns nullopt if none can start now.
 std::optional<std::pair<size_t, int>> next_job(const std::vector<PointState>& points,
                                                const std::vector<bool>& running, size_t rungs,
                                                int64_t eta);
@@ -81,8 +81,9 @@ std::vector<std::string> point_names(const std::vector<Overrides>& points);
 struct PointGroup {
   Overrides keys;  ///< the other keys
   std::vector<size_t> points;
-  size_t finished = 0;             ///< points that reached the last rung
-  double mean = 0, deviation = 0;  ///< of their losses; NaN for no loss, and for fewer than two
+  size_t finished = 0;   ///< points that reached the last rung
+  double mean = 0;       ///< of their losses; NaN if there is none
+  double deviation = 0;  ///< of their losses; NaN for fewer than two
 };
 /// Returns the groups from the best to the worst: by the mean, and last those in which a point did
 /// not finish.

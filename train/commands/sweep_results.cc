@@ -62,7 +62,7 @@ std::string groups_table(const std::vector<PointGroup>& groups) {
   return table.text();
 }
 
-/// The best point, and how it is named with its loss.
+/// The best point, with its name and its loss as texts.
 struct Best {
   size_t point;
   std::string name, loss;

@@ -2,10 +2,10 @@
 // tried and never changes. points/lr=1e-3.json holds the progress of a point, points/lr=1e-3 is its
 // run, and points/lr=1e-3.log holds its output.
 //
-// points/lr=1e-3.json receives the next target before its process starts and the loss after it
-// ended, each durably. After a kill at any moment, a point is either done or resumes from its own
-// checkpoints. Successive halving pauses runs (`train.pause_at`), so schedules are those of the
-// complete run, and a promoted run has the bits of one that never paused.
+// points/lr=1e-3.json receives the point's next target before its process starts, and its loss
+// after the process has ended, both durably. After a kill at any moment, a point is either done or
+// resumes from its own checkpoints. Successive halving pauses runs (`train.pause_at`), so schedules
+// are those of the complete run, and a promoted run has the bits of one that never paused.
 #pragma once
 
 #include "core/error.h"

@@ -169,7 +169,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   t.pattern = pattern == "gpt2" ? gpt2_pattern : pattern == "llama3" ? llama3_pattern : pattern;
   if (const std::string syntax = differing_syntax(t.pattern); !syntax.empty())
     fail(Exit::usage, "command line: --pattern has ", syntax,
-         ", which Hugging Face's tokenizers read otherwise; write the characters out");
+         ", which Hugging Face's tokenizers read differently; write the characters out");
   try {
     const Pretokenizer check(t.pattern, "command line: --pattern");
   } catch (const Error& e) {
@@ -189,7 +189,7 @@ Exit train_tokenizer(const Arguments& arguments) {
   write_bpe(made, file);
   log_info(file.string(), ": ", made.tokens.size(), " tokens, ", made.merges.size(), " merges",
            static_cast<int64_t>(made.tokens.size()) < t.vocab_size
-               ? str("; no further pair occurs ", t.min_frequency, " times")
+               ? str("; no further pair occurs at least ", t.min_frequency, " times")
                : "");
   return Exit::done;
 }
@@ -238,7 +238,7 @@ Command tokenizer_command() {
           {{"tokenizer",
             "Use this tokenizer: a tokenizer.json, a folder with one or with vocab.json and "
             "merges.txt, or a run."},
-           {"json", "Encode each line of the input as one JSON string."},
+           {"json", "Read each line of the input as a JSON string, and encode its text."},
            {"special",
             "When encoding, read the text of a special token as that token, as plain text, or "
             "refuse it. When training, add these special tokens, separated by commas, or none. "
@@ -246,20 +246,21 @@ Command tokenizer_command() {
             {"token", "text", "refuse", "none"}},
            {"out", "Write the trained tokenizer.json to this folder."},
            {"vocab-size",
-            "Train this many tokens, with the 256 bytes and the special tokens. Default: 4096."},
+            "Train this many tokens, including the 256 bytes and the special tokens. Default: "
+            "4096."},
            {"min-frequency", "Merge only pairs that occur at least this often. Default: 2."},
            {"pattern",
             "Split text before training as gpt2, as llama3, or by a regular expression. Default: "
             "gpt2.",
             {"gpt2", "llama3"}},
            {"format",
-            "Read training files as text or jsonl. By default, auto, their names decide: .jsonl or "
-            ".ndjson, also with .gz or .zst.",
+            "Read training files as text or jsonl. Default: auto, which reads .jsonl and .ndjson, "
+            "also with .gz or .zst, as jsonl.",
             {"auto", "text", "jsonl"}},
            {"field", "Read the training text of each JSON line from this field. Default: text."},
            {"threads",
             "Count words on this many threads in training, which does not change the result. "
-            "Default: all cores."}},
+            "Default: OMP_NUM_THREADS, or all cores."}},
       .min_positionals = 1,
       .max_positionals = 1000000,
       .run = run_tokenizer,

@@ -96,8 +96,30 @@ std::string fitted(const std::string& text, size_t width) {
   return out;
 }
 
-/// Returns the lines of the screen: one for each run, then up to three plots, as many as there is
-/// room for.
+/// Returns the line of a run's processes in its last logged step: the smallest and the largest value
+/// of each statistic, with the rank of the largest. Returns "" for a run on one process.
+std::string ranks_line(const Curves& run) {
+  const auto range = [&](const std::string& statistic, double unit, const char* form) {
+    double least = INFINITY, most = -INFINITY;
+    int at = 0;
+    for (int rank = 0;; ++rank) {
+      const Series* s = run.find(str("ranks/", statistic, "/", rank));
+      if (s == nullptr) break;
+      const double value = s->values.back() / unit;
+      least = std::min(least, value);
+      if (value > most) most = value, at = rank;
+    }
+    return format(form, least, most, at);
+  };
+
+  if (run.find("ranks/busy_ms/1") == nullptr) return "";
+  return "  ranks: own work " + range("busy_ms", 1, "%.0f to %.0f ms (rank %d)") + ", waiting " +
+         range("wait_ms", 1, "%.0f to %.0f ms (rank %d)") + ", memory " +
+         range("memory_bytes", 1e6, "%.0f to %.0f MB (rank %d)");
+}
+
+/// Returns the lines of the screen: one or, for several processes, two for each run, then up to
+/// three plots, as many as there is room for.
 std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, size_t height,
                                bool color) {
   std::vector<std::string> lines;
@@ -121,6 +143,8 @@ std::vector<std::string> frame(const std::vector<Curves>& runs, size_t width, si
       line += "  " + duration_text(s.age_s) + " ago";
 
     lines.push_back(fitted(line, width));
+    if (const std::string ranks = ranks_line(runs[i]); !ranks.empty())
+      lines.push_back(fitted(ranks, width));
   }
 
   constexpr size_t least = 6;  // lines that a plot with its title takes at least

@@ -18,7 +18,7 @@ namespace lathe {
 namespace {
 
 /// Returns the origin of the key that was given last. The command line counts as later than the
-/// environment, and that as later than the file.
+/// environment, and the environment as later than the file.
 std::string last_origin(const LoadedConfig& loaded, const std::vector<std::string>& keys) {
   const auto rank = [&](const std::string& key) {
     const std::string origin = origin_of(loaded, key);
@@ -105,7 +105,8 @@ void check_model(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const ModelKind& kind = *find_model_kind(c.model.kind);
 
-  // The keys of a source replace those of [model], which alone may contradict each other.
+  // The keys of a source will replace those of [model], so a contradiction among the latter is not
+  // an error.
   if (const auto fault = has_source(c) ? std::nullopt : kind.check(c.model.own)) {
     std::vector<std::string> keys;
     for (const auto& key : fault->keys) keys.push_back("model." + key);
@@ -234,15 +235,17 @@ void check_update_in_backward(const LoadedConfig& loaded) {
            ", since the sums of gradients stay between micro-batches; leave one of them out");
   if (c.amp.dtype == "fp16" && c.amp.scaler != "none")
     refuse("amp.dtype",
-           "and a loss scale skips a step if any of them is not finite; use amp.dtype "
-           "= \"bf16\", or leave it out");
+           "and a loss scale skips a step if any gradient is not finite; use amp.dtype "
+           "= \"bf16\", or leave memory.update_in_backward out");
   if (c.train.spike_sigma > 0)
-    refuse("train.spike_sigma", "before train.spike_sigma can decide; leave one of them out");
+    refuse("train.spike_sigma",
+           "before train.spike_sigma can decide to skip the step; leave one of the keys out");
   if (c.log.layers > 0)
-    refuse("log.layers", "and log.layers = ", c.log.layers, " needs them; leave one of them out");
+    refuse("log.layers", "and log.layers = ", c.log.layers,
+           " needs all gradients; leave one of the keys out");
   if (c.log.histograms > 0)
     refuse("log.histograms", "and log.histograms = ", c.log.histograms,
-           " needs them; leave one of them out");
+           " needs all gradients; leave one of the keys out");
   if (c.dist.shard != "none")
     refuse("dist.shard",
            "and dist.shard is for several processes, which exchange gradients; leave "
@@ -300,10 +303,9 @@ void check_offload(const LoadedConfig& loaded) {
   }
   if ((c.memory.offloads("optimizer") || c.memory.offloads("parameters")) &&
       c.checkpoint.async_save) {
-    fail(
-        Exit::usage, last_origin(loaded, {"memory.offload", "checkpoint.async_save"}),
-        ": checkpoint.async_save may copy all state into memory, which memory.offload keeps out of "
-        "it; leave one of them out");
+    fail(Exit::usage, last_origin(loaded, {"memory.offload", "checkpoint.async_save"}),
+         ": checkpoint.async_save may copy all state into memory, and memory.offload keeps state "
+         "out of memory; leave one of them out");
   }
 }
 
@@ -320,7 +322,8 @@ void check_files(const LoadedConfig& loaded) {
 
   if (c.log.histograms > 0 && !c.log.tensorboard) {
     fail(Exit::usage, at("log.histograms"),
-         ": log.histograms has no effect without log.tensorboard = true; set that or leave it out");
+         ": log.histograms has no effect without log.tensorboard = true; set log.tensorboard or "
+         "leave log.histograms out");
   }
 
   if (c.data.dir.empty())
@@ -357,27 +360,32 @@ std::optional<ConfigFault> check_window(const RunConfig& c) {
 
 namespace {
 
-/// Warns about keys that differ from their defaults and that the config's optimizer or schedule
-/// does not read. These are not errors: one config serves several kinds in a sweep. Optimizers that
-/// a program adds may read any key.
+/// Warns about keys that differ from their defaults and that have no effect with the config's kind
+/// of optimizer, of schedule, ... These are not errors: one config serves several kinds in a sweep.
+/// Optimizers that a program adds may read any key.
 void warn_of_other_kinds(const RunConfig& c, std::vector<std::string>& all) {
   const auto& optimizers = optimizer_kinds();
   const bool is_added = std::any_of(optimizers.begin(), optimizers.end(), [&](const auto& kind) {
     return kind.name == c.optim.kind && kind.reads_any_key;
   });
 
-  for (const Field& field : c.schema().fields()) {
+  const Schema& schema = c.schema();
+  for (const Field& field : schema.fields()) {
     const std::vector<std::string>& kinds = field.rule.kinds;
-    const bool is_optim = field.key.starts_with("optim.");
-    const std::string& kind = is_optim ? c.optim.kind : c.schedule.kind;
-    if (kinds.empty() || (is_optim && is_added)) continue;
+    if (kinds.empty() || (is_added && field.key.starts_with("optim."))) continue;
+
+    const std::string section = field.key.substr(0, field.key.find('.') + 1);
+    const Field* selector = schema.find(section + field.rule.selector);
+    LATHE_CHECK(selector != nullptr, field.key, " depends on ", section, field.rule.selector,
+                ", which is not a key");
+    const auto kind = std::get<std::string>(schema.get(&c, *selector));
     if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) continue;
-    if (c.schema().get(&c, field) == field.initial) continue;
+    if (schema.get(&c, field) == field.initial) continue;
 
     std::string others;
     for (const std::string& one : kinds) others += (others.empty() ? "" : " or ") + one;
-    all.push_back(str(field.key, " has no effect with ", is_optim ? "optim" : "schedule",
-                      ".kind = \"", kind, "\"; it is a key of ", others));
+    all.push_back(str(field.key, " has no effect with ", selector->key, " = \"", kind,
+                      "\"; it is a key of ", others));
   }
 }
 

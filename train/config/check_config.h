@@ -14,7 +14,7 @@ bool has_source(const RunConfig& config);
 void check_config(const LoadedConfig& loaded);
 
 /// Throws Exit::usage for the conflicts that transforms find. `has_model`: the keys of [model] are
-/// known, and not replaced by those of a source.
+/// final, so that no source of weights will replace them.
 void check_transforms(const LoadedConfig& loaded, bool has_model);
 
 }  // namespace lathe

@@ -14,8 +14,8 @@ bool has_checkpoint_name(const fs::path& folder) {
 }  // namespace
 
 bool is_checkpoint(const fs::path& folder) {
-  // A damaged checkpoint is known by its place. The folder of runs may be called "checkpoints",
-  // too.
+  // A damaged checkpoint is recognized by its parent folder. A folder of runs may have the name
+  // "checkpoints" too.
   return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
          (folder.parent_path().filename() == "checkpoints" && has_checkpoint_name(folder) &&
           !is_run(folder));

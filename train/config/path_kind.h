@@ -32,8 +32,8 @@ inline fs::path without_trailing_slash(const fs::path& path) {
 /// Returns whether a folder is a checkpoint: it holds state.json or model.safetensors, or it is
 /// named step-... in a folder named "checkpoints" and is not a run.
 bool is_checkpoint(const fs::path& folder);
-/// Returns whether a folder has Hugging Face's layout: a config.json, and it is not a checkpoint of
-/// Lathe.
+/// Returns whether a folder has Hugging Face's layout: it holds a config.json and is not one of
+/// Lathe's checkpoints.
 bool is_hugging_face(const fs::path& folder);
 /// Returns whether a folder is a run: it has checkpoints, or the config and the lock that training
 /// creates before its first save.

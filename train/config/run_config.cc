@@ -95,7 +95,7 @@ std::string escaped(const std::string& text) {
 void check_paths(const std::string& config) {
   if (!is_utf8(config))
     fail(Exit::usage, "the config's path ", escaped(config),
-         " is not UTF-8; rename it, or call it from its own folder");
+         " is not UTF-8; rename the file or folder whose name is not");
   std::error_code error;
   const std::string here = fs::current_path(error).string();
   if (error)
@@ -141,7 +141,7 @@ void check_is_file(const std::string& path) {
   }
 }
 
-/// A value of the environment that names a key.
+/// An environment variable that sets a key.
 struct EnvironmentKey {
   std::string key, name, text;
 };

@@ -51,11 +51,11 @@ struct TrainConfig {
               "after another, in one process only.",
               one_of({"tree", "sequence"}))
   LATHE_FIELD(std::string, fuse, "auto",
-              "Whether elementwise ops of a training step's forward pass that follow one another "
-              "run as one op, forward and backward (autograd/deferred.h). auto: on CPUs, for "
-              "results of at least 16,384 elements, outside of recomputed blocks and unless "
-              "memory.saved packs activations; the bits do not change, except those of second "
-              "derivatives. off: never.",
+              "Whether consecutive elementwise ops of a training step's forward pass run as one "
+              "op, forward and backward (autograd/deferred.h). auto: on CPUs, for results of at "
+              "least 16,384 elements, outside of recomputed blocks and unless memory.saved packs "
+              "activations; the bits do not change, except those of second derivatives. off: "
+              "never.",
               one_of({"auto", "off"}))
   LATHE_FIELD(int64_t, eval_interval, 250,
               "Number of steps between evaluations. The run is also evaluated before the first "
@@ -145,8 +145,8 @@ struct MemoryConfig {
       std::string, saved, "none",
       "Dtype in which ops keep activations for the backward pass. none: their own dtype; bf16; "
       "fp8: e4m3 with a scale for each row. Gradients are computed from the rounded values, the "
-      "loss is not. Not rounded: parameters, data, statistics, the tensors of losses and of ops "
-      "that divide by them or compare them, and the blocks that memory.recompute concerns.",
+      "loss is not. Not rounded: parameters, data, statistics, tensors that losses keep, tensors "
+      "that an op divides by or compares, and the blocks that memory.recompute concerns.",
       one_of({"none", "bf16", "fp8"}))
   LATHE_FIELD(bool, update_in_backward, false,
               "Update each parameter during the backward pass as soon as its gradient is complete, "
@@ -168,7 +168,7 @@ struct MemoryConfig {
   LATHE_FIELD(double, offload_window_mb, 128.0,
               "Megabytes of the newest activations that stay in memory with memory.offload = "
               "\"activations\", and of those that are read ahead in the backward pass. At least "
-              "three of the largest activation stay. Changes no bit.",
+              "three times the size of the largest activation stays. Changes no bit.",
               between(0, 1e6))
   LATHE_FIELD(std::string, offload_dir, "",
               "Folder of the scratch file. The file has no name and is gone when the process ends. "
@@ -278,7 +278,7 @@ std::string config_reference();
 struct GivenKey {
   std::string key;
   ConfigValue value;
-  bool is_text;  ///< of the environment or the command line, whose type depends on the field
+  bool is_text;  ///< from the environment or command line; the field decides its type
   std::string where;
   /// Returns the value with the type of `field`, or as it was given if `field` is null.
   ConfigValue read_as(const Field* field) const;

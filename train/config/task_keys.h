@@ -1,4 +1,4 @@
-// Keys of tasks: a task that has keys has a section of the config, which is named as the task.
+// Keys of tasks: a task that has keys has a section of the config with the name of the task.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ struct TaskKeys {
   std::string name;  ///< of the task
   std::string doc;
   AnyConfig config;  ///< with its defaults
-  /// Returns a conflict between keys of a config, with complete keys ("section.name"); may be
-  /// empty.
+  /// Returns a conflict between keys of a config, with complete keys ("section.name"), or nullopt.
+  /// The function itself may be empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
 };
 

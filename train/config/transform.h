@@ -1,7 +1,7 @@
-// Transforms: what is done to a finished model before its optimizer is made, so that any kind of
-// model can have it. One is a config struct, whose keys are a section of the config named as the
-// transform, a function, and a line in the table of train/transforms/table.cc (or, in a program of
-// your own, a call of add_transform).
+// Transforms change a finished model before its optimizer is made, so that they work for any kind
+// of model. A transform consists of a config struct, a function, and a line in the table of
+// train/transforms/table.cc (or, in a program of your own, a call of add_transform). The keys of
+// the struct form a section of the config with the transform's name.
 //
 // Keys that moved (`model.lora...` to `[adapters]`) are rejected with their new name; those of
 // a saved run are translated.
@@ -34,7 +34,7 @@ struct Transform {
   /// Returns a conflict between keys of a config, with complete keys ("section.name"); may be
   /// empty.
   std::function<std::optional<ConfigFault>(const RunConfig&)> check{};
-  /// check() depends on keys of [model]. It runs again once they are those of a source of weights.
+  /// check() depends on keys of [model]. It runs again after a source of weights has set them.
   bool checks_model = false;
   /// apply() reads or writes parameters that it does not make itself. Processes that shard the
   /// model then each start with the complete model. If false, these parameters may have no memory

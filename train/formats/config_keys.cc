@@ -82,7 +82,7 @@ void ConfigKeys::only(const std::string& key, const std::vector<Json>& allowed) 
     if (*value == one) return;
     list += (list.empty() ? "" : " or ") + json_text(one);
   }
-  refuse(key, "this build computes " + list + " alone");
+  refuse(key, "this build computes only " + list);
 }
 
 void ConfigKeys::pass(std::initializer_list<const char*> keys) {
@@ -93,8 +93,8 @@ void ConfigKeys::ignore(const std::string& key) {
   if (!json_.contains(key))
     fail(Exit::usage, "command line: --ignore-key ", key, ": ", where_, " has no such key");
   if (!taken_.insert(key).second)
-    fail(Exit::usage, "command line: --ignore-key ", key, ": this build knows the key, so ", where_,
-         " is followed; leave it out");
+    fail(Exit::usage, "command line: --ignore-key ", key,
+         ": this build knows the key and uses its value in ", where_, "; leave --ignore-key out");
 }
 
 void ConfigKeys::finish() const {

@@ -42,7 +42,7 @@ class ConfigKeys {
   /// or it was read.
   void ignore(const std::string& key);
   /// Throws for keys that were neither read nor passed over, unless they are null, false or empty,
-  /// or begin with an underscore, as notes of transformers do.
+  /// or begin with an underscore, as the notes of Hugging Face's transformers library do.
   void finish() const;
   /// Throws "WHERE: KEY = VALUE, and WHAT".
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const;

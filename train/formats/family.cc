@@ -29,8 +29,7 @@ const Family& family_of(const Json& config, const std::string& where) {
     if (family.model_type == type) return family;
     names += (names.empty() ? "" : ", ") + family.model_type;
   }
-  fail(Exit::checkpoint, where, ": model_type = \"", type, "\", and this build reads ", names,
-       " alone");
+  fail(Exit::checkpoint, where, ": model_type = \"", type, "\", and this build reads only ", names);
 }
 
 const Family& family_of_gguf(const std::string& architecture, const std::string& where) {
@@ -43,7 +42,7 @@ const Family& family_of_gguf(const std::string& architecture, const std::string&
       names += (names.empty() ? "" : ", ") + family.gguf_name;
   }
   fail(Exit::checkpoint, where, ": general.architecture = \"", architecture,
-       "\", and this build reads ", names, " alone");
+       "\", and this build reads only ", names);
 }
 
 std::string with_block(const std::string& name, int64_t block) {

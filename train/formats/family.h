@@ -45,7 +45,7 @@ struct Family {
   std::string model_type;    ///< in config.json
   std::string architecture;  ///< the class in transformers
   std::string kind;          ///< our model kind
-  std::string prefix;        ///< of tensor names but the head's; some files omit it
+  std::string prefix;        ///< of all tensor names except the head's; some files omit it
   std::vector<TensorRule> tensors{};
   /// Names of tensors that some files have although they follow from the config; they are ignored.
   std::vector<std::string> buffers{};
@@ -84,7 +84,7 @@ int64_t heads_of_rows(const TensorRule& rule, const AnyConfig& own);
 /// Reads ARCHITECTURE.vocab_size, which must be that of the embeddings if it is there.
 int64_t read_gguf_vocabulary(ConfigKeys& keys, const GGUFFacts& facts);
 /// Passes over the keys that any config.json may have and that do not change the computation.
-/// Throws the errors of ConfigKeys if the model is not causal, or not a decoder without
+/// Throws the errors of ConfigKeys if the model is not causal, has an encoder, or has
 /// cross-attention.
 void pass_common_keys(ConfigKeys& keys);
 /// Returns the context to use: all `positions`, or `most` of them. Throws Exit::usage where `most`

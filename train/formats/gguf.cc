@@ -63,7 +63,7 @@ at::Tensor in_blocks(const GGUFType& type, const std::string& name, const at::Te
   return bytes;
 }
 
-/// The entries of a file, whose tensors are read when they are written.
+/// The entries of a file. The tensor of an entry is read only when the entry is written.
 class Entries {
  public:
   /// `type`: of matrices, or null for their own dtype.
@@ -94,8 +94,8 @@ class Entries {
   void report() const {
     if (kept_.empty()) return;
     log_info(kept_.size(), kept_.size() == 1 ? " matrix is" : " matrices are",
-             " written in float16, or in float32 beyond its range, since the row length is not a "
-             "multiple of ",
+             " written in float16, or in float32 if a value exceeds float16's range, since the row "
+             "length is not a multiple of ",
              type_->elements, ": ", kept_.front(), kept_.size() == 1 ? "" : ", ...");
   }
 
@@ -123,8 +123,8 @@ void export_gguf(const ExportOptions& o) {
   const AnyConfig& own = m.config.model.own;
   const std::string arch = m.family->gguf_name;
   if (arch.empty())
-    fail(Exit::usage, "GGUF has no form that this build writes for models of type ",
-         m.family->model_type, "; export to Hugging Face's form (leave --format out)");
+    fail(Exit::usage, "this build can't write GGUF files of models of type ", m.family->model_type,
+         "; export to Hugging Face's format (leave --format out)");
 
   const GGUFType& most =
       type != nullptr ? *type : *find_gguf_type(safetensors_dtype(dtype_from_config(m.dtype)));

@@ -7,8 +7,8 @@
 
 namespace lathe {
 
-/// An open GGUF file, with its model in our form. Opening it finds all faults but values that are
-/// not finite, and throws Exit::checkpoint with what and where.
+/// An open GGUF file, with its model in our form. Opening it throws Exit::checkpoint, with what and
+/// where, for every fault except parameters that are not finite, which tensor() finds.
 class GGUFModel : public ModelSource {
  public:
   /// `block_size`: the context to use, 0 for all that the model was made for. Throws Exit::usage

@@ -148,7 +148,7 @@ Json merges_of(const std::vector<std::string>& tokens, const std::vector<bool>& 
   return json;
 }
 
-/// Returns the normalizer of SentencePiece's form, in that of tokenizer.json.
+/// Returns SentencePiece's normalizer in the form of tokenizer.json.
 Json normalizer_of(bool space_before) {
   Json steps = Json::array();
   if (space_before) steps.push_back({{"type", "Prepend"}, {"prepend", space_mark}});
@@ -198,7 +198,7 @@ void add_begin(const TokenizerKeys& keys, const std::vector<std::string>& tokens
   }
 }
 
-/// Adds the chat template and those with other names, by the keys of llama.cpp.
+/// Adds the default chat template and the named ones, under llama.cpp's keys.
 void add_chat_templates(const TokenizerSettings& settings, GGUFMetadata& metadata) {
   constexpr const char* key = "tokenizer.chat_template";
   if (!settings.chat_template.empty()) metadata.emplace_back(key, settings.chat_template);
@@ -259,13 +259,12 @@ void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMeta
   }
 
   TextMarks marks = tokenizer.marks();
-  // Without an end of texts, llama.cpp takes the token 11 of this form for one.
+  // Without a token that ends texts, llama.cpp uses token 11 of a byte-level BPE as one.
   if (marks.end < 0) marks.end = marks.turn_end;
   if (marks.end < 0 && !of_characters) {
-    log_warn(
-        "the tokenizer has no token that ends texts, and llama.cpp takes its token 11 for one, ",
-        "\"", printable_line(std::ssize(tokens) > 11 ? tokens[11] : ""),
-        "\"; it stops there, except with its option --ignore-eos");
+    log_warn("the tokenizer has no token that ends texts, so llama.cpp uses token 11 as one, ",
+             "\"", printable_line(std::ssize(tokens) > 11 ? tokens[11] : ""),
+             "\": it stops at that token unless its option --ignore-eos is given");
   }
   for (const auto& [key, id] : {std::pair("bos", marks.begin),
                                 {"eos", marks.end},

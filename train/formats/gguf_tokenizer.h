@@ -13,10 +13,11 @@ namespace lathe {
 /// Exit::usage where GGUF has no name for the way in which the tokenizer splits text.
 void add_gguf_tokenizer(const Tokenizer& tokenizer, int64_t vocab_size, GGUFMetadata& metadata);
 
-/// Reads a file's tokenizer, chat template and special tokens: tokenizer.ggml.model "gpt2" with a
-/// way to split text that add_gguf_tokenizer() writes, or "llama", SentencePiece's. The merges of
-/// the latter are all pairs of tokens that make a token, in the order of its score. Throws
-/// Exit::data with what is wrong, or what this build does not support.
+/// Reads a file's tokenizer, chat template and special tokens. Supports the tokenizer.ggml.model
+/// "gpt2" with a way to split text that add_gguf_tokenizer() writes, and "llama", which is
+/// SentencePiece. The merges of "llama" are all pairs of tokens whose concatenation is a token, in
+/// the order of the scores of these tokens. Throws Exit::data with what is wrong, or what this
+/// build does not support.
 Tokenizer read_gguf_tokenizer(const GGUFFile& file);
 /// Reads only the chat templates and the names of the special tokens. A special token whose id the
 /// file lacks counts as not in use. Throws Exit::data for a value that is invalid.

@@ -11,8 +11,8 @@
 
 namespace lathe {
 
-/// An open Hugging Face folder, with its model in our form. Opening it finds all faults but values
-/// that are not finite, and throws Exit::checkpoint with what and where.
+/// An open Hugging Face folder, with its model in our form. Opening it finds all faults of its
+/// config.json and its tensors, except values that are not finite, and throws Exit::checkpoint.
 class HuggingFaceFolder : public ModelSource {
  public:
   /// `block_size`: the context to use, 0 for all that the model was made for. Throws Exit::usage
@@ -53,9 +53,9 @@ struct ExportOptions {
   std::string chat_template{};        ///< as set_chat_template() takes it; empty: the run's
   StopAsked stop{};  ///< called before each tensor; true ends the export with Exit::stopped
 };
-/// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage where its
-/// model has no family, it has adapters, or `out` contains anything, and Exit::busy where another
-/// process writes it.
+/// Writes a run as a Hugging Face folder, completely or not at all. Throws Exit::usage where the
+/// run's model has no family, the run has adapters, or `out` contains anything, and Exit::busy
+/// where another process writes `out`.
 void export_hugging_face(const ExportOptions& options);
 
 }  // namespace lathe

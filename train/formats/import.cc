@@ -74,7 +74,8 @@ namespace {
 /// Returns the tokenizer that the options ask for, with the settings of the model; nullopt: none.
 std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const ImportOptions& o) {
   std::optional<Tokenizer> tokenizer;
-  // Errors of the settings are not the tokenizer's, and another tokenizer does not help.
+  // Read the settings first and outside of the try block: another tokenizer would not help against
+  // their errors.
   if (o.tokenizer == "auto") (void)source.settings();
   if (o.tokenizer == "auto") {
     try {

@@ -36,7 +36,7 @@ Family family(const LlamaVariant& variant) {
   const bool pairs = variant.gguf_name == "llama";
   using Rows = TensorRule::Rows;
 
-  // Weights of Gemma's norms are less by 1.
+  // Gemma's files hold the weights of norms minus 1.
   const auto add_norm = [&](const std::string& ours, const std::string& theirs,
                             const std::string& gguf_name) {
     add(ours, theirs, gguf_name);
@@ -52,7 +52,7 @@ Family family(const LlamaVariant& variant) {
   add_norm("attn.q_norm", "self_attn.q_norm", "attn_q_norm");
   add_norm("attn.k_norm", "self_attn.k_norm", "attn_k_norm");
   add("attn.proj", "self_attn.o_proj", "attn_output");
-  // Where branches have norms on their outputs, theirs has other names.
+  // If branches have norms on their outputs, Hugging Face's files have other names for the norms.
   const bool is_pre = variant.norm_position == "pre";
   add_norm("norm2", is_pre ? "post_attention_layernorm" : "pre_feedforward_layernorm", "ffn_norm");
   if (!is_pre) {
@@ -63,7 +63,7 @@ Family family(const LlamaVariant& variant) {
   add("mlp.up", "mlp.up_proj", "ffn_up");
   add("mlp.down", "mlp.down_proj", "ffn_down");
 
-  // Older files have the frequencies of positions, which follow from the config.
+  // Older files hold the rotary frequencies, which follow from the config.
   f.buffers = {"layers.#.self_attn.rotary_emb.inv_freq"};
 
   f.read = [variant](ConfigKeys& keys, int64_t most) { return read_llama(variant, keys, most); };

@@ -82,8 +82,8 @@ std::optional<Llama3Scaling> scaling_of(const std::vector<float>& divisors, doub
 /// llama.cpp multiplies YaRN's attention factor by this.
 float yarn_magnitude(float factor) { return 0.1F * std::log(factor) + 1; }
 
-/// Returns the rope_attention_factor that is written as this value: of those next to it, the one
-/// with the shortest decimal form.
+/// Returns the rope_attention_factor that an export writes as this value: among the adjacent floats
+/// that it writes so, the one with the shortest decimal form.
 double attention_factor_of(float value, float factor) {
   const float magnitude = yarn_magnitude(factor);
   float candidate = value * magnitude;
@@ -111,7 +111,7 @@ void read_rope_keys(ConfigKeys& c, const GGUFFacts& facts, int64_t width, ModelK
     model["rope_scaling"] = type;
     model["rope_factor"] = c.real(key("scaling.factor"));
   } else if (type != "none") {
-    c.refuse(key("scaling.type"), "this build computes none, linear and yarn alone");
+    c.refuse(key("scaling.type"), "this build computes only none, linear and yarn");
   }
 
   if (type == "yarn") {
@@ -134,7 +134,8 @@ void read_rope_keys(ConfigKeys& c, const GGUFFacts& facts, int64_t width, ModelK
   const auto found = factor > 1 ? scaling_of(facts.rope_divisors, theta, factor) : std::nullopt;
   if (!found)
     c.refuse(key("freq_base"),
-             "rope_freqs.weight is not llama3's scaling of its angles, which this build computes");
+             "rope_freqs.weight does not have llama3's scaling of the angles, the only one that "
+             "this build computes");
   model["rope_scaling"] = std::string("llama3");
   model["rope_factor"] = found->factor;
   model["rope_low_freq_factor"] = found->low;
@@ -227,7 +228,7 @@ ModelKeys read_llama_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {
       c.whole(key("attention.sliding_window"), 0, int64_t{1} << 40) < context)
     c.refuse(key("attention.sliding_window"),
              str("this build attends to the whole context of ", context,
-                 " tokens; give --block-size to take no more than the window"));
+                 " tokens; give a --block-size that is at most the window"));
   read_rope_keys(c, facts, width, model);
   return model;
 }

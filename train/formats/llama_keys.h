@@ -18,14 +18,14 @@ struct LlamaVariant {
   std::string model_type, architecture;
   std::string gguf_name{};  ///< empty: there is no GGUF form that this build writes
   bool qkv_bias = false;
-  std::string qk_norm = "none";  ///< what a norm of queries or keys spans; qk_norm_over, or "none"
+  std::string qk_norm = "none";  ///< a value of model.qk_norm_over, or "none": no norm of q and k
   std::string norm_position = "pre";
   /// Gemma's GELU, scaled embeddings, norms with 1 + weight, and query_pre_attn_scalar.
   bool is_gemma = false;
   bool caps_attention = false, caps_logits = false;  ///< whether config.json has softcaps of these
   double attention_softcap = 0, logit_softcap = 0;   ///< the defaults; 0: none
   Windows windows = Windows::none;
-  bool slides = false;              ///< whether there is a window without use_sliding_window
+  bool slides = false;              ///< whether the window applies without use_sliding_window
   int64_t window = 4096;            ///< the default of sliding_window; 0: none
   std::string window_layers = "1";  ///< layers with a window if there is no layer_types
   bool counts_full_layers = false;  ///< if so, all but the first max_window_layers have one (Qwen)

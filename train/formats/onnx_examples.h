@@ -20,8 +20,8 @@ namespace lathe {
 std::string add_example_inputs(OnnxGraph& graph, const ExampleEncoding& encoding);
 
 /// Adds the outputs of a model from y float32 [batch, outputs]:
-///   class int64 [batch] and probabilities float32 [batch, classes]: for a classification
-///   prediction float64 [batch, outputs]: for a regression, in the units of the data
+///   for a classification, class int64 [batch] and probabilities float32 [batch, classes]
+///   for a regression, prediction float64 [batch, outputs], in the units of the data
 /// The metadata names the classes.
 void add_example_outputs(OnnxGraph& graph, const ExampleEncoding& encoding, bool classifies,
                          const std::string& y);

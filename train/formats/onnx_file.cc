@@ -41,7 +41,8 @@ std::string float_field(uint64_t number, float value) {
 
 /// Returns an AttributeProto.
 std::string attribute(const OnnxAttribute& a) {
-  // The field of the value and the number of AttributeProto.AttributeType differ for each.
+  // Each type of value has its own field, and its own number in AttributeProto.AttributeType (field
+  // 20).
   struct Value {
     std::string operator()(int64_t x) const { return integer_field(3, x) + integer_field(20, 2); }
     std::string operator()(float x) const { return float_field(2, x) + integer_field(20, 1); }
@@ -158,7 +159,8 @@ void OnnxGraph::write(const fs::path& path) const {
   const auto bytes_of = [](const Constant& c) {
     return c.own.empty() ? c.bytes : std::as_bytes(std::span(c.own));
   };
-  // A message begins with its length, so those of all constants must be known before the first.
+  // A message begins with its length, so the lengths of all constants must be known before the
+  // first byte is written.
   std::vector<std::string> heads;
   const std::string begin = nodes_ + bytes_field(2, "lathe") + values_;
   uint64_t length = begin.size();

@@ -59,8 +59,8 @@ class OnnxGraph {
   std::string add_node(const std::string& op, const std::vector<std::string>& inputs,
                        const std::vector<OnnxAttribute>& attributes = {},
                        const std::string& output = "");
-  /// Adds a node with several outputs, of which an empty name is one that is not used, and returns
-  /// their names, which are made unique.
+  /// Adds a node with several outputs and returns their names, which are made unique. An empty name
+  /// stands for an output that is not used.
   std::vector<std::string> add_node_of(const std::vector<std::string>& outputs,
                                        const std::string& op,
                                        const std::vector<std::string>& inputs,
@@ -73,12 +73,12 @@ class OnnxGraph {
 
  private:
   struct Constant {
-    std::string head;  // a TensorProto but for its elements
+    std::string head;  // a TensorProto without its elements
     std::span<const std::byte> bytes;
     std::string own;  // elements that are not the caller's
   };
   std::string unique(const std::string& name);
-  /// Adds a constant with the elements of `own`, or those of `bytes` where that is empty.
+  /// Adds a constant with the elements of `own` or, if `own` is empty, those of `bytes`.
   std::string add(const std::string& name, OnnxType type, const std::vector<int64_t>& shape,
                   std::span<const std::byte> bytes, std::string own);
 

@@ -1,5 +1,5 @@
 // Adapters in the folders of Hugging Face's PEFT: adapter_config.json and
-// adapter_model.safetensors. LoRA (Hu et al. 2021) and DoRA (Liu et al. 2024) are exchanged.
+// adapter_model.safetensors. LoRA (Hu et al. 2021) and DoRA (Liu et al. 2024) are supported.
 #pragma once
 
 #include "train/formats/hugging_face.h"

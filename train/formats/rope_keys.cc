@@ -80,7 +80,7 @@ std::string shortest(const std::string& digits) {
   return digits;
 }
 
-/// Returns `pattern` repeated over as many layers.
+/// Returns `pattern` repeated until it has a digit for each of `layers` layers.
 std::string repeated(const std::string& pattern, size_t layers) {
   std::string digits;
   while (digits.size() < layers) digits += pattern[digits.size() % pattern.size()];

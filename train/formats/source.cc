@@ -21,8 +21,8 @@ int64_t wanted_context(const LoadedConfig& loaded) {
   return loaded.origins.contains("model.block_size") ? model_context(loaded.config) : 0;
 }
 
-/// Returns the checkpoints from one of which a run resumes or branches, and whose weights replace
-/// the source's, the newest first.
+/// Returns the checkpoints, newest first, that a run may resume or branch from. The weights of the
+/// one that it uses replace those of the source.
 std::vector<fs::path> own_checkpoints(const RunConfig& config) {
   auto there = list_checkpoints(config.train.out_dir);
   const std::string& resume = config.checkpoint.resume;

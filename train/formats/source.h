@@ -13,8 +13,8 @@ namespace lathe {
 /// Finds the source that a config's train.init_from names and takes [model] from it. If the run has
 /// checkpoints or branches from one, [model] comes from there, and the source may be missing. With
 /// adapters the source becomes their base. Call this before resolve_adapter_base. Throws
-/// Exit::usage where a key has another value or the source has adapters, and Exit::checkpoint where
-/// it can't be used.
+/// Exit::usage where a given key of [model] differs from the source's or the source has adapters,
+/// and Exit::checkpoint where the source can't be used.
 void resolve_init_from(LoadedConfig& loaded);
 /// Calls resolve_init_from() and resolve_adapter_base().
 void resolve_sources(LoadedConfig& loaded);

@@ -11,7 +11,8 @@
 
 namespace lathe {
 
-/// The mapped files. Each is validated completely, and against the index if there is one.
+/// The mapped files. Each is validated completely. Several files are also validated against the
+/// index; beside a model.safetensors, an index is ignored.
 class TensorFiles {
  public:
   /// Throws Exit::checkpoint with what is missing, or where the index and the files differ.

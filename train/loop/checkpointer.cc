@@ -23,7 +23,7 @@ void check_finite_on_all(const Session& s, int64_t step) {
 
 void Checkpointer::save(bool now) {
   newest_ = state_.step;
-  // Each of these gives a process parameters that the writer does not have.
+  // With each of these, some processes have parameters that the writer does not have.
   if (session_.shards || session_.stage || world().tensor().size > 1)
     check_finite_on_all(session_, state_.step);
   if (lock_ == nullptr && !collects_state(session_.optimizer)) return;

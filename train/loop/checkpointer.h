@@ -21,8 +21,8 @@ class Checkpointer {
         saver_(run, session.config.checkpoint, saved_step),
         newest_(saved_step) {}
 
-  /// Saves the run after step `state.step`. `now`: returns when the checkpoint is on the disk. A
-  /// collective.
+  /// Saves the run after step `state.step`. If `now` is true, returns only when the checkpoint is
+  /// on the disk. A collective.
   void save(bool now);
   /// Does the same unless that step has a checkpoint, and waits for a save in the background. No
   /// rank returns before the writer is done, since a launcher may kill the writer soon after

@@ -19,11 +19,11 @@ namespace lathe {
 /// module that has trained parameters of its own, or whose result or activation is observed;
 /// results are those of modules that make a ModuleCall. Activations are those of the first
 /// micro-batch. The size of an update is exact for tensors of up to 16384 elements. For larger ones
-/// it is estimated from 16384 evenly spaced elements, which needs neither a copy of the model nor a
-/// pass over it.
+/// it is estimated from at most 16384 evenly spaced elements, which needs neither a copy of the
+/// model nor a pass over it.
 class LayerStatsCollector {
  public:
-  /// `histograms`: collects those of what layers return, too.
+  /// `histograms`: also collects the histograms of the layers' results.
   LayerStatsCollector(Session& session, bool histograms);
   /// Returns the statistics after the step, in the order of the model.
   std::vector<LayerStats> stats() const;

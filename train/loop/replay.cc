@@ -40,7 +40,7 @@ class Watch {
     for (const auto& p : parameters) paths_[p.parameter.edge().node.get()] = p.path;
   }
 
-  std::string first;  ///< a sentence, or empty
+  std::string first;  ///< the pass of the value and what it is; empty: all were finite
 
   void check_result(const OpResult& r) {
     std::string path;
@@ -56,7 +56,7 @@ class Watch {
     if (!first.empty() || std::string(r.name) == "masked_fill") return;
     for (const at::Tensor& y : r.outputs) {
       if (bad_elements(y) == 0) continue;
-      first = str("forward: the result of ", what, ", ", range_text(y), "; its inputs:");
+      first = str("forward pass: the result of ", what, ", ", range_text(y), "; its inputs:");
       for (const Variable& v : r.inputs) first += "\n  " + range_text(v.data());
       return;
     }
@@ -65,7 +65,7 @@ class Watch {
     if (!first.empty() || bad_elements(dy) == 0) return;
     const auto parameter = paths_.find(&node);
     const auto result = results_.find(&node);
-    first = str("backward: the gradient of ",
+    first = str("backward pass: the gradient of ",
                 parameter != paths_.end()  ? "the parameter " + parameter->second
                 : result != results_.end() ? "the result of " + result->second
                                            : node.name(),
@@ -257,7 +257,8 @@ std::string replay(const fs::path& path) {
   check_frozen(loaded.config, task, state, session.run_task.frozen_hash);
   session.load(bundle, state);
 
-  // Targets of all micro-batches, as in training, so that their losses add up to that of the step.
+  // Count the targets of all micro-batches, as in training, so that the losses of the micro-batches
+  // add up to the loss of the step.
   const std::vector<Batch> batches = BundleBatches(bundle / "batches.safetensors", session).batches;
   int64_t learned = 0;
   for (const Batch& batch : batches) learned += session.task.targets(batch);
@@ -287,7 +288,7 @@ std::string replay(const fs::path& path) {
                    loss.item<double>());
 
     if (!watch.first.empty())
-      return text + "the first value that is not finite is, in the " + watch.first + "\n";
+      return text + "the first value that is not finite, in the " + watch.first + "\n";
   }
 
   return text +

@@ -1,8 +1,8 @@
 // Writes a bundle of a step that went wrong: the run's state before it and the data that it saw.
 // Replaying the bundle names the op where the error began.
 //
-// A step that diverged changes nothing, so the run folder can keep the state before it and its
-// tokens.
+// A step that diverged changes nothing, so the state before it and its data can still be saved.
+// With memory.update_in_backward it has changed parameters, and there is no bundle.
 #pragma once
 
 #include <string>

@@ -123,7 +123,7 @@ void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
     write_replay_bundle(run_, state_, session_, data_, failed - 1);
   } catch (const Error& why) {
     log_warn("cannot save the step for `lathe replay`: ", why.what());
-    // Other ranks may be sending state that this rank no longer receives. They end when it does.
+    // Other ranks may be sending state that this rank no longer receives. They end with this rank.
     if (collects_state(session_.optimizer)) throw e;
     world().wait_for_all();
     throw e;
@@ -170,7 +170,7 @@ std::vector<RankStats> StepReporter::gather_ranks(const StepResult& result) cons
   return ranks;
 }
 
-/// Warns about each slow rank, once until it has been fast again.
+/// Warns once about each slow rank, and again only after the rank has been fast in between.
 void StepReporter::warn_of_slow_rank(const std::vector<RankStats>& ranks) {
   if (ranks.empty()) return;
   slow_in_row_.resize(ranks.size());

@@ -25,9 +25,10 @@ class StepReporter {
   void report(const StepResult& result, bool write, std::vector<LayerStats> layers = {});
   /// Does the same without a line in the metrics, unless the step was reported already.
   void report_once(const StepResult& result);
-  /// Keeps step `failed` (from 1), which ended with `e` before it changed anything, for `lathe
-  /// replay`, and throws the error again with a hint at it. For a rank that writes the run folder,
-  /// while all others wait in read_stats().
+  /// Writes a replay bundle of step `failed` (from 1), which ended with `e` before it changed
+  /// anything. Then throws `e` again with a hint at `lathe replay`. With memory.update_in_backward,
+  /// only throws `e`. Called by the rank that writes the run folder, while all others wait in
+  /// read_stats().
   [[noreturn]] void keep_failed_step(const Error& e, int64_t failed) const;
   /// Excludes the time since the last report, such as evaluation and saving, from the next step's.
   void restart_step_timer();

@@ -42,7 +42,8 @@ RestoredRun restore(const ResumePoint& from, const LoadedConfig& loaded, const D
   if (!data.matches(saved.data_hash)) {
     fail(Exit::usage, session.config.data.dir,
          " is not the data that the run was started with (hash ", state.data_hash, " instead of ",
-         saved.data_hash, "); set data.dir to that, or start a new run in another --train.out_dir");
+         saved.data_hash,
+         "); set data.dir to the run's data, or start a new run in another --train.out_dir");
   }
 
   // With several processes, each sets its own number of threads, which is too small for one alone.

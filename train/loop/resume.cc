@@ -68,7 +68,8 @@ std::optional<ResumePoint> find_resume_point(const LoadedConfig& loaded) {
   const fs::path run = c.train.out_dir;
   const auto there = list_checkpoints(run);
   if (there.empty()) check_config_record(run);
-  // A launcher that starts the run again after it lost a process means the same run.
+  // A launcher that restarts a run after a process was lost resumes that run, even if
+  // checkpoint.resume is "never".
   const bool is_restart = restarts_from_environment() > 0;
   const std::string& resume = c.checkpoint.resume;
   if (resume == "never" && !is_restart) {
@@ -92,7 +93,7 @@ std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedCon
   std::vector<ConfigChange> changes;
   const auto keep = [&](const std::string& key, const std::string& was, const std::string& is) {
     fail(Exit::usage, origin_of(now, key), ": ", key, " = ", is, " but the run was started with ",
-         was, "; a resumed run keeps it (or start a new run in another --train.out_dir)");
+         was, "; a resumed run keeps ", was, " (or start a new run in another --train.out_dir)");
   };
   if (saved.model.kind != now.config.model.kind)
     keep("model.kind", toml_text(saved.model.kind), toml_text(now.config.model.kind));

@@ -75,7 +75,8 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   log_start(needs, reporter.mfu_meter());
   note_progress(state_.step, restored_.saved_step);
 
-  // An evaluation that was interrupted runs first, so metrics.jsonl has the same lines.
+  // An evaluation that was interrupted runs first, so that metrics.jsonl has the same lines as
+  // without the interruption.
   if (restored_.checkpoint.empty()) state_.eval_due = c.train.eval_interval > 0;
   const bool eval_was_due = state_.eval_due, was_due = eval_was_due || state_.sample_due;
   if (state_.eval_due && !evaluate(metrics, stop)) return save_and_stop(checkpoints, stop);
@@ -159,8 +160,8 @@ Run::StepOutcome Run::run_one_step(Loader& loader, const DueActions& due,
   if (collector && due.histograms) outcome.histograms = collector->histograms();
   return outcome;
 } catch (const Error& e) {
-  // train.detect_anomaly ends a step amid its passes. The other ranks don't know of it, so that
-  // their part of the state is missing.
+  // train.detect_anomaly ends a step amid its passes. Other ranks don't know of this, so a replay
+  // bundle would lack their part of the state.
   if (e.code() != Exit::diverged || world().size() > 1) throw;
   reporter.keep_failed_step(e, state_.step + 1);
 }
@@ -197,8 +198,8 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& m
     const int layers = world().tensor().size, parts = world().context().size,
               stages = world().pipeline().size;
     log_info("processes ", world().size(),
-             layers > 1 ? str(", ", layers, " of which compute each layer together") : "",
-             parts > 1 ? str(", ", parts, " of which divide the positions of rows") : "",
+             layers > 1 ? str(", in groups of ", layers, " that compute each layer together") : "",
+             parts > 1 ? str(", in groups of ", parts, " that divide the positions of rows") : "",
              stages > 1 ? str(", in ", stages, " stages") : "", ", each with ",
              world().share(all).count, " of the ", all, " micro-batches of a step");
   }
@@ -210,6 +211,7 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& m
 
 /// Evaluates the model and records the result. Returns false where a stop cut it short.
 bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
+  world().note(state_.step, "evaluation");
   const ForwardPasses passes(session_);
   const auto result =
       lathe::evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
@@ -245,12 +247,14 @@ void Run::check_last_validation() const {
 
 /// Draws a sample and records it. Returns false where a stop cut it short.
 bool Run::sample(MetricsSinks& metrics, const StopController& stop) const {
+  const bool samples = world().data().rank == 0 && world().pipeline().rank == 0;
+  world().note(state_.step, samples ? "sample" : "wait for the sample of others");
   const CompleteParameters complete(session_);
   // Ranks that compute layers together must also stop together, which they do after the step.
   const bool is_together = world().tensor().size > 1;
   std::string text;
   bool is_cut = false;
-  if (world().data().rank == 0 && world().pipeline().rank == 0) {
+  if (samples) {
     const ModeGuard guard;
     mode().block_hooks = session_.block_hooks();
     const auto stops = [&] { return is_cut = is_cut || (!is_together && stop.asked()); };

@@ -11,7 +11,7 @@
 namespace lathe {
 namespace {
 
-/// Adds the seconds that it lives.
+/// Adds the seconds of its lifetime to `sum`.
 class Timer {
  public:
   explicit Timer(double& sum) : sum_(sum) {}

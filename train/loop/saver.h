@@ -1,6 +1,7 @@
-// Saves a run's checkpoints, synchronously or in the background: then a thread writes the state
-// while training continues. PyTorch's torch.distributed.checkpoint.async_save copies all of it
-// first; on CPUs, this copies what is not written yet when an update is about to change it.
+// Saves a run's checkpoints, synchronously or in the background, where a thread writes the state
+// while training continues. PyTorch's torch.distributed.checkpoint.async_save copies the complete
+// state first. On CPUs, CheckpointSaver copies only what is not yet written when an update is about
+// to change it.
 #pragma once
 
 #include <functional>

@@ -72,8 +72,8 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
   if (const std::string budget = apply_memory_budget(loaded, world().size()); !budget.empty())
     log_info(budget);
 
-  // Lock a run that has checkpoints before one is chosen. The folder of a new run is made once
-  // everything else is ready.
+  // Lock a run that has checkpoints before choosing one of them. The folder of a new run is made
+  // once everything else is ready.
   const fs::path run = loaded.config.train.out_dir;
   check_output_folder(origin_of(loaded, "train.out_dir") + ": train.out_dir", run, PathKind::run);
   std::optional<FolderLock> lock;
@@ -81,7 +81,7 @@ Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
     lock.emplace(run);
     restore_replaced(run);
   }
-  world().wait_for_all();  // no other rank lists checkpoints before
+  world().wait_for_all();  // the other ranks list checkpoints only after this
   const auto resume = find_resume_point(loaded);
   check_processes_agree(loaded, *data.data, resume);
 

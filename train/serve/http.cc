@@ -123,7 +123,7 @@ ApiError error_of_status(int status) {
   switch (status) {
     case 413: return {413, "the request body is too long", "request_too_large"};
     case 414: return {414, "the request's URL is too long", "url_too_long"};
-    case 416: return {416, "lathe serve has no ranges", "no_ranges"};
+    case 416: return {416, "lathe serve does not support byte ranges", "no_ranges"};
     case 500: return {500, "the server failed", "internal_error"};
     default: return {status, "the request is not valid HTTP", "invalid_http"};
   }

@@ -19,8 +19,8 @@ struct HttpOptions {
   double most_seconds = 690;  ///< from a connection to the end of its answer
 };
 
-/// The server. Each connection has a thread and serves one request, so that a client that ends it
-/// cancels its request.
+/// The server. Each connection has a thread and serves one request, so that a client cancels its
+/// request by closing the connection.
 class HttpServer {
  public:
   /// Binds the address. Throws Exit::usage if that is impossible. The service must outlive the

@@ -79,7 +79,7 @@ Reply::Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const T
     choices_.push_back({.shown = ShownText(request_.stops)});
 
   if (!request_.echoes || !request_.top) return;
-  // The first token of a prompt has no probability, unless one was put before it.
+  // The first token of a prompt has no probability, unless a begin token was put before it.
   for (size_t i = 0; i < choices_.size(); ++i) {
     const ReadPrompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
     std::string bytes;

@@ -67,15 +67,15 @@ struct ReplyPart {
 struct ReadPrompt {
   std::string text;  ///< what `echo` repeats
   std::vector<int64_t> ids;
-  bool has_begin = false;  ///< the first id was added to the request's
+  bool has_begin = false;  ///< the first id is the tokenizer's begin token, not the request's
   int64_t max_tokens = 0;
 };
 
 /// The answer. One thread reads it while the scheduler's thread writes it.
 class Reply : public TextReceiver {
  public:
-  /// Choice i continues prompt i / request.n. `chat_end` ends an answer of a chat; -1 in a
-  /// completion. The tokenizer must outlive the answer.
+  /// Choice i continues prompt i / request.n. `chat_end`: the id that ends an answer of a chat; -1
+  /// for a completion. The tokenizer must outlive the answer.
   Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const Tokenizer& tokenizer,
         int64_t chat_end, std::string model);
 
@@ -107,7 +107,7 @@ class Reply : public TextReceiver {
     std::vector<ReplyPart::Token> tokens{};  // that are not in a part yet
     size_t bytes = 0;                        // of all tokens
     size_t first = 0;                        // where the first of `tokens` begins
-    bool drops_space = false;                // of the prompt's first token, which its text lacks
+    bool drops_space = false;                // the first token has a space, but the prompt none
     bool has_begun = false;                  // a part was made
     bool is_written = false;                 // a part was written
   };

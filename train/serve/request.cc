@@ -54,7 +54,7 @@ class Fields {
  public:
   explicit Fields(std::string_view body) {
     try {
-      // Fields that are refused by name, such as tools, may be deep.
+      // Fields that are refused by name, such as tools, may be deeply nested.
       json_ = parse_json(body, "the request body", Exit::usage, /*depth=*/64);
     } catch (const Error& e) {
       throw ApiError(400, e.what(), "invalid_json");

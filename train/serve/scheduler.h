@@ -76,8 +76,8 @@ class Scheduler {
                    Clock::time_point deadline);
   /// Generates texts until `stops` returns true. It then accepts no more requests and takes up to
   /// `grace_s` seconds to complete the others. Remaining texts end with TextEnd::shutdown. `stops`
-  /// is called between tokens, and several times a second without any. Call it once, on the thread
-  /// whose number of threads was set for the model.
+  /// is called between tokens, and several times a second while there are no texts. Call run()
+  /// once, on the thread on which the number of CPU threads was set.
   void run(const std::function<bool()>& stops, double grace_s);
 
  private:

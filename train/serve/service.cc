@@ -130,10 +130,11 @@ int64_t Service::room_for(const GenerationRequest& request, int64_t prompt) cons
   // The last token is not read by the model, so it takes no room.
   const int64_t room = model_.context - prompt + 1;
   const auto too_long = [&](const std::string& asked) {
-    throw ApiError(400,
-                   str("the model sees ", model_.context, " tokens, and the prompt has ", prompt,
-                       asked, "; shorten one of them"),
-                   "context_length_exceeded", request.is_chat ? "messages" : "prompt");
+    throw ApiError(
+        400,
+        str("the model sees ", model_.context, " tokens, and the prompt has ", prompt, asked,
+            asked.empty() ? "; shorten the prompt" : "; shorten the prompt or lower max_tokens"),
+        "context_length_exceeded", request.is_chat ? "messages" : "prompt");
   };
   if (room < 1) too_long("");
   if (request.max_tokens && *request.max_tokens > room)

@@ -39,8 +39,8 @@ class ParameterPages final : public BlockHooks {
   int64_t resident_bytes_ = 0;
 };
 
-/// Takes the memory of parameters and their working copies from `mapped` while it lives, so that
-/// they are never resident together. `mapped` may be null.
+/// While alive, takes the memory of new parameters and working copies from `mapped`, so that they
+/// are never all resident at the same time. `mapped` may be null.
 class MapParameters {
  public:
   explicit MapParameters(MappedMemory* mapped) {

@@ -12,6 +12,7 @@
 #include "core/named_range.h"
 #include "dist/context_ranks.h"
 #include "dist/sequence_ranks.h"
+#include "dist/world.h"
 #include "nn/anomaly.h"
 
 namespace lathe {
@@ -27,6 +28,7 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
     loss = loss_of();
   }
   const NamedRange range([] { return std::string("backward"); });
+  world().note("backward");
   backward(loss, loss_scale);
   return loss.data();
 }
@@ -48,7 +50,8 @@ class PassScope {
   }
 
   /// Returns the loss of a micro-batch. Throws Exit::usage if memory.recompute concerns blocks and
-  /// the model ran none; a stage of a pipeline may have none of a range.
+  /// the model ran no such block. A pipeline stage may have no block of a range, so there this is
+  /// not an error.
   Variable loss(const Batch& batch, double divisor) const {
     const Batch own = {.inputs = own_positions(batch.inputs),
                        .targets = own_positions(batch.targets),

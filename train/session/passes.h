@@ -23,8 +23,8 @@ at::Tensor run_micro_batch(const Session& session, const Batch& batch, double di
 at::Tensor run_micro_batch(const Session& session, const Batch& batch, double divisor,
                            StepRandom random, Compute compute);
 
-/// Runs the forward pass of a micro-batch as a stage of a pipeline, which `stage` talks to. Returns
-/// the loss on the last stage, and an undefined Variable on the others.
+/// Runs the forward pass of a micro-batch as a stage of a pipeline. `stage` exchanges tensors with
+/// the other stages. Returns the loss on the last stage, and an undefined Variable on the others.
 Variable run_stage_forward(const Session& session, const Batch& batch, double divisor,
                            StepRandom random, PipelineStage& stage);
 /// Runs the backward pass of such a forward pass. `root`: the last result of the forward pass on

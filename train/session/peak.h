@@ -33,9 +33,9 @@ class MfuMeter {
  public:
   MfuMeter(std::string device, int threads, at::ScalarType dtype);
   const std::optional<MatmulCeiling>& known() const { return known_; }
-  /// Returns the MFU of a step at `rate` FLOP/s; nullopt where no ceiling is known. The first rate
-  /// above the ceiling shows that it was measured on a busy machine. It is then measured again,
-  /// which takes a second and is logged.
+  /// Returns the MFU of a step at `rate` FLOP/s; nullopt where no ceiling is known. On a CPU, a
+  /// rate above the ceiling shows that the machine was busy when the ceiling was measured. After
+  /// the first such rate, the ceiling is measured again, which takes a second and is logged.
   std::optional<double> mfu(double rate);
   /// Measures the ceiling for the next run, if it is unknown or provisional. Call it at the end of
   /// a run of `run_seconds`. Does nothing after a run of up to a minute, which it would delay

@@ -88,10 +88,10 @@ void check_sequence(const LoadedConfig& loaded) {
   }
   const int64_t length = batch_sizes(c).block_size / contexts;
   if (length % ranks != 0) {
-    refuse("divides the ", length, " positions of a row", contexts > 1 ? " that a process has" : "",
+    refuse("can't divide the ", length,
+           contexts > 1 ? " positions that a process has of a row" : " positions of a row",
            " equally among the ", ranks,
-           " processes of dist.tensor, which is not possible; change "
-           "data.window or model.block_size, or leave it out");
+           " processes of dist.tensor; change data.window or model.block_size, or leave it out");
   }
 }
 
@@ -114,8 +114,8 @@ void check_positions(const LoadedConfig& loaded, const Task& task) {
   }
   const int64_t length = batch_sizes(c).block_size;
   if (length % (int64_t{2} * ranks) != 0) {
-    refuse("cuts rows into ", 2 * ranks, " equal chunks, and their ", length,
-           " positions do not divide; change it, or data.window or model.block_size");
+    refuse("cuts each row into ", 2 * ranks, " equal chunks, which is not possible for ", length,
+           " positions; change dist.context, data.window or model.block_size");
   }
 }
 
@@ -157,8 +157,8 @@ std::unique_ptr<StageParameters> make_stage(const LoadedConfig& loaded, const Mo
       model.has_head() ? model.head_weight().as_leaf() : nullptr);
 }
 
-/// Lays the parameters into buckets. Those that their optimizer needs as a whole are cut only
-/// where every rank updates all of them.
+/// Lays the parameters into buckets. Parameters whose optimizer needs the complete tensor are cut
+/// only where every rank updates all parameters.
 ShardLayout make_layout(const RunConfig& config, std::span<const NamedParameter> params,
                         const StageParameters* stage) {
   const bool is_sharded = config.dist.shard != "none";
@@ -206,7 +206,7 @@ Optimizer make_optimizer(const LoadedConfig& loaded, const std::vector<NamedPara
   }
 }
 
-/// Throws Exit::usage if the frozen base of adapters is quantized and its memory is to be a file.
+/// Throws Exit::usage if memory.offload is to map a frozen base of adapters that is quantized.
 void check_offloaded_base(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const std::string& dtype = adapters_of(c).dtype;

@@ -63,8 +63,8 @@ struct Session {
   std::unique_ptr<MappedMemory> mapped{};              ///< holds the parameters
   std::unique_ptr<ParameterPages> pages{};             ///< decides which of them are resident
   std::unique_ptr<ActivationOffloader> activations{};  ///< holds activations
-  /// With several processes, a line of each parameter and buffer that this one has: its path and
-  /// the checksum of the values that it began with.
+  /// With several processes, a line for each parameter and buffer of this process: its path and the
+  /// checksum of its initial values.
   std::string checksums{};
   std::function<void()> before_update{};  ///< called before parameters and optimizer state change
 

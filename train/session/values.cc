@@ -61,7 +61,8 @@ void Session::load(const fs::path& checkpoint, const RunState& state) {
 }
 
 /// Calls `write` for each parameter and buffer that this process needs, and shards the parameters.
-/// Unless `is_loading`, parameters that have values keep them. `write` may be empty if all have.
+/// Unless `is_loading`, parameters that have values keep them. `write` may be empty if all have
+/// values.
 void Session::give_values(const WriteValues& write, bool is_loading) {
   const NoGrad no_grad;
   const MemoryScope memory(Memory::parameters);

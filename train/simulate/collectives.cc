@@ -7,8 +7,8 @@ namespace lathe {
 
 RankGroup rank_group(int64_t size, int64_t stride, int64_t gpus_per_node) {
   const int64_t in_node = std::clamp<int64_t>(gpus_per_node / stride, 1, size);
-  // All nodes have the same number of members. If the last one has fewer, it counts as a fraction
-  // of a node.
+  // Assume that all nodes have the same number of members; a last node with fewer members counts as
+  // a fraction of a node.
   return {static_cast<double>(size), static_cast<double>(in_node)};
 }
 

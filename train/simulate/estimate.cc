@@ -264,8 +264,9 @@ void StepSimulator::add_pipeline(const LayerTimes& layer, const LayerTimes& head
   const double first = layers.first * layer.total(), middle = layers.middle * layer.total();
   const double last = layers.last * layer.total() + head.total();
 
-  // 1F1B: every micro-batch takes the slowest stage's time; the others' once, or a part of it where
-  // stages are interleaved (Narayanan et al. 2021: (p - 1) / (v m) of the step).
+  // 1F1B: every micro-batch takes the slowest stage's time. The times of the other stages count
+  // once, or in part if stages are interleaved (Narayanan et al. 2021: (p - 1) / (v m) of the
+  // step).
   const double slowest = std::max({first, last, stages > 2 ? middle : 0.0});
   const double all = first + last + (stages - 2) * middle;
   out_.bubble = (all - slowest) / parts;

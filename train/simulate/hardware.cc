@@ -28,9 +28,9 @@ std::string names_of(const std::vector<Entry>& entries) {
 /// Rates are those of NVIDIA's data sheets: V100, A100 (2021), A10, L4, L40S, H100 (2023), H200
 /// and DGX B200; RTX 3090 and 4090 by the architecture white papers (GA102, AD102), with fp32 sums.
 /// matmul_share and portable_share of the A100 and the H100 are fitted on published training runs
-/// (docs/reference/simulator.md); other GPUs take those of the generation, less under a lower power
-/// limit. Kernels that use mma.sync reach about 0.6 of the rate of wgmma on Hopper (Shah et al.
-/// 2024, on FlashAttention-2).
+/// (docs/reference/simulator.md); other GPUs have those of their generation, or less if their power
+/// limit is lower. Kernels that use mma.sync reach about 0.6 of the rate of wgmma on Hopper (Shah
+/// et al. 2024, on FlashAttention-2).
 std::vector<GpuModel> gpu_table() {
   const auto gpu = [](const char* name, double memory, double memory_rate, double bf16, double fp8,
                       double tf32, double fp32, double multiprocessors, double link,
@@ -190,8 +190,8 @@ LinkModel HardwareTable::link(const std::string& name) const {
   const auto rate = integer_between(has_unit ? name.substr(0, name.size() - 1) : "", 1, 100000);
   if (!rate) {
     fail(Exit::usage, "command line: --interconnect ", printable_line(name),
-         " is not a known link; there are ", names_of(links),
-         ", any other number of Gbit/s for each GPU as 25G, and those of --cards FILE");
+         " is not a known link; give one of ", names_of(links),
+         ", another number of Gbit/s for each GPU such as 25G, or a link of --cards FILE");
   }
   LinkModel other;
   other.name = name;

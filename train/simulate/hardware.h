@@ -111,7 +111,7 @@ struct SimulatorConstants {
               between(0, 1e4))
   LATHE_FIELD(double, collective_us, 8.4, "start of a collective, microseconds", between(0, 1e5))
   LATHE_FIELD(double, contention, 0.3,
-              "share of hidden communication by which it slows the kernels beside it",
+              "share of its time by which hidden communication slows concurrent kernels",
               between(0, 1))
   LATHE_FIELD(double, reserved_gb, 3.0,
               "memory of a GPU that the driver and communication libraries take, 1e9 bytes",

@@ -137,8 +137,8 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
   const int64_t m = l.micro_batches(step.global_batch);
   if (l.virtual_stages > 1 && m % l.pipeline != 0) {
     advice.push_back(str("pipeline=", l.pipeline, " does not divide the ", m,
-                         " micro-batches, which the schedule of virtual=", l.virtual_stages,
-                         " needs for its short bubble"));
+                         " micro-batches; the bubble of virtual=", l.virtual_stages,
+                         " is short only if it does"));
   }
   if (l.pipeline > 1 && m < l.pipeline) {
     advice.push_back(str("there are fewer micro-batches (", m, ") than stages (", l.pipeline,
@@ -147,7 +147,16 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
   return advice;
 }
 
-std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step) {
+std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step,
+                        bool sequence_parallel) {
+  const StepWorkload::AxisFaults& faults = step.faults;
+  for (const auto& [degree, fault] : {std::pair(l.data, &faults.data),
+                                      {l.tensor, &faults.tensor},
+                                      {l.context, &faults.context},
+                                      {l.pipeline, &faults.pipeline},
+                                      {l.virtual_stages, &faults.virtual_stages}}) {
+    if (degree > 1 && !fault->empty()) return *fault;
+  }
   if (l.pipeline * l.virtual_stages > step.shape.layers)
     return str("the ", step.shape.layers, " blocks are fewer than the parts of the pipeline");
   if (l.virtual_stages > 1 && l.shard > 1)
@@ -158,7 +167,10 @@ std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step) {
     return "dist.shard = \"parameters\" needs memory.recompute = \"blocks\" or \"selective\"";
   if (l.tensor == 1) return "";
 
-  if (!step.updates_parts) return "the optimizer needs whole tensors, which dist.tensor cuts";
+  if (sequence_parallel && step.shape.sequence % (l.tensor * l.context) != 0) {
+    return str("dist.sequence_parallel cuts each row into ", l.tensor * l.context,
+               " equal parts, which is not possible for ", step.shape.sequence, " positions");
+  }
   for (const auto& [units, name] : step.tensor_units) {
     if (units % l.tensor != 0)
       return str("dist.tensor = ", l.tensor, " does not divide the ", units, " ", name);

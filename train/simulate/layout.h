@@ -30,7 +30,7 @@ struct ParallelLayout {
   int64_t gpus() const { return data * tensor * context * pipeline; }
   /// Returns the micro-batches of a step that a replica computes.
   int64_t micro_batches(int64_t global_batch) const { return global_batch / (data * micro_batch); }
-  /// Returns it as `--layout` takes it.
+  /// Returns the layout in the form that `--layout` takes.
   std::string text() const;
   bool operator==(const ParallelLayout&) const = default;
 };
@@ -60,7 +60,9 @@ std::string layout_fault(const ParallelLayout& layout, const StepWorkload& step)
 /// Returns the drawbacks of a layout that works but is probably not intended, one sentence each.
 std::vector<std::string> layout_advice(const ParallelLayout& layout, const StepWorkload& step,
                                        int64_t gpus_per_node);
-/// Returns why Lathe itself can't train with the layout; empty if it can.
-std::string lathe_fault(const ParallelLayout& layout, const StepWorkload& step);
+/// Returns why Lathe itself can't train with the layout; empty if it can. `sequence_parallel`: the
+/// tensor ranks divide the positions of rows too (dist.sequence_parallel).
+std::string lathe_fault(const ParallelLayout& layout, const StepWorkload& step,
+                        bool sequence_parallel);
 
 }  // namespace lathe

@@ -20,7 +20,7 @@ GpuMemory stage_memory(const StepWorkload& step, const ParallelLayout& l,
   const double layer = step.shape.layer_parameters() / tensor;
   const double own = layers * layer + others / tensor;
 
-  // Stages 2 and 3 of ZeRO in a pipeline exchange once in a step, and keep what stage 1 does.
+  // Stages 2 and 3 of ZeRO in a pipeline exchange once in a step, and keep what stage 1 keeps.
   const int64_t stage = l.pipeline > 1 ? std::min<int64_t>(l.shard, 1) : l.shard;
   const double group = as_double(l.data * l.context);
   const auto shared = [&](int64_t from, double bytes) {
@@ -68,6 +68,8 @@ double layer_activations(const StepWorkload& step, const ParallelLayout& l,
   const double tokens = local_tokens(step, l), d = as_double(s.head_width);
   const double queries = as_double(s.heads) * d, keys = as_double(s.kv_heads) * d;
   const double hidden = as_double(s.hidden);
+  // In fp8, linear layers keep their inputs in fp8.
+  const double input = step.dtype == MatmulDtype::fp8 ? 1 : e;
   const bool is_fused = software.attention != "unfused";
 
   // Inputs of norms, their outputs, and a byte for each element of a dropout mask.
@@ -75,19 +77,24 @@ double layer_activations(const StepWorkload& step, const ParallelLayout& l,
   if (recompute == Recompute::full) return tokens * e * c / sequence_share;
   const bool is_selective = recompute == Recompute::selective;
   const bool keeps_half = is_selective && software.selective == "half";
+  const double normed = keeps_half ? 0 : 2 * input * c;
   const double residual =
-      tokens * ((keeps_half ? 2 : 4) * e * c + (software.dropout ? 2 * c : 0)) / sequence_share;
+      tokens * (2 * e * c + normed + (software.dropout ? 2 * c : 0)) / sequence_share;
 
   // Q, K, V, the output of attention, and the feed-forward part before and after its activation.
+  // Attention and the layer after it keep the output of attention together, unless they keep it in
+  // different dtypes.
   const double products = queries + 2 * keys + (s.gated ? 2 : 1) * hidden;
-  const double inner = queries + (keeps_half ? products / 2 : products + hidden);
+  const double attended = queries * (input < e ? e + input : e);
+  const double inner =
+      attended + (keeps_half ? e * products / 2 : e * products + input * hidden);
 
   // Softmax, its dropout mask and its output: 5 a s / h of Korthikanti et al.
   const double scores = is_fused || is_selective
                             ? 0
                             : tokens * as_double(s.sequence) * as_double(s.heads) *
                                   (software.dropout ? 2 * e + 1 : e);
-  return residual + (tokens * e * inner + scores) / tensor;
+  return residual + (tokens * inner + scores) / tensor;
 }
 
 GpuMemory gpu_memory(const StepWorkload& step, const ParallelLayout& l, const GpuModel& gpu,

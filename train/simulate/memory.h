@@ -8,10 +8,10 @@
 
 namespace lathe {
 
-/// Bytes of one GPU by category, of the pipeline stage that needs the most.
+/// Bytes of one GPU by category, in the pipeline stage with the largest total.
 struct GpuMemory {
   double weights = 0, gradients = 0, optimizer = 0;
-  double activations = 0;  ///< kept for the backward pass, and one layer's that is computed again
+  double activations = 0;  ///< kept for the backward pass, and those of a recomputed layer
   double logits = 0;       ///< with their gradient and float32 copy
   double gathered = 0;     ///< layers that ZeRO 3 gathers, with their gradient
   double reserved = 0;     ///< by the driver and libraries, and lost to fragmentation

@@ -18,7 +18,7 @@ std::vector<int64_t> divisors(int64_t n) {
   return low;
 }
 
-/// A division of the GPUs, of which the results show one layout.
+/// A division of the GPUs. The results show one layout of each division.
 using Division = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
 Division division_of(const ParallelLayout& l) { return {l.data, l.tensor, l.context, l.pipeline}; }

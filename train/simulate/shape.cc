@@ -14,7 +14,7 @@ double TransformerShape::layer_parameters() const {
   const auto c = as_double(width), d = as_double(head_width);
   const double biases =
       as_double(heads + 2 * kv_heads) * d + c + (gated ? 2 : 1) * as_double(hidden) + c;
-  // Two norms, whose biases count among the others.
+  // Two norms have 2 c weights and, with biases, 2 c biases.
   return layer_matrices() + 2 * c + (bias ? biases + 2 * c : 0);
 }
 

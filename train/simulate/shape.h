@@ -33,8 +33,8 @@ struct TransformerShape {
   double layer_parameters() const;
   /// Returns all parameters of the model.
   double parameters() const;
-  /// Returns the pairs of a query and a key in a sequence that a causal kernel computes, the mean
-  /// of the layers: half of T^2, or W (T - W / 2) for a window W below T.
+  /// Returns the number of pairs of a query and a key in a sequence that a causal kernel computes,
+  /// averaged over the layers: half of T^2, or W (T - W / 2) for a window W below T.
   double attended_pairs() const;
   /// Returns the FLOPs of a token in training: 6 N + 12 L (heads x head_width) T, with N the
   /// parameters in matrix products, as GPT::flops_per_unit. Chowdhery et al. 2022, appendix B. For
@@ -50,8 +50,12 @@ struct StepWorkload {
   /// Bytes of optimizer state for a parameter beside its fp32 master: 8 for Adam's two moments.
   double state_bytes = 8;
   bool master = true;  ///< weights in 2 bytes have an fp32 master
-  // What Lathe needs for tensor parallelism; the simulation does not depend on it.
-  bool updates_parts = true;  ///< the optimizer can update a part of a matrix on its own
+  // What Lathe itself does not support; the simulation does not depend on it.
+  /// Why Lathe can't divide this run along an axis; empty if it can.
+  struct AxisFaults {
+    std::string data{}, tensor{}, context{}, pipeline{}, virtual_stages{};
+  };
+  AxisFaults faults{};
   /// Numbers that the tensor ranks must divide, each with what it counts, such as "heads".
   std::vector<std::pair<int64_t, std::string>> tensor_units{};
 

@@ -10,7 +10,7 @@
 namespace lathe {
 
 /// This process's stage. Batches follow each other through the stages without waiting for the
-/// result of the one before, unless stages have several parts: then a pass runs all of them.
+/// result of the previous batch. If stages have several parts, a pass runs all of them.
 class ForwardPasses::Stage final : public PipelineStage {
  public:
   explicit Stage(const StageParameters& stage) : link_(stage) {}

@@ -20,7 +20,7 @@ template <class F>
 void each_micro_batch(const BatchPlan& plan, F&& f) {
   const int ranks = world().data().size;
   for (int64_t i = 0; i < ranks * plan.count; ++i) {
-    // Either ranks take turns, or each computes a block.
+    // Either ranks take turns, or each rank computes consecutive micro-batches.
     if (plan.stride > 1)
       f(i % ranks, i / ranks);
     else

@@ -11,8 +11,8 @@
 namespace lathe {
 
 /// While alive, layers with running statistics, such as batch norm, record the statistics of their
-/// batches. apply() then moves the running ones in the order of the step's micro-batches, those of
-/// other processes included. In one process they are moved immediately.
+/// batches. apply() then updates the running statistics in the order of the step's micro-batches,
+/// those of other processes included. In one process they are updated immediately.
 class DeferRunningStatistics : public ModeGuard {
  public:
   /// `plan`: which of the step's micro-batches this process computes.

@@ -32,9 +32,8 @@ void check_stages(const LoadedConfig& loaded) {
   };
   if (c.memory.update_in_backward)
     refuse("updates in the backward pass", "memory.update_in_backward");
-  for (const char* what : {"parameters", "activations"}) {
-    if (c.memory.offloads(what)) refuse("these tensors on disk", "memory.offload");
-  }
+  if (c.memory.offloads("parameters")) refuse("parameters on disk", "memory.offload");
+  if (c.memory.offloads("activations")) refuse("activations on disk", "memory.offload");
 }
 
 /// Throws Exit::usage where stages with several parts (dist.virtual_stages) do not support keys, or
@@ -106,6 +105,12 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
     return;
   }
 
+  if (loaded.config.memory.update_in_backward) {
+    fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),
+         ": memory.update_in_backward needs one micro-batch per step and so one group of processes, "
+         "not ", processes, "; start one process, or leave it out");
+  }
+
   std::vector<int64_t> counts;
   for (int64_t n = 1; n <= c.grad_accum && counts.size() < 8; ++n) {
     if (can_share_out(loaded.config, n * replica)) counts.push_back(n * replica);
@@ -131,7 +136,7 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {
   const RunConfig& c = loaded.config;
   const int64_t ranks = replica_of(c, processes).tensor;
-  if (c.dist.sequence_parallel && c.dist.tensor == 1) {
+  if (processes > 1 && c.dist.sequence_parallel && c.dist.tensor == 1) {
     fail(Exit::usage, origin_of(loaded, "dist.sequence_parallel"),
          ": dist.sequence_parallel = true needs dist.tensor of at least 2; set that, or leave "
          "dist.sequence_parallel out");

@@ -78,10 +78,10 @@ class StepGradients {
         own_(s.divides_state() ? s.local_params().size() : 0) {}
 
   /// Prepares for the backward pass of the n-th micro-batch of this process. A stage of a pipeline
-  /// has one for each of its parts, of which part 0 is the last.
+  /// has one backward pass for each of its parts; that of part 0 comes last.
   void begin(int64_t n, int part = 0) {
     const auto runs_now = [&](size_t i) { return !s_.stage || s_.stage->part_of_local(i) == part; };
-    // Gradients that are shared out have no previous micro-batch on the parameters.
+    // If gradients are exchanged after every micro-batch, the parameters hold none of earlier ones.
     for (size_t i = 0; !each_ && i < s_.local_params().size(); ++i) {
       if (runs_now(i)) sum_.begin(n, i);
     }
@@ -131,9 +131,9 @@ class StepGradients {
   std::vector<TreeSum<at::Tensor>> own_;
 };
 
-/// Runs the forward and backward passes of this process's micro-batches, and exchanges what they
-/// made, so that gradients and running statistics are those of the whole step. Returns its loss,
-/// and adds the seconds of waiting to `waited`.
+/// Runs the forward and backward passes of this process's micro-batches, and exchanges their
+/// results, so that gradients and running statistics are those of the complete step. Returns the
+/// loss of the step, and adds the seconds of waiting to `waited`.
 at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int64_t step,
                              double divisor, StepGradients& gradients, double& waited) {
   const BatchPlan plan = batch_plan(s.config);
@@ -157,14 +157,14 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
       return next();
     }();
 
-    world().note(step, "forward and backward");
+    world().note(step + 1, "forward");
     gradients.begin(n);
     losses.push_back(
         run_micro_batch(s, batch, divisor, random_of(s.config, step, plan.in_step(n))));
 
     if (s.shards) s.shards->end_step();
 
-    world().note(step, "exchange of gradients");
+    world().note(step + 1, "exchange of gradients");
     waited += gradients.end();
   }
 
@@ -193,7 +193,8 @@ void keep_all_gradients(Session& s, const std::vector<at::Tensor>& own) {
   }
 }
 
-/// Exchanges the updated parameters, so that each process has those that it keeps complete.
+/// Exchanges the updated parameters, so that each process has the new values of all parameters that
+/// it keeps in full.
 void publish_update(Session& s) {
   if (s.shards) {
     s.shards->publish_update();
@@ -207,7 +208,7 @@ void publish_update(Session& s) {
 /// Updates the parameters with the gradients of the step. `own`: as StepOptions::own_gradients.
 void update(Session& s, int64_t step, const StepResult& r, const std::vector<at::Tensor>& own) {
   const NamedRange range([] { return std::string("optimizer"); });
-  world().note(step, "update");
+  world().note(step + 1, "update");
   StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
   // This sum is exact in any order: its terms are integers, or all but one process have a 0.
   options.sum_over_processes = [&](at::Tensor& t) {
@@ -235,8 +236,8 @@ void update(Session& s, int64_t step, const StepResult& r, const std::vector<at:
   // After a skipped update, that sends unchanged values.
   const bool is_updated = s.device.is_cuda() || s.optimizer.control().skip == 0;
   if (is_updated) publish_update(s);
-  // `lathe replay` computes a step that failed again, with the same scales. On a GPU, reading this
-  // would wait for it.
+  // `lathe replay` repeats a failed step with the same scales, so they must not advance after it.
+  // On a GPU, reading the failed step would wait for the GPU.
   const bool has_failed = !s.device.is_cuda() && s.optimizer.control().failed_step != 0;
   if (!has_failed) advance_fp8(s.params);
 }

@@ -42,7 +42,7 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
 
   const OptimConfig& c = s.config.optim;
   if (c.grad_clip > 0 && c.grad_clip_by == "norm") {
-    // This pass draws the numbers of the second one, and moves no running statistics.
+    // This pass draws the same random numbers as the second one, and moves no running statistics.
     const ModeGuard guard;
     mode().is_recomputing = true;
     const OnGradient sum(s.params, [&](size_t i) { optimizer.sum_gradient(i); });

@@ -91,8 +91,8 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
     std::string room;
     if (e.is_full()) room = str("; it takes a little over ", snapshot.bytes(), " bytes");
-    // More may be free: a quota can be used up, and a file system's blocks and its own records take
-    // space too.
+    // Where space() reports enough free bytes, do not print them: the disk may still be full,
+    // because of a quota, or of the file system's blocks and its own records.
     const bool is_short = !unknown && space.available <= static_cast<uintmax_t>(snapshot.bytes());
     if (e.is_full() && is_short) room += str(", and ", space.available, " are free");
     throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room),
@@ -104,7 +104,7 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state,
                          const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                          const Retention& keep, std::optional<at::ScalarType> dtype) {
   check_finite(parameters, state.step, dtype);
-  // An error of the scratch file is not one of the checkpoint's disk.
+  // Settle first, so that an error of the scratch file is not reported as one of the checkpoint.
   optimizer.settle_offload();
   return store_checkpoint(run, state, view_state(parameters, optimizer, dtype), keep);
 }
@@ -144,7 +144,7 @@ SavedParameters::SavedParameters(const fs::path& checkpoint, size_t count, Value
       model_(model_path_) {
   if (model_.tensors().size() != count) {
     fail(Exit::checkpoint, model_path_.string(), " has ", model_.tensors().size(),
-         " tensors, the model ", count);
+         " tensors, but the model has ", count);
   }
   if (values == Values::for_training) masters_.emplace(masters_path_);
 }

@@ -47,8 +47,8 @@ at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const Ten
 /// The parameters and buffers of a checkpoint, which are read one at a time.
 class SavedParameters {
  public:
-  /// Which values are read: those of model.safetensors, or the masters in float32 of those that
-  /// checkpoint.dtype rounds there.
+  /// Which values are read: those of model.safetensors, or, for matrices that checkpoint.dtype
+  /// rounds there, the exact values in optimizer.safetensors.
   enum class Values : uint8_t { of_model, for_training };
 
   /// Opens the files. Throws Exit::checkpoint if the model file has another number of tensors.

@@ -24,13 +24,13 @@ void set_aside_unusable(const fs::path& checkpoint) {
                  checkpoint.parent_path() / ("unusable-" + checkpoint.filename().string()));
 }
 
-/// Returns the name under which move_into_place() keeps the checkpoint of this name for a moment.
+/// Returns the name under which move_into_place() briefly keeps a checkpoint that it replaces.
 std::string replaced_name(const std::string& checkpoint) {
   return unfinished_prefix + ("replaced-" + checkpoint);
 }
 
-/// Returns the name of the checkpoint at a path, which may have its name of replaced_name(); empty
-/// for other paths.
+/// Returns the name of the checkpoint at a path, even if the path has the name that replaced_name()
+/// gives it; empty for other paths.
 std::string checkpoint_name_of(const fs::path& path) {
   std::string name = path.filename().string();
   if (const std::string before = replaced_name(""); name.starts_with(before))
@@ -241,8 +241,8 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
 
   if (is_checkpoint(path)) {
     if (which != "newest") {
-      fail(Exit::usage, path.string(), " is a checkpoint itself, so there is no choosing \"", which,
-           "\" among several; name its run");
+      fail(Exit::usage, path.string(), " is a checkpoint itself, so \"", which,
+           "\" can't be chosen; name its run");
     }
     verify_checkpoint(path);
     return path;
@@ -275,7 +275,7 @@ fs::path find_checkpoint(const fs::path& path_, const std::string& which) {
   }
   if (state.best_step == 0)
     fail(Exit::usage, path.string(),
-         " was best before its first step, and no checkpoint of that is written; train longer, or "
+         " was best before its first step, and no checkpoint is written then; train longer, or "
          "with a lower optim.lr");
   fail(Exit::usage, path.string(), " was best after step ", state.best_step,
        ", and that checkpoint was not kept; train with checkpoint.keep_best = true");

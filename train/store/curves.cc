@@ -73,6 +73,10 @@ void Curves::add(const Json& line, const std::string& where) {
       for (const auto& [layer, metrics] : value.items()) {
         for (const auto& [metric, x] : metrics.items()) put("layers/" + metric + "/" + layer, x);
       }
+    } else if (key == "ranks" && value.is_array()) {
+      for (size_t rank = 0; rank < value.size(); ++rank) {
+        for (const auto& [metric, x] : value[rank].items()) put(str("ranks/", metric, "/", rank), x);
+      }
     } else {
       put(key, value);
     }
@@ -88,8 +92,8 @@ bool Curves::read() {
   const uint64_t size = fs::file_size(path, error);
   if (error) return false;
 
-  // A run that was resumed has cut the file back to its checkpoint, and may have passed this length
-  // again. Then the last line that was read is not where it was.
+  // A resumed run has cut the file back to its checkpoint, and the file may since have grown beyond
+  // offset_. Then the last line that was read is not at its old position.
   std::ifstream file(path, std::ios::binary);
   bool cut = size < offset_;
   if (!cut && !last_line_.empty()) {
@@ -145,7 +149,7 @@ std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(
 namespace {
 
 /// Returns whether a process of this machine holds the run's lock. Does not take the lock, since
-/// that could make a trainer fail that is just starting.
+/// that could make a starting trainer fail.
 bool is_locked(const fs::path& run) {
   struct stat s{};
   if (::stat((run / "lock").c_str(), &s) != 0) return false;

@@ -38,8 +38,8 @@ class Curves {
   /// Exit::io, with the line's number, for a line that Lathe did not write.
   bool read();
 
-  /// Series by the keys of metrics.jsonl; statistics of layers are "layers/STATISTIC/LAYER",
-  /// categories of memory "memory/NAME".
+  /// Series by the keys of metrics.jsonl; statistics of layers are "layers/STATISTIC/LAYER", those
+  /// of processes "ranks/STATISTIC/RANK", categories of memory "memory/NAME".
   std::map<std::string, Series> series;
   /// A key of the config that changed when the run was resumed after `step`.
   struct Change {
@@ -85,8 +85,9 @@ struct RunSummary {
   double age_s = 0;  ///< since the last line of metrics.jsonl; NaN without that file
 };
 /// Reads the end of metrics.jsonl and the newest checkpoint's state. A run counts as running while
-/// its lock is held on this machine, or, for a run of another machine on a shared file system,
-/// where its last line is younger than a minute and it has neither finished nor diverged.
+/// a process of this machine holds its lock. The run may also be one of another machine, on a
+/// shared file system. It therefore also counts as running if its last line is younger than a
+/// minute and of a step after its newest checkpoint, and it has neither finished nor diverged.
 RunSummary summarize(const fs::path& run);
 /// Takes a sentence about a folder or run that can't be read.
 using ReportUnreadable = std::function<void(const std::string& why)>;

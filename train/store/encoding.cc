@@ -12,22 +12,23 @@ ExampleEncoding encoding_of(const fs::path& run, const RunState& state, const Ru
   const std::string& dir = config.data.dir;
   if (!fs::exists(dir))
     fail(Exit::data, run.string(),
-         " does not hold how its inputs were prepared, and its data folder ", dir,
-         " is not there; put it back, or train again");
+         " does not record how its inputs were prepared, and its data folder ", dir,
+         " is missing; put the folder back, or train again");
   const auto data = open_data(config.data);
   const auto& encoding = data->facts().encoding;
   if (!encoding)
     fail(Exit::data, dir,
-         " does not hold how its inputs were prepared; `lathe predict` and `lathe export` need "
+         " does not record how its inputs were prepared; `lathe predict` and `lathe export` need "
          "data that `lathe prepare` made of tables, arrays and images");
   if (encoding->input_sizes != state.sizes.input || encoding->outputs != state.sizes.outputs)
-    fail(Exit::data, dir, " is not the data that ", run.string(), " was trained on; put that back");
+    fail(Exit::data, dir, " is not the data that ", run.string(),
+         " was trained on; put the run's data back");
   return *encoding;
 }
 
 namespace {
 
-/// Returns the names of classes, which are numbers if there are none.
+/// Returns the names of the classes; a class without a label has its number as its name.
 std::vector<std::string> class_names(const ExampleEncoding& e) {
   std::vector<std::string> names = e.labels;
   for (int64_t i = std::ssize(names); i < e.outputs; ++i) names.push_back(std::to_string(i));
@@ -51,7 +52,7 @@ void check_same_names(const std::vector<std::string>& ours, const std::vector<st
   for (size_t i = 0; i < std::min(ours.size(), theirs.size()); ++i) {
     if (ours[i] == theirs[i]) continue;
     fail(Exit::data, folder, ": ", what, " ", i + 1, " is ", printable_line(theirs[i]),
-         ", and in the data that the model was trained on ", printable_line(ours[i]), remedy);
+         ", but in the data that the model was trained on it is ", printable_line(ours[i]), remedy);
   }
 }
 

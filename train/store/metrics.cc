@@ -21,9 +21,8 @@ fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside,
                   uint64_t (*whole)(std::string_view)) {
   const uint64_t has = bytes_of(path);
   if (has < length) {
-    log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"),
-             " and the checkpoint was written ", "at ", length,
-             " bytes: lines are lost; training is not affected");
+    log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"), " but had ",
+             length, " bytes at the checkpoint: lines are lost; training is not affected");
     length = has == 0 ? 0 : whole(read_file(path, Exit::io, uint64_t{1} << 40));
   }
   if (has == length) return path;

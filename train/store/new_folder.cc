@@ -48,7 +48,8 @@ NewFolder::~NewFolder() {
 
   claim_.reset();
   std::error_code error;
-  fs::remove(unfinished_, error);  // Where a killed command left it, the claim did not create it.
+  // If a killed command left this folder, the claim did not create it, and so does not remove it.
+  fs::remove(unfinished_, error);
 }
 
 void NewFolder::check_free() const {
@@ -62,7 +63,7 @@ void NewFolder::check_free() const {
 
   if (fs::exists(fs::symlink_status(unfinished_)) && !is_left_by_a_command(unfinished_)) {
     fail(Exit::usage, unfinished_.string(), " was not left by lathe, and ", path_.string(),
-         " is written under that name first; rename it, or give another --out");
+         " is written under that name first; rename the former, or give another --out");
   }
 }
 

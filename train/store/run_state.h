@@ -67,14 +67,15 @@ struct Provenance {
                               ///< else empty
   std::string branched_id;    ///< content_id() of that checkpoint
   std::string imported_from;  ///< the folder of an imported model; else empty
-  std::vector<std::string> ignored_keys;  ///< of its config.json
+  std::vector<std::string> ignored_keys;  ///< of its config.json or GGUF file (--ignore-key)
 };
 
 /// The state of a run beside its tensors.
 struct RunState : TrainProgress, RunIdentity, OutputLengths, Provenance {};
 
-/// Returns whether the last `evaluations` evaluations were not better than the best one; false for
-/// 0. It depends on saved state alone, so a resumed run and all of its processes decide the same.
+/// Returns whether the last `evaluations` evaluations have not lowered the best validation loss;
+/// false for 0. The result depends on saved state alone, so a resumed run and all of its processes
+/// decide the same.
 bool has_stalled(const TrainProgress& progress, int64_t evaluations);
 
 /// Returns the contents of state.json.
@@ -82,8 +83,8 @@ Json state_json(const RunState& state);
 /// Reads state.json; the name of the folder is not used. Throws Exit::checkpoint with the field,
 /// its value and the allowed range where a number is out of it.
 RunState read_state(const fs::path& checkpoint);
-/// Returns how a checkpoint's model encodes new examples; nullopt for tokens, and for more
-/// statistics than each checkpoint should have.
+/// Returns how a checkpoint's model encodes new examples; nullopt for tokens, and if
+/// there are too many statistics to store them in each checkpoint.
 std::optional<ExampleEncoding> kept_encoding(const DatasetInfo& info);
 /// Throws Exit::data where a data folder has another tokenizer or vocabulary than the run.
 void check_tokenizer(const fs::path& data, const DatasetInfo& info, const RunState& state);

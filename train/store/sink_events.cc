@@ -29,7 +29,7 @@ class Events final : public MetricsSink {
   }
 
  private:
-  /// Returns the path, after another program's file there was renamed.
+  /// Returns `path`. Renames a file there that another program wrote.
   static fs::path own_file(const fs::path& path) {
     std::error_code none;
     if (!fs::is_regular_file(path, none)) return path;
@@ -38,7 +38,7 @@ class Events final : public MetricsSink {
     std::ifstream file(path, std::ios::binary);
     file.read(first.data(), std::ssize(first));
     first.resize(static_cast<size_t>(file.gcount()));
-    // A killed process may have left the beginning of its first line alone.
+    // A killed process may have written only the beginning of its first line.
     if (!ours.starts_with(first)) move_to_backup(path, path.string() + ".old");
     return path;
   }

@@ -12,7 +12,7 @@ namespace lathe {
 /// The parameters with which a sink is opened.
 struct SinkOptions {
   fs::path run;
-  const FileLengths& lengths;  ///< files are truncated to these; a file without one starts empty
+  const FileLengths& lengths;  ///< files are truncated to these; a file not listed starts empty
   std::string unit;            ///< "tokens" or "samples"
 
   uint64_t length(const std::string& file) const {

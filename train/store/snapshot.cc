@@ -59,8 +59,8 @@ std::pair<at::Tensor, int64_t> kept_of(const NamedParameter& p) {
   return {elements.numel() == t.numel() ? elements.view(t.sizes()) : elements, end};
 }
 
-/// Finds the tensors of which the first data rank of a stage, or the first stage, has only a part,
-/// and the ranks that have the remaining elements. A collective.
+/// Sets `shares` of the tensors of which the first data rank of a stage has only a part, and
+/// `stages` of those of which the first stage has only a part. A collective.
 void find_cuts(std::vector<SavedTensor>& all) {
   at::Tensor mine = at::empty({1, static_cast<int64_t>(all.size())}, at::kLong);
   for (size_t i = 0; i < all.size(); ++i) mine.mutable_data_ptr<int64_t>()[i] = all[i].own_end;
@@ -101,7 +101,7 @@ at::Tensor collect_flat(Group& group, bool is_first, const at::Tensor& part,
   return flat;
 }
 
-/// Returns the whole tensor on tensor rank 0. `part`: of this tensor rank.
+/// Returns the complete tensor on tensor rank 0. `part`: that of this tensor rank.
 at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
   const at::Tensor flat =
       collect_flat(world().layers(), cut.part == 0, part, cut.flat_cuts(part.sizes()));
@@ -194,8 +194,8 @@ void add_streamed(Snapshot& snapshot, const SavedTensor& saved) {
   add(snapshot, saved, std::move(entry));
 }
 
-/// Adds an entry that is converted to its dtype when it is written, so that one tensor at a time is
-/// converted, or resident if it is mapped.
+/// Adds an entry that is converted to its dtype when it is written, so that only one converted
+/// tensor exists at a time, and only one mapped tensor is resident.
 void add_converted(Snapshot& snapshot, const SavedTensor& saved) {
   TensorEntry entry = entry_of(saved, [saved] { return saved.tensor.to(saved.dtype); });
   entry.stream = [saved, write = std::move(entry.stream)](const auto& put) {

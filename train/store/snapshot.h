@@ -1,8 +1,9 @@
 // The tensors of a checkpoint. A snapshot is either a view of them, which must be written before
-// training continues, or is written while training continues: then parameters and optimizer state
-// on the CPU are copied before an update changes them, and all others immediately. If the
-// optimizer's state is sharded, rank 0 writes the checkpoint and collects one tensor after another
-// from the other ranks. The checkpoint is therefore the same with and without sharding.
+// training continues, or is written while training continues. Parameters and optimizer state on the
+// CPU that are not written by the next update are then copied before it changes them, and all other
+// tensors immediately. If the optimizer's state is sharded, rank 0 writes the checkpoint and
+// collects one tensor after another from the other ranks. The checkpoint is therefore the same with
+// and without sharding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +24,8 @@
 namespace lathe {
 
 /// Returns the tensors that model.safetensors holds: the model's parameters, including frozen ones,
-/// and its buffers as constants. Omits constants and what is not to be saved (Leaf::is_saved), such
-/// as the model under adapters.
+/// and its buffers, each in a constant Variable. Omits parameters that are constants or that are
+/// not to be saved (Leaf::is_saved), such as the model under adapters.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
 /// The entries of a checkpoint's two files.
@@ -61,8 +62,8 @@ int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Op
                          std::optional<at::ScalarType> dtype);
 
 /// Throws Exit::diverged if an element of a parameter that this process keeps is not finite, so
-/// that such weights are never saved. Warns of one that is not finite in `dtype`, in which
-/// model.safetensors has the matrices. Reads each parameter once.
+/// that such weights are never saved. Warns if an element is not finite in `dtype`, the dtype of
+/// the matrices in model.safetensors. Reads each parameter once.
 void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
                   std::optional<at::ScalarType> dtype = std::nullopt);
 

@@ -68,7 +68,7 @@ class Distill final : public TokenTask {
   }
 
   /// Returns the loss and its two parts: the cross-entropy of the data, and the divergence from the
-  /// teacher at the temperature, times its square.
+  /// teacher at the temperature, times the square of the temperature.
   std::vector<Metric> metrics(const Scores& scores) const override {
     const auto n = static_cast<double>(scores.targets);
     const double data = scores.sums.at("cross_entropy") / n,
@@ -104,7 +104,7 @@ class Distill final : public TokenTask {
     const Variable divergence_NV = kl_div(log_softmax(logits_NV * (1 / t), 1), Variable(teacher_NV),
                                           Reduction::none, /*log_target=*/true);
     const at::Tensor is_learned_N = targets_N.ne(-100).to(at::kFloat);
-    // Gradients through softened distributions shrink with 1 / t^2.
+    // Gradients through softened distributions are proportional to 1 / t^2, hence the factor t^2.
     return {cross_entropy(logits_NV, targets_N, 1),
             sum(sum(divergence_NV, {1}) * Variable(is_learned_N)) * (t * t)};
   }

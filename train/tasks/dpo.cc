@@ -1,6 +1,6 @@
-// Direct preference optimization: the model learns to prefer the chosen answer of a pair more than
-// a frozen reference does. Rafailov et al. 2023. The reference is the model that the run began
-// with: train.init_from, or the base of its adapters, which is the same model without them.
+// Direct preference optimization (Rafailov et al. 2023): the model learns to prefer the chosen
+// answer of a pair more than a frozen reference does. The reference is the model that the run began
+// with: train.init_from, or, with adapters, their base, which is the model without its adapters.
 #include "autograd/ops/losses.h"
 #include "autograd/ops/math.h"
 #include "train/tasks/frozen_forward.h"
@@ -35,7 +35,7 @@ class Dpo final : public TokenTask {
                     AnyConfig::of<DpoConfig>()};
   }
 
-  /// Checks that there are pairs to learn from, and a model to begin with.
+  /// Checks that there are pairs to learn from, a model to begin with, and an even batch size.
   ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
     const RunConfig& c = loaded.config;
     if (!data.facts().pairs) {

@@ -42,8 +42,8 @@ std::vector<std::vector<int64_t>> generate(
     const Model& model, std::vector<std::vector<int64_t>> texts, const GenerateOptions& writing,
     const std::function<bool(const GeneratedToken&)>& on_token = nullptr);
 
-/// Returns why no token can be sampled from logits [V], in float64 and contiguous on the CPU: one
-/// of them is not finite; "" if all are.
+/// Returns why no token can be sampled: a logit is not finite; "" if all logits are finite.
+/// `logits_V` is [V], float64, contiguous and on the CPU.
 std::string logits_fault(const at::Tensor& logits_V);
 
 /// Samples a token from logits [V], V > 0; `draw` is uniform in (0, 1). At least the likeliest

@@ -53,7 +53,7 @@ class Task {
                                              std::unique_ptr<Model> /*frozen*/) const {
     return nullptr;
   }
-  /// Returns how many targets of a batch the sum of its losses is divided by.
+  /// Returns the number of targets of a batch, by which the sum of its losses is divided.
   virtual int64_t targets(const Batch& batch) const { return count_targets(batch); }
   /// Returns the sizes of a model for such data.
   virtual ModelSizes sizes(const DatasetInfo& facts) const {

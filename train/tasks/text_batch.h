@@ -40,7 +40,7 @@ struct BatchText {
 struct NextToken {
   int64_t row, id;
   at::Tensor logits_V;  ///< float64, on the CPU, before the repetition penalty
-  /// Why the text can't continue: a logit is not finite. Then there is no token; "": there is one.
+  /// Why the text can't continue, if a logit is not finite: there is no token then. "" otherwise.
   std::string error{};
 };
 
@@ -89,8 +89,8 @@ class TextBatch {
   const Row& at(int64_t row) const { return rows_.at(static_cast<size_t>(row)); }
   /// Returns the logits [V] of each row that is taken.
   std::vector<at::Tensor> forward();
-  /// Scores a prompt, up to the first token whose logits are not finite; returns these, or else
-  /// those after the prompt.
+  /// Scores a prompt, up to the first token whose logits are not finite. Returns those logits or,
+  /// if all are finite, the logits after the prompt.
   at::Tensor prompt_logits(int64_t row);
   at::Tensor cached_logits(const std::vector<int64_t>& rows, const at::Tensor& ids_BT);
   at::Tensor ids_from(int64_t row, size_t from) const;

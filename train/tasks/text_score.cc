@@ -56,7 +56,8 @@ TextScore score_text(const Scoring& s, std::string_view text) {
   std::vector<int64_t> ids = plain_ids(s.tokenizer, text);
   if (ids.empty()) return {};
 
-  // The first token is predicted only after another one; else its bytes do not count.
+  // The first token can be predicted only after a token that begins texts. If the tokenizer has no
+  // such token, the bytes of the first token do not count.
   TextScore score{0, 0, static_cast<int64_t>(text.size())};
   if (const int64_t begin = text_begin_token(s.tokenizer); begin >= 0)
     ids.insert(ids.begin(), begin);

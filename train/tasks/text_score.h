@@ -33,7 +33,7 @@ struct TextScore {
   double loss = 0;                ///< summed negative log-likelihood of the scored tokens, in nats
   int64_t tokens = 0, bytes = 0;  ///< number of scored tokens, and of their bytes
 };
-/// Returns the loss of a text. Texts of special tokens in it are ordinary text. If the tokenizer
+/// Returns the loss of a text. Special tokens in it are encoded as ordinary text. If the tokenizer
 /// has a token that begins or ends documents, it precedes the text and every token is scored;
 /// otherwise the first one is not. Windows have `context` tokens and begin `stride` tokens apart; a
 /// token is scored once, in the first window that has it. Throws Exit::diverged where a loss is not

@@ -58,7 +58,8 @@ std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
     for (size_t i = 0; i < std::min<size_t>(paths.size(), 8); ++i)
       there += (i > 0 ? ", " : "") + paths[i];
     fail(Exit::usage, "adapters.layers: \"", printable_line(pattern),
-         "\" matches no linear layer of the model; it has ", there);
+         "\" matches no linear layer of the model; it has ", there,
+         paths.size() > 8 ? ", ..." : "");
   }
   std::vector<Linear*> found;
   for (const size_t i : chosen) found.push_back(all[i]);

@@ -9,7 +9,8 @@
 
 namespace lathe {
 
-/// Converts the layers. Throws Exit::usage where the model has no repeated blocks.
+/// Converts the layers if amp.dtype is "fp8". Throws Exit::usage where the model has no repeated
+/// blocks, or a weight in them has a size that is not a multiple of 16.
 void add_fp8_layers(Model& model, const TransformContext& context);
 /// Checks the sizes that fp8 matrix products on a GPU need, and that some blocks are left to fp8.
 std::optional<ConfigFault> check_fp8(const RunConfig& config);

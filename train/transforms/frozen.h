@@ -19,14 +19,15 @@ struct FrozenFormat {
   at::ScalarType other_dtype = at::kBFloat16;
 };
 
-/// Returns `t`, the values of the parameter `found`, in frozen form: a constant on the device, or
-/// a parameter that is neither trained nor saved if it is quantized or a part (cut_of()).
+/// Returns `t`, the values of the parameter `found`, in frozen form: a constant on the device or,
+/// for a quantized tensor or a part (cut_of()), a parameter that is neither trained nor saved.
 Variable keep_frozen(const NamedParameter& found, const at::Tensor& t, const FrozenFormat& keep,
                      at::Device device);
 
 /// Returns a model of the config's kind with a checkpoint's parameters, frozen. They are read and
-/// converted one at a time, so that they are never all in float32. `change_shapes` is called, if it
-/// is given, before the parameters get values. It may cut them (autograd/tensor_cut.h).
+/// converted one at a time, so that at most one of them is in memory twice. `change_shapes` is
+/// called, if it is given, before the parameters get values. It may cut them
+/// (autograd/tensor_cut.h).
 std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& config,
                                    const ModelSizes& sizes, const FrozenFormat& keep,
                                    at::Device device,

@@ -75,10 +75,14 @@ void cut_for_tensor_ranks(Model& model, const TransformContext& context) {
   if (ranks == 1) return;
   const MemoryScope memory(Memory::parameters);
   const std::vector<LayerCut> rules = layer_cuts_of(context.config);
+  const std::string table =
+      "layer_cuts() of model.kind = \"" + context.config.model.kind + "\": ";
   for (const LayerCut& rule : rules) {
     if (rule.units % ranks != 0)
       fail(Exit::usage, "dist.tensor = ", ranks, " does not divide the ", rule.units, " ",
            rule.unit);
+    LATHE_CHECK(rule.dim == 0 || rule.dim == 1, table, "the layer ", rule.layers,
+                " is cut along dim ", rule.dim, "; a weight has the dims 0 and 1");
   }
 
   std::set<const LayerCut*> used;
@@ -86,11 +90,13 @@ void cut_for_tensor_ranks(Model& model, const TransformContext& context) {
     const LayerCut* const rule = find_rule(rules, p);
     if (rule == nullptr) return p.parameter;
     used.insert(rule);
+    LATHE_CHECK(p.role.name != Role::head.name || model.has_head(), table, "the layer ",
+                rule->layers, " is the head, and a model whose head is cut must have features() and "
+                "head_weight()");
     return cut_of(p.parameter) != nullptr ? p.parameter : cut(p, *rule);
   });
   for (const LayerCut& rule : rules)
-    LATHE_CHECK(used.contains(&rule), "layer_cuts() of model.kind = \"", context.config.model.kind,
-                "\": no layer is called ", rule.layers);
+    LATHE_CHECK(used.contains(&rule), table, "no layer is called ", rule.layers);
 }
 
 }  // namespace lathe

@@ -1,5 +1,5 @@
-// Compares causal attention on a GPU with separate documents, windows, groups of heads and a cache
-// of keys to attention on the CPU in float64. Those tests are skipped without a GPU.
+// Compares causal attention on a GPU to attention on the CPU in float64, with separate documents,
+// windows, groups of heads and a cache of keys. These comparisons are skipped without a GPU.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 using namespace lathe;
 using lathe::test::skip_without_gpu;
 
-/// Returns starts [2, time] of documents of uneven lengths, one of them of a single position.
+/// Returns starts [2, time] of documents of uneven lengths, two of them of a single position.
 at::Tensor starts_of_documents(int64_t time) {
   const at::Tensor starts = at::zeros({2, time}, at::kLong);
   for (const auto& [row, begin] :
@@ -49,7 +49,7 @@ std::vector<GroupedCase> grouped_cases() {
           {"a head of an odd size", 2, 1, 40, 40, 12, true, {.window = 9}}};
 }
 
-/// The output, and the gradients of q, k and v.
+/// Returns the output, and the gradients of q, k and v.
 std::vector<at::Tensor> attended(const GroupedCase& c, const std::vector<at::Tensor>& qkv,
                                  const at::Tensor& dy, at::Device device, at::ScalarType dtype) {
   std::vector<Variable> in;

@@ -1,6 +1,6 @@
-// Compares ops with CPU kernels of their own, on inputs and cotangents in five memory layouts, to
-// float64 LibTorch on the same values. Kernels read contiguous rows, so an op must copy other
-// layouts first.
+// Compares ops that have CPU kernels of their own to float64 LibTorch on the same values, with
+// inputs and cotangents in five memory layouts. Kernels read contiguous rows, so an op must copy
+// other layouts first.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "core/dtype.h"
@@ -70,7 +70,7 @@ std::vector<LayoutCase> layout_cases() {
   std::vector<LayoutCase> all{
       {"linear", [](int64_t r, int64_t c) -> std::vector<Sizes> { return {{r, c}, {wide, c}}; },
        [](V v, I) { return linear(v[0], v[1]); }, [](T x, I) { return torch::linear(x[0], x[1]); }},
-      {"linear of as many outputs",
+      {"linear with `columns` outputs",
        [](int64_t r, int64_t c) -> std::vector<Sizes> { return {{2, r, wide}, {c, wide}, {c}}; },
        [](V v, I) { return linear(v[0], v[1], v[2]); },
        [](T x, I) { return torch::linear(x[0], x[1], x[2]); }},
@@ -121,7 +121,7 @@ std::vector<LayoutCase> layout_cases() {
          return torch::cross_entropy_loss(torch::linear(x[0], x[1]), ids, {}, at::Reduction::Sum) /
                 3;
        }},
-      {"linear_cross_entropy over as many classes",
+      {"linear_cross_entropy over `columns` classes",
        [classes](int64_t r, int64_t c) -> std::vector<Sizes> {
          return {{classes(r), wide}, {c, wide}};
        },
@@ -140,9 +140,9 @@ std::vector<LayoutCase> layout_cases() {
          const TrainingStep step(step_random);
          return x[0] * dropout(Variable(torch::ones(x[0].sizes(), at::kDouble)), 0.4, 11).data();
        }}};
-  all[7].scale = 8;  // two products and a softmax, each rounded
+  all[7].scale = 8;  // two matmuls and a softmax, each rounded
   all[7].least_rows =
-      1;  // ATen's kernel, which an empty tensor goes to, divides by the number of positions
+      1;  // ATen's kernel, which handles empty tensors, divides by the number of positions
   all[8].id_limit = 11;
   all[9].id_limit = all[10].id_limit = wide;
   all[11].least_rows = 1;  // dim 0 is the batch, which is not empty in a training step
@@ -206,7 +206,7 @@ class Checker {
       problem_ += str(what, " is ", describe(ours), " instead of ", describe(wanted), "; ");
     } else if (ours.numel() > 0) {
       const double off = (ours.to(at::kDouble) - wanted).abs().max().item<double>();
-      // The 1: terms near 1 may cancel. A wrong layout is wrong by as much as the terms.
+      // The 1 allows for terms near 1 that cancel. A wrong layout causes errors as large as terms.
       const double allowed = spacing * c_.scale * (1 + wanted.abs().max().item<double>());
       if (!(off <= allowed)) problem_ += str(what, " is off by ", off, ", allowed ", allowed, "; ");
     }

@@ -186,7 +186,7 @@ TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula h
       }
     }
     for (const auto& [where, what] : problems)
-      FAIL_CHECK(k.op << " " << where << ": wrong for " << what.first << " places; "
+      FAIL_CHECK(k.op << " " << where << ": wrong for " << what.first << " positions; "
                       << what.second);
   }
   SUCCEED("all compared");
@@ -206,14 +206,14 @@ TEST_CASE("a norm whose sum of squares overflows is right or NaN, not zero", "[n
   });
 }
 
-/// The gradient of x through y = f(x), for a cotangent.
+/// Returns the gradient of x through y = f(x) for the cotangent `dy`.
 template <class F>
 at::Tensor slope(const at::Tensor& x, const at::Tensor& dy, F&& f) {
   const Variable in = Variable::parameter(x);
   return grad(f(in), {in}, Variable(dy))[0].data();
 }
 
-TEST_CASE("relu's gradient is 0 at dead units even for an infinite cotangent, and passes NaN units",
+TEST_CASE("relu's gradient is 0 at dead units even for infinite cotangents, and flows at NaN units",
           "[nan_propagation]") {
   const at::Tensor x = torch::tensor({-1.0, 2.0, 0.0, static_cast<double>(NAN)}, at::kFloat);
   const at::Tensor dy = torch::tensor(
@@ -234,7 +234,7 @@ TEST_CASE("x^0 has gradient zero even for an infinite cotangent", "[nan_propagat
   CHECK(dx.eq(0).all().item<bool>());
 }
 
-TEST_CASE("gelu far from zero is 0 or the identity, and so is its derivative",
+TEST_CASE("gelu far from zero is 0 or the identity, and its derivative 0 or 1",
           "[nan_propagation]") {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor u = torch::tensor({-1e13, 1e13, -1e14, 1e14, -1e30, 1e30}, dtype).view({6, 1});
@@ -278,7 +278,7 @@ TEST_CASE("silu far from zero is 0 or the identity, in swiglu too", "[nan_propag
   }
 }
 
-TEST_CASE("attention without Lathe's kernels has a NaN wherever the formula has it",
+TEST_CASE("attention without Lathe's kernels is NaN if all queries, keys or values are NaN",
           "[nan_propagation]") {
   constexpr int64_t heads = 2, width = 8, c = heads * width;
   for (const int64_t time : {1, 5, 40, 600}) {
@@ -314,8 +314,8 @@ TEST_CASE("ignored rows change neither loss nor gradients, even if they are not 
       CHECK(dx[0].eq(0).all().item<bool>());
       CHECK(torch::allclose(dx.slice(0, 1).to(at::kDouble), counted, 1e-5, 1e-6));
     }
-    // The same through the head. The ignored row is finite, its logits are inf, NaN and inf; the
-    // other's are 1, 2, 3.
+    // The same through the head. The ignored row is finite, but its logits are inf, NaN and inf.
+    // The logits of the other row are 1, 2 and 3.
     const at::Tensor w = torch::tensor({1.0, 1.0, -2.0, 6.0, 3.0, 3.0}, at::kFloat).view({3, 2});
     const auto head = [&](double big) {
       const Variable x =

@@ -25,7 +25,7 @@ at::Tensor reference_mask(at::IntArrayRef shape, const StepRandom& random, doubl
     const auto place = static_cast<uint64_t>(random.first_sample * row + i);
     const uint32_t word =
         philox(counter(place / 4, random.step), make_key(random.seed, stream))[place % 4];
-    mask.view(-1)[i] = unit(word) < p ? 0.0 : static_cast<double>(static_cast<float>(1 / (1 - p)));
+    mask.view(-1)[i] = unit(word) < p ? 0.0 : 1 / (1 - p);
   }
   return mask;
 }
@@ -43,11 +43,11 @@ at::Tensor reference_fp8(const at::Tensor& t, int mantissa, int least_exponent, 
   }
   return out;
 }
-/// e4m3 going forward, with the gradient passed straight through.
+/// Rounds to e4m3 in forward, and passes the gradient through unchanged.
 at::Tensor through_e4m3(const at::Tensor& t) {
   return t + (reference_fp8(t, 3, -6, 448) - t).detach();
 }
-/// e5m2 going backward.
+/// Rounds the gradient to e5m2 in backward.
 struct ThroughE5m2 : torch::autograd::Function<ThroughE5m2> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& t) {
     return t.clone();
@@ -227,7 +227,7 @@ std::vector<OpCase> make_op_table() {
                    {{{2, 5, 4}}, {{3}}},
                    [](V v) {
                      const Variable weight = Variable::parameter(torch::empty({3, 4}));
-                     // Quantized again, on x's device, it has the same codes.
+                     // The dequantized weight has the same codes when it is quantized again.
                      weight.leaf().precision.quantized = std::make_shared<const QuantizedTensor>(
                          weights->dequantize(at::kDouble), QuantizedTensor::Format::int8, false,
                          device_of(v));
@@ -320,7 +320,7 @@ std::vector<OpCase> make_op_table() {
            [](V v) { return v[0][longs({3, 0, 3, -2}, {2, 2})]; },
            [](T x) { return x[0].index({longs({3, 0, 3, -2}, {2, 2})}); }});
   add_row({"index",
-           "positions in two dims around a complete one",
+           "positions in two dims, with a full slice between",
            {image},
            [](V v) { return v[0].index({longs({1, 0, 1}, {3}), Slice{}, longs({2, 3, 2}, {3})}); },
            [](T x) {
@@ -524,7 +524,7 @@ std::vector<OpCase> make_op_table() {
                 heads(1)};
   longer.differences = false;  // 3144 inputs, and the oracle covers them
   for (OpCase* row : {&two, &longer}) {
-    row->low_scale = 8;  // two products and a softmax, each rounded
+    row->low_scale = 8;  // two matmuls and a softmax, each rounded
     t.push_back(*row);
   }
   add_row({"cross_entropy",

@@ -39,7 +39,7 @@ void add_convolutions(std::vector<OpCase>& t) {
       {"groups", {1, 4, 3, 4}, {4, 2, 2, 2}, {.stride = 2, .padding = 1, .groups = 2}},
       {"a group for each channel", {2, 3, 3, 3}, {3, 1, 2, 2}, {.groups = 3}},
       {"1 x 1, stride", {2, 3, 3, 4}, {2, 3, 1, 1}, {.stride = 2}},
-      {"no batch", {0, 2, 3, 4}, {3, 2, 3, 3}, {.padding = 1}},
+      {"empty batch", {0, 2, 3, 4}, {3, 2, 3, 3}, {.padding = 1}},
       {"many channels", {17, 19, 9, 8}, {33, 19, 3, 3}, {.padding = 1}, false},
   };
   for (const Case& c : cases) {
@@ -80,12 +80,12 @@ void add_convolutions(std::vector<OpCase>& t) {
                [](V v) { return conv2d(v[0], v[1]); },
                [](T x) { return torch::conv2d(x[0], x[1]); }});
   t.push_back({"conv2d",
-               "input still",
+               "constant input",
                {{{2, 2, 3, 4}, -2, 2, false}, {{3, 2, 3, 3}}},
                [](V v) { return conv2d(v[0], v[1]); },
                [](T x) { return torch::conv2d(x[0], x[1]); }});
   t.push_back({"conv2d",
-               "weight still",
+               "constant weight",
                {{{2, 2, 3, 4}}, {{3, 2, 3, 3}, -2, 2, false}, {{3}}},
                [](V v) { return conv2d(v[0], v[1], v[2]); },
                [](T x) { return torch::conv2d(x[0], x[1], x[2]); }});
@@ -101,7 +101,7 @@ void add_pools(std::vector<OpCase>& t) {
   const std::vector<Case> cases{
       {"side by side", {2, 3, 6, 4}, 2, 2, 0},
       {"overlapping, padded", {2, 2, 7, 6}, {3, 2}, {2, 1}, {1, 1}},
-      {"no batch", {0, 2, 6, 4}, 2, 2, 0},
+      {"empty batch", {0, 2, 6, 4}, 2, 2, 0},
       {"dilated", {1, 2, 7, 8}, {2, 3}, 1, 0, {2, 3}},
       {"a last window beyond the end", {1, 2, 6, 7}, {3, 2}, 2, {1, 0}, 1, true},
       {"padding that does not count", {2, 2, 5, 6}, {3, 2}, {2, 1}, {1, 1}, 1, true, false}};
@@ -143,7 +143,7 @@ void add_pools(std::vector<OpCase>& t) {
        {std::tuple{"windows that overlap", std::vector<int64_t>{2, 3, 7, 5}, 3, 2},
         std::tuple{"the whole image", std::vector<int64_t>{2, 3, 4, 5}, 1, 1},
         std::tuple{"more windows than rows", std::vector<int64_t>{1, 2, 2, 3}, 3, 3},
-        std::tuple{"no batch", std::vector<int64_t>{0, 3, 4, 5}, 2, 2}}) {
+        std::tuple{"empty batch", std::vector<int64_t>{0, 3, 4, 5}, 2, 2}}) {
     const Pair out(h, w);
     const std::vector<int64_t> sizes = x;
     const auto pool = [out](const at::Tensor& in) {
@@ -179,14 +179,14 @@ void add_batch_norms(std::vector<OpCase>& t) {
   add({"batch_norm", "many", {{{19, 37, 9, 5}}, {{37}}, {{37}}}, ours, reference}).differences =
       false;
   add({"batch_norm",
-       "weights still",
+       "constant weights",
        {{{5, 3}}, {{3}, -2, 2, false}, {{3}, -2, 2, false}},
        ours,
        reference});
-  add({"batch_norm", "no batch", {{{0, 3, 4, 2}}, {{3}}, {{3}}}, ours, reference});
+  add({"batch_norm", "empty batch", {{{0, 3, 4, 2}}, {{3}}, {{3}}}, ours, reference});
   for (const auto& sizes : {std::vector<int64_t>{2, 3, 4, 2}, {1, 3}, {0, 3, 2, 2}}) {
     add({"batch_norm",
-         sizes[0] == 0   ? "given statistics, no batch"
+         sizes[0] == 0   ? "given statistics, empty batch"
          : sizes[0] == 1 ? "given statistics, one"
                          : "given statistics",
          {{sizes}, {{3}}, {{3}}},
@@ -218,7 +218,7 @@ void add_cells(std::vector<OpCase>& t) {
   };
   for (const int64_t b : {3, 0, 70}) {
     const int64_t h = b == 70 ? 37 : 5;
-    const std::string label = b == 0 ? "no batch" : b == 3 ? "" : "many";
+    const std::string label = b == 0 ? "empty batch" : b == 3 ? "" : "many";
     add({"lstm_cell",
          label + " both results",
          {{{b, 4 * h}}, {{b, h}}},

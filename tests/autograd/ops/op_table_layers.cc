@@ -231,7 +231,7 @@ void add_grouped(std::vector<OpCase>& t) {
   };
   for (const auto& [c, o] :
        {std::pair(Case{"groups of two", 4, 2, 2, 5, 4}, ScoreOptions()),
-        {Case{"as many keys", 2, 2, 1, 3, 6}, {}},
+        {Case{"as many key heads", 2, 2, 1, 3, 6}, {}},
         {Case{"longer than a block", 3, 1, 1, 131, 8}, {}},
         {Case{"keys before the queries", 4, 2, 2, 3, 4, 4}, {}},
         {Case{"keys before the queries, longer than a block", 3, 1, 1, 70, 8, 130}, {}},

@@ -33,7 +33,7 @@ void add_views(std::vector<OpCase>& t) {
       "squeeze", "a dim", {1, 2, 1, 3}, [](X x) { return squeeze(x, -2); },
       [](A x) { return x.squeeze(-2); });
   add(
-      "squeeze", "a dim of more", {1, 2}, [](X x) { return squeeze(x, 1); },
+      "squeeze", "a dim larger than 1", {1, 2}, [](X x) { return squeeze(x, 1); },
       [](A x) { return x.squeeze(1); });
   add("squeeze", "0-dim", {}, [](X x) { return squeeze(x, 0); }, [](A x) { return x.squeeze(0); });
   add("squeeze", "empty", {0, 1}, [](X x) { return squeeze(x); }, [](A x) { return x.squeeze(); });
@@ -42,7 +42,7 @@ void add_views(std::vector<OpCase>& t) {
         "chunk",
         n == 2   ? "equal"
         : n == 3 ? "a shorter last"
-                 : "more than there are",
+                 : "more parts than rows",
         {4, 2},
         [n](X x) {
           const auto parts = chunk(x, n);

@@ -108,12 +108,15 @@ std::map<std::string, KeptByOp> kept_by_ops() {
 std::string page_of(const std::map<std::string, KeptByOp>& ops) {
   std::string page =
       "# What ops keep for backward\n\n"
-      "This page is written and checked by `tests/autograd/ops/saved_tensors_test.cc`, which runs "
-      "every row\nof the op table in float32 and in bfloat16. The numbers are bytes per element of "
-      "the op's largest\ntensor. For an op with several rows, the largest number is shown. Tensors "
-      "that share memory count\nonce. The tensors of the rows are small, so weights and statistics "
-      "of a few elements weigh more here\nthan in a model. An input without a gradient is not kept "
-      "if no other gradient depends on it.\n\n"
+      "This page lists the tensors that each op keeps for the backward pass, and their size. A "
+      "test that\nruns every row of the op table (`tests/autograd/ops/op_table*.cc`) in float32 "
+      "and in bfloat16 checks\nthe page, and writes it with:\n\n"
+      "    LATHE_TEST_WRITE=1 build/tests/lathe_tests \"[saved_tensors]\"\n\n"
+      "\"Other\" tensors are neither inputs nor results of the op. The numbers are bytes per "
+      "element of the\nop's largest tensor. For an op with several rows, the largest number is "
+      "shown. Tensors that share\nmemory count once. The tensors of the rows are small, so weights "
+      "and statistics of a few elements\nweigh more here than in a model. An input without a "
+      "gradient is not kept if no other gradient\ndepends on it.\n\n"
       "| op | keeps | fp32 | bf16 |\n|---|---|---|---|\n";
   for (const auto& [name, kept] : ops) {
     if (name.starts_with("wrong")) continue;
@@ -150,8 +153,8 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       {"group_norm", {2, 0, 2}},
       {"layer_norm", {3, 0, 2}},
       {"rms_norm", {3, 0, 1}},
-      // The result, the logarithm of the sums over keys (Dao et al. 2022, "FlashAttention"), starts
-      // and angles. ATen's kernel has the result in another order of dims.
+      // The result, the logarithm of the sums over keys (Dao et al. 2022, "FlashAttention"), the
+      // document starts and the angles. ATen's kernel has the result in another order of dims.
       {"attention", {1, 1, 3}},
       {"grouped_attention", {3, 1, 3}},
       // The argument of the activation, since the kernel computes both in one pass.
@@ -167,7 +170,7 @@ const std::map<std::string, SavedBound>& saved_bounds() {
       // The positions that the results come from.
       {"max_pool2d", {0, 0, 1}},
       {"topk", {0, 1, 1}},
-      // The result is needed beside the elements that it was made of.
+      // The result is needed in addition to the input.
       {"cumprod", {1, 1, 0}},
       {"logsumexp", {1, 1, 0}},
       {"max", {1, 2, 0}},
@@ -236,7 +239,7 @@ TEST_CASE("docs/reference/saved-tensors.md lists the tensors that ops keep", "[s
   const std::string page = page_of(kept_by_ops());
   if (std::getenv("LATHE_TEST_WRITE") != nullptr) std::ofstream(path) << page;
   if (!gemm_ready(Element::bf16) || !gemm_ready(Element::f32)) {
-    WARN("The page has the fused ops, for which this CPU lacks instructions.");
+    WARN("Skipped: the page lists fused ops, and this CPU lacks the instructions for them.");
     return;
   }
   CHECK(test::slurp(path) == page);

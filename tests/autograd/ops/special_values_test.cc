@@ -1,5 +1,5 @@
-// Tests ops at NaN, infinities, ties, zeros and without elements, in-place ops, and which results
-// are views.
+// Tests ops at NaN, infinities, ties and zeros and on tensors without elements, in-place ops, and
+// which results are views.
 #include <cmath>
 #include <limits>
 
@@ -162,8 +162,8 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros and ties, an
   CHECK(argmax(Variable(t)).item<int64_t>() == 1);
   CHECK(argmin(Variable(t.slice(0, 2)), -1, true).equal(torch::tensor({1})));
   CHECK(argmax(Variable(torch::ones({3, 4})), 1).equal(torch::zeros({3}, at::kLong)));
-  CHECK(error_of([] { max(zeros({0})); }) == "max(float32[0]): of no elements");
-  CHECK(error_of([] { argmax(zeros({0})); }) == "argmax(float32[0]): of no elements");
+  CHECK(error_of([] { max(zeros({0})); }) == "max(float32[0]): needs at least one element");
+  CHECK(error_of([] { argmax(zeros({0})); }) == "argmax(float32[0]): needs at least one element");
   CHECK(error_of([] { min(zeros({2, 0}), 1); }) == "min(float32[2,0]): dim 1 has no elements");
 }
 
@@ -231,7 +231,7 @@ TEST_CASE("an in-place op reuses memory, and never gives a wrong gradient", "[sp
   CHECK_THAT(error_of([&] { leaky_relu_(a, -1); }), ContainsSubstring("below 0"));
 }
 
-TEST_CASE("views share x's storage", "[special_values]") {
+TEST_CASE("views share x's storage, and copies do not", "[special_values]") {
   const Variable x = randn({2, 1, 6}, 1);
   const auto shares = [&](const Variable& y) {
     return y.data().storage().data() == x.data().storage().data();

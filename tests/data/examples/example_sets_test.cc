@@ -103,7 +103,7 @@ std::vector<int64_t> rows_of(const Batch& b, double mean, double scale) {
   return rows;
 }
 
-TEST_CASE("an epoch has every example once, from any start and with any thread that fills",
+TEST_CASE("an epoch has every example once, for any start and any threads that fill batches",
           "[example_sets]") {
   const TempFolder f;
   // 15 epochs, which end within batches.
@@ -132,7 +132,7 @@ TEST_CASE("an epoch has every example once, from any start and with any thread t
     std::sort(epoch.begin(), epoch.end());
     for (int64_t i = 0; i < n; ++i) REQUIRE(epoch[static_cast<size_t>(i)] == i);
   }
-  CHECK(epochs.size() == 15);                      // no two in one order
+  CHECK(epochs.size() == 15);                      // no two have the same order
   for (int64_t i = 0; i < std::ssize(order); ++i)  // targets belong to their inputs
     REQUIRE(whole[static_cast<size_t>(i / batch)].targets[i % batch].item<int64_t>() ==
             order[static_cast<size_t>(i)] % 3);
@@ -194,7 +194,8 @@ TEST_CASE("inputs and targets are normalized by statistics of the training examp
       CHECK(m.inputs.scale[c] == 1);
       continue;
     }
-    // 1.6e9 has its last bit at 2e-7, and a sum of 210 of them loses a few: to 1e-6 of a deviation.
+    // The last bit of 1.6e9 is 2e-7, and a sum of 210 such numbers loses a few bits, so allow 1e-6
+    // of a deviation.
     CHECK(std::fabs(m.inputs.mean[c] - mean) <= 1e-6 * deviation);
     CHECK(std::fabs(m.inputs.scale[c] - deviation) <= 1e-6 * deviation);
     // The control: the mean of all rows differs.
@@ -229,7 +230,7 @@ TEST_CASE("one-pass statistics agree with the definition, also if the first valu
   for (const double first : {0.0, 1e6, -1e9}) {
     std::vector<double> x{first};
     for (int i = 0; i < 5000; ++i) x.push_back(1000 + 1e-3 * normal(random));
-    Statistics one({1, 1}), grouped({1, 1});
+    Statistics one({1, 1});
     for (const double v : x) one.add(&v);
     const auto [mean, deviation] = by_definition(x);
     CHECK(one.result().mean[0] ==
@@ -555,7 +556,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
   CHECK_THAT(problem([](auto& c) { c.task = "regression", c.targets = {{0, 0, 0}, {1, 1, 1}}; }),
              ContainsSubstring("targets of 1 numbers, manifest.json asks for 3"));
   CHECK_THAT(problem([](auto& c) { c.train.inputs.file = "../all.safetensors"; }),
-             ContainsSubstring("a file with a bad name"));
+             ContainsSubstring("is not the name of a file in the same folder"));
 }
 
 TEST_CASE("a manifest that claims longer examples than the file has is refused", "[example_sets]") {
@@ -612,7 +613,7 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
              ContainsSubstring("its own checksum differs"));
 }
 
-TEST_CASE("a partial evaluation has each class in proportion, also of sorted data",
+TEST_CASE("a partial evaluation has each class in proportion, also in sorted data",
           "[example_sets]") {
   const TempFolder f;
   Table table = numbered(200, 1);

@@ -84,7 +84,7 @@ TEST_CASE("windows of a mixture are drawn by its shares, which data.mix can chan
     }
     return all;
   };
-  // Binomial: three standard deviations of 4000 windows are 2.3% of them at most.
+  // Binomial: three standard deviations of 4000 windows are 2.4% of them at most.
   const auto near = [](int64_t count, double share) {
     return std::abs(static_cast<double>(count) / 4000 - share) < 0.024;
   };
@@ -191,7 +191,7 @@ TEST_CASE(
   CHECK_THAT(refusal({"--source", "a/b=aa"}), ContainsSubstring("is not a valid name of a source"));
   CHECK_THAT(refusal({"--source", "aa=aa:-1"}), ContainsSubstring("must be above 0"));
   CHECK_THAT(refusal({"--source", "aa=nowhere:1"}), ContainsSubstring("there is no file nowhere"));
-  CHECK_THAT(refusal({"--source", "aa=aa", "bb"}), ContainsSubstring("bb is beside --source"));
+  CHECK_THAT(refusal({"--source", "aa=aa", "bb"}), ContainsSubstring("bb cannot be combined"));
   CHECK_THAT(refusal({"--source", "aa=aa", "--tokenizer", "char"}),
              ContainsSubstring("a vocabulary of its own"));
   CHECK_THAT(refusal({}), ContainsSubstring("needs files, folders"));
@@ -233,7 +233,7 @@ TEST_CASE("continuing a killed preparation notices changes of the input and the 
     const char* sentence;
   };
   const std::vector<Change> changes{
-      {"as long", [&] { write_file(f / "aa/1.txt", std::string(3999, 'a') + "A"); }, 3,
+      {"the same length", [&] { write_file(f / "aa/1.txt", std::string(3999, 'a') + "A"); }, 3,
        "the input of the source aa has changed since this command was interrupted; remove "
        "out/aa to prepare it again"},
       {"longer", [&] { write_file(f / "aa/1.txt", std::string(5000, 'a')); }, 3,

@@ -225,8 +225,8 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
   CHECK_THAT(error_of([&] { set_chat_template(named, "nowhere"); }),
              ContainsSubstring("there is no file nowhere"));
 
-  // Other templates are not followed: those of another form, with a date, with an exception, with a
-  // macro or in a loop, or that change an answer.
+  // Templates are refused if they write another format, or have a date, an exception, a macro or
+  // ChatML within a loop, or if they change an answer.
   for (const std::string& other :
        {std::string("{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endfor %}"),
         "{{ strftime_now('%d') }}" + std::string(chatml_template),

@@ -37,7 +37,7 @@ uint32_t sample_of(const uint8_t* row, int depth, int64_t i) {
   return static_cast<uint32_t>(row[bit / 8] >> (8 - depth - bit % 8)) & ((1U << depth) - 1);
 }
 
-TEST_CASE("every form of PNG is decoded to the nearest values of 8 bits", "[image_files]") {
+TEST_CASE("every form of PNG is decoded to the nearest 8-bit values", "[image_files]") {
   struct Form {
     int color, samples;
     std::vector<int> depths;
@@ -112,7 +112,7 @@ TEST_CASE("JPEG files are decoded, gray and colored, progressive and not", "[ima
                   channels);
       int most = 0;
       for (size_t i = 0; i < got.size(); ++i) most = std::max(most, std::abs(got[i] - pixels[i]));
-      CHECK(most <= 3);  // at the best quality a smooth image is almost itself
+      CHECK(most <= 3);  // at the best quality, smooth images are decoded almost exactly
     }
   }
 }

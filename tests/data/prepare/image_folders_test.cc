@@ -111,7 +111,7 @@ TEST_CASE("a folder of images by class becomes bytes with channels first", "[ima
   c.refused(Exit::data, "val/bee/x.png is \"bee\", a class that no training example has");
 }
 
-TEST_CASE("without a size all images must have one", "[image_folders]") {
+TEST_CASE("without --size, all images must have the same size", "[image_folders]") {
   ImageFolderCase c;
   c.options.images = ImageOptions{};
   c.refused(Exit::usage, "in/dog/d.png is 4 x 4, and ");
@@ -131,7 +131,8 @@ TEST_CASE("without a size all images must have one", "[image_folders]") {
   c.refused(Exit::usage, "val/dog/x.png is 3 x 9, and ");
 }
 
-TEST_CASE("a manifest whose images were resized in another way is refused", "[image_folders]") {
+TEST_CASE("a manifest with unknown \"images\", or whose other keys contradict it, is refused",
+          "[image_folders]") {
   ImageFolderCase c;
   c.prepare();
   const Json good = parse_json(slurp(c.f / "out/manifest.json"), "", Exit::internal);

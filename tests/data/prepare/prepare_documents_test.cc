@@ -385,7 +385,8 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
   CHECK((contents(f / "parts") == wanted));
-  // So does a flipped bit in the written data, both in a full shard and in the last one.
+  // A flipped bit in the written data makes the preparation start over, in a full shard as well as
+  // in the last one.
   for (const int64_t shard : {int64_t{100'000'000}, int64_t{200'000}}) {
     for (const bool by_hash : {true, false}) {
       INFO("shards of " << shard
@@ -406,7 +407,7 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
     }
   }
   o.shard_tokens = 100'000'000, o.val_by_hash = true;
-  // So does a damaged record.
+  // A damaged record makes the preparation start over.
   for (const char* record : {"{\"command\": 5}", "[]", "{"}) {
     INFO(record);
     fs::remove_all(f / "parts");

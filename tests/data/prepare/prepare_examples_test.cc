@@ -137,7 +137,7 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(m.train.examples == 3);
   CHECK(m.input_sizes == std::vector<int64_t>{3});  // a, b and size
   p.options.table.missing = "error";
-  // Numbers with fractions, or many whole ones.
+  // Targets with fractions, or with many different integers, make it a regression.
   m = p.csv("a,b\n1,0.25\n2,0.5\n");
   CHECK(m.task == "regression");
   CHECK(m.labels.empty());
@@ -187,7 +187,7 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p({"a.csv", "b.csv"}).train.examples == 3);
   p.write("b.csv", "a,b,c\n7,8,3\n");
   CHECK_THAT(p.problem({"a.csv", "b.csv"}),
-             ContainsSubstring("b.csv:1: another header line than that of"));
+             ContainsSubstring("b.csv:1 has another header line than"));
 }
 
 TEST_CASE("invalid cells of a table are refused with their line and column", "[prepare_examples]") {
@@ -506,7 +506,8 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   CHECK(p.csv("color,1,x\nblue,2,y\nred,3,x\n").table->has_header);
 
   CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"),
-             ContainsSubstring("a.csv:3: column 1 (a) is a number, \"5\", and was \"red\" before"));
+             ContainsSubstring("a.csv:3: column 1 (a) is the number \"5\", but earlier cells of "
+                               "the column are text, such as \"red\""));
   // Numbers with commas are not categories, in a column of texts and as targets.
   CHECK_THAT(p.csv_problem("a;kind\n1,5;x\n2,5;y\n"),
              ContainsSubstring("a.csv: column 1 (a) has numbers with commas, such as \"1,5\""));
@@ -609,7 +610,7 @@ TEST_CASE("a manifest records how a table was read, and older manifests need no 
   CHECK(changed([](auto&) {}).empty());
   CHECK(changed([](auto& c) { c.table.reset(); }).empty());  // an older one
   CHECK_THAT(changed([](auto& c) { c.table->columns.pop_back(), c.table->columns.pop_back(); }),
-             ContainsSubstring("give 2 inputs, \"sizes\" 3"));
+             ContainsSubstring("give 2 inputs, but \"sizes\" is 3"));
   CHECK_THAT(changed([](auto& c) { c.table->missing = "x"; }), ContainsSubstring("\"missing\""));
   CHECK_THAT(changed([](auto& c) { c.table->columns[1].values = {"a", "a"}; }),
              ContainsSubstring("different \"values\""));

@@ -1,5 +1,5 @@
-// Tests of preparing data: the bytes of earlier builds, in bounded memory, and interrupted at any
-// moment.
+// Tests of preparing data: it gives the bytes of earlier builds, needs bounded memory, and may be
+// interrupted at any moment.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::vector<int64_t> all_ids(const fs::path& folder, const std::string& split) {
   return ids;
 }
 
-TEST_CASE("shards are the bytes that earlier builds wrote", "[prepare]") {
+TEST_CASE("shards have the bytes that earlier builds wrote", "[prepare]") {
   const TempFolder f;
   fs::create_directories(f / "in/sub");
   write_file(f / "in/a.txt", sample_text(30000));
@@ -339,7 +339,7 @@ TEST_CASE("preparing checks for a stop every few megabytes, and a stop leaves no
                          }};
   prepare(options);
   const int64_t all = asked;
-  CHECK(all >= 2 * 20 / 16);
+  CHECK(all >= 2 * 20 / 5);
   fs::remove_all(f / "a");
   fs::create_directories(f / "there");
   write_file(f / "there/notes.txt", "mine");

@@ -1,5 +1,5 @@
-// Tests of BPE: encoding and training, compared with simple implementations, files, and prepared
-// data.
+// Tests of BPE: encoding and training (compared with simple implementations), tokenizer files, and
+// prepared data.
 #include <map>
 #include <random>
 
@@ -120,7 +120,7 @@ TEST_CASE("texts, also those that are not UTF-8, are split by GPT-2's pattern", 
   // This pattern would match a single byte of a character.
   CHECK_THAT(error_of([] { Pretokenizer("\\C", "x.json"); }), ContainsSubstring("can't be used"));
 
-  // The text is longer than a window of the pretokenizer, with white space across its end.
+  // The text is longer than a window of the pretokenizer, with white space across the window's end.
   std::string text(size_t{1} << 20, 'a');
   text[text.size() - 3] = ' ';
   text.replace(text.size() - 2, 2, "  ");
@@ -152,7 +152,7 @@ TEST_CASE("the code for known patterns finds the pieces that the patterns match"
       for (uint64_t n = random() % 12; n > 0; --n) text += parts[random() % parts.size()];
       INFO(text);
       REQUIRE(pieces_of(pattern, text) ==
-              pieces_of("(?:" + pattern + ")", text));  // not a known pattern
+              pieces_of("(?:" + pattern + ")", text));  // in a group, it is not a known pattern
     }
   }
 }
@@ -195,7 +195,7 @@ TEST_CASE("encoding agrees with a simple implementation, and decoding gives the 
   CHECK(ids.size() == 3);
 }
 
-TEST_CASE("a special token is taken, is text, or is refused", "[bpe]") {
+TEST_CASE("special tokens in a text are encoded as tokens or as text, or are refused", "[bpe]") {
   const TempFolder f;
   const BPE bpe(trained_on(f, sample_text(2000), 300), "here");
   const auto ids_of = [&](const std::string& text, SpecialText special) {
@@ -498,7 +498,6 @@ TEST_CASE("data prepared with a BPE has the ids of the text, and records the tok
   // Files are documents; a vocabulary above 65536 has wider ids.
   write_file(f / "b.txt", "another text");
   d.tokens.resize(70000);
-  write_bpe(d, f / "wide.json");  // ids without a token do not count
   d.tokens[69999] = "zqz";
   write_bpe(d, f / "wide.json");
   prepared("two", f / "wide.json", {"b.txt", "b.txt"}, 0);

@@ -90,7 +90,7 @@ TEST_CASE("a document ends with the end token that the settings name", "[tokeniz
   t.set_settings(s);
   CHECK(t.document_end() == 256);
 
-  // Tokens of chats may be added as text, and tags that are text end nothing.
+  // Chat tokens that were added as text end a turn. Others, such as </s>, do not end a document.
   BPEDefinition d = byte_tokenizer_with({"</s>", "<|im_start|>", "<|im_end|>"}).bpe()->definition();
   for (SpecialToken& token : d.special) token.special = false;
   Json json{{"kind", "bpe"}};
@@ -100,14 +100,14 @@ TEST_CASE("a document ends with the end token that the settings name", "[tokeniz
   CHECK(added.ends_text(258));
   CHECK(ChatTemplate(added, "here", "nothing").end() == 258);
 
-  // Chat models name the end of a turn; their documents keep the usual token.
+  // In chat models, eos_token ends a turn; documents still end with the usual token.
   Tokenizer chat = byte_tokenizer_with({"<|endoftext|>", "<|im_end|>"});
   s.eos_token = "<|im_end|>";
   chat.set_settings(s);
   CHECK(chat.document_end() == 256);
 }
 
-TEST_CASE("a split at a text is written as that text, and other engines' syntax is refused",
+TEST_CASE("a split at a literal text is written as that text; syntax of other engines is refused",
           "[tokenizer_folders]") {
   Json json = bpe_to_json(byte_tokenizer_with({}).bpe()->definition());
   Json& split = json["pre_tokenizer"]["pretokenizers"][0];
@@ -159,7 +159,7 @@ struct SlowFolder {
   }
 };
 
-TEST_CASE("vocab.json has the pattern of its tokenizer's class, and the tokens added beside it",
+TEST_CASE("a vocab.json gets its tokenizer class's pattern, and added tokens of files beside it",
           "[tokenizer_folders]") {
   const SlowFolder f;
   const BPEDefinition plain = read_bpe(f.folder.path());
@@ -204,7 +204,7 @@ TEST_CASE("vocab.json has the pattern of its tokenizer's class, and the tokens a
 
 TEST_CASE("merges of a character that stands for its byte are written as that character",
           "[tokenizer_folders]") {
-  // As Gemma's tab, which its vocabulary has instead of the byte's token.
+  // Gemma's vocabulary has a tab instead of the token of that byte.
   Json json = bpe_to_json(sentencepiece(SpaceBefore::none));
   Json& vocab = json["model"]["vocab"];
   const auto tab = vocab.at("<0x09>").get<int32_t>();

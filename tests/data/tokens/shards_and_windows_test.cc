@@ -1,4 +1,4 @@
-// Tokenizers, shards in every layout, windows, the loader.
+// Tests of tokenizers, shards in every layout, windows and the loader.
 #include <ATen/TensorOperators.h>
 
 #include <numeric>

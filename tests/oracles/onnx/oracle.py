@@ -6,7 +6,7 @@
 - examples: models of arrays, whose results for raw inputs must be those of `lathe predict`.
 - tables: text columns, empty cells, and an unknown category.
 - images: pixels that `lathe prepare` reads, against Pillow's, and the predictions for them.
-- language: logits, against those of the library.
+- language: logits, against those of Lathe's library.
 
 onnx.checker must accept every file. Exits with 77 and prints the reason if a package is missing
 both in this interpreter and in the one that LATHE_ONNX_PYTHON names. Each part has a control, which
@@ -111,10 +111,10 @@ def examples(bench):
     plain = random.integers(0, 255, (120, 8, 8)).astype(numpy.float32) + labels[:, None, None]
     sets = {"images": (images, labels, ()), "channels last": (last, labels, ("--layout", "hwc")),
             "numbers": (flat, labels, ()), "regression": (flat, numbers, ("--task", "regression")),
-            "images of two sizes": (plain, labels, ())}
+            "images without channels": (plain, labels, ())}
     models = [("images", 'kind = "convnet"\nn_stage = 3\nn_block = 2\nn_channel = 8\ndropout = 0.1'),
               ("channels last", 'kind = "convnet"\nn_stage = 2\nn_block = 1\nn_channel = 4'),
-              ("images of two sizes", 'kind = "convnet"\nn_stage = 2\nn_block = 1\nn_channel = 4'),
+              ("images without channels", 'kind = "convnet"\nn_stage = 2\nn_block = 1\nn_channel = 4'),
               ("images", 'kind = "mlp"\nnorm = "batch"\nactivation = "silu"'),
               ("numbers", 'kind = "mlp"\nnorm = "layer"\nactivation = "gelu"\nn_layer = 3'),
               ("numbers", 'kind = "mlp"\nn_layer = 0'),

@@ -18,8 +18,9 @@ struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Reads the arguments of a recorded call, which must outlive it. Each getter takes an argument's
-/// position and its keyword; the keyword wins. all_used() reports arguments that no getter read.
+/// Reads the arguments of a recorded call. The JSON values given to the constructor must outlive
+/// this object. Each getter takes an argument's position and its keyword; the keyword wins.
+/// all_used() reports arguments that no getter read.
 class Call {
  public:
   using Load = std::function<at::Tensor(const std::string&)>;

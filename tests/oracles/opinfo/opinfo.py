@@ -23,7 +23,7 @@ import tempfile
 MOST_SAMPLES = 40  # for each op and dtype
 MOST_ELEMENTS = 4000  # of all tensors of a sample
 
-# Ops of both, by OpInfo's names without "nn.functional."; functions.cc and layers.cc map them to
+# Ops that PyTorch and Lathe have, by OpInfo's names without "nn.functional."; functions.cc and layers.cc map them to
 # Lathe's.
 OPS = """
 abs add amax argmax argmin bmm cat chunk clamp clamp_max clamp_min contiguous cos cumprod cumsum diagonal
@@ -114,7 +114,8 @@ def tensors_in(v):
 
 
 def results(op, call, weights, with_second):
-    """(outputs, gradients, second gradients) of a call [args, kwargs]; random weights come from `weights`."""
+    """Returns the outputs of a call [args, kwargs], its cotangents, its gradients, and a pair of the weights of gradients
+    and the second gradients. Gradients and pair may be None. Takes weights from `weights`, and adds random ones."""
     import torch
 
     args, kwargs = call
@@ -160,7 +161,7 @@ def cases(writer):
         info = named[name]
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             if not info.supports_dtype(dtype, "cpu"):
-                skipped["PyTorch has no %s of it" % dtype] = skipped.get("PyTorch has no %s of it" % dtype, 0) + 1
+                skipped["PyTorch lacks it in %s" % dtype] = skipped.get("PyTorch lacks it in %s" % dtype, 0) + 1
                 continue
             torch.manual_seed(1)
             taken = 0
@@ -174,7 +175,7 @@ def cases(writer):
                 if taken == MOST_SAMPLES:
                     break
                 taken += 1
-                # Leaves: a sample's tensor may be a view of another.
+                # Make leaves: a sample's tensor may be a view of another.
                 call = mapped(call, lambda t: t.detach().clone().requires_grad_(t.requires_grad))
                 record = {"op": name, "dtype": str(dtype).removeprefix("torch."), "args": writer.value(call[0]),
                           "kwargs": {k: writer.value(v) for k, v in call[1].items()}}

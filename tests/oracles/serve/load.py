@@ -2,8 +2,8 @@
 """Sends many requests to `lathe serve` from several clients at a time: load.py LATHE [REQUESTS
 [CLIENTS [FUZZED]]].
 
-For a fifth of the requests the client disconnects before the answer is complete. Every other
-request must get the text that it gets alone; after status 429 it is sent again. The server must
+For a fifth of the requests the client disconnects before the answer is complete. Each remaining
+request must get the text that it gets when it is sent alone; after status 429 it is sent again. The server must
 answer afterwards, and its memory must stay bounded. Then each of FUZZED damaged bodies must get a
 status of 4xx, or 200 if it is still valid. Control: a text with a character appended is noticed.
 """
@@ -130,7 +130,7 @@ def fuzz(server, trials):
         thread.join()
     assert not faults, faults[:3]
     print(f"{trials} damaged bodies: statuses {dict(sorted(statuses.items()))}")
-    assert statuses.get(400, 0) > trials // 2, "few of the bodies are malformed"
+    assert statuses.get(400, 0) > trials // 2, "fewer than half of the bodies got status 400"
 
 
 def main():

@@ -157,7 +157,7 @@ def main():
             assert seen["stopped"] and seen["open"] and seen["left"] == 0, seen
             assert "max_tokens is 100000" in seen["error"] and seen["returned"] == "What is number 1?", seen
             # A request that is refused is a console error of the browser's own.
-            assert all("status of 400" in line for line in console), f"the console says {console}"
+            assert all("status of 400" in line for line in console), f"the console has {console}"
             _, console = look(server, lambda page: page.replace(b"let model = null", b"let model = nothing"), "--dump-dom")
             assert any("nothing" in line for line in console), "a broken page is not noticed"
             if args.keep:

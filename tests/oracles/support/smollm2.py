@@ -60,7 +60,7 @@ def make_weights(folder, vocabulary, ids, seed, context, dtype):
             p.copy_(torch.randn_like(p) * 0.12 + (1 if "norm" in name else 0))
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    # As the version of transformers that wrote the original.
+    # Write the keys that the version of transformers which wrote the original has.
     for key in ("rope_parameters", "dtype", "head_dim"):
         config.pop(key, None)
     config.update({"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,

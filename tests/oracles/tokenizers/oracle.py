@@ -24,12 +24,12 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def strings(count):
-    """Text of every sort that tokenizers differ on, from a fixed seed."""
+    """Yields texts of every sort on which tokenizers may differ, from a fixed seed."""
     draw = random.Random(1)
     spaces = " \t\n\r\v\f\u00a0\u1680\u180e\u2000\u2003\u2009\u200b\u2028\u2029\u202f\u205f\u3000\ufeff\u0085"
     words = "the of and to in I'm don't we'll they're you've he'd IT'S x1 42 1234567 3.14 naïve façade Straße ſs".split()
     code_points = [c for c in range(1, 0x110000) if not 0xD800 <= c <= 0xDFFF]
-    for begin in range(0, 0x110000, 128):  # every block: its characters in order, and each behind a letter or a digit
+    for begin in range(0, 0x110000, 128):  # every block: its characters in order, and each after an ASCII character
         block = [chr(c) for c in range(max(begin, 1), begin + 128) if not 0xD800 <= c <= 0xDFFF]
         if block:
             yield "".join(block)
@@ -122,8 +122,8 @@ def sentencepiece_forms(text):
     replace = normalizers.Replace(" ", mark)
 
     def vocabulary(words):
-        """Trains a vocabulary. `words`: merges stay within words. Lines get runs of spaces, so that
-        spaces merge too."""
+        """Trains a vocabulary. `words`: whether merges stay within words. Lines get runs of spaces,
+        so that spaces merge too."""
         t = Tokenizer(models.BPE())
         t.normalizer = replace
         if words:

@@ -7,8 +7,8 @@ from the one that --chat-template set and `lathe export` wrote.
   tests/oracles/transformers/chat_tokens.py LATHE
 
 - prepare: every id, and which ids are learned.
-- chat and serve: the length of the prompt, and the greedy answer, which differs for each prompt of
-  a random model.
+- chat and serve: the length of the prompt, and the greedy answer, which a random model gives to
+  this prompt only.
 
 Exits with 77 and prints the reason if a package is missing both in this interpreter and in the one
 that LATHE_HF_PYTHON names. Each part has a control that must fail.
@@ -86,7 +86,7 @@ def ids_of(tokenizer, messages, asks):
 
 
 def prepared(bench, run, name, conversations):
-    """The ids of the training split, and whether each is learned."""
+    """Returns the ids of the training split, and whether each is learned."""
     lines, out = bench.folder / f"{name}.jsonl", bench.folder / f"{name}-data"
     lines.write_text("".join(json.dumps({"messages": c}, ensure_ascii=False) + "\n" for c in conversations))
     bench.call("prepare", lines, "--format", "instructions", "--tokenizer", run, "--out", out, "--val", "0")
@@ -96,8 +96,8 @@ def prepared(bench, run, name, conversations):
 
 
 def wanted_of(tokenizer, conversations, separator):
-    """Returns the ids of all conversations, each followed by the separator, which is not learned,
-    and which are learned."""
+    """Returns the ids of all conversations, each followed by the separator, and whether each id is
+    learned. The separator is not."""
     ids, learned = [], []
     for c in conversations:
         whole = ids_of(tokenizer, c, False)
@@ -198,7 +198,7 @@ def main():
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of Lathe
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes of Lathe
     with tempfile.TemporaryDirectory() as temporary:
         for i, (name, options, choice) in enumerate(MODELS):
             bench = Bench(str(Path(sys.argv[1]).resolve()), Path(temporary) / str(i))

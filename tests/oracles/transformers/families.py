@@ -42,8 +42,8 @@ def models():
     ]
 
 
-# Controls: changes of config.json to keys that a family adds. Logits or greedy tokens must then
-# differ.
+# Controls: other values in config.json of keys that a family adds. Logits or greedy tokens must
+# then differ.
 CONTROLS = {
     "mistral-window": {"sliding_window": 7},
     "qwen2-window": {"max_window_layers": 0, "layer_types": ["sliding_attention"] * 4},

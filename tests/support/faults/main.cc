@@ -13,7 +13,7 @@
 //   LATHE_TEST_THREADS=N        the process may have N threads; it exits with 77 if they can't be
 //                               limited
 //   LATHE_TEST_LIMIT="KIND N"   a limit of the process: "file N" bytes in a file, "files N" open
-//                               files, "memory N" MB of addresses beyond those that it has
+//                               files, "memory N" MiB of addresses beyond those that it has
 //   LATHE_TEST_RNG_SHIFT=1      dropout draws from the next step: what a wrong resume would do
 #include <dlfcn.h>
 #include <sys/resource.h>

@@ -8,8 +8,8 @@ namespace lathe::test {
 /// descriptors, for standard output, standard error and the answer, and these texts, each followed
 /// by NUL: the folder ("" for the current one), the number of words, the words, and the settings of
 /// the environment. A fork of this process calls `run` with the words in the folder and exits with
-/// its result. The answer is two ints: the process id, and after the process has ended its status
-/// as from waitpid().
+/// its result. The answer is two ints: the process id, and, once the process has ended, its status
+/// as waitpid() returns it.
 void serve(int socket, int (*run)(int, char**));
 
 }  // namespace lathe::test

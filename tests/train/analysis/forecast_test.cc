@@ -366,7 +366,7 @@ TEST_CASE("train prints at its start what it needs", "[forecast]") {
   CHECK(resource_needs(loaded, data).enough);
 }
 
-TEST_CASE("a run that needs far more memory than is free is refused unless it is forced",
+TEST_CASE("a run that needs far more memory than is free is refused, and the error names --force",
           "[forecast]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());

@@ -99,8 +99,9 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
     return text.substr(at, text.find('#', at) - at);
   };
 
-  // The middle of the widest range of budgets with one choice that recomputes something: the
-  // program's own memory differs by some MB from process to process, which must not change it.
+  // Find the widest range of budgets for which the choice is the same and recomputes something,
+  // and take its middle. The program's own memory differs by some MB from process to process, which
+  // must not change the choice.
   int begin = 90, widest = 0, middle = 0;
   std::string before;
   for (int mb = begin; mb < 200; mb += 2) {
@@ -171,7 +172,7 @@ TEST_CASE("plan --chart measures the program once, and plan --ranks refuses a bu
                              .environment = {},
                              .apart = true});
   };
-  // The least budget that plan accepts, to a twentieth.
+  // Find the smallest budget that plan accepts, to within a twentieth.
   int64_t least = 0;
   for (int64_t megabytes = 100; megabytes < 4000 && least == 0; megabytes += megabytes / 20) {
     if (plan({str("--memory.budget=", megabytes, "MB")}).code == 0) least = megabytes;

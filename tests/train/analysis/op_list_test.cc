@@ -66,7 +66,7 @@ TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]
 
   const std::string text = op_list_text({.step = 7, .ops = ops, .fusion = {.ops = 5, .fused = 2}});
   CHECK_THAT(text, ContainsSubstring("The ops of step 7"));
-  CHECK_THAT(text, ContainsSubstring("8 ops and backward passes, 6 with results of their own"));
+  CHECK_THAT(text, ContainsSubstring("8 ops and backward passes, 6 with new memory for results"));
   CHECK_THAT(text, ContainsSubstring("4 of them are elementwise"));
   CHECK_THAT(text, ContainsSubstring("5 ops of the forward pass by 2 fused ops"));
   int64_t all = 0, elementwise = 0;

@@ -281,7 +281,7 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   CHECK_THAT(refused.err, ContainsSubstring("profile.json"));
   CHECK(read_file(f / "runs/tiny/profile.json", Exit::io) == "{\"mine\": 1}");
 
-  // A run that was moved, whose source is gone, and one that `lathe merge` wrote.
+  // A run that was moved, whose source is gone, and a run folder that has only a checkpoint.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=runs/tuned", "--train.steps=2",
                        "--train.init_from=runs/tiny"})
               .code == 0);
@@ -321,7 +321,8 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   read_range(hill);
   CHECK(hill.diverged == 8);
 
-  // A curve that falls and rises again, but not above its first value, rises all the same.
+  // A curve that falls and rises again, but not above its first value, has a lowest point and no
+  // divergence.
   RangeTest bowl, falling;
   for (int i = 0; i < 60; ++i) {
     bowl.lr.push_back(std::pow(10, -6 + 0.1 * i));

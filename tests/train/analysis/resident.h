@@ -8,8 +8,8 @@
 
 namespace lathe::test {
 
-/// Returns the resident bytes of a config with these keys, with those of `more` added or in their
-/// place.
+/// Returns the resident bytes of a config with `keys`. The keys of `more` are added, or replace
+/// those of the same name.
 inline int64_t resident_with(const std::string& path, Overrides keys, const Overrides& more) {
   for (const auto& key : more) {
     std::erase_if(keys, [&](const auto& k) { return k.first == key.first; });

@@ -138,7 +138,7 @@ class Copy {
   const TempFolder& folder() const { return folder_; }
 
   Finished run(const Words& words) const { return lathe::test::lathe_in(folder_, words); }
-  /// With settings of tests/support/faults/main.cc.
+  /// Runs lathe with the faults that these settings of tests/support/faults/main.cc ask for.
   Finished run_with(const std::map<std::string, std::string>& faults, const Words& words) const {
     return lathe::test::run(
         {.binary = "lathe_faults", .args = words, .folder = folder_.path(), .environment = faults});
@@ -182,9 +182,8 @@ TEST_CASE("every command has a row among the attacked commands", "[attacks]") {
   }
 }
 
-TEST_CASE(
-    "a command that exceeds a limit ends with a sentence, and works afterwards without the limit",
-    "[attacks]") {
+TEST_CASE("a command that exceeds a limit prints a message, and works afterwards without the limit",
+          "[attacks]") {
   for (const Attacked& row : attacked_commands()) {
     const int expected = expected_code(row);
     for (const char* limit : {"file 0", "file 9000", "files 6", "memory 1", "memory 16"}) {
@@ -203,7 +202,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a command whose threads can't be started ends with a sentence", "[attacks]") {
+TEST_CASE("a command whose threads can't be started prints a message", "[attacks]") {
   for (const Attacked& row : attacked_commands()) {
     for (const char* threads : {"1", "2"}) {
       INFO("at most " << threads << " threads:" << text_of(row.words));

@@ -262,7 +262,7 @@ TEST_CASE("a file extends and overrides the table of GPUs", "[cluster_plan]") {
   }
 }
 
-TEST_CASE("wrong input of a cluster plan gets a sentence", "[cluster_plan]") {
+TEST_CASE("wrong input of a cluster plan is refused with a message", "[cluster_plan]") {
   const ConfigFolder f;
   write_file(f.folder / "mlp.toml", "[model]\nkind = \"mlp\"\n");
   struct Wrong {

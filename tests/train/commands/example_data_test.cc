@@ -1,10 +1,8 @@
 // Tests commands on tables: data of another source, names in capital letters, extreme values and
 // sizes.
 #include <cmath>
-#include <regex>
 #include <sstream>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "core/io/json.h"
@@ -12,7 +10,6 @@
 #include "nn/state.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
-#include "train/config/run_config.h"
 
 namespace {
 
@@ -193,8 +190,9 @@ TEST_CASE("predictions of large numbers keep the digits that distinguish them", 
   REQUIRE(lathe_in(f, {"train", "mlp.toml", "--data.dir=times", "--train.out_dir=run"}).code == 0);
   write_file(f / "new.csv", "x\n10\n50\n90\n");
   const std::vector<double> times = predictions(f, "run", "new.csv");
+  // float32 has a spacing of 128 here.
   for (size_t i = 0; i < times.size(); ++i)
-    CHECK(std::abs(times[i] - 1700000010 - 40.0 * static_cast<double>(i)) < 4);  // float32: 128
+    CHECK(std::abs(times[i] - 1700000010 - 40.0 * static_cast<double>(i)) < 4);
 }
 
 TEST_CASE("a first line with a number that is not an integer is a row of the data",
@@ -321,7 +319,7 @@ TEST_CASE("find batch proposes no batch that took more than the limit", "[exampl
   write_file(f / "images.csv", rows);
   REQUIRE(lathe_in(f, {"prepare", "images.csv", "--out", "images", "--shape", "1,8,8"}).code == 0);
   int proposals = 0;
-  for (const int64_t limit : {160, 250, 1000}) {
+  for (const int64_t limit : {160, 200, 330}) {
     const Finished found =
         lathe_in(f, {"find", "batch", "conv.toml", str("--memory=", limit, "MB"), "--rounds=2"});
     INFO(found.out << found.err);
@@ -454,48 +452,6 @@ TEST_CASE("a run that diverges before its first logged step is listed as diverge
                        "--optim.grad_clip=0", "--schedule.warmup_steps=0", "--train.out_dir=d"});
   REQUIRE(r.code == 5);
   CHECK_THAT(lathe_in(run.f, {"runs", "d"}).out, ContainsSubstring("diverged"));
-}
-
-/// Returns a value of a field that is not its default.
-std::string other_value(const Field& field) {
-  if (const auto* flag = std::get_if<bool>(&field.initial)) return *flag ? "false" : "true";
-  if (const auto* text = std::get_if<std::string>(&field.initial)) {
-    for (const std::string& choice : field.rule.choices) {
-      if (choice != *text) return choice;
-    }
-  }
-  if (const auto* whole = std::get_if<int64_t>(&field.initial)) return std::to_string(*whole + 1);
-  // Stay within 0 and 1 if the default is below 1.
-  const double number = std::get<double>(field.initial);
-  return str(number < 1 ? (number + 1) / 2 : number + 1);
-}
-
-TEST_CASE("a key of another optimizer or schedule is a warning", "[example_data]") {
-  const TempFolder f;
-  write_file(f / "a.toml", "[data]\ndir = \"x\"\n");
-  // The description of such a key begins with the kinds that read it.
-  const std::regex of_kinds("^[a-z0-9_]+(, [a-z0-9_]+)*: .*");
-  int keys = 0;
-  for (const Field& field : RunConfig().schema().fields()) {
-    const bool is_optim = field.key.starts_with("optim.");
-    if (!is_optim && !field.key.starts_with("schedule.")) continue;
-    if (!std::regex_match(field.doc, of_kinds)) continue;
-    ++keys;
-    INFO(field.key);
-    const auto warnings = [&](const std::string& kind) {
-      const LoadedConfig loaded =
-          load_config((f / "a.toml").string(), {{is_optim ? "optim.kind" : "schedule.kind", kind},
-                                                {"train.steps", "1000"},
-                                                {field.key, other_value(field)}});
-      std::string all;
-      for (const std::string& one : config_warnings(loaded.config)) all += one + "\n";
-      return all;
-    };
-    CHECK_THAT(warnings(is_optim ? "sgd" : "constant"), ContainsSubstring(field.key));
-    const std::string doc = field.doc;
-    CHECK(warnings(doc.substr(0, doc.find_first_of(",:"))).empty());
-  }
-  CHECK(keys >= 20);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
     CHECK(points.size() == 3);
   }
   CHECK_THAT(error_of([] { axis("optim.lr", "1e-2..1e-4"); }),
-             ContainsSubstring("ends before it begins"));
+             ContainsSubstring("must end above its beginning"));
   CHECK_THAT(error_of([] { axis("model.n_layer", "1..2.5"); }), ContainsSubstring("whole"));
   CHECK_THAT(error_of([] { axis("optim.lr", "1,,2"); }), ContainsSubstring("empty value"));
   CHECK_THAT(error_of([] { axis("optim.lr", "1,1"); }), ContainsSubstring("twice"));
@@ -398,7 +398,7 @@ TEST_CASE(
   CHECK(r.code == 0);
   CHECK(lathe(words, "0.1").code == 0);
 
-  // Other keys of the environment are another sweep.
+  // Other keys in the environment define another sweep.
   CHECK_THAT(lathe(words, "0.2").err, ContainsSubstring("holds another sweep"));
 }
 
@@ -432,7 +432,7 @@ TEST_CASE("a file can define a sweep with successive halving, and wrong sweeps a
   for (const auto& [args, refusal] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"tiny.toml"}, "a key with several values"},
            {{"tiny.toml", "--optim.lr=1e-3,x"}, "must be a number"},
-           {{"tiny.toml", "--train.out_dir=a,b"}, "is the sweep's own"},
+           {{"tiny.toml", "--train.out_dir=a,b"}, "is set by the sweep"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--train.eval_interval=0"},
             "compares validation losses"},
            {{"tiny.toml", "--optim.lr=1e-4..1e-3"}, "as --samples"},

@@ -81,7 +81,7 @@ TEST_CASE("control characters are shown in a visible form", "[terminal]") {
   CHECK(printable("\x80\xc2\x80\xc2\x9f\xc2\xa0\xc2") == "\\x80\\xc2\\x80\\xc2\\x9f\xc2\xa0\\xc2");
   CHECK(printable("\xed\xa0\x80\xff") == "\\xed\\xa0\\x80\\xff");  // a surrogate
   CHECK(printable_line("a\tb\nc") == "a\\x09b\\x0ac");
-  // Those that change the direction of text, and their neighbors.
+  // Characters that change the direction of text are escaped, and their neighbors are not.
   CHECK(printable("\u202a\u202e\u2066\u2069") ==
         "\\xe2\\x80\\xaa\\xe2\\x80\\xae\\xe2\\x81\\xa6\\xe2\\x81\\xa9");
   CHECK(printable("\u2029\u202f\u2065\u206a") == "\u2029\u202f\u2065\u206a");

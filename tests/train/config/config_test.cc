@@ -2,10 +2,14 @@
 // in the environment.
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <regex>
+#include <set>
 #include <sstream>
+#include <variant>
 
 #include "core/io/json.h"
+#include "nn/models/model.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "train/config/run_config.h"
@@ -28,7 +32,7 @@ std::string name(const Field& f) { return f.key.substr(f.key.find('.') + 1); }
 
 TEST_CASE(
     "every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong "
-    "place",
+    "section",
     "[config]") {
   for (const auto& f : RunConfig::schema("gpt").fields()) {
     INFO(f.key);
@@ -180,7 +184,7 @@ TEST_CASE("schedule.min_lr is a tenth of optim.lr unless it is given", "[config]
   const auto min_lr = [&](const std::vector<std::pair<std::string, std::string>>& overrides) {
     return load_config((f / "c.toml").string(), overrides).config.schedule.min_lr;
   };
-  CHECK(min_lr({}) == 1e-4);  // as it was before it followed optim.lr
+  CHECK(min_lr({}) == 1e-4);  // the default before it depended on optim.lr
   CHECK(min_lr({{"optim.lr", "5e-5"}}) == 5e-5 / 10);
   CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "-1"}}) == 5e-5 / 10);
   CHECK(min_lr({{"optim.lr", "5e-5"}, {"schedule.min_lr", "0"}}) == 0);
@@ -248,7 +252,7 @@ TEST_CASE(
   const LoadedConfig c =
       load_config((f / "c.toml").string(),
                   {{"train.seed", "33"}, {"data.dir", "123"}, {"model.kind", "\"llama\""}});
-  CHECK(c.config.model.kind == "llama");  // as any text, also within quotes
+  CHECK(c.config.model.kind == "llama");  // text may also be within quotes
   CHECK_THAT(error_of([&] {
                setenv("LATHE_TRAIN_STESP", "1", 1);
                load_config((f / "c.toml").string(), {});
@@ -360,6 +364,58 @@ TEST_CASE("malformed TOML is parsed or throws an Error, and never crashes", "[co
     }
   }
   SUCCEED("20000 inputs");
+}
+
+/// Returns a value of a field that is not its default.
+std::string other_value(const Field& field) {
+  if (const auto* flag = std::get_if<bool>(&field.initial)) return *flag ? "false" : "true";
+  if (const auto* text = std::get_if<std::string>(&field.initial)) {
+    for (const std::string& choice : field.rule.choices) {
+      if (choice != *text) return choice;
+    }
+  }
+  if (const auto* whole = std::get_if<int64_t>(&field.initial)) return std::to_string(*whole + 1);
+  // Stay within 0 and 1 if the default is below 1.
+  const double number = std::get<double>(field.initial);
+  return str(number < 1 ? (number + 1) / 2 : number + 1);
+}
+
+TEST_CASE("a key that has no effect with the chosen kind gives a warning", "[config]") {
+  const TempFolder f;
+  write_file(f / "a.toml", "[data]\ndir = \"x\"\n");
+  std::set<std::string> seen;
+
+  for (const auto& model : model_kinds()) {
+    const auto load = [&](std::map<std::string, std::string> keys) {
+      keys.insert({{"model.kind", model.name}, {"train.steps", "1000"}});
+      return load_config((f / "a.toml").string(), {keys.begin(), keys.end()}).config;
+    };
+    const RunConfig plain = load({});
+    for (const Field& field : plain.schema().fields()) {
+      const std::vector<std::string>& kinds = field.rule.kinds;
+      if (kinds.empty() || !seen.insert(field.key).second) continue;
+      INFO(field.key);
+
+      // Find one value of the selector with which the key has an effect, and one without.
+      const std::string selector =
+          field.key.substr(0, field.key.find('.') + 1) + field.rule.selector;
+      const Field* chooses = plain.schema().find(selector);
+      REQUIRE(chooses != nullptr);
+      std::map<bool, std::string> values;
+      for (const std::string& value : chooses->rule.choices)
+        values.emplace(std::ranges::find(kinds, value) != kinds.end(), value);
+      REQUIRE(values.size() == 2);
+
+      for (const auto& [has_effect, value] : values) {
+        std::map<std::string, std::string> keys{{field.key, other_value(field)}, {selector, value}};
+        if (value == "llama3" || value == "yarn") keys["model.rope_factor"] = "2";
+        std::string all;
+        for (const std::string& one : config_warnings(load(keys))) all += one + "\n";
+        CHECK((all.find(field.key) == std::string::npos) == has_effect);
+      }
+    }
+  }
+  CHECK(seen.size() >= 30);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ TEST_CASE(
                        "<|im_start|>assistant\n"));
   CHECK(tokenizer.ends_text(258));
 
-  // Data prepared with only the tokenizer removes nothing.
+  // Training on data that were prepared with only the tokenizer removes nothing.
   write_file(f / "text.txt", sample_text(3000));
   REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "data", "--tokenizer", "hf/tokenizer.json"})
               .code == 0);
@@ -137,7 +137,7 @@ TEST_CASE("chat templates are exported unchanged, or as --chat-template sets the
   const fs::path bare = again("bare");
   CHECK(Json::parse(slurp(bare / "tokenizer_config.json"))["eos_token"] == "<|endoftext|>");
   CHECK(!fs::exists(bare / "generation_config.json"));
-  // A file without the names leaves them unknown; another one may have them.
+  // If tokenizer_config.json does not name the tokens, special_tokens_map.json may.
   write_file(folder / "tokenizer_config.json", "{\"model_max_length\": 1024}");
   CHECK(Json::parse(slurp(again("unnamed") / "config.json"))["eos_token_id"] == 256);
   write_file(folder / "special_tokens_map.json", "{\"eos_token\": \"<|im_end|>\"}");

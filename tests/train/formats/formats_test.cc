@@ -194,7 +194,7 @@ TEST_CASE("a new folder does not replace another program's files under its tempo
   CHECK(slurp(theirs) == "a file");
   fs::remove(theirs);
 
-  // Names that commands use, but not together with the lock file.
+  // Folders with a name that commands use, but without the lock file, or the reverse.
   fs::create_directories(theirs / "unfinished");
   refused();
   fs::remove(theirs / "unfinished");

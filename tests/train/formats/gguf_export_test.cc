@@ -51,7 +51,8 @@ class GGUFReader {
       places.push_back(place);
     }
 
-    // The data of tensors begins at the next multiple of 32, and so does each tensor's in it.
+    // The data of tensors begins at the next multiple of 32, and each tensor at a multiple of 32
+    // within this data.
     const size_t begin = (at_ + 31) / 32 * 32;
     for (const Place& place : places) {
       INFO(place.name);
@@ -185,7 +186,7 @@ TEST_CASE("GGUF has SentencePiece's tokens with scores in the order of their mer
   };
   d.tokens.emplace_back("bc");
   d.merges.emplace_back(id("b"), id("c"));
-  d.merges.emplace_back(id("a"), id("bc"));  // "abc" again, whose first merge counts
+  d.merges.emplace_back(id("a"), id("bc"));  // "abc" again; only its first merge counts
   d.begin = 1;
   write_bpe(d, f / "tokenizer.json");
   const fs::path run =

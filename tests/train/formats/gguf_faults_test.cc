@@ -88,7 +88,7 @@ TEST_CASE("a GGUF file with a wrong header is refused by all commands", "[gguf_f
     const uint64_t count = (uint64_t{1} << 25) + 1;
     g.value("llama.x") = raw(uint32_t{9}) + raw(uint32_t{0}) + raw(count) + std::string(count, 'x');
   });
-  refused("lists in lists", [](File& g) {
+  refused("lists nested more than 4 deep", [](File& g) {
     std::string nested;
     for (int i = 0; i < 6; ++i) nested += raw(uint32_t{9}) + raw(uint64_t{1});
     g.value("llama.x") = raw(uint32_t{9}) + nested + raw(uint32_t{0}) + raw(uint64_t{0});
@@ -211,7 +211,7 @@ TEST_CASE("a GGUF file whose model needs another computation is refused by its k
   });
   f.refused(2, "--block-size = 17", [](File&) {}, {.block_size = 17});
 
-  // A folder with a file is not a Hugging Face folder; the sentence names the file.
+  // A folder that only has a GGUF file is not a Hugging Face folder. The error names the file.
   const Finished folder = lathe_in(f.folder(), {"import", ".", "--out", "in/out"});
   CHECK(folder.code == 4);
   CHECK_THAT(folder.err, ContainsSubstring("give its model.gguf"));

@@ -368,7 +368,7 @@ TEST_CASE("matrices are quantized where rows are complete blocks, and vectors st
   CHECK(hf.code == 2);
   CHECK_THAT(hf.err, ContainsSubstring("--dtype"));
 
-  // The table of positions stays float32, and a matrix beyond float16 is not converted to it.
+  // The table of positions stays float32.
   const Values positions{{"n_layer", int64_t{1}},
                          {"n_head", int64_t{2}},
                          {"n_embd", int64_t{32}},

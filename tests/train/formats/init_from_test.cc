@@ -26,7 +26,7 @@ double first_loss(const fs::path& run) {
   return -1;
 }
 
-TEST_CASE("a run starts from another's weights, and continues without them", "[init_from]") {
+TEST_CASE("a run starts from another run's weights, and resumes without that run", "[init_from]") {
   const TempFolder f;
   make_tiny_run(f.path());
   REQUIRE(lathe_in(

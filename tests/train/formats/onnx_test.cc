@@ -214,7 +214,7 @@ TEST_CASE(
       return entry_tensor(entry, entry.shape, "");
     };
     CHECK(at::equal(file.constants.at("tokens.weight"), ours("tokens.weight")));
-    // By rows of 4: torch has i, f, g, o or r, z, n; ONNX has i, o, f, c or z, r, h.
+    // Gates have 4 rows each. torch has i, f, g, o or r, z, n; ONNX has i, o, f, c or z, r, h.
     const std::vector<int64_t> order =
         cell == "lstm" ? std::vector<int64_t>{0, 3, 1, 2} : std::vector<int64_t>{1, 0, 2};
     for (size_t gate = 0; gate < order.size(); ++gate) {

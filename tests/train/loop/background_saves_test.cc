@@ -92,7 +92,8 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
       if (in_background && point == "save: begun") trained.acquire();
     });
     CheckpointSaver saver(f / "run", config(dtype), -1);
-    for (const int64_t step : {10, 20, 30}) {  // the second and third into the memory of the first
+    // The second and the third save copy into the memory of the first.
+    for (const int64_t step : {10, 20, 30}) {
       const fs::path wanted = save_checkpoint(f / "at once", at_step(step), s.params, s.optimizer,
                                               Retention{.newest = 3}, as);
       const Snapshot view = view_state(s.params, s.optimizer, as);

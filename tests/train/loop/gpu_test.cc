@@ -1,5 +1,6 @@
-// Tests that need a GPU: its results agree with the CPU's and have the same bits each time. Skipped
-// without a GPU. The op table and the runs of other tests also use a GPU if there is one.
+// Tests that need a GPU: its results agree with the CPU's and have the same bits each time. They
+// are skipped without a GPU. The op table and the runs of other tests also use a GPU if there is
+// one.
 
 #include "tests/support/gpu.h"
 #include "amp/amp.h"
@@ -174,8 +175,8 @@ TEST_CASE("casts of weights are not packed as activations on a GPU", "[gpu]") {
     return grad(sum(y), {x, w});
   };
   const auto packed = gradients(true), exact = gradients(false);
-  CHECK(packed[0].data().equal(exact[0].data()));   // of the weight alone
-  CHECK(!packed[1].data().equal(exact[1].data()));  // of the activation: the control
+  CHECK(packed[0].data().equal(exact[0].data()));   // x's gradient depends on the weight only
+  CHECK(!packed[1].data().equal(exact[1].data()));  // the control: w's depends on the activation
 }
 
 TEST_CASE("every optimizer has the CPU's results on a GPU, or reports that it has no GPU code",

@@ -1,6 +1,6 @@
 // Kill trials of runs that save in the background, against an uninterrupted run that saves
-// synchronously: at each point of a save, at points of the steps meanwhile, and by the clock. Each
-// start must report what it resumes from.
+// synchronously. Kills come at each point of a save, at points of the steps that run meanwhile, and
+// at random times. Each start must report what it resumes from.
 #include <random>
 
 #include "tests/support/catch.h"

@@ -29,7 +29,7 @@ TEST_CASE("a spike is judged by the losses before it", "[replay]") {
   CHECK(guard.state().skipped == 1);
   CHECK(!guard.is_spike(before.mean + 3.99 * std::sqrt(before.variance)));
   CHECK(!guard.is_spike(-50));  // a loss can't be too low
-  // A level that stays is a new level.
+  // If losses stay at another level, the guard adopts that level after ten skips.
   guard.load(before);
   int skipped = 0;
   for (int i = 0; i < 30; ++i) skipped += guard.is_spike(30 + usual(i)) ? 1 : 0;
@@ -121,7 +121,7 @@ TEST_CASE("replay runs a diverged step again and names the op where it began", "
   CHECK(again.code == 0);
   CHECK_THAT(
       again.out,
-      ContainsSubstring("the first value that is not finite is, in the forward: the result of"));
+      ContainsSubstring("the first value that is not finite, in the forward pass: the result of"));
   CHECK_THAT(again.out, ContainsSubstring("blocks.0."));
   CHECK(run({"lathe", {"replay", "data"}, f.path(), {}}).code == 2);
 
@@ -207,7 +207,8 @@ TEST_CASE("replay also runs a step again that train.detect_anomaly ended", "[rep
   const Finished again = run({"lathe", {"replay", "runs/tiny"}, f.path(), {}});
   INFO(again.out << again.err);
   CHECK(again.code == 0);
-  CHECK_THAT(again.out, ContainsSubstring("the first value that is not finite is, in the forward"));
+  CHECK_THAT(again.out,
+             ContainsSubstring("the first value that is not finite, in the forward pass"));
 }
 
 TEST_CASE("a run whose first steps all overflow leaves a step that can be replayed", "[replay]") {

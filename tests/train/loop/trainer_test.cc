@@ -200,13 +200,13 @@ TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to t
         "finished");
   CHECK_THAT(train("whole").out, ContainsSubstring("nothing to do"));
 
-  // Paused between any two steps, it ends at the same one with the same bits.
+  // A run that is paused between any two steps ends at the same step with the same bits.
   for (int64_t pause = 1; pause < state.step; ++pause)
     REQUIRE(train("parts", {"--train.pause_at=" + std::to_string(pause)}).code == 75);
   CHECK(train("parts").code == 0);
   CHECK(difference(f / "whole", f / "parts") == "");
 
-  // The control trains all steps, and a run that is given more evaluations continues.
+  // The control trains all steps, and a run that has ended early continues without the key.
   CHECK(train("all", {"--train.early_stop=0"}).out.find("stopped early") == std::string::npos);
   CHECK(read_state(list_checkpoints(f / "all").at(0)).step == 40);
   CHECK(train("whole", {"--train.early_stop=0"}).code == 0);
@@ -228,7 +228,7 @@ TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to t
   CHECK_THAT(refused.err, ContainsSubstring("train.early_stop counts evaluations"));
 }
 
-TEST_CASE("a warm-up that is not shorter than the run is a warning", "[trainer]") {
+TEST_CASE("a warm-up that is not shorter than the run gives a warning", "[trainer]") {
   const TempFolder f(fast_folder());
   make_tiny_run(f.path());
   const auto warned = [&](std::vector<std::string> words, const std::string& steps) {
@@ -454,14 +454,14 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
   CHECK(train("last", "1e-3", six).code == 0);
   CHECK(state("last") == "finished");
 
-  // A scaler skips a step whose loss is not finite, but a run that ends with it has diverged.
+  // A scaler skips a step whose loss is not finite, but a run that ends with one has diverged.
   const Finished scaled =
       train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
   CHECK(scaled.code == 5);
   CHECK_THAT(scaled.err, ContainsSubstring("step 2, the last, diverged: loss "));
 }
 
-TEST_CASE("optimizers, schedules and initializations can be set in a config", "[trainer]") {
+TEST_CASE("runs with several optimizers, schedules and initializations succeed", "[trainer]") {
   const TempFolder f;
   make_tiny_run(f.path());
   for (const char* kind : {"sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw"}) {

@@ -1,5 +1,5 @@
 #include "tests/support/catch.h"
-// After Catch2, see tests/support/catch.h.
+// This must follow Catch2; see tests/support/catch.h.
 #include "tests/train/loop/trials.h"
 
 #include <optional>

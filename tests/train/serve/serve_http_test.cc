@@ -222,7 +222,7 @@ TEST_CASE("clients that disconnect cancel their requests, and malformed requests
       "application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"};
   for (const std::string& bytes : odd) Client(server.port()).send(bytes);
 
-  // Linux reports the places of a listening socket's queue in this field.
+  // Linux reports the length of a listening socket's queue in this field.
   int places = 0;
   for (const fs::path& entry : list_folder("/proc/self/fd")) {
     const int fd = std::atoi(entry.filename().c_str());

@@ -232,7 +232,7 @@ TEST_CASE("offsets leave out the space that SentencePiece puts before a prompt",
   }
 }
 
-TEST_CASE("a text that fails ends its request with an error, and cancels its other texts",
+TEST_CASE("a text that fails ends its request with an error, and cancels the other texts of it",
           "[serve_reply]") {
   struct Failure {
     TextEnd end;

@@ -116,7 +116,7 @@ class Client {
       bytes.remove_prefix(static_cast<size_t>(n));
     }
   }
-  /// Closes this side of the connection.
+  /// Closes the sending side of this connection.
   void shut_down() const { ::shutdown(socket_, SHUT_WR); }
   /// Waits for data and returns it; "" once the server has closed the connection.
   std::string receive() const {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <utility>
 
 #include "core/io/json.h"
 #include "nn/models/model.h"
@@ -119,7 +120,7 @@ TEST_CASE("memory agrees with the table in the ZeRO paper", "[simulator]") {
 }
 
 TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulator]") {
-  const StepWorkload step = gpt3();
+  StepWorkload step = gpt3();
   SoftwareModel software = known_hardware().program("megatron-2021");
   const double s = 2048, h = 12288, a = 96, b = 2;
   const auto bytes = [&](int64_t tensor, Recompute mode) {
@@ -134,6 +135,12 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(bytes(8, Recompute::none) == Approx(s * b * h / 8 * (34 + 5 * a * s / h)));
   CHECK(bytes(8, Recompute::selective) == Approx(34 * s * b * h / 8));
   CHECK(bytes(8, Recompute::full) == Approx(2 * s * b * h / 8));
+
+  // In fp8, a byte less for each input of qkv and of the feed-forward layer's first product (h each)
+  // and of its second one (4 h), and a byte more for the input of the projection (h).
+  const MatmulDtype dtype = std::exchange(step.dtype, MatmulDtype::fp8);
+  CHECK(bytes(8, Recompute::none) == Approx(s * b * h / 8 * (29 + 5 * a * s / h)));
+  step.dtype = dtype;
 
   // The stages of a pipeline keep p micro-batches of L / p layers each; interleaved, 1 + (p - 1) /
   // (p v) times as many.
@@ -239,7 +246,7 @@ TEST_CASE("recomputation, the optimizer and the head add the expected time", "[s
   CHECK(at(step, {.data = 8, .recompute = Recompute::selective}).recompute ==
         Approx(attention).epsilon(0.1));
 
-  // Products of the head: 6 FLOPs for each parameter and token.
+  // Matmuls of the head: 6 FLOPs for each parameter and token.
   const double rate = cluster.gpu.bf16_tflops * 1e12 * cluster.gpu.matmul_share;
   const double head = 6. * 50304 * 2048 * step.tokens() / 8 / rate;
   CHECK(none.matmul - full.matmul == Approx(head).epsilon(0.2));

@@ -55,7 +55,7 @@ TEST_CASE("a run with packed activations resumes to the bit", "[saved_activation
   }
 }
 
-TEST_CASE("recomputing some of the blocks changes what packed activations do, reproducibly",
+TEST_CASE("recomputing some of the blocks changes results with packed activations, reproducibly",
           "[saved_activations]") {
   PackedRuns runs;
   const std::string packed = runs.train("packed", {"--memory.saved=fp8"}),

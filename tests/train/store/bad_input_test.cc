@@ -1,4 +1,4 @@
-// Tests functions that read input with input that is wrong, huge or changed.
+// Tests how functions that read files, text and numbers handle wrong, huge or changed input.
 #include <sys/resource.h>
 
 #include <ctime>
@@ -93,7 +93,7 @@ TEST_CASE("numbers of a data manifest outside their ranges are refused", "[bad_i
   for (const std::string& name : {std::string("a/b"), std::string(), std::string("a\0b", 3)}) {
     m = manifest_json();
     m["val"][0]["file"] = name;
-    refused(m, "a file with a bad name");
+    refused(m, "is not the name of a file in the same folder");
   }
   m = manifest_json();
   m["train"] = Json(m["train"][0]);
@@ -268,7 +268,7 @@ TEST_CASE("JSON is read in time that grows with its length", "[bad_input]") {
     tensors.push_back({"tensor" + std::to_string(i), "U8", {1}, {&one, 1}});
   write_safetensors(f / "many.safetensors", tensors);
   CHECK(SafetensorsFile(f / "many.safetensors").tensors().size() == 50'000);
-  // Quadratic time is minutes here.
+  // Quadratic time would take minutes here.
   CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 20);
 }
 

@@ -68,7 +68,7 @@ TEST_CASE("curves are read again when a resumed run has passed their length", "[
   CHECK(curves.read());
   CHECK(!curves.read());
 
-  // Cut back to step 3, the file has become longer than it was.
+  // The file was cut back to step 3, and has since become longer than before.
   write_file(f / "metrics.jsonl", lines(1, 3, "5") + lines(4, 12, "4.25"));
   CHECK(curves.read());
   const Series& loss = curves.series.at("loss");

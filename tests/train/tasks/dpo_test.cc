@@ -155,8 +155,8 @@ TEST_CASE("a run learns to prefer chosen answers, and resumes to the same bits",
              "--dist.tensor=2"});
   const Json cut = parse_json(dpo_in(f, {"eval", "cut"}).out, "", Exit::internal);
   CHECK(cut["val_loss"].get<double>() == Approx(after["val_loss"].get<double>()).epsilon(1e-5));
-  // With two pipeline stages, too. The gradient of the tied embedding has another order of
-  // additions. The stages evaluate together, and the last one has the scores.
+  // Two pipeline stages log the same last validation, although the gradient of the tied embedding
+  // has another order of additions. The stages evaluate together, and the last one has the scores.
   const Finished staged = dpo_in(f, {"launch", "-n", "2", "--", "train", "dpo.toml",
                                      "--train.out_dir=staged", "--dist.pipeline=2"});
   const std::string last = "step 20  ";

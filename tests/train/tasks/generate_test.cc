@@ -166,7 +166,7 @@ TEST_CASE(
       const auto [wanted, wanted_p] = write(*t.model, prompts, w);
       CHECK(ids == wanted);
       CHECK(p == wanted_p);
-      CHECK(std::set<int64_t>(ids[1].begin(), ids[1].end()).size() > 3);  // no text of one token
+      CHECK(std::set<int64_t>(ids[1].begin(), ids[1].end()).size() > 3);  // not one token repeated
     }
     // Text 0 of a batch is the same as alone.
     GenerateOptions w{.context = t.context, .tokens = 10};

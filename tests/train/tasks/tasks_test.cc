@@ -321,7 +321,7 @@ TEST_CASE("lathe eval --batches gives the validation loss of training", "[tasks]
   CHECK_THAT(refused.err, ContainsSubstring("--batches"));
 }
 
-/// The lines of a text.
+/// Returns the lines of a text.
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);
@@ -476,7 +476,7 @@ TEST_CASE("predictions are those of the evaluation, in the target's units", "[ta
   CHECK(std::stod(prices[2].substr(2)) == Approx(61500).epsilon(0.1));
 }
 
-TEST_CASE("input that predict can't use is refused with a sentence, and nothing is written",
+TEST_CASE("input that predict can't use is refused with a reason, and nothing is written",
           "[tasks]") {
   const Tables t;
   const auto refused = [&](const std::string& text, const std::string& what,

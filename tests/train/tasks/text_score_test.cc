@@ -167,7 +167,7 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
   CHECK(both["files"][0]["loss"] == a["loss"]);
   CHECK(both["tokens"] == 2999 + 499);
   CHECK(a["bits_per_byte"].get<double>() ==
-        Approx(a["loss"].get<double>() / std::log(2.0)));  // a byte a token
+        Approx(a["loss"].get<double>() / std::log(2.0)));  // one byte per token
   CHECK(a["perplexity"].get<double>() == Approx(std::exp(a["loss"].get<double>())));
   CHECK(last({"a.txt", "--stride", "4"})["loss"] != a["loss"]);
   const std::string some = sample_text(200);

@@ -16,8 +16,8 @@ using namespace lathe::test;
 using Format = QuantizedTensor::Format;
 
 TEST_CASE("nf4's levels are quantiles of the normal distribution", "[quantized_weights]") {
-  // QLoRA, section 3: eight quantiles above zero, seven below, symmetric about the tail 1 -
-  // 0.9677083.
+  // QLoRA, section 3: eight quantiles above zero and seven below, up to the quantiles of 0.9677083
+  // and 1 - 0.9677083.
   const auto quantile = [](double p) {
     return at::erfinv(torch::tensor(2 * p - 1, at::kDouble)).item<double>();
   };
@@ -96,7 +96,7 @@ TEST_CASE("matrix products with few rows read quantized weights directly", "[qua
              .view());
 }
 
-TEST_CASE("an fp8 run can be loaded in any dtype, and its texts do not depend on each other",
+TEST_CASE("an fp8 run loads in any dtype, and texts generated together do not affect each other",
           "[quantized_weights]") {
   const TempFolder f;
   make_tiny_run(f.path());
@@ -219,7 +219,7 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
     const Finished r = lathe_in(f, command(dtype, dtype));
     INFO(r.out << r.err);
     REQUIRE(r.code == 0);
-    // A forecast has no values, neither of the base nor of the starts of documents.
+    // A plan has no values of the base or of document starts, and must work without them.
     std::vector<std::string> planned =
         command(dtype, dtype, {"--data.documents=separate", "--data.document_end=10"});
     planned[0] = "plan";
