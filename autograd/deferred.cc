@@ -150,7 +150,10 @@ void DeferredTrace::divide() {
   std::vector<bool> is_needed(values.size());
   for (size_t v = values.size(); v-- > 0;) {
     if (values[v].op == ChainOp::input) continue;
-    if (is_stored_[v]) part_[v] = static_cast<int>(v), is_needed[v] = true;
+    if (is_stored_[v]) {
+      part_[v] = static_cast<int>(v);
+      is_needed[v] = true;
+    }
     if (!is_needed[v]) continue;
 
     for (const int from : values[v].from) {
@@ -286,12 +289,24 @@ Variable defer(const ChainForm& form, const OpInfo& info, std::span<const Variab
   return mode().deferred->record(form, info, inputs);
 }
 
-DeferOps::DeferOps(int64_t least) : least_(least), mode_(mode()) {
+DeferOps::DeferOps(int64_t least, std::vector<at::Tensor> changing)
+    : least_(least), changing_(std::move(changing)), mode_(mode()) {
   if (mode().deferred != nullptr) mode().deferred->compute();
   mode().deferred = this;
 }
 
 DeferOps::~DeferOps() { has_deferred_ops = false; }
+
+/// Returns whether an operand is a constant that has the memory of a tensor that may change.
+bool DeferOps::reads_changing(const ChainForm& form, std::span<const Variable> inputs) const {
+  const auto may_change = [&](const at::Tensor& t) {
+    return t.defined() &&
+           std::ranges::any_of(changing_, [&](const at::Tensor& c) { return c.is_alias_of(t); });
+  };
+  return may_change(form.mask) || std::ranges::any_of(inputs, [&](const Variable& v) {
+           return v.node() == nullptr && may_change(v.data());
+         });
+}
 
 Variable DeferOps::record(const ChainForm& form, const OpInfo& info,
                           std::span<const Variable> inputs) {
@@ -314,6 +329,7 @@ Variable DeferOps::record(const ChainForm& form, const OpInfo& info,
 
 Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
                                  std::span<const Variable> inputs) {
+  if (!changing_.empty() && reads_changing(form, inputs)) return {};
   std::vector<int64_t> sizes;
   for (const Variable& v : inputs) {
     if (!v.data().is_cpu()) return {};

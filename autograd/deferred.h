@@ -8,6 +8,7 @@
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "autograd/op.h"
 #include "autograd/variable.h"
@@ -26,8 +27,9 @@ class DeferOps : public ModeGuard {
   /// fusing them saves.
   static constexpr int64_t least_elements = 16384;
 
-  /// Defers ops whose results have at least `least` elements. `least` must be at least 1.
-  explicit DeferOps(int64_t least = least_elements);
+  /// Defers ops whose results have at least `least` elements, except ops that read one of
+  /// `changing`. `least` must be at least 1.
+  explicit DeferOps(int64_t least = least_elements, std::vector<at::Tensor> changing = {});
   /// Drops the ops that have not run, whose results then have no elements.
   ~DeferOps();
   DeferOps(const DeferOps&) = delete;
@@ -42,7 +44,10 @@ class DeferOps : public ModeGuard {
   Variable record_on_cpu(const ChainForm& form, const OpInfo& info,
                          std::span<const Variable> inputs);
 
+  bool reads_changing(const ChainForm& form, std::span<const Variable> inputs) const;
+
   const int64_t least_;
+  const std::vector<at::Tensor> changing_;
   const Mode mode_;  // in which the recorded ops run
   std::unique_ptr<DeferredTrace> trace_;
 };
@@ -64,7 +69,8 @@ FusionCount fusion_count();
 /// added in another order, all results are stored. The remaining ops run inside the op "fused"
 /// (autograd/fused.h) of a stored result that depends on them. The following ops run as they do
 /// without deferred(): an op that can't be combined with another one, an op with a small result, an
-/// op that fused() does not support, and all ops while they are observed or recomputed.
+/// op that fused() does not support, an op with a constant operand that has the memory of a tensor
+/// of `changing`, which f() may change in place, and all ops while they are observed or recomputed.
 ///
 /// A temporary lives until the end of its expression: sum(tanh(exp(x))) runs sum while exp(x) still
 /// has a handle, so exp(x) is stored. After the statement `y = tanh(exp(x))`, exp(x) has no handle,
@@ -76,8 +82,9 @@ FusionCount fusion_count();
 /// op also keeps the inputs that second derivatives read, so functions such as relu_() may refuse
 /// them.
 template <std::invocable F>
-auto deferred(const F& f) -> std::decay_t<std::invoke_result_t<const F&>> {
-  detail::DeferOps ops;
+auto deferred(const F& f, std::vector<at::Tensor> changing = {})
+    -> std::decay_t<std::invoke_result_t<const F&>> {
+  detail::DeferOps ops(detail::DeferOps::least_elements, std::move(changing));
   auto result = f();
   ops.compute();
   return result;

@@ -268,8 +268,10 @@ void RecipeFitter::expand_ellipsis() {
     return out;
   };
 
-  fitted_.left = bound(recipe_.left), fitted_.right = bound(recipe_.right);
-  fitted_.reduced = recipe_.reduced, fitted_.added = recipe_.added;
+  fitted_.left = bound(recipe_.left);
+  fitted_.right = bound(recipe_.right);
+  fitted_.reduced = recipe_.reduced;
+  fitted_.added = recipe_.added;
   put(fitted_.reduced);
 }
 

@@ -56,7 +56,10 @@ class Planner {
         const uint32_t rest = set ^ part;
         if (part < rest) break;  // each split once
         const double c = least[part] + least[rest] + cost(labels[part], labels[rest]);
-        if (c < least[set]) least[set] = c, first[set] = part;
+        if (c < least[set]) {
+          least[set] = c;
+          first[set] = part;
+        }
       }
     }
 

@@ -9,7 +9,8 @@ bool matches(std::string_view pattern, std::string_view path) {
       star = p++;
       resume = s;
     } else if (p < pattern.size() && pattern[p] == path[s]) {
-      ++p, ++s;
+      ++p;
+      ++s;
     } else if (star != std::string_view::npos) {
       p = star + 1;  // backtrack: let the last star match one more character
       s = ++resume;

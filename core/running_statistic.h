@@ -21,8 +21,9 @@ inline void move_running(const at::Tensor& running, const at::Tensor& value, dou
 }
 
 /// Updates a running statistic immediately. If Mode::running_statistics is set, appends the update
-/// to it instead.
+/// to it instead. Does nothing while a forward pass is recomputed.
 inline void record_running(const RunningStatistic& s) {
+  if (mode().is_recomputing) return;
   if (mode().running_statistics != nullptr) {
     mode().running_statistics->push_back(s);
     return;

@@ -96,7 +96,8 @@ std::unique_ptr<Rendezvous> Rendezvous::open(const Placement& p, double timeout)
       fail(Exit::usage, "rank 0 can't serve the store at ", where, ": ",
            is_in_use ? "another process uses this port" : text, "; choose another MASTER_PORT");
     }
-    fail(Exit::peer_lost, "can't reach the store at ", where, ": ", plain_message(e), "; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
+    fail(Exit::peer_lost, "can't reach the store at ", where, ": ", plain_message(e),
+         "; check MASTER_ADDR and MASTER_PORT, and that rank 0 runs");
   }
 }
 

@@ -33,7 +33,10 @@ std::vector<int64_t> cut_into_stages(std::span<const double> costs, double after
     for (size_t n = s; n <= blocks; ++n) {
       for (size_t last = s - 1; last < n; ++last) {
         const double cost = std::max(best[s - 1][last], sums[n] - sums[last]);
-        if (cost < best[s][n]) best[s][n] = cost, begin[s][n] = last;
+        if (cost < best[s][n]) {
+          best[s][n] = cost;
+          begin[s][n] = last;
+        }
       }
     }
   }

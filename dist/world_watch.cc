@@ -153,8 +153,9 @@ void World::fail_for_lost_rank(const std::string& why) {
     }
     const Pulse last(rank0_pulse_);
     fail(Exit::peer_lost, "rank 0 of ", size(), " on ",
-         last.host.empty() ? placement_.host : printable_line(last.host), " has ended or can't be reached, and with it the store at port ", placement_.port, last_seen(last),
-         "; see what its process printed", remedy);
+         last.host.empty() ? placement_.host : printable_line(last.host),
+         " has ended or can't be reached, and with it the store at port ", placement_.port,
+         last_seen(last), "; see what its process printed", remedy);
   }
   if (!lost.empty()) {
     store_answer(lost);

@@ -40,7 +40,10 @@ double cosine_restarts(const Place& p) {
   if (factor == 1) {
     begin += std::floor((p.step - begin) / first) * first;
   } else {
-    while (p.step >= begin + length) begin += length, length *= factor;
+    while (p.step >= begin + length) {
+      begin += length;
+      length *= factor;
+    }
   }
   return cosine(p.lr, p.min_lr, (p.step - begin) / length);
 }

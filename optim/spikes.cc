@@ -16,7 +16,9 @@ bool SpikeGuard::is_spike(double loss) {
       return true;
     }
     // After that many spikes in a row, accept the new level of the loss.
-    s.seen = 0, s.mean = 0, s.variance = 0;
+    s.seen = 0;
+    s.mean = 0;
+    s.variance = 0;
   }
   s.skipped_in_row = 0;
   const double weight = std::max(weight_of_late, 1 / static_cast<double>(++s.seen)),

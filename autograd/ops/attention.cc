@@ -143,13 +143,17 @@ struct Attention {
       case Kernel::cpu_flash: {
         auto [y, l] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0,
                                                                       /*is_causal=*/true);
-        out = y, lse = l;
+        out = y;
+        lse = l;
         break;
       }
       case Kernel::gpu: {
         const GpuAttended a =
             gpu_attention(exchanged(q), exchanged(k), exchanged(v), gpu_options());
-        out = exchanged(a.out), lse = a.lse, seed = a.seed, offset = a.offset;
+        out = exchanged(a.out);
+        lse = a.lse;
+        seed = a.seed;
+        offset = a.offset;
         break;
       }
       case Kernel::composed: {

@@ -88,7 +88,10 @@ struct BatchNormOp {
     auto saved_mean = given ? none : m, saved_rstd = given ? none : v;
     // One of ATen's GPU kernels needs the tensors that training saves, even if statistics are
     // given.
-    if (given && in.is_cuda()) saved_mean = m, saved_rstd = optional(var.data().add(eps).rsqrt_());
+    if (given && in.is_cuda()) {
+      saved_mean = m;
+      saved_rstd = optional(var.data().add(eps).rsqrt_());
+    }
     auto [dx, dw, db] = at::native_batch_norm_backward(
         by_channel(at_least_float32(dy[0])), by_channel(at_least_float32(in)),
         optional(weight.data()), given ? m : none, given ? v : none, saved_mean, saved_rstd, !given,

@@ -105,7 +105,9 @@ struct GroupedAttention {
   // P = softmax(mask(cap(q k^T scale))), y = P v, for each head and the keys and values of its
   // group; q and k are rotated first if there is a rope_table
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-    q = readable(query), k = readable(key), v = readable(value);
+    q = readable(query);
+    k = readable(key);
+    v = readable(value);
     if (query.is_cuda()) return forward_on_gpu();
     const bool records = needs[0] || needs[1] || needs[2];
     at::Tensor y = at::empty(query.sizes(), query.options());
@@ -153,7 +155,8 @@ struct GroupedAttention {
         attention_flops(y, scores.window > 0 ? std::min(keys, scores.window) : keys, heads);
     const double rotation =
         rope_table.defined() ? 3.0 * static_cast<double>(query.numel() + key.numel()) : 0;
-    all.forward.other += rotation, all.backward.other += rotation;
+    all.forward.other += rotation;
+    all.backward.other += rotation;
     return all;
   }
 
@@ -177,7 +180,9 @@ struct GroupedAttention {
   at::Tensor forward_on_gpu() {
     const GpuAttended a = gpu_attention(split(q.data(), heads), split(k.data(), kv_heads),
                                         split(v.data(), kv_heads), gpu_options());
-    lse = a.lse, seed = a.seed, offset = a.offset;
+    lse = a.lse;
+    seed = a.seed;
+    offset = a.offset;
     const at::Tensor y = a.out.flatten(2);
     out = y;
     return y;

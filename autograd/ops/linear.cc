@@ -151,8 +151,10 @@ struct LinearFp8 {
         to_fp8(weight_, scaling->largest(Fp8Scaling::weight, weight_), at::kFloat8_e4m3fn);
     const at::Tensor y =
         fp8_matmul_nt(qx, qw, bias, out).view(with_last(x_.sizes(), weight_.size(0)));
-    x = qx.data, x_factor = qx.factor;
-    weight = qw.data, weight_factor = qw.factor;
+    x = qx.data;
+    x_factor = qx.factor;
+    weight = qw.data;
+    weight_factor = qw.factor;
     return y;
   }
   // dx = q(dy) q(W), dW = q(dy)^T q(x), db = sum of dy over the rows

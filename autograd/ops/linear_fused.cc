@@ -96,7 +96,9 @@ struct LinearSwiglu {
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& gate_, const at::Tensor& up_) {
     check_linear(x_, gate_, {}), check_linear(x_, up_, {});
     LATHE_CHECK(gate_.sizes() == up_.sizes(), "gate and up must have one shape");
-    x = x_, gate = gate_, up = up_;
+    x = x_;
+    gate = gate_;
+    up = up_;
     if (x_.is_cuda()) {
       a = aten_linear(x_, gate_, {}), b = aten_linear(x_, up_, {});
       return gpu_swiglu(a.data(), b.data());
@@ -108,7 +110,8 @@ struct LinearSwiglu {
     if (needs[0] || needs[1] || needs[2]) e.before = matrix_of(right = at::empty_like(y));
     gemm_nt(matrix_of(in), matrix_of(w), in.numel() / w.size(1), w.size(0), w.size(1), e);
     bump_version(y);
-    a = left, b = right;
+    a = left;
+    b = right;
     return y;
   }
   bool has_result() const {
@@ -139,7 +142,8 @@ struct LinearSwiglu {
     swiglu_backward(a.data().const_data_ptr(), b.data().const_data_ptr(), dy.const_data_ptr(),
                     da.mutable_data_ptr(), db.mutable_data_ptr(), element_of(dy.scalar_type()),
                     dy.numel() / h, h, h);
-    bump_version(da), bump_version(db);
+    bump_version(da);
+    bump_version(db);
     return {da, db};
   }
   Grads<3, Variable> backward(const Variable& dy, Needs<3> needed) const {
@@ -182,7 +186,8 @@ struct LinearQkv {
     for (const auto& [weight, bias] :
          {std::pair(q, q_bias), std::pair(k, k_bias), std::pair(v, v_bias)}) {
       check_linear(x_, weight, bias);
-      weights[y.size()] = weight, biases[y.size()] = bias;
+      weights[y.size()] = weight;
+      biases[y.size()] = bias;
       y.push_back(x_.is_cuda() ? aten_linear(x_, weight, bias)
                                : linear_pass(x_, weight, bias, {}, Activation::none, nullptr));
     }

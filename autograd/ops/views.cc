@@ -67,7 +67,8 @@ struct Diagonal {
   int64_t offset, dim1, dim2;
   Dims from{};
   at::Tensor forward(const at::Tensor& x) {
-    dim1 = wrap_dim(dim1, x.dim()), dim2 = wrap_dim(dim2, x.dim());
+    dim1 = wrap_dim(dim1, x.dim());
+    dim2 = wrap_dim(dim2, x.dim());
     LATHE_CHECK(dim1 != dim2, "the two dims must differ, but both are ", dim1);
     from = dims_of(x.sizes());
     return x.diagonal(offset, dim1, dim2);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "core/io/log.h"
@@ -19,7 +20,9 @@ std::string duration_text(double seconds) {
 
 bool wants_color() {
   const char* no_color = std::getenv("NO_COLOR");
-  return no_color == nullptr || *no_color == 0;
+  const char* term = std::getenv("TERM");
+  return (no_color == nullptr || *no_color == 0) &&
+         (term == nullptr || std::string_view(term) != "dumb");
 }
 
 std::string bar_line(const std::string& what, double share, const std::vector<std::string>& facts,

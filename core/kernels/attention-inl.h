@@ -65,7 +65,10 @@ void softmax_as(const float* scores, int64_t stride, int64_t rows, int64_t colum
     V total = set(0);
     for_vectors(seen, [&](int64_t i, auto part) HWY_ATTR {
       V x = part(in + i), factor = s;
-      if constexpr (is_capped) x = capped_part(x, scale, cap), factor = set(cap);
+      if constexpr (is_capped) {
+        x = capped_part(x, scale, cap);
+        factor = set(cap);
+      }
       const V e = part.keep(exp_of(hn::MulSub(x, factor, shift)));
       total = hn::Add(total, e);
       part(e, out + i);
@@ -148,7 +151,8 @@ void softmax_backward(const float* scores, const float* dp, int64_t stride, int6
       V x = part(scores + r * stride + i), factor = s, derivative = s;
       if constexpr (is_capped) {
         // The derivative of c tanh(x / c) is 1 - tanh^2.
-        x = capped_part(x, scale, cap), factor = set(cap);
+        x = capped_part(x, scale, cap);
+        factor = set(cap);
         derivative = hn::NegMulAdd(hn::Mul(x, s), x, s);
       }
       const V e = part.keep(exp_of(hn::MulSub(x, factor, part(lse + i))));

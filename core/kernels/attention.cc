@@ -106,7 +106,8 @@ class Packed {
   int64_t bytes() const { return copied() ? divide_up(rows_, block) * block_bytes() : 0; }
   /// Packs rows [begin, end); begin starts a block.
   void fill(Matrix from, char* to, int64_t begin, int64_t end) {
-    from_ = from, at_ = to;
+    from_ = from;
+    at_ = to;
     if (!copied()) return;
     for (int64_t t = begin; t < end; t += block) {
       const int64_t n = std::min(block, rows_ - t);

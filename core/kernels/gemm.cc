@@ -74,8 +74,10 @@ int64_t split_count(const std::vector<int64_t>& tasks, int64_t n, int64_t least)
   double longest = worth * max_load(tasks, best, threads);
   for (int64_t more = best + 1; more <= std::min(most, 4 * best) && count * more <= 8 * threads;
        ++more) {
-    if (const double now = max_load(tasks, more, threads); now < longest)
-      best = more, longest = worth * now;
+    if (const double now = max_load(tasks, more, threads); now < longest) {
+      best = more;
+      longest = worth * now;
+    }
   }
   return best;
 }
@@ -116,7 +118,10 @@ std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, E
     for (int64_t at = 0, deep = 0; at < p.k; at += deep) {
       const int64_t have = std::min(step, p.k - at);
       deep = packed_depth(have, as);
-      if (filled + deep > step) panels.emplace_back(), filled = 0;
+      if (filled + deep > step) {
+        panels.emplace_back();
+        filled = 0;
+      }
       panels.back().push_back({&p, at, have, deep, filled});
       filled += deep;
     }

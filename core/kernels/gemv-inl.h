@@ -21,8 +21,10 @@ namespace lathe::HWY_NAMESPACE {
 template <class F>
 HWY_INLINE void panel_columns(const float* w, int64_t stride, F&& f) {
   const auto c = load_columns(reinterpret_cast<const char*>(w), stride * 4);
-  f(0, hn::BitCast(D(), c.v0)), f(1, hn::BitCast(D(), c.v1)), f(2, hn::BitCast(D(), c.v2)),
-      f(3, hn::BitCast(D(), c.v3));
+  f(0, hn::BitCast(D(), c.v0));
+  f(1, hn::BitCast(D(), c.v1));
+  f(2, hn::BitCast(D(), c.v2));
+  f(3, hn::BitCast(D(), c.v3));
 }
 template <class F>
 HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
@@ -32,7 +34,10 @@ HWY_INLINE void panel_columns(const c10::BFloat16* w, int64_t stride, F&& f) {
                           f(i, hn::BitCast(D(), hn::ShiftLeft<16>(both)));
                           f(i + 1, hn::BitCast(D(), hn::And(both, hn::Set(DU(), 0xffff0000u))));
                         };
-  pair(0, c.v0), pair(2, c.v1), pair(4, c.v2), pair(6, c.v3);
+  pair(0, c.v0);
+  pair(2, c.v1);
+  pair(4, c.v2);
+  pair(6, c.v3);
 }
 
 /// Computes out[m][r] = sum over k of x[m][k] w[r][k] for panels * lanes() rows of w, `stride`
@@ -72,7 +77,10 @@ HWY_INLINE void few_rows_panels(const T* w, int64_t stride, int64_t k, int64_t s
         for (int64_t r = 0; more && r < rows; ++r) {
           hwy::Prefetch(next + next_at);
           next_at += line;
-          if (next_at >= k) next += stride, next_at = 0;
+          if (next_at >= k) {
+            next += stride;
+            next_at = 0;
+          }
         }
       }
       i = stop;

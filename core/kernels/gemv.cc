@@ -204,7 +204,10 @@ void gemv_quantized(Matrix a, const QuantizedView& b, int64_t m, int64_t n, int6
   if (b.levels != nullptr) {
     for (int64_t at = 0; at < rows * k; at += 64) {
       float pairs[64];
-      for (int64_t i = 0; i < 32; ++i) pairs[i] = x[at + 2 * i], pairs[32 + i] = x[at + 2 * i + 1];
+      for (int64_t i = 0; i < 32; ++i) {
+        pairs[i] = x[at + 2 * i];
+        pairs[32 + i] = x[at + 2 * i + 1];
+      }
       std::copy_n(pairs, 64, x + at);
     }
   }

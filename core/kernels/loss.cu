@@ -47,7 +47,10 @@ __global__ void __launch_bounds__(most_loss_threads)
       if (e >= left) v[e] = -INFINITY;
       next = fmaxf(next, v[e]);
     }
-    if (next > most) sum *= exp_of<T>(most - next), most = next;
+    if (next > most) {
+      sum *= exp_of<T>(most - next);
+      most = next;
+    }
     // Relative to -infinity, even an element of -infinity would be NaN.
     const float base = most == -INFINITY ? 0 : most;
     for (int e = 0; e < width; ++e) sum += exp_of<T>(v[e] - base);

@@ -56,7 +56,10 @@ __global__ void norm_forward_kernel(NormRows n, const In* x, Out* y, float eps) 
   // The branches on n.mean are the same for a whole block, so its sums may synchronize.
   if (n.mean != nullptr) mean = Group::sum(sum) * inverse;
   for_packs<Group, held>(columns, [&](int k, int64_t) {
-    for (float& e : v[k]) e -= mean, squares += e * e;
+    for (float& e : v[k]) {
+      e -= mean;
+      squares += e * e;
+    }
   });
   const float variance = Group::sum(squares) * inverse;
 

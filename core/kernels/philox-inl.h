@@ -21,7 +21,10 @@ inline void philox_blocks(uint64_t first, uint64_t step, RngKey key,
   auto& [c0, c1, c2, c3] = words;
   for (int64_t i = 0; i < philox_group; ++i) {
     const Philox4 c = counter(first + static_cast<uint64_t>(i), step);
-    c0[i] = c[0], c1[i] = c[1], c2[i] = c[2], c3[i] = c[3];
+    c0[i] = c[0];
+    c1[i] = c[1];
+    c2[i] = c[2];
+    c3[i] = c[3];
   }
   for (int round = 0; round < 10; ++round) {
     for (int64_t i = 0; i < philox_group; ++i) {

@@ -19,8 +19,10 @@ Json array_json(const ArrayInfo& a) {
 }
 Json split_json(const ExampleSplit& s) {
   Json json{{"examples", s.examples}};
-  if (s.examples > 0)
-    json["inputs"] = array_json(s.inputs), json["targets"] = array_json(s.targets);
+  if (s.examples > 0) {
+    json["inputs"] = array_json(s.inputs);
+    json["targets"] = array_json(s.targets);
+  }
   return json;
 }
 ArrayInfo read_array(const Json& json, const char* key, const std::string& where) {
@@ -34,8 +36,10 @@ ArrayInfo read_array(const Json& json, const char* key, const std::string& where
 ExampleSplit read_split(const Json& json, const char* key, const std::string& where) {
   const auto s = json_get<Json>(json, key, where, Exit::data);
   ExampleSplit split{json_integer(s, "examples", 0, most, where, Exit::data), {}, {}};
-  if (split.examples > 0)
-    split.inputs = read_array(s, "inputs", where), split.targets = read_array(s, "targets", where);
+  if (split.examples > 0) {
+    split.inputs = read_array(s, "inputs", where);
+    split.targets = read_array(s, "targets", where);
+  }
   return split;
 }
 

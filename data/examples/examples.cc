@@ -70,7 +70,8 @@ class ExampleData final : public Data {
       if (split->examples > 0) parts_.emplace_back(folder_, *split, manifest_);
     }
 
-    train_size_ = manifest_.train.examples, val_size_ = manifest_.val.examples;
+    train_size_ = manifest_.train.examples;
+    val_size_ = manifest_.val.examples;
     if (config.folds > 0) make_folds(config.folds, config.fold);
     if (train_size_ == 0)
       fail(Exit::data, config.dir, " has no training examples; make them with `lathe prepare`");
@@ -232,7 +233,8 @@ void ExampleData::make_folds(int64_t folds, int64_t fold) {
   // Sort, so that the loop below reads the mapped files from front to back.
   std::sort(train_.begin(), train_.end());
   std::sort(val_.begin(), val_.end());
-  train_size_ = std::ssize(train_), val_size_ = std::ssize(val_);
+  train_size_ = std::ssize(train_);
+  val_size_ = std::ssize(val_);
 
   // The manifest's statistics belong to the prepared training split and not to this fold's.
   Statistics inputs(groups_of(manifest_.input_sizes)), targets({manifest_.outputs, 1});

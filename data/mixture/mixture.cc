@@ -33,7 +33,8 @@ class Mixture final : public Data {
 
     // One model reads all sources, so an id must have the same meaning in each.
     const DatasetInfo& first = data_[0]->facts();
-    facts_.task = first.task, facts_.tokenizer = first.tokenizer;
+    facts_.task = first.task;
+    facts_.tokenizer = first.tokenizer;
     for (size_t i = 0; i < data_.size(); ++i) {
       const DatasetInfo& facts = data_[i]->facts();
       if (facts.tokenizer.has_value() != first.tokenizer.has_value() ||

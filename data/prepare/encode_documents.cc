@@ -137,7 +137,10 @@ void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, En
     d.bytes = text.size();
     // Only complete documents have a length and a digest. PartReader does not cut documents if an
     // option needs them.
-    if (d.begins && d.ends) d.result = filter_result_of(text, o), d.digest = digest(text);
+    if (d.begins && d.ends) {
+      d.result = filter_result_of(text, o);
+      d.digest = digest(text);
+    }
 
     if (d.result == FilterResult::kept && writer != nullptr) {
       writer->text(text, d.begins);

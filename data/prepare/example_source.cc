@@ -85,11 +85,16 @@ class Numbers {
   Numbers(const fs::path& path, const std::string& tensor) : name_(path.string()) {
     if (path.extension() != ".safetensors" && is_idx(path)) {
       idx_.emplace(path);
-      type = idx_->type, sizes = idx_->sizes, examples = idx_->examples, numel = idx_->numel;
+      type = idx_->type;
+      sizes = idx_->sizes;
+      examples = idx_->examples;
+      numel = idx_->numel;
       if (sizes.size() == 2) sizes.insert(sizes.begin(), 1);  // images of one channel
     } else {
       array_.emplace(path, tensor);
-      type = array_->type(), sizes = array_->sizes(), examples = array_->examples(),
+      type = array_->type();
+      sizes = array_->sizes();
+      examples = array_->examples();
       numel = array_->numel();
     }
   }

@@ -88,7 +88,8 @@ bool JpegDecoder::read_header() {
   info_.progress = &progress_;
   jpeg_mem_src(&info_, reinterpret_cast<const unsigned char*>(bytes_.data()), bytes_.size());
   jpeg_read_header(&info_, TRUE);
-  height = info_.image_height, width = info_.image_width;
+  height = info_.image_height;
+  width = info_.image_width;
   gray = info_.num_components == 1;
   return true;
 }

@@ -28,7 +28,8 @@ void read_bytes(png_structp png, png_bytep out, size_t bytes) {
   PngInput& input = *static_cast<PngInput*>(png_get_io_ptr(png));
   if (bytes > input.left) png_error(png, "the file is cut short");
   std::memcpy(out, input.at, bytes);
-  input.at += bytes, input.left -= bytes;
+  input.at += bytes;
+  input.left -= bytes;
 }
 
 class PngDecoder final : public ImageFile::Decoder {
@@ -70,7 +71,8 @@ class PngDecoder final : public ImageFile::Decoder {
 bool PngDecoder::read_header() {
   if (setjmp(png_jmpbuf(png_)) != 0) return false;
   png_read_info(png_, info_);
-  height = png_get_image_height(png_, info_), width = png_get_image_width(png_, info_);
+  height = png_get_image_height(png_, info_);
+  width = png_get_image_width(png_, info_);
   const int type = png_get_color_type(png_, info_);
   gray = type == PNG_COLOR_TYPE_GRAY || type == PNG_COLOR_TYPE_GRAY_ALPHA;
   return true;

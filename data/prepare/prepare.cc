@@ -280,9 +280,12 @@ void prepare(const PrepareOptions& options) {
 
   std::optional<Progress> before = journal.read();
   // Both splits resume from the same record, or neither does.
-  if (before &&
-      !(train.resume(before->train, before->train_sum) && val.resume(before->val, before->val_sum)))
-    before.reset(), train = writer("train", split), val = writer("val", n - split);
+  if (before && !(train.resume(before->train, before->train_sum) &&
+                  val.resume(before->val, before->val_sum))) {
+    before.reset();
+    train = writer("train", split);
+    val = writer("val", n - split);
+  }
 
   std::vector<std::string> resumed_files;
   if (before) {

@@ -42,8 +42,14 @@ class DocumentFilter {
       replaced_ += d.repaired;
 
       // Documents may have several parts; they are counted where they begin.
-      if (d.begins) ++read_, in_repaired_ = false;
-      if (d.repaired > 0 && !in_repaired_) ++repaired_, in_repaired_ = true;
+      if (d.begins) {
+        ++read_;
+        in_repaired_ = false;
+      }
+      if (d.repaired > 0 && !in_repaired_) {
+        ++repaired_;
+        in_repaired_ = true;
+      }
 
       if (d.result != EncodedDocument::FilterResult::kept) {
         using enum EncodedDocument::FilterResult;
@@ -148,7 +154,8 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
   if (before) keep();
   auto saved = Clock::now();
   const auto save = [&] {
-    now.largest_id = manifest.largest_id, now.learned = static_cast<int64_t>(sorter.learned());
+    now.largest_id = manifest.largest_id;
+    now.learned = static_cast<int64_t>(sorter.learned());
     now.input = input.hex();
     record(journal, now, train, val);
     keep();
@@ -164,7 +171,7 @@ void DocumentPreparation::process(bool whole, const std::optional<Progress>& bef
     // The recorded shards are valid only for the input that they were made from.
     if (before && now.parts == done) {
       if (input.hex() != before->input) journal.input_changed();
-      manifest.largest_id = before->largest_id,
+      manifest.largest_id = before->largest_id;
       sorter.learned() = static_cast<uint64_t>(before->learned);
     }
     if (now.parts > done && seconds_since(saved) >= o.progress_seconds) save();
@@ -344,7 +351,12 @@ void prepare_documents(const DocumentOptions& o) {
     const bool all_there = tail ? spool->resume(before->train, before->train_sum)
                                 : train->resume(before->train, before->train_sum) &&
                                       val->resume(before->val, before->val_sum);
-    if (!all_there) before.reset(), train = writer("train"), val = writer("val"), spool = spooler();
+    if (!all_there) {
+      before.reset();
+      train = writer("train");
+      val = writer("val");
+      spool = spooler();
+    }
   }
 
   if (before) {

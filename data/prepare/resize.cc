@@ -58,7 +58,10 @@ void resize_image(std::span<const uint8_t> image, int64_t height, int64_t width,
       for (size_t c = 0; c < depth; ++c) {
         double sum = 0;
         const double* pixel = row.data() + static_cast<size_t>(across[x].begin) * depth + c;
-        for (const double w : across[x].weights) sum += w * *pixel, pixel += depth;
+        for (const double w : across[x].weights) {
+          sum += w * *pixel;
+          pixel += depth;
+        }
         out[c * plane + y * columns + x] = std::floor(sum + 0.5);
       }
     }

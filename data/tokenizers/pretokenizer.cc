@@ -44,13 +44,17 @@ std::string expand(const std::string& pattern) {
   for (size_t i = 0; i < pattern.size(); ++i) {
     const std::string_view rest = std::string_view(pattern).substr(i);
     if (rest.starts_with("\\p{L}")) {
-      add("[", "A-Za-z\\p{L}", later_letters), i += 4;
+      add("[", "A-Za-z\\p{L}", later_letters);
+      i += 4;
     } else if (rest.starts_with("\\p{N}")) {
-      add("[", "0-9\\p{N}", later_numbers), i += 4;
+      add("[", "0-9\\p{N}", later_numbers);
+      i += 4;
     } else if (rest.starts_with("\\s")) {
-      add("[", white_space, ""), i += 1;
+      add("[", white_space, "");
+      i += 1;
     } else if (rest.starts_with("\\S") && !in_class) {
-      add("[^", white_space, ""), i += 1;
+      add("[^", white_space, "");
+      i += 1;
     } else if (pattern[i] == '\\' && i + 1 < pattern.size()) {
       // Copy an escaped character, so that \[ and \] do not begin or end a class.
       out += pattern.substr(i++, 2);

@@ -122,7 +122,9 @@ void TokenizerSettings::fill_from(const TokenizerSettings& other) {
   }
   if (!has_special_tokens) {
     has_special_tokens = other.has_special_tokens;
-    bos_token = other.bos_token, eos_token = other.eos_token, pad_token = other.pad_token;
+    bos_token = other.bos_token;
+    eos_token = other.eos_token;
+    pad_token = other.pad_token;
     other_tokens = other.other_tokens;
   }
   if (generation_config.empty()) generation_config = other.generation_config;
@@ -147,7 +149,8 @@ TokenizerSettings read_settings(const fs::path& folder) {
 
   // As in transformers, chat_template.jinja takes precedence.
   if (fs::exists(file)) {
-    s.chat_template = read_text(file), s.templates.clear();
+    s.chat_template = read_text(file);
+    s.templates.clear();
     s.from_template_file = true;
   }
   if (fs::exists(generation)) {
@@ -199,7 +202,8 @@ TokenizerSettings settings_from_json(const Json& json, const std::string& where)
   s.has_special_tokens = found.contains("names");
   if (s.has_special_tokens) {
     const Json& names = found["names"];
-    s.bos_token = text(names, "bos"), s.eos_token = text(names, "eos");
+    s.bos_token = text(names, "bos");
+    s.eos_token = text(names, "eos");
     s.pad_token = text(names, "pad");
   }
   s.other_tokens = text(found, "other_tokens");

@@ -112,7 +112,8 @@ TextMarks Tokenizer::marks() const {
   TextMarks marks = boundary_tokens(bpe_->definition());
   if (!settings_.has_special_tokens) return marks;
   const auto id = [&](const std::string& name) { return name.empty() ? -1 : bpe_->id_of(name); };
-  marks.begin = id(settings_.bos_token), marks.end = id(settings_.eos_token);
+  marks.begin = id(settings_.bos_token);
+  marks.end = id(settings_.eos_token);
   marks.pad = id(settings_.pad_token);
   return marks;
 }

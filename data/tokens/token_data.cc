@@ -40,7 +40,10 @@ TokenData::TokenData(const fs::path& folder, const DataConfig& config)
   if (!val_ || has_split(folder, "train", manifest_)) train_.emplace(folder, "train", manifest_);
 
   facts_.task = "language";
-  if (manifest_) facts_.tokenizer = manifest_->tokenizer, facts_.vocab_size = manifest_->vocab_size;
+  if (manifest_) {
+    facts_.tokenizer = manifest_->tokenizer;
+    facts_.vocab_size = manifest_->vocab_size;
+  }
   facts_.pairs = manifest_ && manifest_->pairs;
 
   const bool pads = config.packing == "examples";

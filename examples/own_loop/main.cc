@@ -12,7 +12,11 @@ struct Net {
   Linear in{1, 64, /*with_bias=*/true}, out{64, 1, /*with_bias=*/true};
   Dropout drop{0.01};
   Variable operator()(const Variable& x) const { return out(drop(tanh(in(x)))); }
-  void visit(Visit& v) { v("in", in), v("drop", drop), v("out", out); }
+  void visit(Visit& v) {
+    v("in", in);
+    v("drop", drop);
+    v("out", out);
+  }
 };
 
 int main() {

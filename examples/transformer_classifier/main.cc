@@ -41,7 +41,10 @@ struct Classifier {
     return head(sum(y, {1}) / padding.logical_not().sum(1, /*keepdim=*/true));
   }
   void visit(Visit& v) {
-    v("symbols", symbols), v("places", places), v("encoder", encoder), v("head", head);
+    v("symbols", symbols);
+    v("places", places);
+    v("encoder", encoder);
+    v("head", head);
   }
 };
 

@@ -28,7 +28,10 @@ struct Autoencoder {
     const auto parts = chunk(encoder(x), 2, -1);
     return {parts[0], parts[1]};
   }
-  void visit(Visit& v) { v("encoder", encoder), v("decoder", decoder); }
+  void visit(Visit& v) {
+    v("encoder", encoder);
+    v("decoder", decoder);
+  }
 };
 
 // The negative evidence lower bound in nats, averaged over the images x [B, pixels].

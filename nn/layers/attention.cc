@@ -46,7 +46,8 @@ CausalSelfAttention::CausalSelfAttention(int64_t channels, int64_t heads_, bool 
 Variable CausalSelfAttention::operator()(const Variable& x_BTC, const Variable& residual,
                                          const at::Tensor& starts) const {
   ModuleCall call(*this, {{'C', qkv.weight.size(1)}});
-  call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
+  call.input(x_BTC, "B T C");
+  call.input("residual", residual, "B T C");
   const Variable packed = qkv(x_BTC);
   const int64_t own = heads_here(heads, qkv.weight);
   const int64_t width = packed.size(2) / 3;
@@ -103,8 +104,12 @@ at::Tensor Rotary::frequencies(at::Device device) const {
       // Pairs below `first` rotate fast and keep their frequency, the frequency of those above
       // `last` is divided by the factor, and those between are blended.
       double first = pair_of(scaling.high), last = pair_of(scaling.low);
-      if (scaling.truncate) first = std::floor(first), last = std::ceil(last);
-      first = std::max(first, 0.0), last = std::min(last, static_cast<double>(width - 1));
+      if (scaling.truncate) {
+        first = std::floor(first);
+        last = std::ceil(last);
+      }
+      first = std::max(first, 0.0);
+      last = std::min(last, static_cast<double>(width - 1));
       const at::Tensor slowed =
           ((pairs - first) / (last == first ? 1e-3 : last - first)).clamp(0, 1);
       return plain * (1 - slowed + slowed / scaling.factor);
@@ -148,7 +153,8 @@ Variable GroupedQueryAttention::operator()(const Variable& x_BTC, const at::Tens
   const int64_t own = heads_here(heads, q.weight), own_kv = heads_here(kv_heads, k.weight);
   const int64_t width = q.weight.size(0) / own;
   ModuleCall call(*this, {{'C', q.weight.size(1)}, {'D', width}});
-  call.input(x_BTC, "B T C"), call.input("residual", residual, "B T C");
+  call.input(x_BTC, "B T C");
+  call.input("residual", residual, "B T C");
   // In a divided block, x has some of the positions, and the table has all of them.
   if (rope_table.defined() && mode().sequence_part == nullptr)
     call.input("rope_table", rope_table, rope_table.dim() == 3 ? "B T D" : "T D");
@@ -201,8 +207,9 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
   ModuleCall call(*this,
                   {{'C', q.weight.size(1)}, {'K', k.weight.size(1)}, {'V', v.weight.size(1)}});
 
-  call.input("query", query, "B T C"), call.input("key", key, "B S K"),
-      call.input("value", value, "B S V");
+  call.input("query", query, "B T C");
+  call.input("key", key, "B S K");
+  call.input("value", value, "B S V");
   call.input("padding", mask.padding, "B S");
   require_whole_rows("MultiHeadAttention", "set the key to false");
   if (mask.hidden.defined())
@@ -221,7 +228,10 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
     return transpose(reshape(x, {b, places, heads, c / heads}), 1, 2);
   };
   Variable q_BHTD = split_heads(q(query), t), k_BHSD = split_heads(k(key), s);
-  if (rotary) q_BHTD = (*rotary)(q_BHTD), k_BHSD = (*rotary)(k_BHSD);
+  if (rotary) {
+    q_BHTD = (*rotary)(q_BHTD);
+    k_BHSD = (*rotary)(k_BHSD);
+  }
 
   at::Tensor unseen, added;  // bool and floating-point masks that broadcast to [B, H, T, S]
   if (mask.padding.defined()) unseen = mask.padding.to(at::kBool).unsqueeze(1).unsqueeze(1);
@@ -234,7 +244,9 @@ Variable MultiHeadAttention::operator()(const Variable& query, const Variable& k
   }
 
   AttentionOptions options;
-  options.is_causal = mask.causal, options.dropout = drop.p, options.stream = drop.stream;
+  options.is_causal = mask.causal;
+  options.dropout = drop.p;
+  options.stream = drop.stream;
   // AttentionOptions has one mask. A bool mask is true where a query may see a key; in a
   // floating-point mask, -infinity hides a key.
   if (added.defined() && unseen.defined())

@@ -41,7 +41,8 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
   if (padding) {
     // Drop padding ids before the lookup, so that they get no gradient and do not count in a mean.
     const at::Tensor counted = ids.ne(*padding).nonzero().squeeze(1);
-    ids = ids.index_select(0, counted), bag_of = bag_of.index_select(0, counted);
+    ids = ids.index_select(0, counted);
+    bag_of = bag_of.index_select(0, counted);
     if (scales.defined()) scales = index(scales, {counted});
   }
 
@@ -77,7 +78,8 @@ Variable EmbeddingBag::reduce(const at::Tensor& ids_N, const at::Tensor& bag_N, 
 
 Variable EmbeddingBag::operator()(const at::Tensor& ids_BL, const Variable& scales_BL) const {
   ModuleCall call(*this, {{'C', weight.size(1)}});
-  call.input("ids", ids_BL, "B L"), call.input("scales", scales_BL, "B L");
+  call.input("ids", ids_BL, "B L");
+  call.input("scales", scales_BL, "B L");
   const int64_t b = ids_BL.size(0), l = ids_BL.size(1);
   const at::Tensor bag_N = at::arange(b, ids_BL.options()).repeat_interleave(l);
   return call.result(reduce(ids_BL.reshape({-1}), bag_N, b,
@@ -88,8 +90,9 @@ Variable EmbeddingBag::operator()(const at::Tensor& ids_BL, const Variable& scal
 Variable EmbeddingBag::operator()(const at::Tensor& ids_N, const at::Tensor& offsets_B,
                                   const Variable& scales_N) const {
   ModuleCall call(*this, {{'C', weight.size(1)}});
-  call.input("ids", ids_N, "N"), call.input("offsets", offsets_B, "B"),
-      call.input("scales", scales_N, "N");
+  call.input("ids", ids_N, "N");
+  call.input("offsets", offsets_B, "B");
+  call.input("scales", scales_N, "N");
   const int64_t bags = offsets_B.size(0), n = ids_N.size(0);
   const at::Tensor ends = at::cat(
       {offsets_B.slice(0, 1), at::full({std::min<int64_t>(bags, 1)}, n, offsets_B.options())});

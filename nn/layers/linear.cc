@@ -18,7 +18,8 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const Role& role_)
 
 Variable Linear::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'I', weight.size(1)}, {'O', weight.size(0)}});
-  call.input(x, "... I"), call.input("residual", residual, "... O");
+  call.input(x, "... I");
+  call.input("residual", residual, "... O");
   const bool scales_rows = has_adapter() && lora_m.defined();
   if (!is_cut(weight, 1) && !scales_rows) {
     const Variable y = with_input(

@@ -93,7 +93,7 @@ Variable BatchNorm::normalize(const Variable& x, bool wide) const {
   const auto out = wide ? std::nullopt : product_dtype(x);
   if (!is_training()) return batch_norm(x, weight, bias, running_mean, running_var, eps, out);
   const BatchNormed made = batch_norm(x, weight, bias, eps, out);
-  if (made.mean.defined() && !mode().is_recomputing) {
+  if (made.mean.defined()) {
     record_running({running_mean, made.mean, momentum, num_batches_tracked});
     record_running({running_var, made.var, momentum, {}});
   }

@@ -93,8 +93,9 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
                            {'L', static_cast<int64_t>(layers.size())},
                            {'H', hidden},
                            {'O', hidden * static_cast<int64_t>(directions)}});
-  call.input(x_BTC, "B T C"), call.input("state h", h_LBH, "L B H"),
-      call.input("state c", c_LBH, "L B H");
+  call.input(x_BTC, "B T C");
+  call.input("state h", h_LBH, "L B H");
+  call.input("state c", c_LBH, "L B H");
   call.input("lengths", lengths, "B");
 
   const int64_t steps = call.size('T');
@@ -118,7 +119,8 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
           const bool reverse = d == 1;
           const Variable h = first_state(h_LBH, at, s.x_TBC, hidden, s.x_TBC.dtype());
           auto [all_h, last_c] = all_steps(w, s.x_TBC, h, c, reverse);
-          s.h.push_back(select(all_h, 0, reverse ? 0 : steps - 1)), s.c.push_back(last_c);
+          s.h.push_back(select(all_h, 0, reverse ? 0 : steps - 1));
+          s.c.push_back(last_c);
           sides.push_back(std::move(all_h));
           continue;
         }
@@ -141,9 +143,11 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
           if (next_c.defined()) next_c = kept(next_c, c, ended[t]);
         }
 
-        h = next_h, c = next_c;
+        h = next_h;
+        c = next_c;
       }
-      s.h.push_back(h), s.c.push_back(c);
+      s.h.push_back(h);
+      s.c.push_back(c);
       sides.push_back(stacked(made));
     }
 

@@ -11,7 +11,8 @@ FeedForward::FeedForward(int64_t channels, bool bias)
 
 Variable FeedForward::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'C', up.weight.size(1)}});
-  call.input(x, "... C"), call.input("residual", residual, "... C");
+  call.input(x, "... C");
+  call.input("residual", residual, "... C");
   const auto fused = [this](const Variable& in) { return linear_gelu(in, up.weight, up.bias); };
   const Variable h = up.has_adapter() ? gelu(up(x)) : up.with_input(x, fused);
   return call.result(down(h, residual), "... C");
@@ -38,7 +39,8 @@ GatedFeedForward::GatedFeedForward(int64_t channels, int64_t hidden, const std::
 
 Variable GatedFeedForward::operator()(const Variable& x, const Variable& residual) const {
   ModuleCall call(*this, {{'C', up.weight.size(1)}});
-  call.input(x, "... C"), call.input("residual", residual, "... C");
+  call.input(x, "... C");
+  call.input("residual", residual, "... C");
   const bool adapted = gate.has_adapter() || up.has_adapter();
   Variable h;
   if (activation == "gelu") {
@@ -99,7 +101,8 @@ void TransformerEncoderLayer::visit(Visit& v) {
   v("self_attn", self_attn);
   v.into(feed_forward);  // linear1 and linear2, as in torch
   v("norm1", norm1), v("norm2", norm2);
-  v("dropout1", drop1), v("dropout2", drop2);
+  v("dropout1", drop1);
+  v("dropout2", drop2);
 }
 
 Variable TransformerEncoderLayer::operator()(const Variable& x_BTC,
@@ -124,17 +127,23 @@ TransformerDecoderLayer::TransformerDecoderLayer(const TransformerOptions& o)
       norm_first(o.norm_first) {}
 
 void TransformerDecoderLayer::visit(Visit& v) {
-  v("self_attn", self_attn), v("multihead_attn", multihead_attn);
+  v("self_attn", self_attn);
+  v("multihead_attn", multihead_attn);
   v.into(feed_forward);
-  v("norm1", norm1), v("norm2", norm2), v("norm3", norm3);
-  v("dropout1", drop1), v("dropout2", drop2), v("dropout3", drop3);
+  v("norm1", norm1);
+  v("norm2", norm2);
+  v("norm3", norm3);
+  v("dropout1", drop1);
+  v("dropout2", drop2);
+  v("dropout3", drop3);
 }
 
 Variable TransformerDecoderLayer::operator()(const Variable& x_BTC, const Variable& memory_BSC,
                                              const AttentionMask& mask,
                                              const AttentionMask& memory_mask) const {
   ModuleCall call(*this, {{'C', self_attn.q.weight.size(1)}});
-  call.input(x_BTC, "B T C"), call.input("memory", memory_BSC, "B S C");
+  call.input(x_BTC, "B T C");
+  call.input("memory", memory_BSC, "B S C");
   Variable h = branch(x_BTC, norm1, norm_first, drop1,
                       [&](const Variable& x) { return self_attn(x, mask); });
   h = branch(h, norm2, norm_first, drop2, [&](const Variable& x) {
@@ -166,7 +175,8 @@ Variable TransformerDecoder::operator()(const Variable& x_BTC, const Variable& m
                                         const AttentionMask& mask,
                                         const AttentionMask& memory_mask) const {
   ModuleCall call(*this);
-  call.input(x_BTC, "B T C"), call.input("memory", memory_BSC, "B S C");
+  call.input(x_BTC, "B T C");
+  call.input("memory", memory_BSC, "B S C");
   const Variable y = run_blocks(layers.size(), x_BTC, [=, this](size_t i, const Variable& x) {
     return layers[i](x, memory_BSC, mask, memory_mask);
   });

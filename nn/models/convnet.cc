@@ -79,7 +79,8 @@ double ConvNet::flops_per_unit() const {
   double products = static_cast<double>(head.weight.numel() + stem.weight.numel() * h * w);
   for (const BasicBlock& block : blocks) {
     const int64_t stride = block.conv1.options.stride.h;
-    h = (h - 1) / stride + 1, w = (w - 1) / stride + 1;
+    h = (h - 1) / stride + 1;
+    w = (w - 1) / stride + 1;
     int64_t weights = block.conv1.weight.numel() + block.conv2.weight.numel();
     if (block.shortcut) weights += block.shortcut->conv.weight.numel();
     products += static_cast<double>(weights * h * w);

@@ -87,10 +87,14 @@ LlamaBlock::LlamaBlock(const LlamaConfig& c, int64_t index)
       mlp(c.n_embd, c.hidden(), c.activation),
       attn_drop(c.dropout),
       mlp_drop(c.dropout) {
-  if (c.norm_position != "post")
-    norm1.emplace(c.n_embd, c.norm_eps), norm2.emplace(c.n_embd, c.norm_eps);
-  if (c.norm_position != "pre")
-    post_norm1.emplace(c.n_embd, c.norm_eps), post_norm2.emplace(c.n_embd, c.norm_eps);
+  if (c.norm_position != "post") {
+    norm1.emplace(c.n_embd, c.norm_eps);
+    norm2.emplace(c.n_embd, c.norm_eps);
+  }
+  if (c.norm_position != "pre") {
+    post_norm1.emplace(c.n_embd, c.norm_eps);
+    post_norm2.emplace(c.n_embd, c.norm_eps);
+  }
   attn.scores = {.window = c.has_window(index) ? c.sliding_window : 0,
                  .scale = c.query_pre_attn_scalar > 0 ? 1 / std::sqrt(c.query_pre_attn_scalar) : 0,
                  .softcap = c.attention_softcap};

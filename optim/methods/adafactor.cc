@@ -84,7 +84,8 @@ class Adafactor final : public Method {
     const double *r = nullptr, *c = nullptr;
     if (rows > 0) {
       adafactor_factors_cpu(args, sums.data(), row_factors.data(), column_factors.data());
-      r = row_factors.data(), c = column_factors.data();
+      r = row_factors.data();
+      c = column_factors.data();
     }
 
     // Second pass: compute the sum of squares of the update, which is clipped by its root mean

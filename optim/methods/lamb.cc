@@ -55,7 +55,10 @@ class Lamb final : public Method {
         parts[static_cast<size_t>(i)] = lamb_moments_cpu(a, rule, *control, begin, end);
       });
       LambSums sums;
-      for (const LambSums& s : parts) sums.param += s.param, sums.direction += s.direction;
+      for (const LambSums& s : parts) {
+        sums.param += s.param;
+        sums.direction += s.direction;
+      }
       if (slot.cut != nullptr) {
         const at::Tensor all = sum_of_parts(slot, at::tensor({sums.param, sums.direction}));
         sums = {all.const_data_ptr<double>()[0], all.const_data_ptr<double>()[1]};

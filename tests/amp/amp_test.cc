@@ -33,7 +33,9 @@ double number(const Json& j) {
 /// (tests/oracles/grad_scaler/record.py) have other results here.
 int differing_steps(const Json& recording, double backoff) {
   OptimConfig c;
-  c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
+  c.kind = "sgd";
+  c.weight_decay = 0;
+  c.grad_clip = 0;
   const std::vector<NamedParameter> p{
       {"p", Variable::parameter(torch::tensor(at::ArrayRef<float>{1, -2})), Role::bias}};
   Optimizer optimizer(c, p);
@@ -111,7 +113,11 @@ TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "
 
 TEST_CASE("one bad micro-batch skips the whole accumulated gradient", "[amp]") {
   GPTConfig m;
-  m.n_layer = 1, m.n_head = 1, m.n_embd = 8, m.block_size = 4, m.vocab_size = 7;
+  m.n_layer = 1;
+  m.n_head = 1;
+  m.n_embd = 8;
+  m.block_size = 4;
+  m.vocab_size = 7;
   GPT model = make_gpt(m, 1);
   const auto params = parameters(model);
   const Batch batch{torch::arange(8, at::kLong).remainder(7).view({2, 4}),
@@ -279,7 +285,9 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
                         StepControl* control) {
     at::set_num_threads(threads);
     OptimConfig c;
-    c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
+    c.kind = "sgd";
+    c.weight_decay = 0;
+    c.grad_clip = 0;
     const std::vector<NamedParameter> p{
         {"w", Variable::parameter(torch::full({n, 1}, -1.5, dtype)), Role::weight}};
     Optimizer optimizer(c, p, seed);

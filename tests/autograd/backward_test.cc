@@ -343,7 +343,10 @@ TEST_CASE("means of float16 are summed in float32", "[backward]") {
 TEST_CASE("ignored rows contribute nothing to loss and gradients, even if they hold NaN",
           "[backward]") {
   const at::Tensor logits = at::zeros({2, 3});
-  logits[0][0] = -INFINITY, logits[1][0] = 1, logits[1][1] = 2, logits[1][2] = 3;
+  logits[0][0] = -INFINITY;
+  logits[1][0] = 1;
+  logits[1][1] = 2;
+  logits[1][2] = 3;
   const at::Tensor targets = at::ones({2}, at::kLong);
   targets[0] = -100;
   for (const bool nan : {false, true}) {

@@ -42,8 +42,8 @@ TEST_CASE("dropout's mask equals Philox's words from any position", "[boundary_c
 
 TEST_CASE("scores and logits far below zero give correct results", "[boundary_cases]") {
   at::Tensor qkv = torch::zeros({1, 9, 48});
-  qkv.slice(2, 0, 16).fill_(10),
-      qkv.slice(2, 16, 32).fill_(-10);  // scores of -400; the last vector of 9 is partial
+  qkv.slice(2, 0, 16).fill_(10);
+  qkv.slice(2, 16, 32).fill_(-10);  // scores of -400; the last vector of 9 is partial
   qkv.slice(2, 32, 48).copy_(torch::arange(9).view({9, 1}).expand({9, 16}));
   const at::Tensor y = attention(Variable(qkv), 1).data();
   for (int64_t t = 0; t < 9; ++t)
@@ -133,11 +133,16 @@ TEST_CASE("working copies round ties to even", "[boundary_cases]") {
 
 TEST_CASE("fp8_edge_blocks excludes that many blocks at each end from fp8", "[boundary_cases]") {
   GPTConfig c;
-  c.n_layer = 4, c.n_head = 2, c.n_embd = 16, c.block_size = 8, c.vocab_size = 11;
+  c.n_layer = 4;
+  c.n_head = 2;
+  c.n_embd = 16;
+  c.block_size = 8;
+  c.vocab_size = 11;
   GPT model = test::make_gpt(c, 1);
   const auto params = parameters(model);
   AmpConfig amp;
-  amp.dtype = "fp8", amp.fp8_edge_blocks = 1;
+  amp.dtype = "fp8";
+  amp.fp8_edge_blocks = 1;
   make_fp8_layers(params, amp);
   std::set<int64_t> blocks;
   for (const auto& p : params) {

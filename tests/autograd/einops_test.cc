@@ -47,13 +47,17 @@ struct Recorded {
   explicit Recorded(const std::string& line) {
     const auto f = parts(line, '|');
     REQUIRE(f.size() == 8);
-    function = f[0], pattern = f[1], reduction = f[4], result = numbers(f[5]);
+    function = f[0];
+    pattern = f[1];
+    reduction = f[4];
+    result = numbers(f[5]);
     for (const auto& s : parts(f[2], ';')) shapes.push_back(numbers(s));
     for (const auto& s : parts(f[3], ',')) {
       const auto pair = parts(s, '=');
       if (pair.size() == 2) sizes.emplace_back(pair[0], std::stoll(pair[1]));
     }
-    sums[0] = std::stod(f[6]), sums[1] = std::stod(f[7]);
+    sums[0] = std::stod(f[6]);
+    sums[1] = std::stod(f[7]);
   }
   std::vector<Variable> operands() const {
     std::vector<Variable> out;
@@ -158,7 +162,8 @@ double least(std::vector<std::string> in, const std::string& out,
       double cost = 1;
       for (const char c : in[a] + in[b]) {
         if (all.find(c) != std::string::npos) continue;
-        all += c, cost *= sizes.at(c);
+        all += c;
+        cost *= sizes.at(c);
         if (rest.find(c) != std::string::npos) kept += c;
       }
       left.push_back(kept);

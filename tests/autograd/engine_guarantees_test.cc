@@ -249,7 +249,11 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
 TEST_CASE("a GPT's step costs what the formula says", "[engine_guarantees]") {
   for (const bool tie : {true, false}) {
     GPTConfig m;
-    m.n_layer = 2, m.n_head = 4, m.n_embd = 96, m.block_size = 32, m.vocab_size = 300,
+    m.n_layer = 2;
+    m.n_head = 4;
+    m.n_embd = 96;
+    m.block_size = 32;
+    m.vocab_size = 300;
     m.tie_weights = tie;
     m.bias = false;  // the formula counts all parameters; biases take part in no product
     GPT model = test::make_gpt(m, 1);

@@ -366,7 +366,12 @@ TEST_CASE("a GPT's gradients with packed activations are near the exact ones and
           "[packing]") {
   install_allocator();
   GPTConfig g;
-  g.n_layer = 3, g.n_head = 2, g.n_embd = 64, g.block_size = 32, g.vocab_size = 61, g.dropout = 0.1;
+  g.n_layer = 3;
+  g.n_head = 2;
+  g.n_embd = 64;
+  g.block_size = 32;
+  g.vocab_size = 61;
+  g.dropout = 0.1;
   GPT model = [&] {
     const MemoryScope scope(Memory::parameters);
     return GPT(g);

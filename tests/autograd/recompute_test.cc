@@ -188,7 +188,9 @@ std::vector<at::Tensor> three_steps(Make&& make, Loss&& loss, at::ScalarType dty
   M model = make();
   initialize(model, Init::fan_in, 5);
   AmpConfig amp;
-  amp.dtype = "fp8", amp.fp8_scaling = "delayed", amp.fp8_edge_blocks = 1;
+  amp.dtype = "fp8";
+  amp.fp8_scaling = "delayed";
+  amp.fp8_edge_blocks = 1;
   const auto params = parameters(model);
   if (dtype == at::kFloat8_e4m3fn) make_fp8_layers(params, amp);
   make_working_copies(params, dtype, copies, /*low_grad=*/false);
@@ -253,28 +255,48 @@ TEST_CASE(
     return cross_entropy(model(Variable(images[micro])), labels[micro], 8);
   };
   GPTConfig g;
-  g.n_layer = 5, g.n_head = 2, g.n_embd = 16, g.block_size = 8, g.vocab_size = 11, g.dropout = 0.2;
+  g.n_layer = 5;
+  g.n_head = 2;
+  g.n_embd = 16;
+  g.block_size = 8;
+  g.vocab_size = 11;
+  g.dropout = 0.2;
   auto with_fp8 = dtypes;
   with_fp8.push_back(at::kFloat8_e4m3fn);
   trains_the_same<GPT>("gpt", [&] { return GPT(g); }, language, with_fp8);
   LlamaConfig l;
-  l.n_layer = 3, l.n_head = 4, l.n_kv_head = 2, l.n_embd = 16, l.block_size = 8, l.vocab_size = 11,
+  l.n_layer = 3;
+  l.n_head = 4;
+  l.n_kv_head = 2;
+  l.n_embd = 16;
+  l.block_size = 8;
+  l.vocab_size = 11;
   l.dropout = 0.2;
   l.qkv_bias = l.qk_norm = true;
   trains_the_same<Llama>("llama", [&] { return Llama(l); }, language, with_fp8);
   for (const std::string cell : {"lstm", "gru"}) {
     RNNConfig r;
-    r.cell = cell, r.n_layer = 3, r.n_hidden = r.n_embd = 8, r.block_size = 8, r.vocab_size = 11,
+    r.cell = cell;
+    r.n_layer = 3;
+    r.n_hidden = r.n_embd = 8;
+    r.block_size = 8;
+    r.vocab_size = 11;
     r.dropout = 0.2;
     trains_the_same<RNN>(cell, [&] { return RNN(r); }, language, dtypes);
   }
   for (const std::string norm : {"batch", "layer"}) {
     MLPConfig m;
-    m.n_layer = 5, m.n_hidden = 16, m.norm = norm, m.dropout = 0.2;
+    m.n_layer = 5;
+    m.n_hidden = 16;
+    m.norm = norm;
+    m.dropout = 0.2;
     trains_the_same<MLP>("mlp", [&] { return MLP(m, {{2, 8, 8}, 3}); }, classes, dtypes);
   }
   ConvNetConfig c;
-  c.n_stage = 2, c.n_block = 2, c.n_channel = 4, c.dropout = 0.2;
+  c.n_stage = 2;
+  c.n_block = 2;
+  c.n_channel = 4;
+  c.dropout = 0.2;
   trains_the_same<ConvNet>("convnet", [&] { return ConvNet(c, {{2, 8, 8}, 3}); }, classes, dtypes);
 }
 

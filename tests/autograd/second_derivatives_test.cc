@@ -216,7 +216,11 @@ TEST_CASE("vjp, jvp and hvp agree with central differences, with LibTorch and wi
 TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its gradient",
           "[second_derivatives]") {
   GPTConfig c;
-  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 7;
+  c.n_layer = 2;
+  c.n_head = 2;
+  c.n_embd = 8;
+  c.block_size = 6;
+  c.vocab_size = 7;
   GPT model(c);
   initialize(model, Init::gpt2, 1, 2);
   move_to(model, at::kCPU, at::kDouble);
@@ -225,7 +229,8 @@ TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its
   std::vector<at::Tensor> u;
   for (const auto& p : parameters(model)) {
     p.parameter.data().add_(torch::randn_like(p.parameter.data()) * 0.2);
-    ps.push_back(p.parameter), u.push_back(torch::randn_like(p.parameter.data()));
+    ps.push_back(p.parameter);
+    u.push_back(torch::randn_like(p.parameter.data()));
   }
   const auto loss = [&] { return head_loss(model, ids, targets); };
   Variable dot;
@@ -258,7 +263,11 @@ TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
     Linear in{6, 16, true}, out{16, 1, true};
     LayerNorm norm{16, true};
     Variable operator()(const Variable& x) const { return out(gelu(norm(in(x)))); }
-    void visit(Visit& v) { v("in", in), v("norm", norm), v("out", out); }
+    void visit(Visit& v) {
+      v("in", in);
+      v("norm", norm);
+      v("out", out);
+    }
   };
   Critic critic;
   initialize(critic, Init::xavier_normal, 3);

@@ -54,7 +54,8 @@ TEST_CASE("a kept result is not computed again, and a dropped one is",
                  w = Variable::parameter(torch::randn({8, 8}));
   const auto part = [w](const Variable& v) { return tanh(counted_product(exp(v), w)) * 2.0; };
   const auto runs_of = [&](double share) {
-    x.leaf().grad.reset(), w.leaf().grad.reset();
+    x.leaf().grad.reset();
+    w.leaf().grad.reset();
     InsideProduct::runs = 0;
     Selection selection{.share = share};
     const Variable y = recompute_selectively(selection, part, x);
@@ -68,7 +69,8 @@ TEST_CASE("a kept result is not computed again, and a dropped one is",
   CHECK(x.grad().equal(dx));
   CHECK(w.grad().equal(dw));
 
-  x.leaf().grad.reset(), w.leaf().grad.reset();
+  x.leaf().grad.reset();
+  w.leaf().grad.reset();
   backward(sum(part(x)));
   CHECK(x.grad().equal(dx));
   CHECK(w.grad().equal(dw));
@@ -241,9 +243,17 @@ double held_bytes(const M& model, const at::Tensor& ids, RecomputePolicy policy)
 
 TEST_CASE("GPT and Llama keep less than half of their activations", "[selective_recomputation]") {
   GPTConfig g;
-  g.n_layer = 8, g.n_head = 4, g.n_embd = 128, g.block_size = 128, g.vocab_size = 64;
+  g.n_layer = 8;
+  g.n_head = 4;
+  g.n_embd = 128;
+  g.block_size = 128;
+  g.vocab_size = 64;
   LlamaConfig l;
-  l.n_layer = 8, l.n_head = 4, l.n_kv_head = 2, l.n_embd = 128, l.block_size = 128,
+  l.n_layer = 8;
+  l.n_head = 4;
+  l.n_kv_head = 2;
+  l.n_embd = 128;
+  l.block_size = 128;
   l.vocab_size = 64;
   const GPT gpt(g);
   const Llama llama(l);

@@ -84,7 +84,12 @@ TEST_CASE("the derivative of GELU on a GPU agrees with ATen in float64", "[cuda_
       const ThreadOrder setting(orders[n % 3]);
       at::Tensor x = (torch::randn({n}) * 4).to(dtype);
       const at::Tensor dy = torch::randn({n}).to(dtype), ours = torch::full({n}, NAN, dtype);
-      if (n > 16) x[3] = 6e4, x[4] = -6e4, x[5] = 0, x[n - 1] = -2;
+      if (n > 16) {
+        x[3] = 6e4;
+        x[4] = -6e4;
+        x[5] = 0;
+        x[n - 1] = -2;
+      }
       CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
                                element_of(dtype), n, nullptr) == cudaSuccess);
       const at::Tensor wanted = at::gelu_backward(dy.to(at::kDouble), x.to(at::kDouble), "tanh");
@@ -135,7 +140,10 @@ TEST_CASE("SwiGLU on a GPU agrees with its formula", "[cuda_kernels]") {
       const at::Tensor x = (torch::randn({rows, between + h}) * 3).to(dtype),
                        dy = torch::randn({rows, h}).to(dtype), dx = torch::full_like(x, 7),
                        y = torch::full_like(dy, NAN);
-      x[0][0] = 300, x[0][1] = -300, x[0][2] = -90, x[0][3] = 0;
+      x[0][0] = 300;
+      x[0][1] = -300;
+      x[0][2] = -90;
+      x[0][3] = 0;
       // Rows of a and b are `between` elements apart. b starts h elements after a.
       const int64_t far = h;
       const auto at = [&](const at::Tensor& t, int64_t i) {
@@ -222,7 +230,10 @@ TEST_CASE("packing to e4m3 on a GPU has the bits of the CPU", "[cuda_kernels]") 
       const ThreadOrder setting(orders[n % 3]);
       constexpr int64_t rows = 40;
       at::Tensor x = torch::randn({rows, n}) * torch::logspace(-35, 30, rows).view({rows, 1});
-      x[3][n - 1] = NAN, x[4][0] = INFINITY, x[5] = 0, x[6] = -448;
+      x[3][n - 1] = NAN;
+      x[4][0] = INFINITY;
+      x[5] = 0;
+      x[6] = -448;
       x = x.to(dtype);
       struct Packed {
         at::Tensor codes, factors, values;

@@ -140,7 +140,8 @@ TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
       at::Tensor d = 0.5 * log_p.exp();
       d.scatter_add_(1, targets.clamp_min(0).unsqueeze(1),
                      torch::full({rows, 1}, -0.5, at::kDouble));
-      wanted[4] = 0, d[4].zero_();
+      wanted[4] = 0;
+      d[4].zero_();
       const at::Tensor losses = torch::full({rows}, NAN), same = logits.clone();
       const auto run = [&](bool gradient) {
         return cross_entropy_rows_cuda(matrix_of(logits), rows, classes,
@@ -161,7 +162,8 @@ TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
   // A target that is not a class, and logits that are not finite.
   const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}),
                    targets = torch::tensor({32, 1, 1});
-  logits[1][0] = NAN, logits[2][0] = INFINITY;
+  logits[1][0] = NAN;
+  logits[2][0] = INFINITY;
   REQUIRE(cross_entropy_rows_cuda(matrix_of(logits), 3, 32, targets.const_data_ptr<int64_t>(), -100,
                                   1, true, losses.mutable_data_ptr<float>(),
                                   nullptr) == cudaSuccess);

@@ -91,7 +91,8 @@ TEST_CASE("the decision of a step has equal bits on GPU and CPU", "[cuda_updates
         const float losses[] = {1, 1, 1, 1, 1, -2, INFINITY, NAN};
         const float loss = losses[random() % 8];
         const float* seen = random() % 3 == 0 ? nullptr : &loss;
-        ours.moved = wanted.moved = 9, ours.lost = wanted.lost = 8;  // from the previous step
+        ours.moved = wanted.moved = 9;
+        ours.lost = wanted.lost = 8;  // from the previous step
         const auto n = static_cast<int64_t>(partials.size());
         const float before = wanted_scale.scale;
         decide_cpu(request, partials.data(), n, seen, &wanted, scaled ? &wanted_scale : nullptr);
@@ -171,10 +172,15 @@ struct Parameters {
       const at::ScalarType narrow[] = {at::kFloat, at::kBFloat16, at::kBFloat16, at::kHalf};
       const auto dtype = wide ? at::kDouble : pick(narrow), grad_dtype = pick(dtypes);
       const auto state_dtype = wide ? at::kDouble : at::kFloat;
-      a.param_type = element_of(dtype), a.grad_type = element_of(grad_dtype);
+      a.param_type = element_of(dtype);
+      a.grad_type = element_of(grad_dtype);
       a.param = add(dtype, torch::randn({a.n + 8}, at::kDouble));
       at::Tensor grad = torch::randn({a.n + 8}, at::kDouble);
-      if (a.n > 300) grad[300] = INFINITY, grad[301] = NAN, grad[302] = 0;
+      if (a.n > 300) {
+        grad[300] = INFINITY;
+        grad[301] = NAN;
+        grad[302] = 0;
+      }
       a.grad = add(grad_dtype, grad);
       with_rule(rule.kind, [&](auto r) {
         for (const RuleState& s : decltype(r)::state(rule))
@@ -250,8 +256,11 @@ TEST_CASE("updates have equal bits on GPU and CPU", "[cuda_updates]") {
       Parameters ours(rule), wanted(rule);
       StepControl control{
           .updates = updates, .grad_scale = 0.37, .correction1 = 0.4, .correction2 = 0.3};
-      control.mu = 0.5, control.next_mu = 0.6, control.mu_product = 0.3;
-      control.moved = 10, control.lost = 4;
+      control.mu = 0.5;
+      control.next_mu = 0.6;
+      control.mu_product = 0.3;
+      control.moved = 10;
+      control.lost = 4;
       StepControl our_control = control;
       for (const UpdateArgs& a : wanted.args) update_cpu(a, rule, &control, 0, a.n);
       CHECK(update_cuda(ours.args.data(), ours.count(), rule, &our_control, nullptr) ==

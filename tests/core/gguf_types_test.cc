@@ -104,7 +104,10 @@ TEST_CASE("Q8_0 and Q4_0 round as ggml's reference does", "[gguf_types]") {
   // Among numbers of the largest magnitude, the first one becomes -8 times the scale.
   for (const float sign : {1.0F, -1.0F}) {
     values.assign(32, 0.0F);
-    values[3] = -8 * sign, values[4] = 8 * sign, values[20] = 2.5F * sign, values[21] = 2.4F * sign;
+    values[3] = -8 * sign;
+    values[4] = 8 * sign;
+    values[20] = 2.5F * sign;
+    values[21] = 2.4F * sign;
     const std::string four = written(q4, values);
     CHECK(four.substr(0, 2) == raw(c10::Half(sign).x));
     CHECK(static_cast<uint8_t>(four[2 + 3]) == (0 | 8 << 4));

@@ -149,7 +149,11 @@ Outcome outcome_of(Model& model, at::ScalarType compute, bool hook = false) {
 /// Returns the outcome of a small GPT.
 Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
   GPTConfig c;
-  c.n_layer = 2, c.n_head = 3, c.n_embd = 96, c.block_size = 80, c.vocab_size = 131,
+  c.n_layer = 2;
+  c.n_head = 3;
+  c.n_embd = 96;
+  c.block_size = 80;
+  c.vocab_size = 131;
   c.tie_weights = tie;
   GPT model = make_gpt(c, 5);
   return outcome_of(model, compute, hook);
@@ -159,7 +163,12 @@ Outcome outcome(at::ScalarType compute, bool tie, bool hook = false) {
 /// not multiples of the kernels' blocks.
 Outcome llama_outcome(at::ScalarType compute, bool hook = false) {
   LlamaConfig c;
-  c.n_layer = 2, c.n_head = 6, c.n_kv_head = 2, c.n_embd = 96, c.n_inner = 200, c.qkv_bias = true,
+  c.n_layer = 2;
+  c.n_head = 6;
+  c.n_kv_head = 2;
+  c.n_embd = 96;
+  c.n_inner = 200;
+  c.qkv_bias = true;
   c.block_size = 80;
   c.vocab_size = 131;
   Llama model(c);

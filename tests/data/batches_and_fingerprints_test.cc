@@ -46,7 +46,8 @@ TEST_CASE("a batch is not changed until the next one is requested, and a reused 
   write_file(f / "train.bin", counting_bytes(1000));
   const TokenData tokens(f.path());
   DataConfig c;
-  c.workers = 2, c.prefetch = 1;
+  c.workers = 2;
+  c.prefetch = 1;
   Loader loader(tokens, {3, 8, 1000}, 7, 0, c, at::kCPU);
   for (int i = 0; i < 3; ++i) {
     const Batch b = loader.next();
@@ -125,7 +126,8 @@ TEST_CASE("stops and the number of workers do not change the windows of several 
     int64_t at = 0;
     for (const int64_t stop : stops) {
       DataConfig c;
-      c.workers = workers, c.prefetch = 1 + random(5);
+      c.workers = workers;
+      c.prefetch = 1 + random(5);
       Loader loader(tokens, shape, 7, at, c, at::kCPU);
       for (; at < stop; ++at) {
         const at::Tensor first = loader.next().inputs.select(1, 0).contiguous();

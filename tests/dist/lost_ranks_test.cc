@@ -104,8 +104,8 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
     CHECK_THAT(done.err, ContainsSubstring("rank " + std::to_string(rank)));
     CHECK_THAT(done.err, ContainsSubstring("no longer answers") ||
                              ContainsSubstring("has ended or can't be reached"));
-    CHECK_THAT(done.err, ContainsSubstring(" on " + host_name() + " ") &&
-                             ContainsSubstring(", last seen "));
+    CHECK_THAT(done.err,
+               ContainsSubstring(" on " + host_name() + " ") && ContainsSubstring(", last seen "));
     CHECK(done.err.find("frame #") == std::string::npos);
     CHECK(seconds_since(begin) < 60);
     CHECK(process_of(0, f.path()) == 0);
@@ -122,8 +122,8 @@ TEST_CASE("of four ranks, all name the one that hangs", "[lost_ranks]") {
   INFO(done.out << done.err);
   CHECK(attack.struck());
   CHECK(done.code == 7);
-  CHECK_THAT(done.err, ContainsSubstring("error: rank 2 of 4") &&
-                           ContainsSubstring("last seen in step 1"));
+  CHECK_THAT(done.err,
+             ContainsSubstring("error: rank 2 of 4") && ContainsSubstring("last seen in step 1"));
   for (const char* other : {"error: rank 1: rank 2 of 4", "error: rank 3: rank 2 of 4"})
     CHECK_THAT(done.err, ContainsSubstring(other));
 }
@@ -233,8 +233,7 @@ TEST_CASE("other ranks print why rank 0 ended, though the store ended with it", 
   CHECK(done[1].seconds < 20);
 }
 
-TEST_CASE("processes that may use the same cores divide them among their threads",
-          "[lost_ranks]") {
+TEST_CASE("processes that may use the same cores divide them among their threads", "[lost_ranks]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
   const int port = lathe::test::free_port();

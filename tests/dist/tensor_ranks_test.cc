@@ -41,7 +41,8 @@ at::Tensor random(uint64_t seed, at::IntArrayRef sizes) {
 }
 
 TensorCut cut_of_vocabulary(int64_t size) {
-  return {.dim = 0, .sections = {size}, .part = world().tensor().rank, .parts = world().tensor().size};
+  return {
+      .dim = 0, .sections = {size}, .part = world().tensor().rank, .parts = world().tensor().size};
 }
 
 /// Returns this rank's part along a dimension of a tensor that all ranks have.

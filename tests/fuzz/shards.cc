@@ -10,7 +10,9 @@ std::vector<std::string> seeds() {
       R"("train":[{"file":"train.bin","tokens":4,"xxh3":"0123456789abcdef"}],"val":[],"vocabulary":["\n","a","b"]})";
   const auto llmc = [](int32_t magic, int32_t version, int32_t tokens) {
     std::vector<int32_t> words(256);
-    words[0] = magic, words[1] = version, words[2] = tokens;
+    words[0] = magic;
+    words[1] = version;
+    words[2] = tokens;
     return std::string(reinterpret_cast<const char*>(words.data()), 1024);
   };
   const std::string none(1, '\0');

@@ -18,7 +18,12 @@ using namespace lathe;
 
 GPTConfig tiny(bool bias = true, bool tie = true) {
   GPTConfig c;
-  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 11, c.bias = bias,
+  c.n_layer = 2;
+  c.n_head = 2;
+  c.n_embd = 8;
+  c.block_size = 6;
+  c.vocab_size = 11;
+  c.bias = bias;
   c.tie_weights = tie;
   return c;
 }
@@ -206,7 +211,9 @@ TEST_CASE("counted matmul FLOPs agree with the 6N formula", "[gpt]") {
   RunConfig& c = loaded.config;
   GPTConfig& own = *static_cast<GPTConfig*>(c.model.own.data());
   own = tiny();
-  own.n_embd = 256, own.block_size = 32, own.vocab_size = 100;
+  own.n_embd = 256;
+  own.block_size = 32;
+  own.vocab_size = 100;
   c.train.batch_size = 2;
   c.train.device = "cpu";
   const double formula = GPT(own).flops_per_unit() * 2 * 32;
@@ -233,7 +240,9 @@ TEST_CASE("backward computes no matmul for a factor that is frozen", "[gpt]") {
 TEST_CASE("initial values have the standard deviation of their scheme", "[gpt]") {
   const auto spread = [](const char* init, const char* path) {
     GPTConfig c = tiny();
-    c.n_embd = 128, c.vocab_size = 500, c.init = init;
+    c.n_embd = 128;
+    c.vocab_size = 500;
+    c.init = init;
     GPT model = test::make_gpt(c, 1);
     for (const auto& p : parameters(model)) {
       if (p.path == path) return p.parameter.data().to(at::kDouble).std().item<double>();
@@ -272,7 +281,8 @@ TEST_CASE("an MLP learns exclusive or", "[gpt]") {
   CHECK(params[0].path == "0.weight");
   initialize(params, Init::kaiming, 1, 3);
   OptimConfig oc;
-  oc.kind = "adam", oc.weight_decay = 0;
+  oc.kind = "adam";
+  oc.weight_decay = 0;
   Optimizer optimizer(oc, params);
   const Variable x(torch::tensor({{0.f, 0.f}, {0.f, 1.f}, {1.f, 0.f}, {1.f, 1.f}})),
       y(torch::tensor({{0.f}, {1.f}, {1.f}, {0.f}}));
@@ -314,7 +324,9 @@ TEST_CASE("a parameter tied by assignment stays one in lists, in an optimizer's 
   CHECK(params[0].path == "in.weight");
   params[0].parameter.leaf().grad = torch::ones({5, 3});
   OptimConfig c;
-  c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
+  c.kind = "sgd";
+  c.weight_decay = 0;
+  c.grad_clip = 0;
   Optimizer optimizer(c, params);
   optimizer.step(0.25);
   CHECK(model.out.weight.data().eq(-0.25).all().item<bool>());

@@ -15,8 +15,14 @@ using namespace lathe;
 
 LlamaConfig family_config(int64_t layers, int64_t window, int64_t context) {
   LlamaConfig c;
-  c.n_layer = layers, c.n_head = 4, c.n_kv_head = 2, c.n_embd = 32, c.n_inner = 24;
-  c.block_size = context, c.vocab_size = 31, c.sliding_window = window;
+  c.n_layer = layers;
+  c.n_head = 4;
+  c.n_kv_head = 2;
+  c.n_embd = 32;
+  c.n_inner = 24;
+  c.block_size = context;
+  c.vocab_size = 31;
+  c.sliding_window = window;
   return c;
 }
 
@@ -150,8 +156,13 @@ TEST_CASE("capped scores keep NaN, and invalid options are refused", "[model_fam
 TEST_CASE("blocks with windows, caps and norms are recomputed with the same bits",
           "[model_families]") {
   LlamaConfig c = family_config(4, 5, 70);
-  c.window_layers = "10", c.rope_layers = "110", c.rope_local_theta = 50;
-  c.norm_position = "both", c.activation = "gelu", c.attention_softcap = 3, c.logit_softcap = 4;
+  c.window_layers = "10";
+  c.rope_layers = "110";
+  c.rope_local_theta = 50;
+  c.norm_position = "both";
+  c.activation = "gelu";
+  c.attention_softcap = 3;
+  c.logit_softcap = 4;
   c.dropout = 0.1;
   const Llama model = random_family(c);
   const at::Tensor ids = torch::randint(31, {2, 70}), targets = torch::randint(31, {2, 70});
@@ -210,23 +221,39 @@ TEST_CASE("keys of blocks that have no effect or wrong values are refused", "[mo
   };
   refused([](LlamaConfig& c) { c.window_layers = "10"; },
           "model.window_layers = \"10\" has no effect without model.sliding_window");
-  refused([](LlamaConfig& c) { c.sliding_window = 4, c.window_layers = "00"; },
-          "model.sliding_window = 4 has no effect with model.window_layers");
-  refused([](LlamaConfig& c) { c.sliding_window = 4, c.window_layers = ""; },
-          "model.window_layers");
+  refused(
+      [](LlamaConfig& c) {
+        c.sliding_window = 4;
+        c.window_layers = "00";
+      },
+      "model.sliding_window = 4 has no effect with model.window_layers");
+  refused(
+      [](LlamaConfig& c) {
+        c.sliding_window = 4;
+        c.window_layers = "";
+      },
+      "model.window_layers");
   refused([](LlamaConfig& c) { c.rope_layers = "12"; },
           "model.rope_layers = \"12\" must be made of the digits 1 and 0");
   refused([](LlamaConfig& c) { c.rope_local_theta = 100; },
           "model.rope_local_theta = 100 has no effect without model.sliding_window");
-  refused([](LlamaConfig& c) { c.sliding_window = 4, c.rope_local_theta = 0.5; },
-          "model.rope_local_theta = 0.5 must be at least 1");
+  refused(
+      [](LlamaConfig& c) {
+        c.sliding_window = 4;
+        c.rope_local_theta = 0.5;
+      },
+      "model.rope_local_theta = 0.5 must be at least 1");
   refused([](LlamaConfig& c) { c.qk_norm_over = "projection"; },
           "model.qk_norm_over = \"projection\" has no effect without model.qk_norm");
 
   // Controls.
   CHECK(refusal([](LlamaConfig& c) {
-          c.sliding_window = 4, c.window_layers = "10", c.rope_local_theta = 100;
-          c.rope_layers = "0", c.qk_norm = true, c.qk_norm_over = "projection";
+          c.sliding_window = 4;
+          c.window_layers = "10";
+          c.rope_local_theta = 100;
+          c.rope_layers = "0";
+          c.qk_norm = true;
+          c.qk_norm_over = "projection";
         }) == "");
 }
 

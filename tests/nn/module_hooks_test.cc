@@ -55,7 +55,8 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
           "[module_hooks]") {
   const auto ones = [](std::vector<int64_t> sizes) { return Variable(torch::ones(sizes)); };
   TransformerOptions o;
-  o.n_embd = 8, o.n_head = 2;
+  o.n_embd = 8;
+  o.n_head = 2;
   const TransformerDecoder model(2, o);
   const auto refusal = [&](const Variable& x, const Variable& memory) {
     return error_of([&] { model(x, memory); });
@@ -112,7 +113,11 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
 
   // Paths start at the outermost module, even if a child has the same address as its parent.
   GPTConfig c;
-  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 4, c.vocab_size = 7;
+  c.n_layer = 2;
+  c.n_head = 2;
+  c.n_embd = 8;
+  c.block_size = 4;
+  c.vocab_size = 7;
   GPT gpt(c);
   gpt.blocks[1].mlp.down = Linear(32, 9, true);
   CHECK_THAT(
@@ -236,7 +241,12 @@ TEST_CASE("all observers that are alive are called, the innermost first, and non
 
 TEST_CASE("under an anomaly guard results and gradients keep their bits", "[module_hooks]") {
   GPTConfig c;
-  c.n_layer = 2, c.n_head = 2, c.n_embd = 16, c.block_size = 8, c.vocab_size = 11, c.dropout = 0.1;
+  c.n_layer = 2;
+  c.n_head = 2;
+  c.n_embd = 16;
+  c.block_size = 8;
+  c.vocab_size = 11;
+  c.dropout = 0.1;
   const at::Tensor ids = torch::randint(11, {2, 8}), targets = torch::randint(11, {2, 8});
   const auto run = [&](bool watched) {
     GPT model(c);

@@ -24,7 +24,8 @@ const auto call1 = [](const auto& m, V x) { return m(x[0]); };
 void add_layers(std::vector<ModuleCase>& t) {
   t.push_back(module_row("Linear", "", Linear(3, 4, true), {randn({2, 5, 3})}, call1, [](W w, T x) {
     torch::nn::Linear m(3, 4);
-    m->weight = w.at("weight"), m->bias = w.at("bias");
+    m->weight = w.at("weight");
+    m->bias = w.at("bias");
     return m(x[0]);
   }));
   t.push_back(module_row(
@@ -73,7 +74,8 @@ void add_layers(std::vector<ModuleCase>& t) {
   t.push_back(
       module_row("LayerNorm", "", LayerNorm(5, true), {randn({2, 3, 5})}, call1, [](W w, T x) {
         torch::nn::LayerNorm m(torch::nn::LayerNormOptions({5}));
-        m->weight = w.at("weight"), m->bias = w.at("bias");
+        m->weight = w.at("weight");
+        m->bias = w.at("bias");
         return m(x[0]);
       }));
   t.push_back(module_row("RMSNorm", "", RMSNorm(5), {randn({2, 3, 5})}, call1, [](W w, T x) {
@@ -83,7 +85,8 @@ void add_layers(std::vector<ModuleCase>& t) {
     auto row = module_row("GroupNorm", std::to_string(sizes.size()) + " dims", GroupNorm(3, 6),
                           {randn(sizes)}, call1, [](W w, T x) {
                             torch::nn::GroupNorm m(3, 6);
-                            m->weight = w.at("weight"), m->bias = w.at("bias");
+                            m->weight = w.at("weight");
+                            m->bias = w.at("bias");
                             return m(x[0]);
                           });
     row.checks_shape = sizes.size() != 3;  // the last dim may have any size
@@ -97,20 +100,23 @@ void add_layers(std::vector<ModuleCase>& t) {
                          {randn({2, 3, 4, 2})}, call1, [](W w, T x) {
                            torch::nn::InstanceNorm2d m(
                                torch::nn::InstanceNorm2dOptions(3).affine(true));
-                           m->weight = w.at("weight"), m->bias = w.at("bias");
+                           m->weight = w.at("weight");
+                           m->bias = w.at("bias");
                            return m(x[0]);
                          }));
   t.push_back(module_row("BatchNorm1d", "", BatchNorm1d(3), {randn({4, 3})}, call1, [](W w, T x) {
     torch::nn::BatchNorm1d m(3);
     m->to(torch::kDouble);
-    m->weight = w.at("weight"), m->bias = w.at("bias");
+    m->weight = w.at("weight");
+    m->bias = w.at("bias");
     return m(x[0]);
   }));
   t.push_back(
       module_row("BatchNorm2d", "", BatchNorm2d(3), {randn({2, 3, 4, 2})}, call1, [](W w, T x) {
         torch::nn::BatchNorm2d m(3);
         m->to(torch::kDouble);
-        m->weight = w.at("weight"), m->bias = w.at("bias");
+        m->weight = w.at("weight");
+        m->bias = w.at("bias");
         return m(x[0]);
       }));
 }
@@ -121,7 +127,8 @@ void add_images(std::vector<ModuleCase>& t) {
                  {randn({2, 4, 7, 5})}, call1, [](W w, T x) {
                    torch::nn::Conv2d m(
                        torch::nn::Conv2dOptions(4, 6, {3, 2}).stride({2, 1}).padding(1).groups(2));
-                   m->weight = w.at("weight"), m->bias = w.at("bias");
+                   m->weight = w.at("weight");
+                   m->bias = w.at("bias");
                    return m(x[0]);
                  }));
   const auto any_size = [&t](ModuleCase row) {
@@ -133,7 +140,8 @@ void add_images(std::vector<ModuleCase>& t) {
       {randn({2, 4, 9})}, call1, [](W w, T x) {
         torch::nn::Conv1d m(
             torch::nn::Conv1dOptions(4, 6, 3).stride(2).padding(2).dilation(2).groups(2));
-        m->weight = w.at("weight"), m->bias = w.at("bias");
+        m->weight = w.at("weight");
+        m->bias = w.at("bias");
         return m(x[0]);
       }));
   any_size(module_row("MaxPool2d", "", MaxPool2d{.kernel = {3, 2}, .stride = 2, .padding = 1},
@@ -168,7 +176,8 @@ torch::nn::MultiheadAttention their_attention(W w, const std::string& at, int64_
   const auto of = [&](const std::string& name) { return w.at(at + name); };
   m->in_proj_weight = torch::cat({of("q.weight"), of("k.weight"), of("v.weight")});
   m->in_proj_bias = torch::cat({of("q.bias"), of("k.bias"), of("v.bias")});
-  m->out_proj->weight = of("out_proj.weight"), m->out_proj->bias = of("out_proj.bias");
+  m->out_proj->weight = of("out_proj.weight");
+  m->out_proj->bias = of("out_proj.bias");
   return m;
 }
 at::Tensor swap(const at::Tensor& x) { return x.transpose(0, 1); }
@@ -179,15 +188,16 @@ at::Tensor added(const at::Tensor& hidden) {
 at::Tensor causal(int64_t n) { return added(torch::ones({n, n}, at::kBool).triu(1)); }
 
 void add_attention(std::vector<ModuleCase>& t) {
-  t.push_back(module_row(
-      "CausalSelfAttention", "", CausalSelfAttention(6, 2, true), {randn({2, 4, 6})}, call1,
-      [](W w, T x) {
-        torch::nn::MultiheadAttention m(6, 2);
-        m->in_proj_weight = w.at("qkv.weight"), m->in_proj_bias = w.at("qkv.bias");
-        m->out_proj->weight = w.at("proj.weight"), m->out_proj->bias = w.at("proj.bias");
-        return swap(
-            std::get<0>(m->forward(swap(x[0]), swap(x[0]), swap(x[0]), {}, false, causal(4))));
-      }));
+  t.push_back(module_row("CausalSelfAttention", "", CausalSelfAttention(6, 2, true),
+                         {randn({2, 4, 6})}, call1, [](W w, T x) {
+                           torch::nn::MultiheadAttention m(6, 2);
+                           m->in_proj_weight = w.at("qkv.weight");
+                           m->in_proj_bias = w.at("qkv.bias");
+                           m->out_proj->weight = w.at("proj.weight");
+                           m->out_proj->bias = w.at("proj.bias");
+                           return swap(std::get<0>(m->forward(swap(x[0]), swap(x[0]), swap(x[0]),
+                                                              {}, false, causal(4))));
+                         }));
   t.push_back(module_row(
       "MultiHeadAttention", "self, causal", MultiHeadAttention(6, 2), {randn({2, 4, 6})},
       [](const MultiHeadAttention& m, V x) { return m(x[0], AttentionMask{.causal = true}); },
@@ -212,10 +222,12 @@ void add_attention(std::vector<ModuleCase>& t) {
       },
       [=](W w, T x) {
         torch::nn::MultiheadAttention m(torch::nn::MultiheadAttentionOptions(6, 2).kdim(4).vdim(4));
-        m->q_proj_weight = w.at("q.weight"), m->k_proj_weight = w.at("k.weight"),
+        m->q_proj_weight = w.at("q.weight");
+        m->k_proj_weight = w.at("k.weight");
         m->v_proj_weight = w.at("v.weight");
         m->in_proj_bias = torch::cat({w.at("q.bias"), w.at("k.bias"), w.at("v.bias")});
-        m->out_proj->weight = w.at("out_proj.weight"), m->out_proj->bias = w.at("out_proj.bias");
+        m->out_proj->weight = w.at("out_proj.weight");
+        m->out_proj->bias = w.at("out_proj.bias");
         return swap(std::get<0>(
             m->forward(swap(x[0]), swap(x[1]), swap(x[2]), padding, false, added(hidden))));
       }));
@@ -314,7 +326,8 @@ torch::nn::TransformerDecoderLayer their_decoder(W w, const std::string& at) {
   m->self_attn = their_attention(w, at + "self_attn.", 6, 2);
   m->multihead_attn = their_attention(w, at + "multihead_attn.", 6, 2);
   set_norm_and_linear(w, at, m);
-  m->norm3->weight = w.at(at + "norm3.weight"), m->norm3->bias = w.at(at + "norm3.bias");
+  m->norm3->weight = w.at(at + "norm3.weight");
+  m->norm3->bias = w.at(at + "norm3.bias");
   return m;
 }
 

@@ -353,7 +353,9 @@ TEST_CASE("a custom role sets initialization, weight decay and working copies of
   model.weight.data().fill_(1);
   const at::Tensor gate = model.gate.data().clone();
   OptimConfig c;
-  c.kind = "sgd", c.weight_decay = 0.5, c.grad_clip = 0;
+  c.kind = "sgd";
+  c.weight_decay = 0.5;
+  c.grad_clip = 0;
   Optimizer(c, params).step(1);
   CHECK(model.gate.data().equal(gate));
   CHECK(model.weight.data().eq(0.5).all().item<bool>());
@@ -472,7 +474,12 @@ TEST_CASE(
 
 TEST_CASE("the GPT's dropout streams are those of its first version", "[module]") {
   GPTConfig c;
-  c.n_layer = 2, c.n_head = 2, c.n_embd = 8, c.block_size = 6, c.vocab_size = 11, c.dropout = 0.1;
+  c.n_layer = 2;
+  c.n_head = 2;
+  c.n_embd = 8;
+  c.block_size = 6;
+  c.vocab_size = 11;
+  c.dropout = 0.1;
   GPT model(c);
   const auto holds = [&] {
     CHECK(model.drop.stream == hash_name("dropout/embeddings"));

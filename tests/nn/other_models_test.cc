@@ -48,7 +48,9 @@ void check_against(const ModuleRef& model, const Leaves& w, const Variable& y,
 
 TEST_CASE("the convnet agrees with LibTorch", "[other_models]") {
   ConvNetConfig c;
-  c.n_stage = 2, c.n_block = 2, c.n_channel = 3;
+  c.n_stage = 2;
+  c.n_block = 2;
+  c.n_channel = 3;
   ConvNet net(c, {{2, 5, 6}, 4});
   auto w = randomise(net);
   const at::Tensor in = torch::randn({3, 2, 5, 6}, at::kDouble);
@@ -79,7 +81,11 @@ TEST_CASE("the rnn agrees with LibTorch, with tied weights and untied ones", "[o
   for (const bool tie : {true, false}) {
     for (const std::string cell : {"lstm", "gru"}) {
       RNNConfig c;
-      c.cell = cell, c.n_layer = 2, c.n_hidden = 5, c.n_embd = tie ? 5 : 4, c.vocab_size = 7,
+      c.cell = cell;
+      c.n_layer = 2;
+      c.n_hidden = 5;
+      c.n_embd = tie ? 5 : 4;
+      c.vocab_size = 7;
       c.tie_weights = tie;
       RNN rnn(c);
       auto w = randomise(rnn);
@@ -128,8 +134,12 @@ std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
     }
     if (yarn) {
       double first = yarn_pair(c.rope_beta_fast), last = yarn_pair(c.rope_beta_slow);
-      if (c.rope_truncate) first = std::floor(first), last = std::ceil(last);
-      first = std::max(0.0, first), last = std::min(static_cast<double>(d - 1), last);
+      if (c.rope_truncate) {
+        first = std::floor(first);
+        last = std::ceil(last);
+      }
+      first = std::max(0.0, first);
+      last = std::min(static_cast<double>(d - 1), last);
       const double ramp = std::clamp((static_cast<double>(i) - first) / (last - first), 0.0, 1.0);
       f = ramp * f / c.rope_factor + (1 - ramp) * f;
     }
@@ -207,33 +217,70 @@ TEST_CASE(
     "tied and untied weights",
     "[other_models]") {
   std::vector<LlamaConfig> configs(17);
-  for (LlamaConfig& c : configs)
-    c.n_layer = 2, c.n_head = 4, c.n_embd = 16, c.n_inner = 10, c.block_size = 9, c.vocab_size = 7;
-  configs[1].n_kv_head = 2, configs[1].tie_weights = false;
-  configs[2].n_kv_head = 1, configs[2].qkv_bias = true, configs[2].head_dim = 6;
-  configs[3].qk_norm = true, configs[3].norm_eps = 1e-2, configs[3].n_kv_head = 2;
-  configs[4].rope_scaling = "linear", configs[4].rope_factor = 3;
-  configs[5].rope_scaling = "llama3", configs[5].rope_factor = 8, configs[5].rope_theta = 100;
-  configs[5].rope_original_context = 40, configs[5].head_dim = 12;
-  configs[6].n_head = 2, configs[6].qkv_bias = configs[6].qk_norm = true,
+  for (LlamaConfig& c : configs) {
+    c.n_layer = 2;
+    c.n_head = 4;
+    c.n_embd = 16;
+    c.n_inner = 10;
+    c.block_size = 9;
+    c.vocab_size = 7;
+  }
+  configs[1].n_kv_head = 2;
+  configs[1].tie_weights = false;
+  configs[2].n_kv_head = 1;
+  configs[2].qkv_bias = true;
+  configs[2].head_dim = 6;
+  configs[3].qk_norm = true;
+  configs[3].norm_eps = 1e-2;
+  configs[3].n_kv_head = 2;
+  configs[4].rope_scaling = "linear";
+  configs[4].rope_factor = 3;
+  configs[5].rope_scaling = "llama3";
+  configs[5].rope_factor = 8;
+  configs[5].rope_theta = 100;
+  configs[5].rope_original_context = 40;
+  configs[5].head_dim = 12;
+  configs[6].n_head = 2;
+  configs[6].qkv_bias = configs[6].qk_norm = true;
   configs[6].tie_weights = false;
   configs[6].n_inner = 0;
-  configs[7].rope_scaling = "yarn", configs[7].rope_factor = 4,
+  configs[7].rope_scaling = "yarn";
+  configs[7].rope_factor = 4;
   configs[7].rope_original_context = 60;
-  configs[7].head_dim = 12, configs[7].rope_theta = 50, configs[7].rope_beta_fast = 6;
-  configs[8] = configs[7], configs[8].rope_attention_factor = 1.7, configs[8].rope_beta_slow = 2;
-  configs[9] = configs[7], configs[9].rope_truncate = false;
-  configs[10].sliding_window = 3, configs[10].n_kv_head = 2;
-  configs[11].sliding_window = 1, configs[11].window_layers = "01", configs[11].rope_layers = "10";
-  configs[12] = configs[7], configs[12].sliding_window = 4, configs[12].window_layers = "10";
+  configs[7].head_dim = 12;
+  configs[7].rope_theta = 50;
+  configs[7].rope_beta_fast = 6;
+  configs[8] = configs[7];
+  configs[8].rope_attention_factor = 1.7;
+  configs[8].rope_beta_slow = 2;
+  configs[9] = configs[7];
+  configs[9].rope_truncate = false;
+  configs[10].sliding_window = 3;
+  configs[10].n_kv_head = 2;
+  configs[11].sliding_window = 1;
+  configs[11].window_layers = "01";
+  configs[11].rope_layers = "10";
+  configs[12] = configs[7];
+  configs[12].sliding_window = 4;
+  configs[12].window_layers = "10";
   configs[12].rope_local_theta = 20;
-  configs[13].norm_position = "post", configs[13].qk_norm = true, configs[13].n_kv_head = 2;
+  configs[13].norm_position = "post";
+  configs[13].qk_norm = true;
+  configs[13].n_kv_head = 2;
   configs[13].qk_norm_over = "projection";
-  configs[14].norm_position = "both", configs[14].activation = "gelu", configs[14].n_kv_head = 2;
-  configs[14].scale_embeddings = true, configs[14].query_pre_attn_scalar = 9;
-  configs[15] = configs[14], configs[15].attention_softcap = 2, configs[15].logit_softcap = 3;
-  configs[15].sliding_window = 4, configs[15].window_layers = "10";
-  configs[16] = configs[15], configs[16].tie_weights = false, configs[16].qk_norm = true;
+  configs[14].norm_position = "both";
+  configs[14].activation = "gelu";
+  configs[14].n_kv_head = 2;
+  configs[14].scale_embeddings = true;
+  configs[14].query_pre_attn_scalar = 9;
+  configs[15] = configs[14];
+  configs[15].attention_softcap = 2;
+  configs[15].logit_softcap = 3;
+  configs[15].sliding_window = 4;
+  configs[15].window_layers = "10";
+  configs[16] = configs[15];
+  configs[16].tie_weights = false;
+  configs[16].qk_norm = true;
   for (size_t i = 0; i < configs.size(); ++i) {
     INFO("config " << i);
     const LlamaConfig& c = configs[i];
@@ -282,7 +329,10 @@ TEST_CASE("the mlp agrees with LibTorch, with each activation and norm", "[other
   for (const std::string activation : {"relu", "gelu", "silu", "tanh"}) {
     for (const std::string norm : {"none", "layer", "batch"}) {
       MLPConfig c;
-      c.n_layer = 2, c.n_hidden = 5, c.activation = activation, c.norm = norm;
+      c.n_layer = 2;
+      c.n_hidden = 5;
+      c.activation = activation;
+      c.norm = norm;
       MLP model(c, {{2, 3}, 4});
       auto w = randomise(model);
       const at::Tensor in = torch::randn({6, 2, 3}, at::kDouble);
@@ -335,7 +385,11 @@ TEST_CASE("the formulas for FLOPs agree with the counted FLOPs", "[other_models]
 
   for (const bool tie : {true, false}) {
     LlamaConfig l;
-    l.n_kv_head = 2, l.head_dim = 24, l.vocab_size = 11, l.tie_weights = tie, l.block_size = 9;
+    l.n_kv_head = 2;
+    l.head_dim = 24;
+    l.vocab_size = 11;
+    l.tie_weights = tie;
+    l.block_size = 9;
     Llama llama(l);
     const double norms =
         6 * static_cast<double>(128 * 9);  // counted by the formula, but in no matrix product
@@ -344,7 +398,8 @@ TEST_CASE("the formulas for FLOPs agree with the counted FLOPs", "[other_models]
     CHECK(behind == 2 * forward);
 
     // A block counts only the keys in its window; a window as long as the context counts all.
-    l.sliding_window = 4, l.window_layers = "110";
+    l.sliding_window = 4;
+    l.window_layers = "110";
     Llama windows(l);
     const double products = forward;
     std::tie(forward, behind) = counted([&] { return windows(torch::zeros({3, 9}, at::kLong)); });
@@ -356,7 +411,8 @@ TEST_CASE("the formulas for FLOPs agree with the counted FLOPs", "[other_models]
 
   for (const std::string cell : {"lstm", "gru"}) {
     RNNConfig r;
-    r.cell = cell, r.vocab_size = 11;
+    r.cell = cell;
+    r.vocab_size = 11;
     RNN rnn(r);
     std::tie(forward, behind) = counted([&] { return rnn(torch::zeros({3, 5}, at::kLong)); });
     CHECK(3 * forward == 3 * 5 * rnn.flops_per_unit());
@@ -371,7 +427,8 @@ TEST_CASE("parameter_count() agrees with the parameters of the models", "[other_
   for (const int64_t layers : {0, 1, 3}) {
     for (const std::string norm : {"none", "layer", "batch"}) {
       MLPConfig c;
-      c.n_layer = layers, c.norm = norm;
+      c.n_layer = layers;
+      c.norm = norm;
       const ModelSizes sizes{{3, 4}, 7};
       CHECK(has(MLP(c, sizes)) == parameter_count(c, sizes));
     }
@@ -379,7 +436,9 @@ TEST_CASE("parameter_count() agrees with the parameters of the models", "[other_
   for (const int64_t stages : {1, 3}) {
     for (const int64_t blocks : {1, 2}) {
       ConvNetConfig c;
-      c.n_stage = stages, c.n_block = blocks, c.n_channel = 5;
+      c.n_stage = stages;
+      c.n_block = blocks;
+      c.n_channel = 5;
       for (const ModelSizes& sizes : {ModelSizes{{3, 8, 8}, 7}, ModelSizes{{8, 9}, 2}})
         CHECK(has(ConvNet(c, sizes)) == parameter_count(c, sizes));
     }
@@ -387,7 +446,11 @@ TEST_CASE("parameter_count() agrees with the parameters of the models", "[other_
   for (const std::string cell : {"lstm", "gru"}) {
     for (const bool tie : {true, false}) {
       RNNConfig c;
-      c.cell = cell, c.n_layer = 3, c.n_hidden = 6, c.n_embd = tie ? 6 : 4, c.vocab_size = 9,
+      c.cell = cell;
+      c.n_layer = 3;
+      c.n_hidden = 6;
+      c.n_embd = tie ? 6 : 4;
+      c.vocab_size = 9;
       c.tie_weights = tie;
       CHECK(has(RNN(c)) == parameter_count(c));
     }
@@ -398,7 +461,8 @@ TEST_CASE("parameter_count() agrees with the parameters of the models", "[other_
 template <class Loss>
 std::pair<double, double> learn(const ModuleRef& model, int steps, Loss&& loss_of) {
   OptimConfig oc;
-  oc.kind = "adam", oc.weight_decay = 0;
+  oc.kind = "adam";
+  oc.weight_decay = 0;
   Optimizer optimizer(oc, parameters(ConstModuleRef(model)));
   double first = 0, loss = 0;
   for (int i = 0; i < steps; ++i) {
@@ -420,7 +484,9 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const Autocast autocast(dtype);
     ConvNetConfig c;
-    c.n_stage = 2, c.n_block = 1, c.n_channel = 8;
+    c.n_stage = 2;
+    c.n_block = 1;
+    c.n_channel = 8;
     ConvNet net(c, {{6, 6}, 4});
     initialize(net, Init::kaiming, 1);
     auto [first, last] =
@@ -432,7 +498,8 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
       CHECK(cross_entropy(net(Variable(images)), labels).item() < 0.2);
     }
     MLPConfig m;
-    m.n_hidden = 32, m.norm = "batch";
+    m.n_hidden = 32;
+    m.norm = "batch";
     MLP mlp(m, {{6, 6}, 4});
     initialize(mlp, Init::kaiming, 1);
     std::tie(first, last) =
@@ -440,7 +507,10 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
     CHECK(last < 0.05);
     for (const std::string cell : {"lstm", "gru"}) {
       RNNConfig r;
-      r.cell = cell, r.n_layer = 1, r.n_hidden = r.n_embd = 32, r.vocab_size = 9;
+      r.cell = cell;
+      r.n_layer = 1;
+      r.n_hidden = r.n_embd = 32;
+      r.vocab_size = 9;
       RNN rnn(r);
       initialize(rnn, Init::fan_in, 1);
       std::tie(first, last) = learn(rnn, 150, [&] { return head_loss(rnn, ids, targets); });
@@ -469,20 +539,27 @@ TEST_CASE("models refuse inputs and configs that do not fit", "[other_models]") 
   l.n_kv_head = 3;
   CHECK_THAT(refusal(),
              ContainsSubstring("model.n_head = 4 is not divisible by model.n_kv_head = 3"));
-  l.n_kv_head = 2, l.head_dim = 5;
+  l.n_kv_head = 2;
+  l.head_dim = 5;
   CHECK_THAT(refusal(), ContainsSubstring("a head has 5 channels"));
-  l.head_dim = 0, l.n_embd = 130;
+  l.head_dim = 0;
+  l.n_embd = 130;
   CHECK_THAT(refusal(),
              ContainsSubstring("model.n_embd = 130 is not divisible by model.n_head = 4"));
-  l.n_embd = 128, l.rope_factor = 2;
+  l.n_embd = 128;
+  l.rope_factor = 2;
   CHECK_THAT(refusal(), ContainsSubstring("has no effect with model.rope_scaling"));
-  l.rope_scaling = "llama3", l.rope_low_freq_factor = 4;
+  l.rope_scaling = "llama3";
+  l.rope_low_freq_factor = 4;
   CHECK_THAT(refusal(), ContainsSubstring("must be below model.rope_high_freq_factor"));
   RNNConfig c;
-  c.vocab_size = 5, c.n_embd = 64, c.tie_weights = true;
+  c.vocab_size = 5;
+  c.n_embd = 64;
+  c.tie_weights = true;
   CHECK_THAT(error_of([&] { RNN{c}; }),
              ContainsSubstring("tied weights need n_embd and n_hidden to be equal, not 64"));
-  c.n_embd = 128, c.block_size = 4;
+  c.n_embd = 128;
+  c.block_size = 4;
   CHECK_THAT(error_of([&] {
                const RNN rnn(c);
                rnn(torch::zeros({1, 5}, at::kLong));

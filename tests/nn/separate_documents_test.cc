@@ -208,9 +208,18 @@ TEST_CASE("models give each document of a row the logits that they give it alone
           "[separate_documents]") {
   torch::manual_seed(13);
   GPTConfig g;
-  g.n_layer = 3, g.n_head = 2, g.n_embd = 16, g.block_size = 40, g.vocab_size = 11;
+  g.n_layer = 3;
+  g.n_head = 2;
+  g.n_embd = 16;
+  g.block_size = 40;
+  g.vocab_size = 11;
   LlamaConfig l;
-  l.n_layer = 3, l.n_head = 4, l.n_kv_head = 2, l.n_embd = 16, l.block_size = 40, l.vocab_size = 11;
+  l.n_layer = 3;
+  l.n_head = 4;
+  l.n_kv_head = 2;
+  l.n_embd = 16;
+  l.block_size = 40;
+  l.vocab_size = 11;
   const auto randomised = [](auto model) {
     move_to(model, at::kCPU, at::kDouble);
     for (const auto& p : parameters(model))
@@ -220,8 +229,12 @@ TEST_CASE("models give each document of a row the logits that they give it alone
   check_model(randomised(GPT(g)));
   check_model(randomised(Llama(l)));
   // Attention windows stay within documents.
-  l.sliding_window = 5, l.window_layers = "110", l.rope_layers = "101", l.rope_local_theta = 50;
-  l.attention_softcap = 3, l.norm_position = "both";
+  l.sliding_window = 5;
+  l.window_layers = "110";
+  l.rope_layers = "101";
+  l.rope_local_theta = 50;
+  l.attention_softcap = 3;
+  l.norm_position = "both";
   check_model(randomised(Llama(l)));
   for (const char* kind : {"gpt", "llama"}) CHECK(find_model_kind(kind)->separates_documents);
   CHECK(!find_model_kind("rnn")->separates_documents);

@@ -310,7 +310,9 @@ TEST_CASE("every optimizer has the same bits with its state in a file as in memo
     for (size_t i = 0; i < count; ++i) {
       INFO(row.kind << " " << row.label << ", case " << i);
       OptimConfig c;
-      c.kind = row.kind, c.grad_clip = 0.5, c.weight_decay = 0.1;
+      c.kind = row.kind;
+      c.grad_clip = 0.5;
+      c.weight_decay = 0.1;
       row.set(c);
       c.ema_decay = i % 2 == 0 ? 0.9 : 0;
       if (i == 3) c.grad_clip_by = "parameter";

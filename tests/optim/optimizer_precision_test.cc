@@ -32,7 +32,8 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
   std::vector<LowPrecisionKind> all;
   for (const double wd : {0.0, 0.1}) {
     OptimConfig base;
-    base.weight_decay = wd, base.grad_clip = 0;
+    base.weight_decay = wd;
+    base.grad_clip = 0;
     const std::string decay = wd > 0 ? ", weight decay" : "";
     const auto add = [&](const std::string& label, OptimConfig c, auto torch) {
       all.push_back({c.kind + label + decay, c, std::move(torch)});
@@ -43,7 +44,9 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
     c.kind = "momentum";
     for (const auto& [dampening, nesterov] :
          {std::pair{0.0, false}, std::pair{0.1, false}, std::pair{0.0, true}}) {
-      c.momentum = 0.9, c.dampening = dampening, c.nesterov = nesterov;
+      c.momentum = 0.9;
+      c.dampening = dampening;
+      c.nesterov = nesterov;
       add(nesterov        ? ", Nesterov"
           : dampening > 0 ? ", dampening"
                           : "",
@@ -56,7 +59,9 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
     }
     c = base;
     c.kind = "adagrad";
-    c.lr_decay = 0.1, c.initial_accumulator = 0.5, c.eps = 1e-10;
+    c.lr_decay = 0.1;
+    c.initial_accumulator = 0.5;
+    c.eps = 1e-10;
     add("", c,
         like<torch::optim::Adagrad>(torch::optim::AdagradOptions(1)
                                         .lr_decay(0.1)
@@ -67,7 +72,10 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
     c.kind = "rmsprop";
     for (const double momentum : {0.0, 0.9}) {
       for (const bool centered : {false, true}) {
-        c.momentum = momentum, c.centered = centered, c.alpha = 0.95, c.eps = 1e-8;
+        c.momentum = momentum;
+        c.centered = centered;
+        c.alpha = 0.95;
+        c.eps = 1e-8;
         add(str(momentum > 0 ? ", momentum" : "", centered ? ", centered" : ""), c,
             like<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1)
                                             .alpha(0.95)
@@ -78,7 +86,9 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
       }
     }
     c = base;
-    c.beta1 = 0.85, c.beta2 = 0.97, c.eps = 1e-8;
+    c.beta1 = 0.85;
+    c.beta2 = 0.97;
+    c.eps = 1e-8;
     c.kind = "adam";
     add("", c,
         like<torch::optim::Adam>(
@@ -174,7 +184,10 @@ TEST_CASE("centered RMSprop stays finite if rounding makes its variance estimate
           "[optimizer_precision]") {
   for (const double momentum : {0.0, 0.9}) {
     OptimConfig c;
-    c.kind = "rmsprop", c.centered = true, c.momentum = momentum, c.weight_decay = 0,
+    c.kind = "rmsprop";
+    c.centered = true;
+    c.momentum = momentum;
+    c.weight_decay = 0;
     c.grad_clip = 0;
     const Variable p = Variable::parameter(torch::zeros({elements}));
     Optimizer optimizer(c, {{"w", p, Role::weight}});

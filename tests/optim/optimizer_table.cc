@@ -13,7 +13,8 @@ void mix(at::Tensor& average, double decay, const at::Tensor& x) {
 }
 
 at::Tensor adam_direction(const at::Tensor& g, State& s, const Step& k) {
-  mix(kept(s, "m", g), k.c.beta1, g), mix(kept(s, "v", g), k.c.beta2, g * g);
+  mix(kept(s, "m", g), k.c.beta1, g);
+  mix(kept(s, "v", g), k.c.beta2, g * g);
   const at::Tensor m = s["m"] / (1 - std::pow(k.c.beta1, k.t)),
                    v = s["v"] / (1 - std::pow(k.c.beta2, k.t));
   return m / (v.sqrt() + k.c.eps);
@@ -28,7 +29,8 @@ at::Tensor lion(const at::Tensor& p, const at::Tensor& g, State& s, const Step& 
 
 at::Tensor nadam(const at::Tensor& p, const at::Tensor& gradient, State& s, const Step& k) {
   const at::Tensor g = gradient + k.wd * p;
-  mix(kept(s, "m", g), k.c.beta1, g), mix(kept(s, "v", g), k.c.beta2, g * g);
+  mix(kept(s, "m", g), k.c.beta1, g);
+  mix(kept(s, "v", g), k.c.beta2, g * g);
   const auto mu = [&](double t) {
     return k.c.beta1 * (1 - 0.5 * std::pow(0.96, t * k.c.momentum_decay));
   };
@@ -53,7 +55,8 @@ at::Tensor adafactor(const at::Tensor& p, const at::Tensor& g, State& s, const S
   if (p.dim() >= 2) {
     const at::Tensor matrix = x.reshape({x.size(0), -1});
     const at::Tensor rows = matrix.mean(1, true), columns = matrix.mean(0, true);
-    mix(kept(s, "r", rows), b, rows), mix(kept(s, "c", columns), b, columns);
+    mix(kept(s, "r", rows), b, rows);
+    mix(kept(s, "c", columns), b, columns);
     v = (s["r"].matmul(s["c"]) / s["r"].mean()).reshape(p.sizes());
   } else {
     mix(kept(s, "v", x), b, x);
@@ -179,7 +182,10 @@ std::vector<Row> optimizer_rows() {
        momentum},
       {"adagrad",
        "",
-       [](OptimConfig& c) { c.lr_decay = 0.1, c.initial_accumulator = 0.5; },
+       [](OptimConfig& c) {
+         c.lr_decay = 0.1;
+         c.initial_accumulator = 0.5;
+       },
        {},
        torchs<o::Adagrad, o::AdagradOptions>([](const Step& k) {
          return o::AdagradOptions(k.lr)
@@ -237,7 +243,9 @@ std::vector<Row> optimizer_rows() {
       {"muon",
        "spectral, plain",
        [](OptimConfig& c) {
-         c.muon_scale = "spectral", c.muon_nesterov = false, c.muon_rest_lr = 0.5;
+         c.muon_scale = "spectral";
+         c.muon_nesterov = false;
+         c.muon_rest_lr = 0.5;
        },
        muon,
        {},

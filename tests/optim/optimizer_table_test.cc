@@ -45,7 +45,11 @@ at::Tensor gradient(int step, at::IntArrayRef sizes) {
 
 OptimConfig config_of(const Row& row) {
   OptimConfig c;
-  c.kind = row.kind, c.beta1 = 0.85, c.beta2 = 0.97, c.grad_clip = 0, c.weight_decay = 0.1;
+  c.kind = row.kind;
+  c.beta1 = 0.85;
+  c.beta2 = 0.97;
+  c.grad_clip = 0;
+  c.weight_decay = 0.1;
   row.set(c);
   return c;
 }
@@ -98,7 +102,8 @@ std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kD
     } else {
       State state;
       for (int step = 0; step < rule_steps; ++step) {
-        k.lr = rate_at(step), k.t = step + 1;
+        k.lr = rate_at(step);
+        k.t = step + 1;
         p = row.formula(p, draw(step), state, k);
       }
     }
@@ -185,7 +190,10 @@ TEST_CASE("optimizers of complete tensors agree with their implementation by ATe
       if (!needs_whole_tensors(c)) continue;
       INFO(row.kind << " " << row.label << " " << clip_by);
       ++tested;
-      if (*clip_by != '\0') c.grad_clip = 0.3, c.grad_clip_by = clip_by;
+      if (*clip_by != '\0') {
+        c.grad_clip = 0.3;
+        c.grad_clip_by = clip_by;
+      }
 
       // The same formula in another order of sums, and with norms of float32; see the tests above.
       const bool eight = row.kind.ends_with("8bit");
@@ -224,7 +232,9 @@ TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
       const StateOf state = method->state(named);
       std::vector<at::Tensor> all{p};
       UpdateArgs args;
-      args.param = p.mutable_data_ptr(), args.grad = g.const_data_ptr(), args.n = p.numel();
+      args.param = p.mutable_data_ptr();
+      args.grad = g.const_data_ptr();
+      args.n = p.numel();
       for (const StateTensor& t : state.tensors) {
         all.push_back(torch::ones(t.sizes, t.dtype));
         args.state[t.place] = all.back().mutable_data_ptr();
@@ -274,7 +284,8 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
     for (const int threads : {1, 3}) {
       at::set_num_threads(threads);
       OptimConfig c = config_of(row);
-      c.grad_clip = 0.5, c.ema_decay = 0.9;
+      c.grad_clip = 0.5;
+      c.ema_decay = 0.9;
       std::vector<NamedParameter> params;
       torch::manual_seed(3);
       for (const Shape& shape :
@@ -422,7 +433,9 @@ TEST_CASE("8-bit moments move an element with a rare gradient at most 20% furthe
   first[1].fill_(1e-4);
   const auto trained = [&](const char* kind) {
     OptimConfig c;
-    c.kind = kind, c.weight_decay = 0, c.grad_clip = 0;
+    c.kind = kind;
+    c.weight_decay = 0;
+    c.grad_clip = 0;
     const Variable p = Variable::parameter(torch::zeros(sizes));
     Optimizer optimizer(c, {{"w", p, Role::embedding}});
     for (int step = 1; step <= 8; ++step) {
@@ -440,7 +453,9 @@ TEST_CASE("8-bit moments move an element with a rare gradient at most 20% furthe
 TEST_CASE("an update by Muon is nearly orthogonal, and has the size of an update by AdamW",
           "[optimizer_table]") {
   OptimConfig c;
-  c.kind = "muon", c.weight_decay = 0, c.grad_clip = 0;
+  c.kind = "muon";
+  c.weight_decay = 0;
+  c.grad_clip = 0;
   for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{64, 64}, {200, 50}, {50, 200}}) {
     const Variable p = Variable::parameter(torch::zeros(sizes));
     Optimizer optimizer(c, {{"w", p, Role::weight}});
@@ -460,7 +475,10 @@ TEST_CASE("clipping by value and by parameter agrees with torch, with and withou
           "[optimizer_table]") {
   const auto step = [](const char* by, double clip, ScaleState* scale) {
     OptimConfig c;
-    c.kind = "sgd", c.weight_decay = 0, c.grad_clip = clip, c.grad_clip_by = by;
+    c.kind = "sgd";
+    c.weight_decay = 0;
+    c.grad_clip = clip;
+    c.grad_clip_by = by;
     std::vector<NamedParameter> p{
         {"a", Variable::parameter(torch::zeros({40000}, at::kDouble)), Role::bias},
         {"b", Variable::parameter(torch::zeros({3}, at::kDouble)), Role::bias}};
@@ -496,7 +514,8 @@ TEST_CASE("the EMA of weights agrees with its formula, also for parameters witho
     for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       INFO(kind << " " << c10::toString(dtype));
       OptimConfig c;
-      c.kind = kind, c.ema_decay = 0.7;
+      c.kind = kind;
+      c.ema_decay = 0.7;
       std::vector<NamedParameter> p{
           {"w", Variable::parameter(torch::ones({70, 80}).to(dtype)), Role::weight},
           {"b", Variable::parameter(torch::ones({3}).to(dtype)), Role::bias}};

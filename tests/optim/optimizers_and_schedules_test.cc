@@ -26,9 +26,12 @@ TEST_CASE("the class Optimizer refuses options that break the rules of their key
   CHECK_THAT(refusal([](OptimConfig& c) { c.lr = -1; }), ContainsSubstring("lr"));
   CHECK_THAT(refusal([](OptimConfig& c) { c.grad_clip_by = "global"; }),
              ContainsSubstring("grad_clip_by"));
-  CHECK_THAT(
-      refusal([](OptimConfig& c) { c.kind = "momentum", c.nesterov = true, c.dampening = 0.5; }),
-      ContainsSubstring("nesterov"));
+  CHECK_THAT(refusal([](OptimConfig& c) {
+               c.kind = "momentum";
+               c.nesterov = true;
+               c.dampening = 0.5;
+             }),
+             ContainsSubstring("nesterov"));
 }
 
 constexpr int steps = 25;
@@ -73,7 +76,8 @@ constexpr double tolerance = 1e-13;  // float64 rounding over 25 steps
 TEST_CASE("optimizers agree with torch::optim, option by option", "[optimizers_and_schedules]") {
   for (const double wd : {0.0, 0.1}) {
     OptimConfig c;
-    c.weight_decay = wd, c.grad_clip = 0;
+    c.weight_decay = wd;
+    c.grad_clip = 0;
     INFO("weight decay " << wd);
 
     c.kind = "sgd";
@@ -83,7 +87,9 @@ TEST_CASE("optimizers agree with torch::optim, option by option", "[optimizers_a
     c.kind = "momentum";
     for (const auto& [dampening, nesterov] :
          {std::pair{0.0, false}, std::pair{0.1, false}, std::pair{0.0, true}}) {
-      c.momentum = 0.9, c.dampening = dampening, c.nesterov = nesterov;
+      c.momentum = 0.9;
+      c.dampening = dampening;
+      c.nesterov = nesterov;
       const auto o =
           torch::optim::SGDOptions(1).momentum(0.9).dampening(dampening).nesterov(nesterov);
       CHECK(apart(c, groups<torch::optim::SGD>(torch::optim::SGDOptions(o).weight_decay(wd), o)) <
@@ -92,7 +98,9 @@ TEST_CASE("optimizers agree with torch::optim, option by option", "[optimizers_a
 
     c.kind = "adagrad";
     for (const auto& [decay, initial] : {std::pair{0.0, 0.0}, std::pair{0.1, 0.5}}) {
-      c.lr_decay = decay, c.initial_accumulator = initial, c.eps = 1e-10;
+      c.lr_decay = decay;
+      c.initial_accumulator = initial;
+      c.eps = 1e-10;
       const auto o =
           torch::optim::AdagradOptions(1).lr_decay(decay).initial_accumulator_value(initial).eps(
               1e-10);
@@ -104,7 +112,9 @@ TEST_CASE("optimizers agree with torch::optim, option by option", "[optimizers_a
     c.eps = 1e-8;
     for (const double momentum : {0.0, 0.9}) {
       for (const bool centered : {false, true}) {
-        c.momentum = momentum, c.centered = centered, c.alpha = 0.95;
+        c.momentum = momentum;
+        c.centered = centered;
+        c.alpha = 0.95;
         const auto o =
             torch::optim::RMSpropOptions(1).alpha(0.95).eps(1e-8).momentum(momentum).centered(
                 centered);
@@ -113,7 +123,8 @@ TEST_CASE("optimizers agree with torch::optim, option by option", "[optimizers_a
       }
     }
 
-    c.beta1 = 0.85, c.beta2 = 0.97;
+    c.beta1 = 0.85;
+    c.beta2 = 0.97;
     c.kind = "adam";
     const auto adam = torch::optim::AdamOptions(1).betas({0.85, 0.97}).eps(1e-8);
     CHECK(apart(c, groups<torch::optim::Adam>(torch::optim::AdamOptions(adam).weight_decay(wd),
@@ -127,7 +138,11 @@ TEST_CASE("optimizers agree with torch::optim, option by option", "[optimizers_a
 
 TEST_CASE("the comparison with torch notices a wrong option", "[optimizers_and_schedules]") {
   OptimConfig c;
-  c.kind = "adamw", c.weight_decay = 0, c.grad_clip = 0, c.beta1 = 0.85, c.beta2 = 0.971;
+  c.kind = "adamw";
+  c.weight_decay = 0;
+  c.grad_clip = 0;
+  c.beta1 = 0.85;
+  c.beta2 = 0.971;
   const auto o = torch::optim::AdamWOptions(1).betas({0.85, 0.97}).weight_decay(0);
   CHECK(apart(c, groups<torch::optim::AdamW>(o, o)) > 1e-6);
 }
@@ -135,7 +150,11 @@ TEST_CASE("the comparison with torch notices a wrong option", "[optimizers_and_s
 TEST_CASE("with dampening = momentum, the momentum is an exponential average of gradients",
           "[optimizers_and_schedules]") {
   OptimConfig c;
-  c.kind = "momentum", c.momentum = 0.9, c.dampening = 0.9, c.weight_decay = 0, c.grad_clip = 0;
+  c.kind = "momentum";
+  c.momentum = 0.9;
+  c.dampening = 0.9;
+  c.weight_decay = 0;
+  c.grad_clip = 0;
   std::vector<NamedParameter> p{
       {"w", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
   Optimizer optimizer(c, p);
@@ -151,7 +170,9 @@ TEST_CASE("with dampening = momentum, the momentum is an exponential average of 
 TEST_CASE("clipping agrees with torch's clip_grad_norm_", "[optimizers_and_schedules]") {
   for (const double clip : {1.5, 100.0, 0.0}) {
     OptimConfig c;
-    c.kind = "sgd", c.weight_decay = 0, c.grad_clip = clip;
+    c.kind = "sgd";
+    c.weight_decay = 0;
+    c.grad_clip = clip;
     std::vector<NamedParameter> p{
         {"w", Variable::parameter(torch::zeros({3, 2}, at::kDouble)), Role::weight},
         {"b", Variable::parameter(torch::zeros({2}, at::kDouble)), Role::bias}};
@@ -222,7 +243,9 @@ TEST_CASE("a bfloat16 gradient updates the float32 parameter and its working cop
   std::vector<NamedParameter> p{{"w", Variable::parameter(torch::ones({2, 2})), Role::weight}};
   p[0].parameter.leaf().precision.low = p[0].parameter.data().to(at::kBFloat16);
   OptimConfig c;
-  c.kind = "sgd", c.weight_decay = 0, c.grad_clip = 0;
+  c.kind = "sgd";
+  c.weight_decay = 0;
+  c.grad_clip = 0;
   Optimizer optimizer(c, p);
   p[0].parameter.leaf().grad = torch::ones({2, 2}, at::kBFloat16);
   optimizer.step(1e-3);
@@ -234,7 +257,8 @@ TEST_CASE("a bfloat16 gradient updates the float32 parameter and its working cop
 TEST_CASE("constant, linear, cosine and wsd schedules agree with their formulas",
           "[optimizers_and_schedules]") {
   ScheduleConfig c;
-  c.warmup_steps = 10, c.min_lr = 0.1;
+  c.warmup_steps = 10;
+  c.min_lr = 0.1;
   const auto at = [&](const char* kind, int64_t step) {
     c.kind = kind;
     return learning_rate(c, 1, step, 110);
@@ -259,13 +283,18 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
   constexpr int64_t steps = 300, warmup = 20;
   constexpr double lr = 0.3, least = 0.02, pi = std::numbers::pi;
   ScheduleConfig c;
-  c.warmup_steps = warmup, c.min_lr = least, c.power = 1.7, c.cycle_steps = 40, c.rise_share = 0.25,
+  c.warmup_steps = warmup;
+  c.min_lr = least;
+  c.power = 1.7;
+  c.cycle_steps = 40;
+  c.rise_share = 0.25;
   c.start_div = 8;
   for (int64_t step = 0; step < steps; ++step) {
     INFO("step " << step);
     const auto s = static_cast<double>(step);
     const auto rate = [&](const char* kind, double cycle_factor = 1) {
-      c.kind = kind, c.cycle_factor = cycle_factor;
+      c.kind = kind;
+      c.cycle_factor = cycle_factor;
       return learning_rate(c, lr, step, steps);
     };
     // One cycle: torch's OneCycleLR, 75 steps up, 225 down.
@@ -306,7 +335,9 @@ TEST_CASE("optim.groups of a config sets groups, and wrong ones are refused",
     return std::get<ConfigTables>(parse_toml("[optim]\n" + text, "a.toml").at(0).value);
   };
   OptimConfig c;
-  c.kind = "sgd", c.weight_decay = 0.1, c.grad_clip = 0;
+  c.kind = "sgd";
+  c.weight_decay = 0.1;
+  c.grad_clip = 0;
   c.groups = tables(
       "[[optim.groups]]\nmatch = \"head.*\"\nlr_scale = 0.5\n[[optim.groups]]\nweight_decay = "
       "0.3\nmatch = \"*.b\"\n");
@@ -361,7 +392,9 @@ TEST_CASE(
     return p;
   };
   OptimConfig c;
-  c.kind = "sgd", c.weight_decay = 0.1, c.grad_clip = 0;
+  c.kind = "sgd";
+  c.weight_decay = 0.1;
+  c.grad_clip = 0;
   const auto p = make();
   Optimizer optimizer(
       c, p, std::nullopt,

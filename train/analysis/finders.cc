@@ -63,7 +63,10 @@ void read_range(RangeTest& t) {
        ++i) {
     // The derivative over log(rate), across four steps to average out noise.
     const double slope = (t.loss[i + 2] - t.loss[i - 2]) / std::log(t.lr[i + 2] / t.lr[i - 2]);
-    if (slope < best) best = slope, t.steepest = t.lr[i];
+    if (slope < best) {
+      best = slope;
+      t.steepest = t.lr[i];
+    }
   }
   // A rise of less than 10% of the fall before it, or of less than 0.1% of the loss, may be noise.
   if (least != t.loss.end()) {

@@ -43,8 +43,14 @@ std::vector<Row> rows_of(const Profile& p) {
     const std::string module = any_block(span.module);
     Row& row = rows.try_emplace({span.phase, span.op, module}, Row{span.phase, span.op, module})
                    .first->second;
-    row.seconds += span.seconds, row.flops += span.flops, row.bytes += span.bytes, ++row.count;
-    if (span.idle >= 0) row.idle += span.idle, row.seconds_of_loops += span.seconds;
+    row.seconds += span.seconds;
+    row.flops += span.flops;
+    row.bytes += span.bytes;
+    ++row.count;
+    if (span.idle >= 0) {
+      row.idle += span.idle;
+      row.seconds_of_loops += span.seconds;
+    }
   }
   std::vector<Row> sorted;
   for (auto& [key, row] : rows) sorted.push_back(std::move(row));
@@ -132,7 +138,10 @@ std::string profile_text(const Profile& p, const Ceilings& ceilings, const std::
   // Idle threads are only known in Lathe's own loops, so the share of those is printed too.
   const std::vector<Row> costly = rows_of(p);
   Row all{};
-  for (const Row& row : costly) all.idle += row.idle, all.seconds_of_loops += row.seconds_of_loops;
+  for (const Row& row : costly) {
+    all.idle += row.idle;
+    all.seconds_of_loops += row.seconds_of_loops;
+  }
   if (const std::string idle = all.idle_text(p.threads); !idle.empty())
     out << "; threads were idle " << idle
         << format(" of the time in Lathe's loops (%.0f%% of the step)",

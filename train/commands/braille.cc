@@ -52,7 +52,10 @@ class Canvas {
 
 struct Range {
   double low = std::numeric_limits<double>::infinity(), high = -low;
-  void add(double v) { low = std::min(low, v), high = std::max(high, v); }
+  void add(double v) {
+    low = std::min(low, v);
+    high = std::max(high, v);
+  }
   bool empty() const { return !(low <= high); }
   /// Returns the position of v among `dots` dots.
   size_t dot(double v, size_t dots) const {
@@ -70,7 +73,10 @@ void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Rang
   for (size_t i = 0; i < curve.y.size(); ++i) {
     if (!std::isfinite(curve.y[i])) continue;
     const size_t x = xs.dot(curve.x[i], canvas.width()), y = ys.dot(curve.y[i], canvas.height());
-    if (last_x == SIZE_MAX) last_x = x, last_y = y;
+    if (last_x == SIZE_MAX) {
+      last_x = x;
+      last_y = y;
+    }
 
     // Draw from the last dot to this one: in each column, the dots between the two ends of the
     // line.
@@ -86,14 +92,18 @@ void draw(Canvas& canvas, const BrailleCurve& curve, const Range& xs, const Rang
       };
 
       double a = at(static_cast<double>(column) - 0.5), b = at(static_cast<double>(column) + 0.5);
-      if (x == last_x) a = static_cast<double>(last_y), b = static_cast<double>(y);
+      if (x == last_x) {
+        a = static_cast<double>(last_y);
+        b = static_cast<double>(y);
+      }
 
       for (auto row = static_cast<size_t>(std::min(a, b));
            row <= static_cast<size_t>(std::max(a, b)); ++row)
         canvas.set(column, row, index);
     }
 
-    last_x = x, last_y = y;
+    last_x = x;
+    last_y = y;
   }
 }
 
@@ -114,12 +124,16 @@ std::string curve_color(size_t i) {
 
 std::vector<std::string> braille_plot(const std::vector<BrailleCurve>& curves, size_t width,
                                       size_t height, bool color) {
-  width = std::max<size_t>(width, 20), height = std::max<size_t>(height, 4);
+  width = std::max<size_t>(width, 20);
+  height = std::max<size_t>(height, 4);
 
   Range xs, ys;
   for (const BrailleCurve& c : curves) {
     for (size_t i = 0; i < c.y.size(); ++i) {
-      if (std::isfinite(c.y[i])) xs.add(c.x[i]), ys.add(c.y[i]);
+      if (std::isfinite(c.y[i])) {
+        xs.add(c.x[i]);
+        ys.add(c.y[i]);
+      }
     }
   }
 

@@ -32,7 +32,9 @@ Exit run_chat(const Arguments& arguments) {
   const Tokenizer& tokenizer = text_tokenizer(arguments, m);
   const ChatTemplate chat(tokenizer, arguments.positionals[0],
                           "`lathe generate` continues a text of your own");
-  w.context = model_context(m.config), w.compute = m.compute, w.device = m.device;
+  w.context = model_context(m.config);
+  w.compute = m.compute;
+  w.device = m.device;
 
   const std::string system = arguments.get("system", "");
   std::vector<ChatMessage> history;

@@ -45,17 +45,11 @@ std::string row(const std::string& left, const std::string& right, size_t indent
   return text + line + "\n";
 }
 
-/// Returns a key, its default and its purpose. A purpose that does not fit into the line is
-/// shortened to its first clause: the reference page has the complete text.
+/// Returns a key, its default, its purpose and its choices.
 std::string key_row(const Field& field) {
   const std::string key = "  --" + field.key + "=" + toml_text(field.initial);
   const std::string choices = field.rule.choices.empty() ? "" : " (" + rule_text(field.rule) + ")";
-  constexpr size_t column = 36;
-  const size_t room = width - std::max(column, key.size() + 1);
-  std::string doc = field.doc;
-  if (doc.size() + choices.size() > room)
-    doc = doc.substr(0, find_outside_parentheses(doc, {"; ", ". "}));
-  return row(key, doc + choices, column);
+  return row(key, field.doc + choices, 36);
 }
 
 void print_commands() {

@@ -126,11 +126,15 @@ Json evaluate_files(const Scoring& scoring, const std::vector<std::string>& file
       const TextScore one = score_text(scoring, text);
       bytes += text.size();
       // Losses are sums over tokens, so each token counts the same, whatever text it is in.
-      s.loss += one.loss, s.tokens += one.tokens, s.bytes += one.bytes;
+      s.loss += one.loss;
+      s.tokens += one.tokens;
+      s.bytes += one.bytes;
     }
 
     if (s.tokens == 0) fail(Exit::data, file, " is too short for a loss: ", bytes, " bytes");
-    all.loss += s.loss, all.tokens += s.tokens, all.bytes += s.bytes;
+    all.loss += s.loss;
+    all.tokens += s.tokens;
+    all.bytes += s.bytes;
     Json json{{"file", file}};
     json.update(text_json(s));
     each.push_back(json);
@@ -156,7 +160,8 @@ Json evaluate_choices(const Scoring& scoring, const std::string& file) {
   for (size_t i = 0; i < choices.size(); ++i) {
     bar.show(static_cast<double>(i));
     const Answer a = answer(scoring, choices[i]);
-    whole += a.by_total == choices[i].label, by_byte += a.by_byte == choices[i].label;
+    whole += a.by_total == choices[i].label;
+    by_byte += a.by_byte == choices[i].label;
   }
   clear_progress();
   const auto n = static_cast<double>(choices.size());
@@ -183,7 +188,8 @@ Exit run_eval_text(const Arguments& arguments) {
   const LoadedModel m = load_model_argument(arguments);
   Scoring scoring{*m.model, text_tokenizer(arguments, m)};
   scoring.context = model_context(m.config);
-  scoring.compute = m.compute, scoring.device = m.device;
+  scoring.compute = m.compute;
+  scoring.device = m.device;
 
   scoring.batch_size = static_cast<int64_t>(arguments.number(
       "batch-size", static_cast<double>(m.config.train.batch_size), between(1, 1e6), true));
@@ -209,10 +215,14 @@ void set_other_data(DataConfig& config) {
   config.folds = config.fold = 0;
 
   const std::string kind = kind_of_data(config.dir);
-  if (kind != "tokens" && config.packing == "examples")
-    config.packing = initial.packing, config.document_end = initial.document_end;
-  if (kind == "preferences")
-    config.documents = initial.documents, config.document_end = initial.document_end;
+  if (kind != "tokens" && config.packing == "examples") {
+    config.packing = initial.packing;
+    config.document_end = initial.document_end;
+  }
+  if (kind == "preferences") {
+    config.documents = initial.documents;
+    config.document_end = initial.document_end;
+  }
 }
 
 Exit run_eval(const Arguments& arguments) {

@@ -174,7 +174,10 @@ int64_t largest_batch(const std::function<int64_t(int64_t)>& memory,
   };
   if (!fits(least)) return 0;
   int64_t low = least, high = 2 * least;
-  while (high <= most_batch && fits(high)) low = high, high *= 2;
+  while (high <= most_batch && fits(high)) {
+    low = high;
+    high *= 2;
+  }
   high = std::min(high, most_batch + 1);
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;

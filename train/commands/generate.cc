@@ -150,7 +150,9 @@ Exit run_generate(const Arguments& arguments) {
   if (from_file) prompts = prompts_of(arguments.get("prompt-file", ""));
   const LoadedModel m = load_model_argument(arguments);
   const Tokenizer& tokenizer = text_tokenizer(arguments, m);
-  w.context = model_context(m.config), w.compute = m.compute, w.device = m.device;
+  w.context = model_context(m.config);
+  w.compute = m.compute;
+  w.device = m.device;
 
   if (!from_file) prompts = {arguments.get("prompt", default_prompt(tokenizer))};
 

@@ -118,11 +118,13 @@ void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
       add(*fault, "parameters on disk (memory.offload) are not supported with it");
   }
   if (c.memory.offloads("activations"))
-    add(faults.pipeline, "activations on disk (memory.offload) are not supported with dist.pipeline");
+    add(faults.pipeline,
+        "activations on disk (memory.offload) are not supported with dist.pipeline");
   if (task != "auto" && task != "language")
     add(faults.context, "dist.context is not for the task " + task);
   if (task == "distill" || task == "dpo")
-    add(faults.virtual_stages, "dist.virtual_stages above 1 would run the task's frozen model for each part");
+    add(faults.virtual_stages,
+        "dist.virtual_stages above 1 would run the task's frozen model for each part");
 }
 
 StepWorkload step_of(LoadedConfig& loaded) {
@@ -213,16 +215,15 @@ std::string lathe_text(const ClusterPlan& p, const ParallelLayout& l) {
   if (!fault.empty()) return "does not have this layout: " + fault;
   const char* const shards[]{"none", "optimizer", "gradients", "parameters"};
   const char* const policies[]{"none", "selective", "blocks"};
-  return str("has this layout, with --train.batch_size=", l.micro_batch,
-             " --train.grad_accum=", p.step.global_batch / l.micro_batch,
-             " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
-             " --dist.shard=", shards[l.shard],
-             l.tensor > 1 ? str(" --dist.tensor=", l.tensor) : "",
-             l.tensor > 1 && p.cluster.software.sequence_parallel ? " --dist.sequence_parallel=true"
-                                                                  : "",
-             l.context > 1 ? str(" --dist.context=", l.context) : "",
-             l.pipeline > 1 ? str(" --dist.pipeline=", l.pipeline) : "",
-             l.virtual_stages > 1 ? str(" --dist.virtual_stages=", l.virtual_stages) : "");
+  return str(
+      "has this layout, with --train.batch_size=", l.micro_batch,
+      " --train.grad_accum=", p.step.global_batch / l.micro_batch,
+      " --memory.recompute=", policies[static_cast<size_t>(l.recompute)],
+      " --dist.shard=", shards[l.shard], l.tensor > 1 ? str(" --dist.tensor=", l.tensor) : "",
+      l.tensor > 1 && p.cluster.software.sequence_parallel ? " --dist.sequence_parallel=true" : "",
+      l.context > 1 ? str(" --dist.context=", l.context) : "",
+      l.pipeline > 1 ? str(" --dist.pipeline=", l.pipeline) : "",
+      l.virtual_stages > 1 ? str(" --dist.virtual_stages=", l.virtual_stages) : "");
 }
 
 std::string money_text(const ClusterPlan& p, const StepEstimate& e) {

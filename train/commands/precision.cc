@@ -170,7 +170,8 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
 
   GradientExponents e;
   constexpr size_t bins = GradientExponents::highest - GradientExponents::lowest + 1;
-  e.activations.assign(bins, 0), e.weights.assign(bins, 0);
+  e.activations.assign(bins, 0);
+  e.weights.assign(bins, 0);
 
   const Seen wide = run_pass(model, task, drawn, at::kFloat, 1,
                              [&](const at::Tensor& g) { count_exponents(g, e.activations); });

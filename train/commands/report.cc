@@ -63,7 +63,10 @@ Json rounded(const std::vector<double>& values) {
 Json curve_json(const Series& series, size_t buckets) {
   const Reduced r = reduce(series.steps, series.values, buckets);
   Json json{{"s", r.steps}, {"v", rounded(r.mean)}};
-  if (!r.low.empty()) json["lo"] = rounded(r.low), json["hi"] = rounded(r.high);
+  if (!r.low.empty()) {
+    json["lo"] = rounded(r.low);
+    json["hi"] = rounded(r.high);
+  }
   return json;
 }
 
@@ -247,13 +250,16 @@ Reduced reduce(const std::vector<int64_t>& steps, const std::vector<double>& val
     size_t finite = 0;
     for (size_t k = begin; k < end; ++k) {
       if (!std::isfinite(values[k])) continue;
-      sum += values[k], ++finite;
-      low = std::fmin(low, values[k]), high = std::fmax(high, values[k]);
+      sum += values[k];
+      ++finite;
+      low = std::fmin(low, values[k]);
+      high = std::fmax(high, values[k]);
     }
 
     r.steps.push_back(steps[end - 1]);
     r.mean.push_back(finite > 0 ? sum / static_cast<double>(finite) : std::nan(""));
-    r.low.push_back(low), r.high.push_back(high);
+    r.low.push_back(low);
+    r.high.push_back(high);
   }
   return r;
 }

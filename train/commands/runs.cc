@@ -99,10 +99,16 @@ Distance distance(const Series& a, const Series& b) {
     const double x = a.values[i], y = b.values[k], apart = std::fabs(x - y);
     ++d.steps;
     d.sum += apart;
-    if (apart > d.largest) d.largest = apart, d.at = a.steps[i];
+    if (apart > d.largest) {
+      d.largest = apart;
+      d.at = a.steps[i];
+    }
     if (d.first_difference < 0 && !same_bits(x, y)) d.first_difference = a.steps[i];
-    d.last = a.steps[i], d.last_a = x, d.last_b = y;
-    ++i, ++k;
+    d.last = a.steps[i];
+    d.last_a = x;
+    d.last_b = y;
+    ++i;
+    ++k;
   }
   return d;
 }

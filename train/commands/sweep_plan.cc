@@ -87,7 +87,8 @@ Axis read_axis(const std::string& key, const std::string& text, const std::strin
     };
 
     axis.whole = std::holds_alternative<int64_t>(found->initial);
-    axis.low = end(text.substr(0, dots)), axis.high = end(text.substr(dots + 2));
+    axis.low = end(text.substr(0, dots));
+    axis.high = end(text.substr(dots + 2));
 
     if (axis.whole && (axis.low != std::floor(axis.low) || axis.high != std::floor(axis.high)))
       fail(Exit::usage, where, ": ", key, " = ", text, " is not a range of whole numbers");

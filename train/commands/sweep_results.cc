@@ -17,6 +17,12 @@ constexpr size_t max_report_runs = 16;  // more would make the report hard to re
 
 std::string loss_text(double loss) { return std::isnan(loss) ? "-" : format("%.4f", loss); }
 
+/// Returns why a point ended: "finished", "pruned", "diverged", ...
+std::string state_text(const SweepPlan& plan, const PointState& s) {
+  if (!s.end.empty()) return s.end;
+  return s.losses.size() == plan.rungs.size() ? "finished" : "pruned";
+}
+
 std::string points_table(const SweepPlan& plan, const std::vector<std::string>& names,
                          const std::vector<PointState>& states) {
   std::vector<std::string> head;
@@ -32,13 +38,7 @@ std::string points_table(const SweepPlan& plan, const std::vector<std::string>& 
     if (plan.rungs.size() > 1)
       row.push_back(s.losses.empty() ? "-" : std::to_string(plan.rungs[s.losses.size() - 1]));
     row.push_back(s.losses.empty() ? "-" : format("%.4f", s.losses.back()));
-    std::string state = "pruned";
-    if (!s.end.empty()) {
-      state = s.end;
-    } else if (s.losses.size() == plan.rungs.size()) {
-      state = "finished";
-    }
-    row.push_back(state);
+    row.push_back(state_text(plan, s));
     row.push_back("points/" + names[i]);
     table.add(row);
   }
@@ -111,19 +111,23 @@ void write_best(const SweepPlan& plan, const std::vector<std::string>& names,
            (folder / "best.toml").string());
 }
 
-/// Returns for each swept key its values with the losses of the points that finished, for the
-/// report.
+/// Returns for each swept key, for the report, the values of the points that finished, with their
+/// losses, and those of the others, with why they have no loss.
 Json losses_by_key(const SweepPlan& plan, const std::vector<PointState>& states) {
   Json all = Json::array();
   for (size_t k = 0; k < plan.points.at(0).size(); ++k) {
-    Json points = Json::array();
+    Json points = Json::array(), without_loss = Json::array();
     for (size_t i = 0; i < states.size(); ++i) {
       const PointState& s = states[i];
-      if (!s.end.empty() || s.losses.size() != plan.rungs.size()) continue;
-      if (!std::isfinite(s.losses.back())) continue;
-      points.push_back({plan.points[i][k].second, s.losses.back(), overrides_text(plan.points[i])});
+      const std::string value = plan.points[i][k].second, name = overrides_text(plan.points[i]);
+      const bool is_complete = s.end.empty() && s.losses.size() == plan.rungs.size();
+      if (is_complete && std::isfinite(s.losses.back()))
+        points.push_back({value, s.losses.back(), name});
+      else
+        without_loss.push_back({value, name, state_text(plan, s)});
     }
-    all.push_back({{"key", plan.points[0][k].first}, {"points", points}});
+    all.push_back(
+        {{"key", plan.points[0][k].first}, {"points", points}, {"without_loss", without_loss}});
   }
   return all;
 }

@@ -96,8 +96,8 @@ std::string fitted(const std::string& text, size_t width) {
   return out;
 }
 
-/// Returns the line of a run's processes in its last logged step: the smallest and the largest value
-/// of each statistic, with the rank of the largest. Returns "" for a run on one process.
+/// Returns the line of a run's processes in its last logged step: the smallest and the largest
+/// value of each statistic, with the rank of the largest. Returns "" for a run on one process.
 std::string ranks_line(const Curves& run) {
   const auto range = [&](const std::string& statistic, double unit, const char* form) {
     double least = INFINITY, most = -INFINITY;

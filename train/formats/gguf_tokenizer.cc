@@ -342,7 +342,9 @@ TokenizerSettings read_gguf_settings(const GGUFFile& file) {
     const int32_t id = keys.id(str("ggml.", key, "_token_id"), tokens.size());
     return id < 0 ? "" : tokens[static_cast<size_t>(id)];
   };
-  s.bos_token = name("bos"), s.eos_token = name("eos"), s.pad_token = name("padding");
+  s.bos_token = name("bos");
+  s.eos_token = name("eos");
+  s.pad_token = name("padding");
   const auto text = [&](const std::string& key) {
     auto found = keys.get<std::string>(key.c_str(), "");
     if (!is_utf8(found)) fail(Exit::data, keys.where(), ": tokenizer.", key, " is not UTF-8");

@@ -98,7 +98,10 @@ void StepLine::show(const StepMetrics& m, double seconds, bool keep) {
     std::string line = step;
     for (const std::string& fact : facts) line += "  " + fact;
     if (keep) log(Level::debug, line);
-    if (print) log_info(line), printed_ = Clock::now();
+    if (print) {
+      log_info(line);
+      printed_ = Clock::now();
+    }
   }
   const auto bytes = static_cast<double>(m.memory_bytes);
   facts.push_back(bytes < 1e8 ? format("%.1f MB", bytes / 1e6) : format("%.2f GB", bytes / 1e9));

@@ -155,7 +155,10 @@ std::vector<LayerStats> LayerStatsCollector::stats() const {
     for (const size_t i : seen.params) {
       const Variable& p = session_.params[i].parameter;
       weights += std::pow(size_of(p.data()), 2);
-      if (p.grad().defined()) has_grad = true, grads += std::pow(size_of(p.grad()) / scale, 2);
+      if (p.grad().defined()) {
+        has_grad = true;
+        grads += std::pow(size_of(p.grad()) / scale, 2);
+      }
 
       // The sampled elements stand for the complete tensor, so their squares are scaled up.
       const double share =

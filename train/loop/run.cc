@@ -1,6 +1,7 @@
 #include "train/loop/run.h"
 
 #include <cmath>
+#include <memory>
 
 #include "core/device.h"
 #include "core/io/log.h"
@@ -71,6 +72,8 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
   session_.before_update = [&checkpoints] { checkpoints.before_update(); };
+  const std::unique_ptr<Session, void (*)(Session*)> cleared(
+      &session_, [](Session* s) { s->before_update = nullptr; });
   StopController stop(c.train.max_time);
   log_start(needs, reporter.mfu_meter());
   note_progress(state_.step, restored_.saved_step);

@@ -10,6 +10,7 @@
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/named_range.h"
+#include "core/running_statistic.h"
 #include "dist/context_ranks.h"
 #include "dist/sequence_ranks.h"
 #include "dist/world.h"
@@ -40,6 +41,9 @@ class PassScope {
  public:
   explicit PassScope(const Session& s)
       : session_(s), recompute_(*recompute_policy(s.config.memory.recompute), &blocks_) {
+    for (const NamedBuffer& b : s.buffers) versions_.push_back(b.tensor._version());
+    // Passes outside of a step, such as measurements, move no running statistics.
+    if (mode().running_statistics == nullptr) mode().running_statistics = &dropped_;
     if (divides_sequence(s.config.dist)) sequence_.emplace();
     mode().block_hooks = s.block_hooks();
     if (const auto dtype = packing_of(s.config.memory.saved)) packing_.emplace(*dtype);
@@ -59,7 +63,8 @@ class PassScope {
                        .source = batch.source};
     const auto loss_of = [&] { return session_.task.loss(*session_.model, own, divisor); };
     const bool fuses = session_.config.train.fuse == "auto" && session_.device.is_cpu();
-    Variable loss = fuses ? deferred(loss_of) : loss_of();
+    Variable loss = fuses ? deferred(loss_of, buffers()) : loss_of();
+    check_buffers();
     const std::string& policy = session_.config.memory.recompute;
     if (policy != "none" && blocks_ == 0 && mode().stage == nullptr) {
       fail(Exit::usage, "memory.recompute = \"", policy,
@@ -71,8 +76,35 @@ class PassScope {
   }
 
  private:
+  std::vector<at::Tensor> buffers() const {
+    std::vector<at::Tensor> all;
+    for (const NamedBuffer& b : session_.buffers) all.push_back(b.tensor);
+    return all;
+  }
+
+  /// Throws Exit::usage if the forward pass has changed a buffer in place and the run computes
+  /// forward passes twice or in several processes: the results would then differ silently.
+  void check_buffers() const {
+    const MemoryConfig& memory = session_.config.memory;
+    const char* const why = memory.recompute != "none" ? "memory.recompute runs blocks again"
+                            : memory.update_in_backward
+                                ? "memory.update_in_backward may run the forward pass twice"
+                            : world().size() > 1 ? "each process would change a buffer of its own"
+                                                 : nullptr;
+    if (why == nullptr) return;
+    for (size_t i = 0; i < versions_.size(); ++i) {
+      if (session_.buffers[i].tensor._version() == versions_[i]) continue;
+      fail(Exit::usage, "the forward pass of model.kind = \"", session_.config.model.kind,
+           "\" changes its buffer ", session_.buffers[i].path, " in place, but ", why,
+           "; call record_running() (core/running_statistic.h) instead, which takes effect after "
+           "the step");
+    }
+  }
+
   const Session& session_;
-  int64_t blocks_ = 0;  // that memory.recompute concerned
+  std::vector<int64_t> versions_;  // of the buffers before the pass
+  std::vector<RunningStatistic> dropped_;
+  int64_t blocks_ = 0;             // that memory.recompute concerned
   RecomputeBlocks recompute_;
   DividePositions positions_;
   std::optional<DivideSequence> sequence_;

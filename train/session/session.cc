@@ -319,6 +319,7 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
   if (stage && divides_state_of(config)) stage->divide(layout->ranges(world().data().rank));
   Optimizer optimizer = make_optimizer(loaded, params, *layout, stage.get(), rounding_seed);
 
+  std::vector<NamedBuffer> own_buffers = lathe::buffers(*model);
   RunTask run_task = make_run_task(loaded, task, sizes, device);
   const Task& own_task = run_task.own ? *run_task.own : task;
 
@@ -332,6 +333,7 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
             std::move(model),
             params,
             saved,
+            std::move(own_buffers),
             std::move(stage),
             std::move(layout),
             nullptr,

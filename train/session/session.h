@@ -51,6 +51,7 @@ struct Session {
   std::vector<NamedParameter> params;  ///< those that are trained
   /// The tensors of model.safetensors: parameters, also frozen ones, and buffers (saved_tensors()).
   std::vector<NamedParameter> saved;
+  std::vector<NamedBuffer> buffers;         ///< of the model
   std::unique_ptr<StageParameters> stage;   ///< where dist.pipeline is above 1, else null
   std::unique_ptr<ShardLayout> layout;      ///< of local_params(), among the data ranks
   std::unique_ptr<ParameterShards> shards;  ///< where dist.shard = "parameters", else null

@@ -147,8 +147,7 @@ std::vector<std::string> layout_advice(const ParallelLayout& l, const StepWorklo
   return advice;
 }
 
-std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step,
-                        bool sequence_parallel) {
+std::string lathe_fault(const ParallelLayout& l, const StepWorkload& step, bool sequence_parallel) {
   const StepWorkload::AxisFaults& faults = step.faults;
   for (const auto& [degree, fault] : {std::pair(l.data, &faults.data),
                                       {l.tensor, &faults.tensor},

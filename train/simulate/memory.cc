@@ -86,8 +86,7 @@ double layer_activations(const StepWorkload& step, const ParallelLayout& l,
   // different dtypes.
   const double products = queries + 2 * keys + (s.gated ? 2 : 1) * hidden;
   const double attended = queries * (input < e ? e + input : e);
-  const double inner =
-      attended + (keeps_half ? e * products / 2 : e * products + input * hidden);
+  const double inner = attended + (keeps_half ? e * products / 2 : e * products + input * hidden);
 
   // Softmax, its dropout mask and its output: 5 a s / h of Korthikanti et al.
   const double scores = is_fused || is_selective

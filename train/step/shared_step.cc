@@ -31,7 +31,7 @@ void each_micro_batch(const BatchPlan& plan, F&& f) {
 }  // namespace
 
 DeferRunningStatistics::DeferRunningStatistics(const BatchPlan& plan) : plan_(plan) {
-  if (world().data().size > 1) mode().running_statistics = &recorded_;
+  mode().running_statistics = &recorded_;
 }
 
 void DeferRunningStatistics::apply() {

@@ -12,7 +12,7 @@ namespace lathe {
 
 /// While alive, layers with running statistics, such as batch norm, record the statistics of their
 /// batches. apply() then updates the running statistics in the order of the step's micro-batches,
-/// those of other processes included. In one process they are updated immediately.
+/// those of other processes included.
 class DeferRunningStatistics : public ModeGuard {
  public:
   /// `plan`: which of the step's micro-batches this process computes.

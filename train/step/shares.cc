@@ -106,9 +106,11 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
   }
 
   if (loaded.config.memory.update_in_backward) {
-    fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),
-         ": memory.update_in_backward needs one micro-batch per step and so one group of processes, "
-         "not ", processes, "; start one process, or leave it out");
+    fail(
+        Exit::usage, origin_of(loaded, "memory.update_in_backward"),
+        ": memory.update_in_backward needs one micro-batch per step and so one group of processes, "
+        "not ",
+        processes, "; start one process, or leave it out");
   }
 
   std::vector<int64_t> counts;

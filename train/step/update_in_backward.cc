@@ -5,6 +5,7 @@
 
 #include "autograd/node.h"
 #include "train/session/passes.h"
+#include "train/step/shared_step.h"
 #include "train/step/stepper.h"
 
 namespace lathe {
@@ -37,6 +38,7 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
                              double lr) {
   Optimizer& optimizer = s.optimizer;
   const StepRandom random = random_of(s.config, step, 0);
+  DeferRunningStatistics statistics(batch_plan(s.config));
   StepOptions options{.step = step};
   optimizer.begin_stages();
 
@@ -53,6 +55,7 @@ at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, doubl
   const OnGradient update(s.params, [&](size_t i) { optimizer.update_parameter(i, options); });
   options.loss = run_micro_batch(s, batch, divisor, random);
   optimizer.end_stages(options);
+  statistics.apply();
   return options.loss;
 }
 

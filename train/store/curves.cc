@@ -43,7 +43,10 @@ Json number_or_null(const std::optional<double>& x) { return x ? json_number(*x)
 
 Curves::Curves(const fs::path& run) : run_(without_trailing_slash(run)) {
   if (!has_metrics(run_) && !fs::exists(run_ / "config.toml"))
-    fail(Exit::usage, run_.string(), " is not a run; give the folder that train.out_dir named");
+    fail(Exit::usage, run_.string(),
+         fs::exists(run_ / "sweep.json")
+             ? " is a sweep, whose report is its report.html; give one of its runs in points/"
+             : " is not a run; give the folder that train.out_dir named");
 }
 
 const Series* Curves::find(const std::string& name) const {
@@ -75,7 +78,8 @@ void Curves::add(const Json& line, const std::string& where) {
       }
     } else if (key == "ranks" && value.is_array()) {
       for (size_t rank = 0; rank < value.size(); ++rank) {
-        for (const auto& [metric, x] : value[rank].items()) put(str("ranks/", metric, "/", rank), x);
+        for (const auto& [metric, x] : value[rank].items())
+          put(str("ranks/", metric, "/", rank), x);
       }
     } else {
       put(key, value);
@@ -250,7 +254,8 @@ RunSummary summarize(const fs::path& run) {
     is_merged = keys.empty() && !fs::exists(path);
     try {
       const RunState state = read_state(all.front());
-      saved = state.step, is_due = state.eval_due || state.sample_due,
+      saved = state.step;
+      is_due = state.eval_due || state.sample_due;
       s.best_val_loss = state.best_val_loss;
       stalled = has_stalled(state, whole("train.early_stop"));
       if (!s.val_loss) s.val_loss = state.val_loss;

@@ -79,7 +79,8 @@ TextScore score_text(const Scoring& s, std::string_view text) {
     const int64_t begin = scored == 0 ? 0 : scored - (s.context - stride);
     const int64_t t = std::min(s.context, score.tokens - begin), first = scored - begin;
     if (!rows.empty() && (t != length || first != from || std::ssize(rows) == s.batch_size)) run();
-    length = t, from = first;
+    length = t;
+    from = first;
     rows.push_back(ids.data() + begin);
     scored = begin + t;
   }
@@ -120,8 +121,14 @@ Answer answer(const Scoring& s, const MultipleChoice& c) {
     const int64_t from = std::max<int64_t>(0, t - std::ssize(of_ending));
     const double loss = loss_of(s, {ids.data() + (std::ssize(ids) - 1 - t)}, t, from);
 
-    if (i == 0 || loss < best_whole) best.by_total = i, best_whole = loss;
-    if (i == 0 || loss / bytes < best_by_byte) best.by_byte = i, best_by_byte = loss / bytes;
+    if (i == 0 || loss < best_whole) {
+      best.by_total = i;
+      best_whole = loss;
+    }
+    if (i == 0 || loss / bytes < best_by_byte) {
+      best.by_byte = i;
+      best_by_byte = loss / bytes;
+    }
   }
   return best;
 }

@@ -41,7 +41,8 @@ std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
   std::vector<std::string> paths;
   for_each_module<Linear>(model, [&](const std::string& path, int64_t block, Linear& layer) {
     if (!layer.weight.defined() || layer.weight.data().is_same(head)) return;
-    all.push_back(&layer), paths.push_back(path);
+    all.push_back(&layer);
+    paths.push_back(path);
     if (block >= 0) in_blocks.push_back(&layer);
   });
   if (patterns.empty()) return in_blocks.empty() ? all : in_blocks;
@@ -51,7 +52,8 @@ std::vector<Linear*> adapted_layers(Model& model, const std::string& patterns) {
     bool is_used = false;
     for (size_t i = 0; i < paths.size(); ++i) {
       if (!matches(pattern, paths[i])) continue;
-      chosen.insert(i), is_used = true;
+      chosen.insert(i);
+      is_used = true;
     }
     if (is_used) continue;
     std::string there;
@@ -257,15 +259,19 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   stateless.kind = "sgd";
 
   state.config = config.schema().to_toml(&config, /*comments=*/false);
-  state.metrics_bytes = 0, state.sink_bytes.clear();
+  state.metrics_bytes = 0;
+  state.sink_bytes.clear();
   state.eval_due = state.sample_due = false;
-  state.val_loss.reset(), state.best_val_loss.reset();  // of the unmerged model
+  state.val_loss.reset();
+  state.best_val_loss.reset();  // of the unmerged model
   state.val_step = state.best_step = -1;
   state.evaluations_since_best = 0;
   state.scaler.reset();
   state.spikes.reset();
-  state.branched_from.clear(), state.branched_id.clear();
-  state.config_path.clear(), state.changes.clear();
+  state.branched_from.clear();
+  state.branched_id.clear();
+  state.config_path.clear();
+  state.changes.clear();
   state.base_hash.clear();
 
   const fs::path written = save_checkpoint(merged.path(), state, saved_tensors(*model),

@@ -75,8 +75,7 @@ void cut_for_tensor_ranks(Model& model, const TransformContext& context) {
   if (ranks == 1) return;
   const MemoryScope memory(Memory::parameters);
   const std::vector<LayerCut> rules = layer_cuts_of(context.config);
-  const std::string table =
-      "layer_cuts() of model.kind = \"" + context.config.model.kind + "\": ";
+  const std::string table = "layer_cuts() of model.kind = \"" + context.config.model.kind + "\": ";
   for (const LayerCut& rule : rules) {
     if (rule.units % ranks != 0)
       fail(Exit::usage, "dist.tensor = ", ranks, " does not divide the ", rule.units, " ",
@@ -91,7 +90,8 @@ void cut_for_tensor_ranks(Model& model, const TransformContext& context) {
     if (rule == nullptr) return p.parameter;
     used.insert(rule);
     LATHE_CHECK(p.role.name != Role::head.name || model.has_head(), table, "the layer ",
-                rule->layers, " is the head, and a model whose head is cut must have features() and "
+                rule->layers,
+                " is the head, and a model whose head is cut must have features() and "
                 "head_weight()");
     return cut_of(p.parameter) != nullptr ? p.parameter : cut(p, *rule);
   });

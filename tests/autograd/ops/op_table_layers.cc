@@ -174,7 +174,9 @@ void add_attention(std::vector<OpCase>& t) {
     int64_t heads = 2;  // of keys and values
   };
   AttentionOptions causal, scaled, shared;
-  causal.is_causal = true, scaled.scale = 0.3, shared.enable_gqa = true;
+  causal.is_causal = true;
+  scaled.scale = 0.3;
+  shared.enable_gqa = true;
   for (const Case& c : std::vector<Case>{{"plain", {}},
                                          {"causal", causal},
                                          {"scale", scaled},

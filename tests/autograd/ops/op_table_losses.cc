@@ -93,7 +93,9 @@ void add_classes(std::vector<OpCase>& t, Reduction r) {
                      {{c.x}},
                      [=](V v) {
                        CrossEntropyOptions o;
-                       o.weight = w(), o.reduction = r, o.label_smoothing = smoothing;
+                       o.weight = w();
+                       o.reduction = r;
+                       o.label_smoothing = smoothing;
                        return cross_entropy(v[0], longs(c.target, c.shape, device_of(v)), o);
                      },
                      [=](T x) {
@@ -108,7 +110,9 @@ void add_classes(std::vector<OpCase>& t, Reduction r) {
            {{c.x}, {c.x, 0, 1}},
            [=](V v) {
              CrossEntropyOptions o;
-             o.weight = w(), o.reduction = r, o.label_smoothing = 0.1;
+             o.weight = w();
+             o.reduction = r;
+             o.label_smoothing = 0.1;
              return cross_entropy(v[0], v[1], o);
            },
            [=](T x) { return torch::cross_entropy_loss(x[0], x[1], w(), number(r), -100, 0.1); }});
@@ -120,7 +124,9 @@ void add_similarities(std::vector<OpCase>& t, Reduction r) {
   const std::vector<Input> three{{{3, 4}}, {{3, 4}}, {{3, 4}}};
   for (const bool swap : {false, true}) {
     TripletOptions o;
-    o.margin = 1.5, o.p = swap ? 3 : 2, o.swap = swap;
+    o.margin = 1.5;
+    o.p = swap ? 3 : 2;
+    o.swap = swap;
     t.push_back({"triplet_margin_loss", str(swap ? "swap " : "", name(r)), three,
                  [=](V v) { return triplet_margin_loss(v[0], v[1], v[2], o, r); },
                  [=](T x) {

@@ -77,7 +77,10 @@ Batch batch_of(const Data& data, int64_t batch_size, uint64_t seed, int64_t n) {
 Batch all_val(const Data& data, int64_t batch_size = 7, int64_t batches = 0) {
   std::vector<at::Tensor> inputs, targets;
   const auto all = data.evaluation({.batch_size = batch_size}, batches, at::kCPU);
-  for (Batch b; all->next(b);) inputs.push_back(b.inputs), targets.push_back(b.targets);
+  for (Batch b; all->next(b);) {
+    inputs.push_back(b.inputs);
+    targets.push_back(b.targets);
+  }
   return {torch::cat(inputs), torch::cat(targets)};
 }
 
@@ -146,7 +149,8 @@ TEST_CASE("an epoch has every example once, for any start and any threads that f
     std::vector<std::vector<at::Tensor>> filled(8);
     std::vector<std::thread> threads;
     for (size_t t = 0; t < 4; ++t) {
-      filled[t] = batches->make_buffers(), filled[7 - t] = batches->make_buffers();
+      filled[t] = batches->make_buffers();
+      filled[7 - t] = batches->make_buffers();
       threads.emplace_back([&, t] {
         batches->fill(filled[7 - t], first + 7 - static_cast<int64_t>(t));
         batches->fill(filled[t], first + static_cast<int64_t>(t));
@@ -284,7 +288,8 @@ TEST_CASE("images are shifted and mirrored as by LibTorch, and each way is equal
   CHECK(m.input_sizes == std::vector<int64_t>{2, 4, 6});
   DataConfig config = config_of(dir);
   const auto plain = open_examples(config);
-  config.flip = true, config.crop = 2;
+  config.flip = true;
+  config.crop = 2;
   const auto data = open_examples(config);
 
   const at::Tensor mean = torch::tensor(m.inputs.mean, at::kDouble).view({2, 1, 1}),
@@ -359,7 +364,8 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
   std::set<std::string> hashes;
   for (int64_t fold = 0; fold < 5; ++fold) {
     DataConfig config = config_of(dir);
-    config.folds = 5, config.fold = fold;
+    config.folds = 5;
+    config.fold = fold;
     const auto data = open_examples(config);
     hashes.insert(data->hash());
     CHECK(data->train_size() + data->val_size() == 103);
@@ -476,7 +482,10 @@ TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
   CHECK_THAT(problem([](DataConfig& c) { c.crop = 1; }), ContainsSubstring("--shape C,H,W"));
   CHECK_THAT(problem([](DataConfig& c) { c.folds = 1; }),
              ContainsSubstring("leaves nothing to train on"));
-  CHECK_THAT(problem([](DataConfig& c) { c.folds = 5, c.fold = 5; }),
+  CHECK_THAT(problem([](DataConfig& c) {
+               c.folds = 5;
+               c.fold = 5;
+             }),
              ContainsSubstring("folds count from 0"));
   CHECK_THAT(problem([](DataConfig& c) { c.fold = 2; }), ContainsSubstring("set data.folds"));
   CHECK_THAT(problem([](DataConfig& c) { c.folds = 31; }), ContainsSubstring("has 30 examples"));

@@ -70,14 +70,18 @@ inline std::string jpeg_of(int64_t height, int64_t width, std::vector<uint8_t> p
   jpeg_mem_dest(&info, &bytes, &size);
   info.image_height = static_cast<JDIMENSION>(height);
   info.image_width = static_cast<JDIMENSION>(width);
-  info.input_components = form.channels, info.in_color_space = form.space;
+  info.input_components = form.channels;
+  info.in_color_space = form.space;
   jpeg_set_defaults(&info);
   jpeg_set_quality(&info, 100, TRUE);
   for (int c = 0; c < info.num_components; ++c)
     info.comp_info[c].h_samp_factor = info.comp_info[c].v_samp_factor = 1;
   if (form.progressive) jpeg_simple_progression(&info);
   const jpeg_scan_info scans[]{{1, {0}, 0, 63, 0, 0}, {1, {1}, 0, 63, 0, 0}, {1, {2}, 0, 63, 0, 0}};
-  if (form.apart) info.scan_info = scans, info.num_scans = 3;
+  if (form.apart) {
+    info.scan_info = scans;
+    info.num_scans = 3;
+  }
   jpeg_start_compress(&info, TRUE);
   for (int64_t y = 0; y < height; ++y) {
     JSAMPROW row = pixels.data() + y * width * form.channels;

@@ -47,7 +47,8 @@ struct ImageFolderCase {
     try {
       prepare();
     } catch (const Error& e) {
-      given = e.code(), sentence = e.what();
+      given = e.code();
+      sentence = e.what();
     }
     CHECK(given == code);
     CHECK_THAT(sentence, ContainsSubstring(what));
@@ -157,7 +158,8 @@ std::string png_claiming(uint32_t height, uint32_t width) {
   const auto put = [&](size_t at, uint32_t value) {
     for (size_t i = 0; i < 4; ++i) file[at + i] = static_cast<char>(value >> (24 - 8 * i));
   };
-  put(16, width), put(20, height);
+  put(16, width);
+  put(20, height);
   put(29, static_cast<uint32_t>(crc32(0, reinterpret_cast<const Bytef*>(file.data()) + 12, 17)));
   return file;
 }

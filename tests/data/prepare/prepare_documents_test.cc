@@ -169,7 +169,8 @@ TEST_CASE("JSON Lines give the same tokens with any number of workers and any co
     prepare_documents(o);
     CHECK(contents(o.out) == contents(f / "one"));
   }
-  o.shard_tokens = 50000, o.out = f / "shards";
+  o.shard_tokens = 50000;
+  o.out = f / "shards";
   prepare_documents(o);
   CHECK(names(o.out).contains("train_000001.bin"));
   auto again = split_ids(o.out, "train");
@@ -213,7 +214,11 @@ TEST_CASE("documents are dropped, repaired and split by their content, and all o
   lines += line_of("x") + line_of(std::string(100, 'y')) + line_of(" \n");
   write_file(f / "a.jsonl", lines);
   DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "out"};
-  o.dedup = true, o.min_bytes = 2, o.max_bytes = 99, o.val_by_hash = true, o.val_share = 0.25,
+  o.dedup = true;
+  o.min_bytes = 2;
+  o.max_bytes = 99;
+  o.val_by_hash = true;
+  o.val_share = 0.25;
   o.workers = 3;
   prepare_documents(o);
   const Json counts = counts_of(f / "out");
@@ -246,7 +251,8 @@ TEST_CASE("documents are dropped, repaired and split by their content, and all o
   write_file(f / "bad.txt", "good \xFF\xFE bytes\xC3");
   DocumentOptions bad{.source = {.files = {(f / "bad.txt").string()}}, .out = f / "bad"};
   CHECK_THAT(error_of([&] { prepare_documents(bad); }), ContainsSubstring("byte 5"));
-  bad.repair = true, bad.val_share = 0;
+  bad.repair = true;
+  bad.val_share = 0;
   prepare_documents(bad);
   CHECK(Tokenizer::byte().decode(split_ids(f / "bad", "train")) ==
         "good \xEF\xBF\xBD\xEF\xBF\xBD bytes\xEF\xBF\xBD\n");
@@ -276,7 +282,8 @@ TEST_CASE("texts are split at separators, and long ones are read in parts withou
   wanted.push_back(tokenizer.bpe()->id_of("<|endoftext|>"));
   DocumentOptions parts{
       .source = {.files = {(f / "long.txt").string()}}, .out = f / "parts", .tokenizer = tokenizer};
-  parts.val_share = 0, parts.workers = 3;
+  parts.val_share = 0;
+  parts.workers = 3;
   prepare_documents(parts);
   CHECK(split_ids(f / "parts", "train") == wanted);
   CHECK(counts_of(f / "parts")["read"] == 1);
@@ -300,7 +307,8 @@ TEST_CASE("lines that already appeared in any document are dropped and counted",
                             line_of("two\n \none");
   write_file(f / "a.jsonl", lines);
   DocumentOptions o{.source = {.files = {(f / "a.jsonl").string()}}, .out = f / "out"};
-  o.val_share = 0, o.dedup_lines = true;
+  o.val_share = 0;
+  o.dedup_lines = true;
   prepare_documents(o);
   CHECK(Tokenizer::byte().decode(split_ids(f / "out", "train")) == "menu\none\n\ntwo\n\nthree\n\n");
   CHECK(counts_of(f / "out")["dropped_lines"] == 5);
@@ -326,12 +334,16 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
                            {false, true, true, 300'000}}) {
     DocumentOptions o{.source = {.files = {(f / "a.jsonl").string(), (f / "b.jsonl.gz").string()}},
                       .out = f / "whole"};
-    o.tokenizer = tokenizer, o.val_by_hash = mode.by_hash, o.dedup = mode.dedup,
+    o.tokenizer = tokenizer;
+    o.val_by_hash = mode.by_hash;
+    o.dedup = mode.dedup;
     o.dedup_lines = mode.lines;
-    o.shard_tokens = mode.shard, o.workers = 2;
+    o.shard_tokens = mode.shard;
+    o.workers = 2;
     prepare_documents(o);
     const auto wanted = contents(f / "whole");
-    o.out = f / "parts", o.progress_seconds = 0;
+    o.out = f / "parts";
+    o.progress_seconds = 0;
     int64_t asked = 0, times = 0;
     for (const int64_t after : {5, 3, 6}) {  // calls of `stop`, one for each part
       asked = 0;
@@ -349,12 +361,15 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
       }
       if (times == 2) {  // another command starts over, and then so does the first one
         DocumentOptions other = o;
-        other.tokenizer = Tokenizer::byte(), asked = -3;
+        other.tokenizer = Tokenizer::byte();
+        asked = -3;
         CHECK_THAT(error_of([&] { prepare_documents(other); }), ContainsSubstring("to resume"));
       }
     }
     CHECK(times >= 2);
-    o.stop = nullptr, o.workers = 3, o.progress_seconds = 1000;
+    o.stop = nullptr;
+    o.workers = 3;
+    o.progress_seconds = 1000;
     prepare_documents(o);
     CHECK((contents(f / "parts") == wanted));
     for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
@@ -365,7 +380,8 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
   o.val_by_hash = true;
   prepare_documents(o);
   const auto wanted = contents(f / "whole");
-  o.out = f / "parts", o.progress_seconds = 0;
+  o.out = f / "parts";
+  o.progress_seconds = 0;
   const auto cut_short = [&] {
     int64_t asked = 0;
     o.stop = [&] { return ++asked > 4; };
@@ -392,7 +408,8 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
       INFO("shards of " << shard
                         << (by_hash ? ", validation by hash" : ", validation from the tail"));
       for (const char* folder : {"whole", "parts"}) fs::remove_all(f / folder);
-      o.shard_tokens = shard, o.val_by_hash = by_hash;
+      o.shard_tokens = shard;
+      o.val_by_hash = by_hash;
       o.out = f / "whole";
       prepare_documents(o);
       o.out = f / "parts";
@@ -406,7 +423,8 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
       CHECK((contents(f / "parts") == contents(f / "whole")));
     }
   }
-  o.shard_tokens = 100'000'000, o.val_by_hash = true;
+  o.shard_tokens = 100'000'000;
+  o.val_by_hash = true;
   // A damaged record makes the preparation start over.
   for (const char* record : {"{\"command\": 5}", "[]", "{"}) {
     INFO(record);

@@ -144,8 +144,10 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(m.outputs == 1);
   CHECK(p.rows() == Rows{{1, 0.25}, {2, 0.5}});
   std::string many, few;
-  for (int i = 0; i < 1250; ++i)
-    many += str(i, ",", i % 26, "\n"), few += str(i, ",", i % 25, "\n");
+  for (int i = 0; i < 1250; ++i) {
+    many += str(i, ",", i % 26, "\n");
+    few += str(i, ",", i % 25, "\n");
+  }
   CHECK(p.csv(many).task == "regression");
   CHECK(p.csv(few).task == "classification");
   p.options.task = "classification";
@@ -321,7 +323,10 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   CHECK(m.val.examples == 20);
   std::map<double, int> of_class;
   std::set<double> all;
-  for (const auto& row : p.rows("val")) ++of_class[row[1]], all.insert(row[0]);
+  for (const auto& row : p.rows("val")) {
+    ++of_class[row[1]];
+    all.insert(row[0]);
+  }
   CHECK(of_class == std::map<double, int>{{0, 8}, {1, 10}, {2, 2}});
   const auto first = p.rows("val");
   for (const auto& row : p.rows("train")) all.insert(row[0]);
@@ -354,7 +359,8 @@ int prepare_killed(const ExampleOptions& options, const std::string& point, int 
   if (pid == 0) {
     static std::string at;
     static int left;
-    at = point, left = n;
+    at = point;
+    left = n;
     fault_hook = [](const char* name) {
       if (name == at && --left == 0) _exit(137);
     };
@@ -430,7 +436,8 @@ TEST_CASE("reading a table checks for a stop every few megabytes, and a stop lea
   CHECK(all >= 2 * static_cast<int64_t>(text.size() / (size_t{4} << 20)));
   fs::remove_all(f / "a");
   for (const int64_t n : {int64_t{1}, all / 2 + 1, all}) {
-    asked = 0, last = n;
+    asked = 0;
+    last = n;
     CHECK_THAT(error_of([&] { prepare_examples(options); }),
                ContainsSubstring("stopped; nothing is left"));
     CHECK(!fs::exists(f / "a"));
@@ -585,7 +592,8 @@ TEST_CASE("empty cells are an error, are filled from the training split, or drop
 TEST_CASE("a manifest records how a table was read, and older manifests need no such record",
           "[prepare_examples]") {
   Prepared p;
-  p.options.table.missing = "mean", p.options.table.id = "name";
+  p.options.table.missing = "mean";
+  p.options.table.id = "name";
   const ExampleManifest m = p.csv("name;color;a;price\nu;red;;1.5\nv;blue;2;2.5\nw;red;3;0.25\n");
   REQUIRE(m.table);
   CHECK(m.table->separator == ';');
@@ -609,7 +617,10 @@ TEST_CASE("a manifest records how a table was read, and older manifests need no 
   };
   CHECK(changed([](auto&) {}).empty());
   CHECK(changed([](auto& c) { c.table.reset(); }).empty());  // an older one
-  CHECK_THAT(changed([](auto& c) { c.table->columns.pop_back(), c.table->columns.pop_back(); }),
+  CHECK_THAT(changed([](auto& c) {
+               c.table->columns.pop_back();
+               c.table->columns.pop_back();
+             }),
              ContainsSubstring("give 2 inputs, but \"sizes\" is 3"));
   CHECK_THAT(changed([](auto& c) { c.table->missing = "x"; }), ContainsSubstring("\"missing\""));
   CHECK_THAT(changed([](auto& c) { c.table->columns[1].values = {"a", "a"}; }),

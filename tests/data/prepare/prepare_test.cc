@@ -199,9 +199,12 @@ TEST_CASE("an interrupted preparation of plain text continues, and gives the sam
     for (const int64_t shard : {int64_t{100'000'000}, int64_t{2'000'000}}) {
       PrepareOptions o{.inputs = {(f / "a.txt").string(), (f / "b.txt").string()},
                        .out = f / "whole"};
-      o.tokenizer = tokenizer, o.shard_tokens = shard, o.val_share = 0.3;
+      o.tokenizer = tokenizer;
+      o.shard_tokens = shard;
+      o.val_share = 0.3;
       prepare(o);
-      o.out = f / "parts", o.progress_seconds = 0;
+      o.out = f / "parts";
+      o.progress_seconds = 0;
       const int64_t survey = 5;  // calls of `stop` by the survey, one per piece
       for (const int64_t after : {1, 2, 4}) {
         INFO(tokenizer << ", shards of " << shard << ", stopped after " << after);

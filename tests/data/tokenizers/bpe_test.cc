@@ -43,7 +43,10 @@ std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& pie
     size_t best = d.merges.size(), at = 0;
     for (size_t i = 0; i + 1 < ids.size(); ++i) {
       for (size_t m = 0; m < best; ++m) {
-        if (d.merges[m].first == ids[i] && d.merges[m].second == ids[i + 1]) best = m, at = i;
+        if (d.merges[m].first == ids[i] && d.merges[m].second == ids[i + 1]) {
+          best = m;
+          at = i;
+        }
       }
     }
     if (best == d.merges.size()) return ids;
@@ -84,14 +87,19 @@ std::vector<std::pair<int32_t, int32_t>> plain_training(const std::string& text,
     int64_t most = 0;
     for (const auto& [pair, count] :
          counts) {  // in the order of ids, so the first of equals is the smallest
-      if (count > most) best = pair, most = count;
+      if (count > most) {
+        best = pair;
+        most = count;
+      }
     }
     if (most < min_frequency) break;
     merges.push_back(best);
     for (auto& [ids, count] : all) {
       for (size_t i = 0; i + 1 < ids.size(); ++i) {
-        if (std::pair(ids[i], ids[i + 1]) == best)
-          ids[i] = next, ids.erase(ids.begin() + static_cast<int64_t>(i) + 1);
+        if (std::pair(ids[i], ids[i + 1]) == best) {
+          ids[i] = next;
+          ids.erase(ids.begin() + static_cast<int64_t>(i) + 1);
+        }
       }
     }
   }
@@ -401,7 +409,8 @@ TEST_CASE(
   CHECK(each.decode({259}).empty());
   // If a token contains a space inside, pieces extend across spaces.
   BPEDefinition past = sentencepiece(SpaceBefore::none);
-  past.merges.emplace_back(262 - 2, 259), past.tokens.emplace_back("a ");
+  past.merges.emplace_back(262 - 2, 259);
+  past.tokens.emplace_back("a ");
   CHECK(encoded(BPE(past, "t"), "cab a b").first == "c|ab|_|a_|b");
 
   for (const SpaceBefore rule : {SpaceBefore::none, SpaceBefore::each, SpaceBefore::each_without,

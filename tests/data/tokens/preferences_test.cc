@@ -42,7 +42,10 @@ std::string rows_text(const fs::path& folder, const char* split = "train") {
     CHECK((!is_target || targets[i] == ids[i]));
     const bool begins_row =
         std::find(begins.begin(), begins.end(), static_cast<int64_t>(i)) != begins.end();
-    if (learned && (!is_target || begins_row)) text += "]", learned = false;
+    if (learned && (!is_target || begins_row)) {
+      text += "]";
+      learned = false;
+    }
     if (begins_row && i > 0) text += "\n";
     if (is_target && !learned) text += "[";
     learned = is_target;
@@ -124,7 +127,8 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
     try {
       pairs_of(f, good + bad + "\n", chat_tokens());
     } catch (const Error& e) {
-      code = e.code(), message = e.what();
+      code = e.code();
+      message = e.what();
     }
     CHECK(code == Exit::data);
     CHECK_THAT(message, ContainsSubstring(".jsonl:2"));

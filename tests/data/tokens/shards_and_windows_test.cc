@@ -22,7 +22,9 @@ std::vector<uint16_t> counting(int n) {
 }
 std::string llmc_header(int32_t magic, int32_t version, int32_t tokens) {
   std::vector<int32_t> words(256);
-  words[0] = magic, words[1] = version, words[2] = tokens;
+  words[0] = magic;
+  words[1] = version;
+  words[2] = tokens;
   return packed(words);
 }
 
@@ -128,7 +130,8 @@ TEST_CASE("batches depend only on the step, not on workers or the first step of 
   const BatchSizes shape{3, 8, 1000};
   const auto batch = [&](int64_t workers, int64_t first, int64_t n) {
     DataConfig c;
-    c.workers = workers, c.prefetch = 2;
+    c.workers = workers;
+    c.prefetch = 2;
     Loader loader(tokens, shape, 7, first, c, at::kCPU);
     Batch b;
     for (int64_t i = first; i <= n; ++i) b = loader.next();

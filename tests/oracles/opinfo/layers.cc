@@ -310,7 +310,9 @@ Functions layer_functions() {
        [](Call& c) -> Results {
          const Variable x = c.v(0), w = c.v(3, "weight"), b = c.v(4, "bias");
          if (!c.flag(5, "use_input_stats", true)) throw Unsupported("running statistics");
-         c.v(1, "running_mean"), c.v(2, "running_var"), c.number(6, "momentum", 0);  // not read
+         c.v(1, "running_mean");
+         c.v(2, "running_var");
+         c.number(6, "momentum", 0);  // not read
          return {instance_norm(x, w, b, c.number(7, "eps", 1e-5))};
        }},
       {"batch_norm",
@@ -327,7 +329,8 @@ Functions layer_functions() {
        [](Call& c) -> Results {
          const Variable q = c.v(0), k = c.v(1), v = c.v(2);
          AttentionOptions o;
-         o.mask = c.v(3, "attn_mask"), o.is_causal = c.flag(5, "is_causal", false);
+         o.mask = c.v(3, "attn_mask");
+         o.is_causal = c.flag(5, "is_causal", false);
          o.enable_gqa = c.flag(99, "enable_gqa", false);
          if (c.number(4, "dropout_p", 0) > 0) throw Unsupported("dropout");
          return {scaled_dot_product_attention(q, k, v, o)};
@@ -368,7 +371,8 @@ Functions layer_functions() {
       {"triplet_margin_loss", [](Call& c) -> Results {
          const Variable a = c.v(0), p = c.v(1), n = c.v(2);
          TripletOptions o;
-         o.margin = c.number(3, "margin", 1), o.p = c.number(4, "p", 2),
+         o.margin = c.number(3, "margin", 1);
+         o.p = c.number(4, "p", 2);
          o.eps = c.number(5, "eps", 1e-6);
          o.swap = c.flag(6, "swap", false);
          return {triplet_margin_loss(a, p, n, o, reduction(c))};

@@ -27,8 +27,10 @@ bool receive(int socket, Request& request) {
   iovec part{request.text.data(), request.text.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof request.fds)> control{};
   msghdr message{};
-  message.msg_iov = &part, message.msg_iovlen = 1;
-  message.msg_control = control.data(), message.msg_controllen = control.size();
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
   const ssize_t n = ::recvmsg(socket, &message, 0);
   if (n <= 0 || CMSG_FIRSTHDR(&message) == nullptr) return false;
   request.text.resize(static_cast<size_t>(n));

@@ -227,8 +227,12 @@ TEST_CASE("a plan measures a version with a smaller vocabulary on data with larg
 
 TEST_CASE("a plan counts every micro-batch of a step", "[forecast]") {
   DryStep small, dry;
-  small.micro_batch.forward.matmul = 60, small.micro_batch.backward.other = 40, small.trained = 50;
-  dry.micro_batch.forward.other = 100, dry.micro_batch.backward.matmul = 200, dry.trained = 100;
+  small.micro_batch.forward.matmul = 60;
+  small.micro_batch.backward.other = 40;
+  small.trained = 50;
+  dry.micro_batch.forward.other = 100;
+  dry.micro_batch.backward.matmul = 200;
+  dry.trained = 100;
   RunConfig config;
   for (const int64_t micro_batches : {1, 8}) {
     config.train.grad_accum = micro_batches;

@@ -56,7 +56,10 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
     optimizer += s.phase == Span::Phase::optimizer;
     CHECK(s.begin >= end - 1e-9);  // spans do not overlap
     loops += s.idle >= 0;
-    if (s.idle >= 0) idle += s.idle, of += s.seconds;
+    if (s.idle >= 0) {
+      idle += s.idle;
+      of += s.seconds;
+    }
     end = s.begin + s.seconds;
     if (s.phase == Span::Phase::forward || s.phase == Span::Phase::backward)
       places.insert((s.phase == Span::Phase::forward ? "f " : "b ") + s.op + " " + s.module);
@@ -330,7 +333,8 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
     falling.lr.push_back(bowl.lr.back());
     falling.loss.push_back(4 - 0.03 * i);
   }
-  read_range(bowl), read_range(falling);
+  read_range(bowl);
+  read_range(falling);
   CHECK(bowl.diverged == 0);
   CHECK(bowl.lowest == bowl.lr[40]);
   CHECK(falling.lowest == 0);  // the control

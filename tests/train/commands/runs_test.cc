@@ -230,7 +230,9 @@ TEST_CASE("reduced curves keep the extremes and the last step", "[runs]") {
   std::iota(steps.begin(), steps.end(), 1);
   std::vector<double> values(steps.size());
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(0.01 * static_cast<double>(i));
-  values[5000] = 9, values[77] = -9, values[9000] = std::nan("");
+  values[5000] = 9;
+  values[77] = -9;
+  values[9000] = std::nan("");
   const Reduced r = reduce(steps, values, 100);
   REQUIRE(r.mean.size() == 100);
   CHECK(*std::max_element(r.high.begin(), r.high.end()) == 9);
@@ -251,7 +253,10 @@ TEST_CASE("braille plots show lines, spikes and colors", "[runs]") {
   CHECK(rising[4] == "         0         1");
   // A spike among 10000 values is visible.
   BrailleCurve flat;
-  for (int i = 0; i < 10000; ++i) flat.x.push_back(i), flat.y.push_back(i == 4321 ? 5 : 1);
+  for (int i = 0; i < 10000; ++i) {
+    flat.x.push_back(i);
+    flat.y.push_back(i == 4321 ? 5 : 1);
+  }
   const auto spike = braille_plot({flat}, 60, 10, false);
   CHECK(spike[0].find("\xe2") != std::string::npos);
   CHECK(spike[0].substr(0, 9) == "       5 ");

@@ -100,7 +100,8 @@ TEST_CASE("successive halving promotes the best points, and resumes a job that w
   CHECK(ranking(points)[0] == 5);
   // A diverged point is skipped, and a running point is not started twice.
   std::vector<PointState> two(2);
-  two[0].target = 0, two[0].end = "diverged";
+  two[0].target = 0;
+  two[0].end = "diverged";
   CHECK(next_job(two, {false, false}, 1, 3) == std::pair<size_t, int>(1, 0));
   CHECK(next_job(two, {false, true}, 1, 3) == std::nullopt);
   const PointState kept = point_state(to_json(points[5]), "here");
@@ -140,10 +141,14 @@ TEST_CASE("results are averaged over seeds and folds", "[sweeps]") {
     points.push_back({{"data.fold", fold}, {"optim.lr", lr}, {"train.seed", seed}});
     states.push_back({.target = 0, .losses = {loss}, .end = ""});
   };
-  add("1e-3", "1", "0", 1), add("1e-3", "2", "0", 7), add("1e-3", "1", "1", 4),
-      add("1e-3", "2", "1", 4);
-  add("3e-3", "1", "0", 3), add("3e-3", "2", "0", 3), add("3e-3", "1", "1", 3),
-      add("3e-3", "2", "1", 3);
+  add("1e-3", "1", "0", 1);
+  add("1e-3", "2", "0", 7);
+  add("1e-3", "1", "1", 4);
+  add("1e-3", "2", "1", 4);
+  add("3e-3", "1", "0", 3);
+  add("3e-3", "2", "0", 3);
+  add("3e-3", "1", "1", 3);
+  add("3e-3", "2", "1", 3);
   auto groups = group_points(points, states, 1);
   REQUIRE(groups.size() == 2);
   CHECK(groups[0].keys == Overrides{{"optim.lr", "3e-3"}});
@@ -152,7 +157,8 @@ TEST_CASE("results are averaged over seeds and folds", "[sweeps]") {
   CHECK((groups[1].mean == 4 && groups[1].deviation == Approx(std::sqrt(6.0))));
 
   // A group in which a run diverged comes last, with the mean of the others.
-  states[5].end = "diverged", states[5].losses.clear();
+  states[5].end = "diverged";
+  states[5].losses.clear();
   groups = group_points(points, states, 1);
   CHECK(groups[0].keys == Overrides{{"optim.lr", "1e-3"}});
   CHECK((groups[1].finished == 3 && groups[1].mean == 3));

@@ -318,8 +318,12 @@ TEST_CASE(
        "has neither model.safetensors nor");
   says([](const fs::path& p) { fs::resize_file(p / "model.safetensors", 5000); },
        "outside the file's");
-  says([](const fs::path& p) { fs::remove(p / "tokenizer.json"), fs::remove(p / "vocab.json"); },
-       "--tokenizer none");
+  says(
+      [](const fs::path& p) {
+        fs::remove(p / "tokenizer.json");
+        fs::remove(p / "vocab.json");
+      },
+      "--tokenizer none");
   says(
       [](const fs::path& p) {
         Json j = Json::parse(slurp(p / "tokenizer.json"));

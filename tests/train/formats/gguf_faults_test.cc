@@ -36,7 +36,8 @@ class FaultyFile {
                ImportOptions options = {}) {
     INFO(what);
     write(edit);
-    options.folder = path(), options.out = folder_ / "in/out";
+    options.folder = path();
+    options.out = folder_ / "in/out";
     const auto [given, refusal] = outcome_of([&] { import_gguf(options); });
     CHECK(given == code);
     CHECK_THAT(refusal, ContainsSubstring(what));
@@ -46,7 +47,8 @@ class FaultyFile {
   /// Imports the file with a change, and returns the run's state.
   RunState imported(const std::function<void(GGUFBytes&)>& edit, ImportOptions options = {}) {
     write(edit);
-    options.folder = path(), options.out = folder_ / "run";
+    options.folder = path();
+    options.out = folder_ / "run";
     const auto [code, refusal] = outcome_of([&] { import_gguf(options); });
     INFO(refusal);
     REQUIRE(code == 0);
@@ -113,7 +115,10 @@ TEST_CASE("a GGUF file with a wrong header is refused by all commands", "[gguf_f
   refused("is at byte", [](File& g) { g.tensors.back().offset = ~uint64_t{0} - 31; });
   refused("\"output.weight\" is at byte",
           [](File& g) { g.tensor("output_norm.weight").bytes += std::string(64, 'x'); });
-  refused("cut short", [](File& g) { g.tensors.back().bytes.resize(100), g.padded_end = false; });
+  refused("cut short", [](File& g) {
+    g.tensors.back().bytes.resize(100);
+    g.padded_end = false;
+  });
   refused("bytes behind the last tensor",
           [](File& g) { g.tensors.back().bytes += std::string(32, 'x'); });
   for (const uint32_t alignment : {0U, 24U, 0x80000000U})
@@ -122,8 +127,10 @@ TEST_CASE("a GGUF file with a wrong header is refused by all commands", "[gguf_f
   refused("general.alignment", [](File& g) { g.value("general.alignment") = gguf_value("32"); });
 
   // The commands print no control character that comes from a file.
-  f.write(
-      [](File& g) { g.tensor("output.weight").name = "a\x1b[31m", g.tensors.back().type = 99; });
+  f.write([](File& g) {
+    g.tensor("output.weight").name = "a\x1b[31m";
+    g.tensors.back().type = 99;
+  });
   for (const char* command : {"inspect", "verify"}) {
     const Finished done = lathe_in(f.folder(), {command, "model.gguf"});
     CHECK(done.code == 4);

@@ -103,7 +103,8 @@ TEST_CASE("the graph of an ONNX file computes the results of lathe predict", "[o
       {"convnet", "images", "n_stage = 2\nn_block = 2\nn_channel = 4\ndropout = 0.1\n"}};
   for (const Kind& kind : cases) {
     INFO(kind.name << " of " << kind.data << ": " << kind.keys);
-    fs::remove_all(f / "runs"), fs::remove_all(f / "onnx");
+    fs::remove_all(f / "runs");
+    fs::remove_all(f / "onnx");
     write_config(f, kind);
     REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.steps=20"}).code == 0);
     REQUIRE(lathe_in(f, {"export", "runs/kind", "--format", "onnx", "--out", "onnx"}).code == 0);

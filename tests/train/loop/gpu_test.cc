@@ -185,8 +185,12 @@ TEST_CASE("every optimizer has the CPU's results on a GPU, or reports that it ha
   for (const Row& row : optimizer_rows()) {
     INFO(row.kind << " " << row.label);
     OptimConfig config;
-    config.kind = row.kind, config.beta1 = 0.85, config.beta2 = 0.97, config.weight_decay = 0.1;
-    config.grad_clip = 1, config.ema_decay = 0.9;
+    config.kind = row.kind;
+    config.beta1 = 0.85;
+    config.beta2 = 0.97;
+    config.weight_decay = 0.1;
+    config.grad_clip = 1;
+    config.ema_decay = 0.9;
     row.set(config);
     const auto trained = [&](at::DeviceType device) {
       torch::manual_seed(7);

@@ -47,7 +47,8 @@ TEST_CASE("the spike guard's mean and variance are exponentially weighted", "[re
   double left = 1, mean = 0, square = 0;
   for (size_t i = losses.size(); i-- > 0;) {
     const double weight = left * std::max(0.02, 1 / static_cast<double>(i + 1));
-    mean += weight * losses[i], square += weight * losses[i] * losses[i];
+    mean += weight * losses[i];
+    square += weight * losses[i] * losses[i];
     left -= weight;
   }
   CHECK(guard.state().mean == Approx(mean).epsilon(1e-12));

@@ -51,7 +51,8 @@ TEST_CASE(
   const Finished twice = child([] {
     install_stop_handlers("after this step");
     note_progress(124, 120);
-    raise(SIGINT), raise(SIGINT);
+    raise(SIGINT);
+    raise(SIGINT);
   });
   CHECK(twice.code == 130);
   CHECK_THAT(twice.err,
@@ -60,7 +61,8 @@ TEST_CASE(
   const Finished early = child([] {
     install_stop_handlers("after this step");
     note_progress(7, -1);
-    raise(SIGINT), raise(SIGINT);
+    raise(SIGINT);
+    raise(SIGINT);
   });
   CHECK_THAT(early.err, ContainsSubstring("there is no checkpoint yet, so 7 steps are lost"));
 }

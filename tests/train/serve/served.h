@@ -34,8 +34,12 @@ inline const Tokenizer& served_tokenizer() {
 inline const Model& served_model() {
   static const std::unique_ptr<Model> model = [] {
     LlamaConfig config;
-    config.n_layer = 2, config.n_head = 4, config.n_kv_head = 2, config.n_embd = 32;
-    config.block_size = served_context, config.vocab_size = served_tokenizer().size();
+    config.n_layer = 2;
+    config.n_head = 4;
+    config.n_kv_head = 2;
+    config.n_embd = 32;
+    config.block_size = served_context;
+    config.vocab_size = served_tokenizer().size();
     Llama llama(config);
     initialize(llama, Init::gpt2, /*seed=*/3, config.n_layer);
     for (const auto& p : parameters(llama)) p.parameter.data().mul_(6);

@@ -136,8 +136,8 @@ TEST_CASE("activations agree with the formulas of Korthikanti et al.", "[simulat
   CHECK(bytes(8, Recompute::selective) == Approx(34 * s * b * h / 8));
   CHECK(bytes(8, Recompute::full) == Approx(2 * s * b * h / 8));
 
-  // In fp8, a byte less for each input of qkv and of the feed-forward layer's first product (h each)
-  // and of its second one (4 h), and a byte more for the input of the projection (h).
+  // In fp8, a byte less for each input of qkv and of the feed-forward layer's first product (h
+  // each) and of its second one (4 h), and a byte more for the input of the projection (h).
   const MatmulDtype dtype = std::exchange(step.dtype, MatmulDtype::fp8);
   CHECK(bytes(8, Recompute::none) == Approx(s * b * h / 8 * (29 + 5 * a * s / h)));
   step.dtype = dtype;

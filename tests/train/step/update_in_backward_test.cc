@@ -170,7 +170,10 @@ TEST_CASE("a gradient that is not finite leaves its parameter unchanged, and the
     std::vector<NamedParameter> all{{"a", Variable::parameter(torch::ones({5})), Role::weight},
                                     {"b", Variable::parameter(torch::ones({3})), Role::weight}};
     OptimConfig config;
-    config.kind = "sgd", config.lr = 0.5, config.grad_clip = 0, config.weight_decay = 0;
+    config.kind = "sgd";
+    config.lr = 0.5;
+    config.grad_clip = 0;
+    config.weight_decay = 0;
     Optimizer optimizer(config, all);
 
     StepOptions options{.step = step};

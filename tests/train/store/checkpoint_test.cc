@@ -26,13 +26,23 @@ TEST_CASE("a run's state is read back from its checkpoint, member by member", "[
   const TempFolder f;
   const Small s;
   RunState a;
-  a.step = 7, a.updates = 5, a.tokens = 900, a.val_loss = 2.5, a.best_val_loss = 1.5,
-  a.eval_due = true, a.threads = 3;
-  a.isa = "i", a.device_model = "d", a.data_hash = "h-v", a.metrics_bytes = 77, a.config = "c",
+  a.step = 7;
+  a.updates = 5;
+  a.tokens = 900;
+  a.val_loss = 2.5;
+  a.best_val_loss = 1.5;
+  a.eval_due = true;
+  a.threads = 3;
+  a.isa = "i";
+  a.device_model = "d";
+  a.data_hash = "h-v";
+  a.metrics_bytes = 77;
+  a.config = "c";
   a.branched_from = "x";
   a.val_step = 6, a.best_step = 4, a.evaluations_since_best = 2, a.changes = {{3, "k", "w", "i"}},
   a.config_path = "p", a.branched_id = "b";
-  a.base_hash = "y", a.tokenizer = Tokenizer::byte();
+  a.base_hash = "y";
+  a.tokenizer = Tokenizer::byte();
   a.scaler = ScaleState{.scale = 512, .growth_tracker = 4, .skipped = 2, .skipped_in_row = 1};
   const RunState b = read_state(save_checkpoint(f.path(), a, s.params, s.optimizer, Retention{}));
   CHECK(b.step == 7);

@@ -83,7 +83,10 @@ struct Run : Small {
   TempFolder folder{fast_folder()};
 
   explicit Run(bool with_old = true) {
-    if (with_old) save(10), save(20);
+    if (with_old) {
+      save(10);
+      save(20);
+    }
   }
   void save(int64_t step) {
     RunState state;

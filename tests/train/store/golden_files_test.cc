@@ -260,7 +260,9 @@ TEST_CASE("llm.c's shards of another version are refused", "[golden_files]") {
   const TempFolder f;
   for (const int32_t magic : {20240520, 20240801}) {
     std::vector<int32_t> words(256);
-    words[0] = magic, words[1] = 2, words[2] = 1;
+    words[0] = magic;
+    words[1] = 2;
+    words[2] = 1;
     write_file(f / "train.bin", std::string(reinterpret_cast<const char*>(words.data()), 1024) +
                                     std::string(4, '\1'));
     CHECK_THAT(error_of([&] { TokenFile(f.path(), "train", std::nullopt); }),
@@ -281,17 +283,29 @@ TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
   {
     Metrics metrics(f.path(), 0);
     StepMetrics m;
-    m.step = 7, m.updates = 5, m.loss = 2.5, m.lr = 0.001, m.grad_norm = HUGE_VAL, m.units = 900;
-    m.units_per_sec = 10.5, m.step_ms = 3, m.data_wait_ms = 0.5, m.memory_bytes = 77,
+    m.step = 7;
+    m.updates = 5;
+    m.loss = 2.5;
+    m.lr = 0.001;
+    m.grad_norm = HUGE_VAL;
+    m.units = 900;
+    m.units_per_sec = 10.5;
+    m.step_ms = 3;
+    m.data_wait_ms = 0.5;
+    m.memory_bytes = 77;
     m.loss_scale = 512;
     metrics.add(m);
-    m.skipped = 3, m.updates_lost = 0.25, m.mfu = 0.5;
+    m.skipped = 3;
+    m.updates_lost = 0.25;
+    m.mfu = 0.5;
     metrics.add(m);
     metrics.add_validation(7, {{"val_loss", std::nan("")}});
   }
   std::istringstream lines(slurp(f / "metrics.jsonl"));
   std::string first, second, third;
-  std::getline(lines, first), std::getline(lines, second), std::getline(lines, third);
+  std::getline(lines, first);
+  std::getline(lines, second);
+  std::getline(lines, third);
   CHECK_THAT(first, Catch::StartsWith(step));
   CHECK_THAT(second, ContainsSubstring("\"mfu\":0.5"));
   CHECK_THAT(second, Catch::EndsWith("\"skipped\":3,\"updates_lost\":0.25}"));

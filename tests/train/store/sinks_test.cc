@@ -294,7 +294,8 @@ TEST_CASE("layer statistics agree with the checkpoints", "[sinks]") {
   for (std::string line; std::getline(text, line);) {
     const Json j = parse_json(line, "metrics.jsonl", Exit::internal);
     if (!j.contains("layers")) continue;
-    layers = j["layers"], grad_norm = j["grad_norm"].get<double>();
+    layers = j["layers"];
+    grad_norm = j["grad_norm"].get<double>();
     steps.push_back(j["step"].get<int64_t>());
   }
   CHECK(steps == std::vector<int64_t>{2, 4, 6});

@@ -24,7 +24,10 @@ struct Bigrams : Model {
   Variable features(const at::Tensor& inputs) const override { return embedding(inputs, table); }
   const Variable& head_weight() const override { return head; }
   bool caches_keys() const override { return false; }
-  void visit(Visit& v) override { v("table", table, Role::weight), v("head", head, Role::weight); }
+  void visit(Visit& v) override {
+    v("table", table, Role::weight);
+    v("head", head, Role::weight);
+  }
   double flops_per_unit() const override { return 0; }
   std::unique_ptr<Model> clone() const override { return nullptr; }
 };

@@ -108,22 +108,46 @@ struct Tested {
 std::vector<Tested> tested() {
   std::vector<Tested> all;
   GPTConfig g;
-  g.n_layer = 2, g.n_head = 3, g.n_embd = 48, g.block_size = 72, g.vocab_size = 97;
+  g.n_layer = 2;
+  g.n_head = 3;
+  g.n_embd = 48;
+  g.block_size = 72;
+  g.vocab_size = 97;
   all.push_back({"gpt", model_of<GPT>(g), 72});
   LlamaConfig l;
-  l.n_layer = 2, l.n_head = 6, l.n_kv_head = 2, l.n_embd = 48, l.n_inner = 1000, l.block_size = 72,
+  l.n_layer = 2;
+  l.n_head = 6;
+  l.n_kv_head = 2;
+  l.n_embd = 48;
+  l.n_inner = 1000;
+  l.block_size = 72;
   l.vocab_size = 97;
   l.qkv_bias = l.qk_norm = true;
   all.push_back({"llama", model_of<Llama>(l), 72});
-  l.n_kv_head = 1, l.n_head = 10, l.head_dim = 10, l.qk_norm = false, l.tie_weights = false;
+  l.n_kv_head = 1;
+  l.n_head = 10;
+  l.head_dim = 10;
+  l.qk_norm = false;
+  l.tie_weights = false;
   all.push_back({"llama of one head of keys", model_of<Llama>(l), 72});
   // Windows within a block of attention and beyond it, layers without positions, and caps.
-  l.n_kv_head = 2, l.n_head = 6, l.head_dim = 0, l.qk_norm = true, l.n_layer = 3;
-  l.sliding_window = 5, l.window_layers = "110", l.rope_layers = "101", l.rope_local_theta = 100;
-  l.attention_softcap = 20, l.query_pre_attn_scalar = 5;
-  l.norm_position = "both", l.activation = "gelu";
+  l.n_kv_head = 2;
+  l.n_head = 6;
+  l.head_dim = 0;
+  l.qk_norm = true;
+  l.n_layer = 3;
+  l.sliding_window = 5;
+  l.window_layers = "110";
+  l.rope_layers = "101";
+  l.rope_local_theta = 100;
+  l.attention_softcap = 20;
+  l.query_pre_attn_scalar = 5;
+  l.norm_position = "both";
+  l.activation = "gelu";
   all.push_back({"llama with windows", model_of<Llama>(l), 72});
-  l.sliding_window = 66, l.window_layers = "1", l.attention_softcap = 0;
+  l.sliding_window = 66;
+  l.window_layers = "1";
+  l.attention_softcap = 0;
   all.push_back({"llama with a long window", model_of<Llama>(l), 72});
   return all;
 }

@@ -15,7 +15,9 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
     write_config(f, kind);
     for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
       INFO(kind.name << " on " << kind.data << " in " << dtype);
-      fs::remove_all(f / "whole"), fs::remove_all(f / "parts"), fs::remove_all(f / "other");
+      fs::remove_all(f / "whole");
+      fs::remove_all(f / "parts");
+      fs::remove_all(f / "other");
       const auto train = [&](const std::string& out, std::vector<std::string> more = {},
                              double kill_after = -1) {
         std::vector<std::string> args{"train", "kind.toml", "--train.out_dir=" + out,
@@ -71,7 +73,8 @@ TEST_CASE(
   make_data(f);
   for (const Kind& kind : kinds) {
     INFO(kind.name << " on " << kind.data);
-    fs::remove_all(f / "whole"), fs::remove_all(f / "again");
+    fs::remove_all(f / "whole");
+    fs::remove_all(f / "again");
     write_config(f, kind);
     const auto train = [&](const std::string& out, std::vector<std::string> more) {
       more.insert(more.begin(),
