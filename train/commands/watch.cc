@@ -113,9 +113,9 @@ std::string ranks_line(const Curves& run) {
   };
 
   if (run.find("ranks/busy_ms/1") == nullptr) return "";
-  return "  ranks: own work " + range("busy_ms", 1, "%.0f to %.0f ms (rank %d)") + ", waiting " +
-         range("wait_ms", 1, "%.0f to %.0f ms (rank %d)") + ", memory " +
-         range("memory_bytes", 1e6, "%.0f to %.0f MB (rank %d)");
+  return "  ranks: work " + range("busy_ms", 1, "%.0f-%.0f ms (rank %d)") + ", wait " +
+         range("wait_ms", 1, "%.0f-%.0f ms (rank %d)") + ", memory " +
+         range("memory_bytes", 1e6, "%.0f-%.0f MB (rank %d)");
 }
 
 /// Returns the lines of the screen: one or, for several processes, two for each run, then up to

@@ -104,7 +104,7 @@ class PassScope {
   const Session& session_;
   std::vector<int64_t> versions_;  // of the buffers before the pass
   std::vector<RunningStatistic> dropped_;
-  int64_t blocks_ = 0;             // that memory.recompute concerned
+  int64_t blocks_ = 0;  // that memory.recompute concerned
   RecomputeBlocks recompute_;
   DividePositions positions_;
   std::optional<DivideSequence> sequence_;

@@ -109,6 +109,25 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
   CHECK(std::count(watched.out.begin(), watched.out.end(), '\n') <= 24);
 }
 
+TEST_CASE("watch and report show the processes of a run", "[runs]") {
+  const TempFolder f;
+  fs::create_directories(f / "run");
+  write_file(f / "run/config.toml", "[train]\nsteps = 9\n");
+  write_file(f / "run/metrics.jsonl",
+             "{\"step\":3,\"loss\":2.5,\"tokens\":4,\"time\":1,\"ranks\":["
+             "{\"busy_ms\":10,\"wait_ms\":31,\"memory_bytes\":7000000,\"sent_bytes\":5},"
+             "{\"busy_ms\":40,\"wait_ms\":1,\"memory_bytes\":6000000,\"sent_bytes\":5}]}\n");
+  CHECK_THAT(
+      lathe_in(f, {"watch", "run"}).out,
+      ContainsSubstring("work 10-40 ms (rank 1), wait 1-31 ms (rank 0), memory 6-7 MB (rank 0)"));
+
+  REQUIRE(lathe_in(f, {"report", "run"}).code == 0);
+  const std::string page = slurp(f / "run/report.html");
+  for (const char* curve : {"\"ranks/busy_ms/1\":{\"s\":[3],\"v\":[40.0]}",
+                            "\"ranks/wait_ms/0\":{\"s\":[3],\"v\":[31.0]}"})
+    CHECK_THAT(page, ContainsSubstring(curve));
+}
+
 /// Runs `lathe` in `folder` without root's right to read everything. Returns nullopt if the system
 /// has no setpriv to drop that right.
 std::optional<Finished> lathe_without_rights(const TempFolder& folder,
