@@ -255,8 +255,12 @@ void sum_out(Labeled& o, const Labels& wanted) {
 /// the indices in a, b and `wanted`.
 Labeled pair_product(const Labeled& a, const Labeled& b, const Labels& wanted) {
   Labels both, summed, of_a, of_b;
-  for (const int l : a.labels)
-    (!has(b.labels, l) ? of_a : has(wanted, l) ? both : summed).push_back(l);
+  for (const int l : a.labels) {
+    if (!has(b.labels, l))
+      of_a.push_back(l);
+    else
+      (has(wanted, l) ? both : summed).push_back(l);
+  }
 
   for (const int l : b.labels) {
     if (!has(a.labels, l)) of_b.push_back(l);

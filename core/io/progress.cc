@@ -13,7 +13,7 @@ namespace lathe {
 
 std::string duration_text(double seconds) {
   const auto s = static_cast<long long>(std::clamp(seconds, 0.0, 1e15));
-  if (s >= 3 * 86400) return format("%lld days", s / 86400);
+  if (s >= 3LL * 86400) return format("%lld days", s / 86400);
   return s >= 3600 ? format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60)
                    : format("%lld:%02lld", s / 60, s % 60);
 }

@@ -53,10 +53,12 @@ class DocumentFilter {
 
       if (d.result != EncodedDocument::FilterResult::kept) {
         using enum EncodedDocument::FilterResult;
-        ++(d.result == empty          ? empty_
-           : d.result == too_short    ? short_
-           : d.result == same_answers ? same_answers_
-                                      : long_);
+        switch (d.result) {
+          case empty: ++empty_; break;
+          case too_short: ++short_; break;
+          case same_answers: ++same_answers_; break;
+          default: ++long_;
+        }
         continue;
       }
       // The digest is that of a complete document, since deduplication cuts none.

@@ -133,8 +133,12 @@ class Muon final : public Method {
 
     std::vector<SlotUpdate> cut, matrices, others;
     for (SlotUpdate& slot : slots) {
-      if (!slot.whole) slot.args.lr_scale *= rest_lr_;
-      (!slot.whole ? others : slot.cut != nullptr ? cut : matrices).push_back(slot);
+      if (slot.whole) {
+        (slot.cut != nullptr ? cut : matrices).push_back(slot);
+      } else {
+        slot.args.lr_scale *= rest_lr_;
+        others.push_back(slot);
+      }
     }
 
     update_elements(others, rest, control, cuda);

@@ -157,9 +157,10 @@ class HttpServer::Impl final : public httplib::Server {
     set_routes();
 
     errno = 0;
-    port_ = options.port == 0                          ? bind_to_any_port(options.host)
-            : bind_to_port(options.host, options.port) ? options.port
-                                                       : -1;
+    if (options.port == 0)
+      port_ = bind_to_any_port(options.host);
+    else
+      port_ = bind_to_port(options.host, options.port) ? options.port : -1;
     if (port_ < 0) {
       fail(Exit::usage, "command line: can't listen on ", options.host, " port ", options.port,
            " (", errno != 0 ? std::strerror(errno) : "unknown host",

@@ -1,5 +1,6 @@
 #include "train/simulate/layout.h"
 
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -56,15 +57,14 @@ LayoutRequest parse_layout(const std::string& text) {
       continue;
     }
 
-    std::optional<int64_t>* degree = key == "data"       ? &request.data
-                                     : key == "shard"    ? &request.shard
-                                     : key == "tensor"   ? &request.tensor
-                                     : key == "context"  ? &request.context
-                                     : key == "pipeline" ? &request.pipeline
-                                     : key == "virtual"  ? &request.virtual_stages
-                                     : key == "micro"    ? &request.micro_batch
-                                                         : nullptr;
-    if (degree == nullptr) refuse("\"" + printable_line(part) + "\" is not one of its keys");
+    const std::map<std::string, std::optional<int64_t>*> degrees{
+        {"data", &request.data},         {"shard", &request.shard},
+        {"tensor", &request.tensor},     {"context", &request.context},
+        {"pipeline", &request.pipeline}, {"virtual", &request.virtual_stages},
+        {"micro", &request.micro_batch}};
+    const auto found = degrees.find(key);
+    if (found == degrees.end()) refuse("\"" + printable_line(part) + "\" is not one of its keys");
+    std::optional<int64_t>* const degree = found->second;
     const bool is_stage = key == "shard";
     const auto number = integer_between(value, is_stage ? 0 : 1, is_stage ? 3 : 1000000);
     if (!number)
