@@ -329,7 +329,6 @@ Variable DeferOps::record(const ChainForm& form, const OpInfo& info,
 
 Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
                                  std::span<const Variable> inputs) {
-  if (!changing_.empty() && reads_changing(form, inputs)) return {};
   std::vector<int64_t> sizes;
   for (const Variable& v : inputs) {
     if (!v.data().is_cpu()) return {};
@@ -340,6 +339,7 @@ Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
   }
   if (form.mask.defined() && !at::is_expandable_to(form.mask.sizes(), sizes)) return {};
   if (c10::multiply_integers(sizes) < least_) return {};
+  if (!changing_.empty() && reads_changing(form, inputs)) return {};
 
   if (trace_ && (trace_->grad() != mode().grad || trace_->sizes() != sizes ||
                  trace_->formula().values().size() >= most_values))

@@ -34,10 +34,10 @@ Variable run_fused(std::span<const Variable> inputs, const FusedFunction& fn);
 ///
 /// Only float32 and bfloat16 on CPUs are fused. Inputs and captured tensors must be contiguous and
 /// have the result's shape, or be a row, a column or a number that is broadcast to it. Anything
-/// else runs op by op, as without fused(). So does a function with gelu() on sizes that ATen
-/// divides among its threads differently than a fused op does. fused() calls fn first with tensors
-/// that have no values, and again if fn can't be fused, or if it is observed or recomputed. So fn
-/// must have no side effects.
+/// else runs op by op, as without fused(). So does a function with gelu() on tensors of some sizes:
+/// those that ATen divides among its threads differently than a fused op does, which would change
+/// the bits. fused() calls fn first with tensors that have no values, and again if fn can't be
+/// fused, or if it is observed or recomputed. So fn must have no side effects.
 template <class F, std::same_as<Variable>... In>
 Variable fused(const F& fn, const In&... inputs) {
   static_assert(std::is_same_v<std::invoke_result_t<const F&, const In&...>, Variable>,

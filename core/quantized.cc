@@ -75,7 +75,8 @@ const std::vector<float>& nf4_levels() {
 QuantizedTensor::QuantizedTensor(const at::Tensor& t, Format format, bool double_quant,
                                  at::Device device)
     : format_(format), sizes_(t.sizes().vec()), numel_(t.numel()) {
-  LATHE_CHECK(t.is_floating_point() && numel_ > 0, "quantized: needs a floating-point tensor");
+  LATHE_CHECK(t.is_floating_point() && numel_ > 0,
+              "quantized: needs a floating-point tensor with at least one element");
   const at::Tensor flat = t.reshape(-1);
   // Storage covers whole blocks; the padding of the last block is zeros.
   const int64_t whole = up(numel_, block);

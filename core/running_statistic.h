@@ -20,6 +20,12 @@ inline void move_running(const at::Tensor& running, const at::Tensor& value, dou
   running.mul_(1 - momentum).add_(value, momentum);
 }
 
+/// Applies an update.
+inline void apply_running(const RunningStatistic& s) {
+  move_running(s.running, s.value, s.momentum);
+  if (s.count.defined()) s.count.add_(1);
+}
+
 /// Updates a running statistic immediately. If Mode::running_statistics is set, appends the update
 /// to it instead. Does nothing while a forward pass is recomputed.
 inline void record_running(const RunningStatistic& s) {
@@ -28,8 +34,7 @@ inline void record_running(const RunningStatistic& s) {
     mode().running_statistics->push_back(s);
     return;
   }
-  move_running(s.running, s.value, s.momentum);
-  if (s.count.defined()) s.count.add_(1);
+  apply_running(s);
 }
 
 }  // namespace lathe

@@ -1,4 +1,4 @@
-// Keys of [dist]: how the processes of a run exchange gradients.
+// Keys of [dist]: how the processes of a run divide its work and exchange tensors.
 #pragma once
 
 #include <string>
@@ -30,9 +30,9 @@ struct DistConfig {
       one_of({"auto", "gloo", "nccl"}))
   LATHE_FIELD(
       int64_t, tensor, 1,
-      "Number of processes that compute each micro-batch together, each with a part of the model's "
-      "layers (tensor parallelism). Such groups of processes are data parallel. Must divide the "
-      "number of processes; one process alone ignores it.",
+      "Number of processes that compute each micro-batch together, each with a part of every layer "
+      "(tensor parallelism). Such groups of processes are data parallel. Must divide the number of "
+      "processes; one process alone ignores it.",
       between(1, 1024))
   LATHE_FIELD(
       bool, sequence_parallel, false,

@@ -24,8 +24,8 @@
 namespace lathe {
 namespace {
 
-// How long the others may take to end once a process has failed. If it has noticed that a process
-// was lost, the others notice that at the same time, and whatever still runs is the lost one.
+// How long the others may take to end once a process has failed. If all others have noticed that a
+// process was lost, the one that still runs is the lost one. Rank 0 may still save a checkpoint.
 constexpr double grace_s = 10, grace_after_loss_s = 3;
 
 /// While alive, this process reads signals from a file descriptor.
@@ -183,8 +183,7 @@ class Attempt {
         send_all(signal);
       }
       if (collect() && !failed) failed = Clock::now();
-      const bool is_loss = failed && result_ == Exit::peer_lost && lost_ == 0;
-      if (failed && seconds_since(*failed) > (is_loss ? grace_after_loss_s : grace_s))
+      if (failed && seconds_since(*failed) > (only_lost_one_runs() ? grace_after_loss_s : grace_s))
         send_all(SIGKILL);
     }
     return result_;
@@ -196,6 +195,10 @@ class Attempt {
   bool was_stopped() const { return was_stopped_; }
 
  private:
+  bool only_lost_one_runs() const {
+    return result_ == Exit::peer_lost && lost_ == 0 && !is_alive(processes_[0]) &&
+           std::ranges::count_if(processes_, is_alive) == 1;
+  }
   void send_all(int signal) {
     was_cut_ = was_cut_ || signal == SIGKILL;
     for (const Process& p : processes_) {

@@ -1,10 +1,13 @@
 // Each rank reports on itself through the store. From these reports, the others find out which rank
 // was lost.
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <future>
 #include <memory>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -20,6 +23,12 @@ namespace lathe {
 namespace {
 
 constexpr auto pulse_interval = std::chrono::milliseconds(500);
+
+// The phases of a step in their order.
+constexpr std::string_view phases[]{
+    "starting", "forward",    "backward", "exchange of gradients",
+    "update",   "evaluation", "sample",   "wait for the sample of others",
+    "saving"};
 
 /// The last report of a rank about itself: "COUNT HOST STEP PHASE...".
 struct Pulse {
@@ -115,13 +124,17 @@ std::string World::find_lost_rank() {
       return sentence(r, now[r], "no longer answers");
   }
 
-  // All ranks send pulses, so one of them must be stuck outside of this exchange.
-  const std::string own = std::to_string(step_.load());
-  for (int r = 0; r < size(); ++r) {
-    if (r != rank() && (now[r].step != own || now[r].phase != phase_.load()))
-      return sentence(r, now[r], "is alive but does not take part");
-  }
-  return "";
+  // All ranks send pulses, so the others wait for the one that is furthest behind.
+  const auto progress = [&](const Pulse& p) {
+    const auto phase = std::ranges::find(phases, p.phase) - std::begin(phases);
+    return std::pair(std::strtoll(p.step.c_str(), nullptr, 10), phase);
+  };
+  const auto last = std::ranges::min_element(now, {}, progress);
+  const auto r = static_cast<int>(last - now.begin());
+  const auto own = progress(Pulse(pulse()));
+  return r == rank() || progress(*last) == own
+             ? ""
+             : sentence(r, *last, "is alive but does not take part");
 }
 
 void World::fail_for_lost_rank(const std::string& why) {

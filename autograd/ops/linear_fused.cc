@@ -94,13 +94,15 @@ struct LinearSwiglu {
 
   // y = silu(a) b, a = x G^T, b = x U^T
   at::Tensor forward(const at::Tensor& x_, const at::Tensor& gate_, const at::Tensor& up_) {
-    check_linear(x_, gate_, {}), check_linear(x_, up_, {});
+    check_linear(x_, gate_, {});
+    check_linear(x_, up_, {});
     LATHE_CHECK(gate_.sizes() == up_.sizes(), "gate and up must have one shape");
     x = x_;
     gate = gate_;
     up = up_;
     if (x_.is_cuda()) {
-      a = aten_linear(x_, gate_, {}), b = aten_linear(x_, up_, {});
+      a = aten_linear(x_, gate_, {});
+      b = aten_linear(x_, up_, {});
       return gpu_swiglu(a.data(), b.data());
     }
     const at::Tensor left = linear_pass(x_, gate_, {}, {}, Activation::none, nullptr);

@@ -15,8 +15,8 @@ namespace lathe {
 void rotate_heads(const void* x, void* y, Element type, int64_t rows, int64_t heads, int64_t width,
                   const float* rope_table, int64_t rope_rows, bool back);
 
-/// Returns whether rotary.cuh rotates such heads: half a head must consist of complete packs of 16
-/// bytes, at most 2^31 - 1 packs in all.
+/// Returns whether rotary.cuh rotates such heads: each half of a head must consist of complete
+/// packs of 16 bytes, and the first halves of all heads must have at most 2^31 - 1 packs together.
 inline bool rotation_on_gpu(Element type, int64_t rows, int64_t heads, int64_t width) {
   const int64_t pack = 16 / bytes_of(type);
   return type != Element::f64 && width % (2 * pack) == 0 &&

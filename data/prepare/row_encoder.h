@@ -11,7 +11,7 @@
 
 namespace lathe {
 
-/// Encodes the input columns of rows, which may be in another order than those of the format.
+/// Encodes the input columns of rows. A row may have its columns in another order than the format.
 class RowEncoder {
  public:
   /// `places` has, for each column of `format`, its index in a row. `format` must outlive this
@@ -31,8 +31,9 @@ class RowEncoder {
   std::vector<std::map<std::string_view, size_t>> values_;  // of each text column
 };
 
-/// Throws Exit::data, which begins with `where`, for a cell that is not a finite number; in a table
-/// that is being prepared, the sentence names the options that help.
+/// Throws Exit::data for a cell that is not a finite number; the message begins with `where`. If
+/// `prepares` and the cell is not a number at all, such as "n/a", the message names the options of
+/// `lathe prepare` that help.
 [[noreturn]] void refuse_number(std::string_view cell, const std::string& where, bool prepares);
 
 /// Returns the first 100 bytes of a text in quotation marks, for a message.

@@ -1,6 +1,7 @@
 // Preferences: pairs of answers to one prompt, of which one was chosen (`lathe prepare --format
-// preferences`). A folder of them has the files of token data (data/tokens/manifest.h); the bits
-// token_mark and token_begin divide them into prompts, answers and pairs.
+// preferences`). A folder of preferences has the files of token data (data/tokens/manifest.h). Ids
+// of prompts have the bit token_mark, and the first id of each row (a prompt with one of its
+// answers) has the bit token_begin.
 #pragma once
 
 #include <memory>
@@ -15,7 +16,8 @@ namespace lathe {
 /// A batch has `batch_size` rows, two for each of its pairs: first all chosen answers, then the
 /// rejected ones, each after its prompt and padded on the right (inputs 0, targets -100). Only the
 /// tokens of answers are targets. Where a pair is longer than the window, the beginning of its
-/// prompt is left out, the same for both answers, and then the end of an answer.
+/// prompt is left out, the same tokens for both answers. If an answer is still too long, its end is
+/// left out too.
 ///
 /// The order of pairs is that of data/tokens/padded.h.
 std::unique_ptr<Data> open_preferences(const DataConfig& config);

@@ -100,7 +100,8 @@ TransformerEncoderLayer::TransformerEncoderLayer(const TransformerOptions& o)
 void TransformerEncoderLayer::visit(Visit& v) {
   v("self_attn", self_attn);
   v.into(feed_forward);  // linear1 and linear2, as in torch
-  v("norm1", norm1), v("norm2", norm2);
+  v("norm1", norm1);
+  v("norm2", norm2);
   v("dropout1", drop1);
   v("dropout2", drop2);
 }

@@ -9,9 +9,10 @@
 
 namespace lathe {
 
-/// Calls f(which, piece, begin, end) for pieces of `size` elements of tensors of sizes[0],
-/// sizes[1], ... elements. All tensors share one parallel loop, so that no thread waits at the end
-/// of each. Pieces are numbered through all tensors.
+/// Divides tensors, of which tensor i has sizes[i] elements, into pieces of `size` elements, and
+/// calls f(which, piece, begin, end) for elements [begin, end) of tensor `which`. All tensors share
+/// one parallel loop, so that no thread waits at the end of each. `piece` counts the pieces of all
+/// tensors.
 template <class F>
 void each_piece_of(const std::vector<int64_t>& sizes, int64_t size, F&& f) {
   std::vector<int64_t> first{0};  // the first piece of each tensor

@@ -123,7 +123,7 @@ TEST_CASE("of four ranks, all name the one that hangs", "[lost_ranks]") {
   CHECK(attack.struck());
   CHECK(done.code == 7);
   CHECK_THAT(done.err,
-             ContainsSubstring("error: rank 2 of 4") && ContainsSubstring("last seen in step 1"));
+             ContainsSubstring("error: rank 2 of 4") && ContainsSubstring("last seen in step "));
   for (const char* other : {"error: rank 1: rank 2 of 4", "error: rank 3: rank 2 of 4"})
     CHECK_THAT(done.err, ContainsSubstring(other));
 }
@@ -238,7 +238,12 @@ TEST_CASE("processes that may use the same cores divide them among their threads
   lathe::test::make_tiny_run(f.path());
   const int port = lathe::test::free_port();
   Words train{"train", "tiny.toml", "--train.steps=2", "--train.threads=0"};
-  const auto done = start(f, {train, train}, {rank_of_2(0, port), rank_of_2(1, port)});
+  std::vector<std::map<std::string, std::string>> environments;
+  for (const int rank : {0, 1}) {
+    environments.push_back(rank_of_2(rank, port));
+    environments.back()["OMP_NUM_THREADS"] = "";
+  }
+  const auto done = start(f, {train, train}, environments);
   INFO(done[0].err << done[1].err);
   REQUIRE(done[0].code == 0);
   const int threads = std::max(1, usable_cores() / 2);

@@ -2,9 +2,10 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A random rank gets SIGKILL at a random moment. The run is
-started again on another number of processes and with another dist.shard, until it ends. Then its
-metrics and its newest checkpoint must be those of an uninterrupted run on one process. No start may
-lose the newest checkpoint. A start that takes more than a minute is a hang.
+started again on another number of processes, with another dist.shard and with or without a
+pipeline of two stages, until it ends. Then its metrics and its newest checkpoint must be those of
+an uninterrupted run on one process. No start may lose the newest checkpoint. A start that takes
+more than a minute is a hang.
 """
 import os
 import random
@@ -18,7 +19,9 @@ from tiny import Tiny, check, checkpoints, control, difference
 
 STEPS, SAVED, TIMEOUT = 40, 5, 5
 SHARDS = ["none", "optimizer", "gradients", "parameters"]
-WORDS = ["--train.grad_accum=4", "--memory.recompute=blocks", f"--dist.timeout={TIMEOUT}"]
+# Stages have the bits of one process if embeddings are not tied.
+WORDS = ["--train.grad_accum=4", "--memory.recompute=blocks", "--model.tie_weights=false", "--model.n_layer=2",
+         f"--dist.timeout={TIMEOUT}"]
 
 
 def ranks_of(launcher):
@@ -43,6 +46,8 @@ class Kills:
 
     def start(self, run, ranks):
         words = [*self.tiny.command(run)[1:], f"--dist.shard={self.draw.choice(SHARDS)}"]
+        if ranks > 1:
+            words.append(f"--dist.pipeline={self.draw.choice([1, 2])}")
         launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
         return subprocess.Popen([self.tiny.lathe, *launch, *words], cwd=self.tiny.folder, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True)

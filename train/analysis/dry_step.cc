@@ -158,7 +158,10 @@ DryStep dry_step_of_stage(const LoadedConfig& given, const RunData& data, int ra
 
   const auto n = static_cast<double>(own);
   // The counts are those of all micro-batches of the step.
-  for (Flops* f : {&flops.forward, &flops.backward}) f->matmul /= n, f->other /= n;
+  for (Flops* f : {&flops.forward, &flops.backward}) {
+    f->matmul /= n;
+    f->other /= n;
+  }
 
   result.micro_batch = flops;
   result.ranks = ranks;

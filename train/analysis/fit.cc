@@ -221,7 +221,9 @@ ResourceNeeds resource_needs(const LoadedConfig& loaded, const RunData& data) {
   ResourceNeeds needs;
   needs.enough = memory <= free && disk + (is_one_disk ? scratch : 0) <= room &&
                  (is_one_disk || scratch <= other_room);
-  needs.hopeless = memory > 1.5 * free || scratch > (is_one_disk ? room : other_room);
+  // Each process looks at the disk of its own scratch file.
+  const bool lacks_disk = static_cast<double>(d.scratch_bytes) > (is_one_disk ? room : other_room);
+  needs.hopeless = world().any(memory > 1.5 * free || lacks_disk);
   const std::string of = host.processes > 1 ? str(" for ", host.processes, " processes") : "";
   needs.text = format("about %.2f GB of memory", memory / 1e9) + of +
                (host.processes < world().size() ? " on " + host.host : "") +

@@ -75,13 +75,16 @@ Exit bench_collectives(const Arguments& arguments) {
          "collectives`, torchrun or Slurm");
   }
   const double most = arguments.number("mb", 64, between(1, 4096), true);
-  if (placement->rank > 0) set_console_level(Level::warn);
+  if (placement->rank > 0) {
+    set_console_level(Level::warn);
+    set_log_prefix(str("rank ", placement->rank, ": "));
+  }
   install_allocator();
   const std::string wanted = arguments.get("device", "cpu");
   if (wanted != "cpu") choose_gpu(placement->local_rank);
   const std::string device = open_device(wanted);
-  configure_backend(device, default_threads(), /*tf32=*/false);
   join_world(*placement, DistConfig());
+  configure_backend(device, default_threads(), /*tf32=*/false);
   const std::string library =
       device == "cuda" ? world().use_gpus(DistConfig().backend) : std::string("Gloo");
 

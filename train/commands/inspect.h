@@ -10,7 +10,8 @@ namespace lathe {
 /// Returns a run, checkpoint, data folder, .safetensors or .gguf file as text. Throws Exit::usage
 /// for anything else.
 std::string inspect(const fs::path& path);
-/// Checks every byte of a run, checkpoint or data folder against the recorded checksums. Other
+/// Checks every byte of the data files of a data folder, of a checkpoint or of all checkpoints of a
+/// run against the recorded checksums. Other
 /// inputs have no checksums: for token shards without a manifest.json, checks sizes and headers;
 /// for a .safetensors file, the header; for a .gguf file, the header and that values are finite.
 /// Returns what was checked. Throws Exit::checkpoint or Exit::data with what is wrong, and

@@ -124,7 +124,8 @@ Json losses_by_key(const SweepPlan& plan, const std::vector<PointState>& states)
       if (is_complete && std::isfinite(s.losses.back()))
         points.push_back({value, s.losses.back(), name});
       else
-        without_loss.push_back({value, name, state_text(plan, s)});
+        without_loss.push_back(
+            {value, name, is_complete ? "a loss that is not finite" : state_text(plan, s)});
     }
     all.push_back(
         {{"key", plan.points[0][k].first}, {"points", points}, {"without_loss", without_loss}});

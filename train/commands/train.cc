@@ -22,7 +22,9 @@ Command train_command() {
           {"train configs/quickstart.toml",
            "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short"},
           {{"verify-data", "Read all data first and compare it with its checksums."},
-           {"force", "Start a run on CPUs that needs far more memory than is free."}},
+           {"force",
+            "Start a run on CPUs that needs far more memory, or disk for scratch files, than is "
+            "free."}},
           true,
           1,
           1,

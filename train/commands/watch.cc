@@ -99,20 +99,30 @@ std::string fitted(const std::string& text, size_t width) {
 /// Returns the line of a run's processes in its last logged step: the smallest and the largest
 /// value of each statistic, with the rank of the largest. Returns "" for a run on one process.
 std::string ranks_line(const Curves& run) {
+  // A run may have had more processes in earlier steps.
+  const Series* loss = run.find("loss");
+  const auto in_last_step = [&](const Series* s) {
+    return s != nullptr && loss != nullptr && s->steps.back() == loss->steps.back();
+  };
   const auto range = [&](const std::string& statistic, double unit, const char* form) {
     double least = INFINITY, most = -INFINITY;
     int at = 0;
     for (int rank = 0;; ++rank) {
       const Series* s = run.find(str("ranks/", statistic, "/", rank));
-      if (s == nullptr) break;
+      if (!in_last_step(s)) break;
       const double value = s->values.back() / unit;
       least = std::min(least, value);
-      if (value > most) most = value, at = rank;
+      if (value > most) {
+        most = value;
+        at = rank;
+      }
     }
     return format(form, least, most, at);
   };
 
-  if (run.find("ranks/busy_ms/1") == nullptr) return "";
+  for (const char* statistic : {"busy_ms", "wait_ms", "memory_bytes"}) {
+    if (!in_last_step(run.find(str("ranks/", statistic, "/1")))) return "";
+  }
   return "  ranks: work " + range("busy_ms", 1, "%.0f-%.0f ms (rank %d)") + ", wait " +
          range("wait_ms", 1, "%.0f-%.0f ms (rank %d)") + ", memory " +
          range("memory_bytes", 1e6, "%.0f-%.0f MB (rank %d)");

@@ -250,9 +250,9 @@ void Run::check_last_validation() const {
 
 /// Draws a sample and records it. Returns false where a stop cut it short.
 bool Run::sample(MetricsSinks& metrics, const StopController& stop) const {
+  const CompleteParameters complete(session_);
   const bool samples = world().data().rank == 0 && world().pipeline().rank == 0;
   world().note(state_.step, samples ? "sample" : "wait for the sample of others");
-  const CompleteParameters complete(session_);
   // Ranks that compute layers together must also stop together, which they do after the step.
   const bool is_together = world().tensor().size > 1;
   std::string text;

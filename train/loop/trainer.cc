@@ -121,8 +121,8 @@ std::vector<fs::path> source_checkpoints(const RunConfig& c) {
   return all;
 }
 
-/// Calls train_here() again if a run that is being trained has replaced the checkpoint that this
-/// one was about to load.
+/// Calls train_here(). Calls it again, at most four times, if it failed because a source run, which
+/// is still being trained, replaced the checkpoint that was about to be loaded.
 Exit train_from_sources(const LoadedConfig& loaded, bool verify_data, bool force) {
   for (int attempt = 1;; ++attempt) {
     const auto there = source_checkpoints(loaded.config);
@@ -156,7 +156,7 @@ Exit train(const LoadedConfig& loaded, bool verify_data, bool force) {
   } catch (const std::exception& e) {
     const auto* error = dynamic_cast<const Error*>(&e);
     if (error != nullptr && error->code() == Exit::peer_lost) throw;
-    // One rank prints what is wrong with the config of all, or with the memory of their machine.
+    // All ranks notice an error of the config or too little memory. Only one of them prints it.
     const bool concerns_all =
         error != nullptr && (error->code() == Exit::usage || error->code() == Exit::memory);
     if (!concerns_all) world().report_failure(plain_message(e));

@@ -86,11 +86,10 @@ class PassScope {
   /// forward passes twice or in several processes: the results would then differ silently.
   void check_buffers() const {
     const MemoryConfig& memory = session_.config.memory;
-    const char* const why = memory.recompute != "none" ? "memory.recompute runs blocks again"
-                            : memory.update_in_backward
-                                ? "memory.update_in_backward may run the forward pass twice"
-                            : world().size() > 1 ? "each process would change a buffer of its own"
-                                                 : nullptr;
+    const char* why = nullptr;
+    if (world().data().size > 1) why = "each process would change a buffer of its own";
+    if (memory.update_in_backward) why = "memory.update_in_backward may run the forward pass twice";
+    if (memory.recompute != "none") why = "memory.recompute runs blocks again";
     if (why == nullptr) return;
     for (size_t i = 0; i < versions_.size(); ++i) {
       if (session_.buffers[i].tensor._version() == versions_[i]) continue;

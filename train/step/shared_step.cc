@@ -36,6 +36,11 @@ DeferRunningStatistics::DeferRunningStatistics(const BatchPlan& plan) : plan_(pl
 
 void DeferRunningStatistics::apply() {
   if (recorded_.empty()) return;
+  if (world().data().size < 2) {
+    for (const RunningStatistic& s : recorded_) apply_running(s);
+    recorded_.clear();
+    return;
+  }
 
   // [ranks, elements]: each rank recorded the same layers, in the same order, for each of its
   // micro-batches.

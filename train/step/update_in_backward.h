@@ -12,7 +12,7 @@ namespace lathe {
 /// If gradients are clipped by their norm, forward and backward run twice, first for the norm.
 /// `divisor`: of the loss; `lr`: the step's learning rate. Returns the loss, float32 []. A gradient
 /// that is not finite leaves its parameter untouched, and the optimizer's control names the step as
-/// failed. In one process, without a loss scale.
+/// failed. Requires one process and no loss scale.
 at::Tensor run_updating_step(Session& session, const Batch& batch, int64_t step, double divisor,
                              double lr);
 

@@ -78,8 +78,10 @@ void Curves::add(const Json& line, const std::string& where) {
       }
     } else if (key == "ranks" && value.is_array()) {
       for (size_t rank = 0; rank < value.size(); ++rank) {
-        for (const auto& [metric, x] : value[rank].items())
-          put(str("ranks/", metric, "/", rank), x);
+        for (const char* metric : {"busy_ms", "wait_ms", "memory_bytes"}) {
+          if (value[rank].is_object() && value[rank].contains(metric))
+            put(str("ranks/", metric, "/", rank), value[rank][metric]);
+        }
       }
     } else {
       put(key, value);

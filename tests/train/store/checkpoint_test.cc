@@ -39,8 +39,12 @@ TEST_CASE("a run's state is read back from its checkpoint, member by member", "[
   a.metrics_bytes = 77;
   a.config = "c";
   a.branched_from = "x";
-  a.val_step = 6, a.best_step = 4, a.evaluations_since_best = 2, a.changes = {{3, "k", "w", "i"}},
-  a.config_path = "p", a.branched_id = "b";
+  a.val_step = 6;
+  a.best_step = 4;
+  a.evaluations_since_best = 2;
+  a.changes = {{3, "k", "w", "i"}};
+  a.config_path = "p";
+  a.branched_id = "b";
   a.base_hash = "y";
   a.tokenizer = Tokenizer::byte();
   a.scaler = ScaleState{.scale = 512, .growth_tracker = 4, .skipped = 2, .skipped_in_row = 1};
