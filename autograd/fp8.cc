@@ -64,7 +64,8 @@ at::Tensor fp8_matmul_nt(const Fp8Tensor& a, const Fp8Tensor& b, const at::Tenso
                           std::nullopt, out,
                           /*use_fast_accum=*/false);
   }
-  const at::Tensor left = a.data.to(at::kFloat), right = b.data.to(at::kFloat);
+  const at::Tensor left = a.data.to(at::kFloat).contiguous(),
+                   right = b.data.to(at::kFloat).contiguous();
   // The bits of ATen's matrix product may depend on the number of threads.
   at::Tensor y = kernel_ready(left) && kernel_ready(right)
                      ? linear_pass(left, right, {}, {}, Activation::none, nullptr)

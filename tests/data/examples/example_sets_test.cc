@@ -488,7 +488,7 @@ TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
              }),
              ContainsSubstring("folds count from 0"));
   CHECK_THAT(problem([](DataConfig& c) { c.fold = 2; }), ContainsSubstring("set data.folds"));
-  CHECK_THAT(problem([](DataConfig& c) { c.folds = 31; }), ContainsSubstring("has 30 examples"));
+  CHECK_THAT(problem([](DataConfig& c) { c.folds = 31; }), ContainsSubstring("data.folds = 31"));
   prepared(f, images(4), {.shape = {2, 4, 6}});
   CHECK(problem([](DataConfig& c) { c.crop = 3; }).empty());
   CHECK_THAT(problem([](DataConfig& c) { c.crop = 4; }), ContainsSubstring("out of sight"));

@@ -253,7 +253,7 @@ TEST_CASE("help and version are printed, in lines of limited length", "[cli]") {
 
 TEST_CASE("the help of train has sections, with a line for each key", "[cli]") {
   const std::string help = output_of(fs::temp_directory_path(), {"train", "--help"});
-  CHECK(std::count(help.begin(), help.end(), '\n') < 360);
+  CHECK(std::count(help.begin(), help.end(), '\n') < 600);
   for (const Section& section : RunConfig::schema("gpt").sections())
     CHECK_THAT(help, ContainsSubstring("\n[" + section.name + "] " + section.doc + "\n"));
   for (const Field& field : RunConfig::schema("gpt").fields())
