@@ -33,6 +33,19 @@ struct Share {
   int64_t first = 0, count = 0;
 };
 
+/// What a process is doing, in the order of a step.
+enum class RankPhase : uint8_t {
+  starting,
+  forward,
+  backward,
+  exchange,
+  update,
+  evaluation,
+  sample,
+  wait_for_sample,
+  saving
+};
+
 /// The position of this process among the processes of its run, and their collectives.
 ///
 /// With dist.tensor, dist.context or dist.pipeline above 1, the processes form a grid. The ranks
@@ -127,14 +140,14 @@ class World {
   int64_t bytes_sent() const;
 
   /// Records the step, counted from 1, and the phase of this process. If it is lost, the errors of
-  /// other ranks show them. `phase` must be a string literal. Does nothing in a dry run.
-  void note(int64_t step, const char* phase) {
+  /// other ranks show them. Does nothing in a dry run.
+  void note(int64_t step, RankPhase phase) {
     if (dry_ != nullptr) return;
     step_ = step;
     phase_ = phase;
   }
   /// Records a phase of the same step.
-  void note(const char* phase) { note(step_, phase); }
+  void note(RankPhase phase) { note(step_, phase); }
   /// Runs `f`. If c10d throws an error, finds out which rank was lost and throws Exit::peer_lost
   /// with that rank, its host and the last step and phase that it recorded. Passes other errors on.
   void guarded(const std::function<void()>& f);
@@ -185,7 +198,7 @@ class World {
   std::unique_ptr<Group> control_;       // of all ranks
   std::unique_ptr<Group> gradients_, parameters_, ops_, layers_, contexts_, stages_;
   std::atomic<int64_t> step_{0};
-  std::atomic<const char*> phase_{"starting"};
+  std::atomic<RankPhase> phase_{RankPhase::starting};
   std::atomic<int64_t> pulses_{0};
   std::mutex failure_mutex_;
   // Guarded by the mutex:

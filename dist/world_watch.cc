@@ -24,7 +24,7 @@ namespace {
 
 constexpr auto pulse_interval = std::chrono::milliseconds(500);
 
-// The phases of a step in their order.
+// The names of the phases, in the order of RankPhase.
 constexpr std::string_view phases[]{
     "starting", "forward",    "backward", "exchange of gradients",
     "update",   "evaluation", "sample",   "wait for the sample of others",
@@ -53,7 +53,8 @@ std::string last_seen(const Pulse& last) {
 
 std::string World::pulse() const {
   static const std::string host = host_name();
-  return str(pulses_.load(), " ", host, " ", step_.load(), " ", phase_.load());
+  return str(pulses_.load(), " ", host, " ", step_.load(), " ",
+             phases[static_cast<size_t>(phase_.load())]);
 }
 
 /// Reports every half second what this process is doing, until the store is gone. Also keeps the

@@ -27,7 +27,7 @@ void Checkpointer::save(bool now) {
   if (session_.shards || session_.stage || world().tensor().size > 1)
     check_finite_on_all(session_, state_.step);
   if (lock_ == nullptr && !collects_state(session_.optimizer)) return;
-  world().note(state_.step, "saving");
+  world().note(state_.step, RankPhase::saving);
   if (lock_ == nullptr) {
     send_state(session_.saved, session_.optimizer, save_dtype(session_.config.checkpoint));
     return;

@@ -11,15 +11,22 @@ namespace lathe {
 class Checkpointer {
  public:
   /// Everything given must outlive it. `lock`: null on a rank that does not write the run folder,
-  /// where nothing is saved. `saved_step`: of the run's newest checkpoint, -1 for none.
-  Checkpointer(const fs::path& run, const FolderLock* lock, const Session& session, RunState& state,
+  /// where nothing is saved. `saved_step`: of the run's newest checkpoint, -1 for none. While
+  /// alive, copies before each update of the session what a save in the background has not written
+  /// yet.
+  Checkpointer(const fs::path& run, const FolderLock* lock, Session& session, RunState& state,
                MetricsSinks& metrics, int64_t saved_step)
       : lock_(lock),
         session_(session),
         state_(state),
         metrics_(metrics),
         saver_(run, session.config.checkpoint, saved_step),
-        newest_(saved_step) {}
+        newest_(saved_step) {
+    session_.before_update = [this] { saver_.before_update(); };
+  }
+  ~Checkpointer() { session_.before_update = nullptr; }
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Saves the run after step `state.step`. If `now` is true, returns only when the checkpoint is
   /// on the disk. A collective.
@@ -31,14 +38,12 @@ class Checkpointer {
   /// Waits for a save in the background, and checks that the run folder is still this run's. A
   /// collective.
   void finish();
-  /// Copies what a save in the background has not written yet. Call it before an update.
-  void before_update() { saver_.before_update(); }
   /// Returns the step of the newest checkpoint on the disk.
   int64_t saved_step() { return saver_.saved_step(); }
 
  private:
   const FolderLock* lock_;
-  const Session& session_;
+  Session& session_;
   RunState& state_;
   MetricsSinks& metrics_;
   CheckpointSaver saver_;

@@ -1,7 +1,6 @@
 #include "train/loop/run.h"
 
 #include <cmath>
-#include <memory>
 
 #include "core/device.h"
 #include "core/io/log.h"
@@ -71,9 +70,6 @@ Exit Run::train(const FolderLock* lock, const std::optional<ResourceNeeds>& need
 
   StepReporter reporter(session_, *data_, run_, state_, metrics);
   Checkpointer checkpoints(run_, lock, session_, state_, metrics, restored_.saved_step);
-  session_.before_update = [&checkpoints] { checkpoints.before_update(); };
-  const std::unique_ptr<Session, void (*)(Session*)> cleared(
-      &session_, [](Session* s) { s->before_update = nullptr; });
   StopController stop(c.train.max_time);
   log_start(needs, reporter.mfu_meter());
   note_progress(state_.step, restored_.saved_step);
@@ -214,7 +210,7 @@ void Run::log_start(const std::optional<ResourceNeeds>& needs, const MfuMeter& m
 
 /// Evaluates the model and records the result. Returns false where a stop cut it short.
 bool Run::evaluate(MetricsSinks& metrics, StopController& stop) {
-  world().note(state_.step, "evaluation");
+  world().note(state_.step, RankPhase::evaluation);
   const ForwardPasses passes(session_);
   const auto result =
       lathe::evaluate(session_.task, *session_.model, *data_, batch_sizes(session_.config),
@@ -252,7 +248,7 @@ void Run::check_last_validation() const {
 bool Run::sample(MetricsSinks& metrics, const StopController& stop) const {
   const CompleteParameters complete(session_);
   const bool samples = world().data().rank == 0 && world().pipeline().rank == 0;
-  world().note(state_.step, samples ? "sample" : "wait for the sample of others");
+  world().note(state_.step, samples ? RankPhase::sample : RankPhase::wait_for_sample);
   // Ranks that compute layers together must also stop together, which they do after the step.
   const bool is_together = world().tensor().size > 1;
   std::string text;

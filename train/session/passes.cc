@@ -29,7 +29,7 @@ at::Tensor run_micro_batch(const std::function<Variable()>& loss_of, Compute com
     loss = loss_of();
   }
   const NamedRange range([] { return std::string("backward"); });
-  world().note("backward");
+  world().note(RankPhase::backward);
   backward(loss, loss_scale);
   return loss.data();
 }

@@ -170,7 +170,7 @@ std::vector<at::Tensor> run_stage(Session& s, const StageStep& step, double& wai
   Stage stage(s, step);
   for (const auto [n, is_backward, part] :
        stage_schedule(place.rank, place.size, s.stage->parts(), step.plan.count)) {
-    world().note(step.step + 1, is_backward ? "backward" : "forward");
+    world().note(step.step + 1, is_backward ? RankPhase::backward : RankPhase::forward);
     if (is_backward)
       step.around_backward(n, part, [&, n = n, part = part] { stage.backward(n, part); });
     else

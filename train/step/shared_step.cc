@@ -55,8 +55,7 @@ void DeferRunningStatistics::apply() {
     for (int64_t layer = n * layers; layer < (n + 1) * layers; ++layer) {
       const RunningStatistic& s = recorded_[static_cast<size_t>(layer)];
       const at::Tensor value = all.select(0, rank).narrow(0, offset, s.value.numel());
-      move_running(s.running, value.view(s.value.sizes()), s.momentum);
-      if (s.count.defined()) s.count.add_(1);
+      apply_running({s.running, value.view(s.value.sizes()), s.momentum, s.count});
       offset += s.value.numel();
     }
   });

@@ -157,14 +157,14 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
       return next();
     }();
 
-    world().note(step + 1, "forward");
+    world().note(step + 1, RankPhase::forward);
     gradients.begin(n);
     losses.push_back(
         run_micro_batch(s, batch, divisor, random_of(s.config, step, plan.in_step(n))));
 
     if (s.shards) s.shards->end_step();
 
-    world().note(step + 1, "exchange of gradients");
+    world().note(step + 1, RankPhase::exchange);
     waited += gradients.end();
   }
 
@@ -208,7 +208,7 @@ void publish_update(Session& s) {
 /// Updates the parameters with the gradients of the step. `own`: as StepOptions::own_gradients.
 void update(Session& s, int64_t step, const StepResult& r, const std::vector<at::Tensor>& own) {
   const NamedRange range([] { return std::string("optimizer"); });
-  world().note(step + 1, "update");
+  world().note(step + 1, RankPhase::update);
   StepOptions options{.step = step, .loss = r.loss, .own_gradients = own};
   // This sum is exact in any order: its terms are integers, or all but one process have a 0.
   options.sum_over_processes = [&](at::Tensor& t) {

@@ -1,4 +1,4 @@
-// Tests of models of one's own whose forward pass updates a buffer.
+// Tests of a user's models whose forward pass updates a buffer.
 #include "autograd/ops.h"
 #include "autograd/recompute.h"
 #include "core/running_statistic.h"
