@@ -1,5 +1,5 @@
-// Headers that most files outside core/ read. Files still include what they use: precompiling only
-// shortens the build (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON turns it off).
+// Headers that most files outside core/ read. A file still includes what it uses, because these are
+// precompiled only to shorten the build (-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON turns it off).
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
