@@ -24,7 +24,7 @@ class Quantiles final : public Task {
   std::string name() const override { return "quantiles"; }
 
   ModelSizes sizes(const DatasetInfo& facts) const override { return {facts.input_sizes, 3}; }
-  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+  ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     return fit_examples(loaded, data, *this);
   }
   Variable loss(const Model& model, const Batch& batch, double divisor) const override {

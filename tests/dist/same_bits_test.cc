@@ -62,14 +62,14 @@ TEST_CASE("train.sum_order = sequence adds micro-batches one after another, on o
           "[same_bits]") {
   const TempFolder f;
   lathe::test::make_tiny_run(f.path());
-  LoadedConfig loaded =
-      load_config((f / "tiny.toml").string(), {{"train.grad_accum", "5"},
-                                               {"train.sum_order", "sequence"},
-                                               {"data.dir", (f / "data").string()}});
-  const RunData data = RunData::open(loaded);
+  const RunData data =
+      RunData::open(load_config((f / "tiny.toml").string(), {{"train.grad_accum", "5"},
+                                                             {"train.sum_order", "sequence"},
+                                                             {"data.dir", (f / "data").string()}}));
+  LoadedConfig loaded = data.loaded;
 
   // The oracle: backward accumulates into existing gradients.
-  Session expected = Session::make(loaded, *data.task, data.sizes);
+  Session expected = Session::make(data);
   Loader batches(*data.data, batch_sizes(loaded.config), 1, 0, loaded.config.data, expected.device);
   zero_grad(*expected.model);
   at::Tensor loss;

@@ -52,8 +52,8 @@ void check_start(const Words& keys) {
     const size_t equals = key.find('=');
     all.emplace_back(key.substr(2, equals - 2), key.substr(equals + 1));
   }
-  LoadedConfig loaded = load_config((f / "kind.toml").string(), all);
-  const RunData data = RunData::open(loaded);
+  const RunData data = RunData::open(load_config((f / "kind.toml").string(), all));
+  const LoadedConfig& loaded = data.loaded;
   install_allocator();
 
   const auto& model = loaded.config.model;
@@ -64,7 +64,7 @@ void check_start(const Words& keys) {
   join_world(*placement, loaded.config.dist);
 
   reset_memory_peaks();
-  const Session s = Session::make(loaded, *data.task, data.sizes);
+  const Session s = Session::make(data);
   const int64_t peak = memory_stats().peak[static_cast<size_t>(Memory::parameters)] - whole_bytes;
   INFO("rank " << world().rank() << " had at most " << peak << " of " << whole_bytes << " bytes");
   CHECK(static_cast<double>(peak) < 0.7 * static_cast<double>(whole_bytes));

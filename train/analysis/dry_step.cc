@@ -21,8 +21,8 @@ namespace lathe {
 int64_t process_overhead_bytes() { return peak_rss_bytes() + (20 << 20); }
 
 DryStep dry_step(const LoadedConfig& given, int ranks) {
-  LoadedConfig loaded = reduce_for_dry_run(given);
-  const RunData data = open_for_plan(loaded);
+  const RunData data = open_for_plan(reduce_for_dry_run(given));
+  LoadedConfig loaded = data.loaded;
   loaded.config.train.eval_interval = given.config.train.eval_interval;
   return dry_step(loaded, data, ranks);
 }

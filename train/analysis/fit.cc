@@ -161,9 +161,7 @@ LoadedConfig load_with(const std::string& path, const Overrides& given, const Ov
     return std::ranges::find(more, key.first, &Overrides::value_type::first) != more.end();
   });
   all.insert(all.end(), more.begin(), more.end());
-  LoadedConfig loaded = load_config(path, all);
-  resolve_sources(loaded);
-  return loaded;
+  return resolve_sources(load_config(path, all));
 }
 
 namespace {

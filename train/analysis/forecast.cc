@@ -96,7 +96,7 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   // Earlier peaks of the process must not count.
   reset_peak_rss();
   const RunData data = open_for_plan(loaded);
-  Session s = Session::make(loaded, *data.task, data.sizes);
+  Session s = Session::make(data);
 
   // Without data, batches of zeros have the right shapes.
   std::optional<Loader> loader;
@@ -195,9 +195,10 @@ std::optional<ScaledConfig> scale_model_down(const ScaledConfig& from) {
 /// Scales the config down until it can run here: steps of one micro-batch, then fewer sequences,
 /// then a smaller model.
 ScaledConfig scale_down(const LoadedConfig& given) {
-  ScaledConfig s{reduce_for_dry_run(given), {}};
-  s.loaded.config.train.grad_accum = 1;
-  open_for_plan(s.loaded);  // finds the frozen model, which is scaled down with the model
+  LoadedConfig reduced = reduce_for_dry_run(given);
+  reduced.config.train.grad_accum = 1;
+  // Opening finds the frozen model, which is scaled down with the model.
+  ScaledConfig s{open_for_plan(std::move(reduced)).loaded, {}};
   s.loaded.frozen.clear();
   const auto small = [&] { return is_small(s.dry = dry_step(s.loaded)); };
   if (small()) return s;

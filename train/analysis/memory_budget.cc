@@ -19,10 +19,10 @@ std::string first_blocks(int64_t count, int64_t all) {
 
 }  // namespace
 
-std::string apply_memory_budget(LoadedConfig& loaded, int64_t ranks,
-                                std::optional<int64_t> program_bytes) {
+BudgetedConfig apply_memory_budget(LoadedConfig loaded, int64_t ranks,
+                                   std::optional<int64_t> program_bytes) {
   MemoryConfig& memory = loaded.config.memory;
-  if (memory.budget.empty()) return "";
+  if (memory.budget.empty()) return {std::move(loaded), ""};
   const std::string where = origin_of(loaded, "memory.budget") + ": memory.budget";
   if (open_device(loaded.config.train.device) != "cpu" || ranks > 1) {
     fail(Exit::usage, where,
@@ -79,8 +79,8 @@ std::string apply_memory_budget(LoadedConfig& loaded, int64_t ranks,
     choice = "groups of blocks are recomputed (memory.recompute = \"sqrt\")";
   else if (enough > 0)
     choice = str(enough, " of ", blocks, " blocks are recomputed");
-  return str("budget    ", given, ": ", choice, ", about ",
-             format("%.2f GB", static_cast<double>(bytes) / 1e9));
+  return {std::move(loaded), str("budget    ", given, ": ", choice, ", about ",
+                                 format("%.2f GB", static_cast<double>(bytes) / 1e9))};
 }
 
 }  // namespace lathe

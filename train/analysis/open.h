@@ -5,8 +5,8 @@
 
 namespace lathe {
 
-/// Resolves train.init_from, adapters.base and memory.budget in the config, turns evaluations off,
+/// Resolves train.init_from, adapters.base and memory.budget of the config, turns evaluations off,
 /// and opens the data. Throws what RunData::open() and apply_memory_budget() throw.
-RunData open_for_benchmark(LoadedConfig& loaded);
+RunData open_for_benchmark(LoadedConfig loaded);
 
 }  // namespace lathe

@@ -2,22 +2,26 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 #include "core/error.h"
 #include "core/memory.h"
 
 namespace lathe {
 
-RunData open_for_plan(LoadedConfig& loaded) {
-  RunConfig& c = loaded.config;
+RunData open_for_plan(LoadedConfig loaded) {
+  const RunConfig& c = loaded.config;
   const bool tokens = find_model_kind(c.model.kind)->models_tokens();
-  if (fs::is_directory(c.data.dir) || !tokens) return RunData::open(loaded);
+  if (fs::is_directory(c.data.dir) || !tokens) return RunData::open(std::move(loaded));
   if (batch_sizes(c).vocab_size == 0) {
     fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
          " to take it from; give one of them");
   }
-  RunData none{nullptr, &task_of(loaded, {.task = "language"}), {}};
-  resolve_frozen(loaded, *none.task, {});
-  return none;
+  const Task& task = task_of(loaded, {.task = "language"});
+  return {.loaded = resolve_frozen(std::move(loaded), task, {}),
+          .data = nullptr,
+          .task = &task,
+          .sizes = {}};
 }
 
 DummyLoader::DummyLoader(const RunConfig& c, const Data* data, uint64_t seed, at::Device device) {

@@ -15,7 +15,7 @@ namespace lathe {
 /// Opens the data of a config, as RunData::open() does. Token data may be missing if
 /// model.vocab_size is given; `data` of the result is null then. Throws Exit::usage if both are
 /// missing.
-RunData open_for_plan(LoadedConfig& loaded);
+RunData open_for_plan(LoadedConfig loaded);
 
 /// A loader whose batches have the right shapes and arbitrary values; their ring of buffers is made
 /// once.

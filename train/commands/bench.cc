@@ -37,8 +37,8 @@ struct BenchResult {
 /// Trains train.steps steps without evaluation, checkpoints or a run folder. Times are those of the
 /// steps after the first `skip`.
 BenchResult bench_steps(LoadedConfig loaded, int64_t skip) {
-  const RunData data = open_for_benchmark(loaded);
-  Session session = Session::make(loaded, *data.task, data.sizes);
+  const RunData data = open_for_benchmark(std::move(loaded));
+  Session session = Session::make(data);
   const TrainConfig& c = session.config.train;
   Loader loader = training_loader(session, *data.data, 0);
   BenchResult result;

@@ -87,7 +87,8 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
     fail(Exit::usage, "model.kind = \"", c.model.kind,
          "\" does not model text, so it can't write any");
   // Opening the data sets the vocabulary.
-  if (batch_sizes(c).vocab_size == 0 && !c.data.dir.empty()) open_for_benchmark(loaded);
+  if (batch_sizes(c).vocab_size == 0 && !c.data.dir.empty())
+    loaded = open_for_benchmark(loaded).loaded;
   if (batch_sizes(c).vocab_size == 0)
     fail(Exit::usage,
          "model.vocab_size is 0, and without data there is nothing to take it from; set it, as in "

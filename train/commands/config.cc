@@ -37,10 +37,8 @@ void show_config(const Arguments& arguments, bool prints) {
   // Loading the config checks it, so `check` only adds the warnings.
   LoadedConfig loaded = load_config_argument(arguments, 1);
   // train.init_from and adapters.base set keys of [model] too, if the runs that they name exist.
-  const std::string &source = loaded.config.train.init_from,
-                    &base = adapters_of(loaded.config).base;
-  if (fs::exists(source)) resolve_init_from(loaded);
-  if (fs::exists(base)) resolve_adapter_base(loaded);
+  if (fs::exists(loaded.config.train.init_from)) loaded = resolve_init_from(std::move(loaded));
+  if (fs::exists(adapters_of(loaded.config).base)) loaded = resolve_adapter_base(std::move(loaded));
 
   for (const std::string& warning : config_warnings(loaded.config)) log_warn(warning);
 

@@ -31,9 +31,8 @@ Exit find_lr(const Arguments& a) {
   if (to <= from)
     fail(Exit::usage, "command line: --to must be above --from, which is ", format("%g", from));
 
-  LoadedConfig loaded = load_config_argument(a, 1);
-  const RunData data = open_for_benchmark(loaded);
-  Session session = Session::make(loaded, *data.task, data.sizes);
+  const RunData data = open_for_benchmark(load_config_argument(a, 1));
+  Session session = Session::make(data);
   const RangeTest test = lr_range_test(session, *data.data, from, to, steps);
 
   // Rates span several orders of magnitude, so the plot is over their logarithm.
@@ -254,9 +253,9 @@ Exit find_batch(const Arguments& a) {
   const std::string limit = a.get("memory", "");
   const auto rounds = static_cast<int64_t>(a.number("rounds", 8, between(1, 1e5), true));
 
-  LoadedConfig loaded = load_config_argument(a, 1);
+  const RunData data = open_for_benchmark(load_config_argument(a, 1));
+  const LoadedConfig& loaded = data.loaded;
   const int64_t global = loaded.config.train.batch_size * loaded.config.train.grad_accum;
-  const RunData data = open_for_benchmark(loaded);
   const bool is_gpu = open_device(loaded.config.train.device) == "cuda";
 
   // The allocator of a GPU can't use the gaps between its blocks, so a twentieth is left.
@@ -274,7 +273,7 @@ Exit find_batch(const Arguments& a) {
   // In a scope of its own: the session's memory must be free before the largest micro-batch runs.
   double noise = 0;
   {
-    Session session = Session::make(loaded, *data.task, data.sizes);
+    Session session = Session::make(data);
     noise = measure_noise(session, *data.data, 4, rounds).batch();
   }
 

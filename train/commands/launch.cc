@@ -78,10 +78,10 @@ Exit run_launch(const Arguments& arguments) {
 
   // A config with an error is reported here once, instead of by every process.
   const Command& train = find_command("train");
-  LoadedConfig loaded = load_config_argument(parse_arguments(
+  const LoadedConfig given = load_config_argument(parse_arguments(
       train, std::vector<std::string>(parsed.command.begin() + 1, parsed.command.end())));
-  check_shares(loaded, parsed.ranks);
-  resolve_sources(loaded);
+  check_shares(given, parsed.ranks);
+  const LoadedConfig loaded = resolve_sources(given);
   check_tensor_ranks(loaded, parsed.ranks);
 
   // If no smaller number of processes can divide a step evenly, start all of them again, as

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <iostream>
 #include <sstream>
+#include <utility>
 
 #include "core/device.h"
 #include "core/dtype.h"
@@ -311,9 +312,8 @@ Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
   check_tensor_ranks(other, ranks);
   // Measure this first: forecasts leave memory allocated in this process.
   const int64_t program = process_overhead_bytes();
-  const auto forecast_of = [&](LoadedConfig of) {
-    apply_memory_budget(of, ranks, program);
-    Forecast f = forecast(of, ranks);
+  const auto forecast_of = [&](const LoadedConfig& of) {
+    Forecast f = forecast(apply_memory_budget(of, ranks, program).loaded, ranks);
     f.program_bytes = program;
     return f;
   };
@@ -325,9 +325,14 @@ Exit print_chart(const Arguments& a, const LoadedConfig& loaded, int ranks) {
   return Exit::done;
 }
 
+/// Returns the config without memory.budget.
+BudgetedConfig without_budget(LoadedConfig loaded) {
+  loaded.config.memory.budget.clear();
+  return {std::move(loaded), ""};
+}
+
 Exit run_plan(const Arguments& a) {
-  LoadedConfig loaded = load_config_argument(a);
-  resolve_sources(loaded);
+  const LoadedConfig resolved = resolve_sources(load_config_argument(a));
 
   const bool json = a.is_true("json");
   const std::string fit = a.get("fit", ""), gpus = a.get("for", "");
@@ -340,8 +345,8 @@ Exit run_plan(const Arguments& a) {
   if (*ranks > 1 && !gpus.empty())
     fail(Exit::usage,
          "command line: --ranks cannot be combined with --for; use --card for several GPUs");
-  check_shares(loaded, *ranks);
-  check_tensor_ranks(loaded, *ranks);
+  check_shares(resolved, *ranks);
+  check_tensor_ranks(resolved, *ranks);
   if (json && (!fit.empty() || !gpus.empty()))
     fail(Exit::usage, "command line: --json cannot be combined with --fit or --for");
 
@@ -349,25 +354,26 @@ Exit run_plan(const Arguments& a) {
     if (json || !fit.empty() || !gpus.empty() || asks_for_cluster(a))
       fail(Exit::usage,
            "command line: --chart cannot be combined with --json, --fit, --for or --card");
-    return print_chart(a, loaded, static_cast<int>(*ranks));
+    return print_chart(a, resolved, static_cast<int>(*ranks));
   }
   if (asks_for_cluster(a)) {
     if (!fit.empty() || !gpus.empty() || a.flags.contains("ranks"))
       fail(Exit::usage, "command line: --card cannot be combined with --fit, --for or --ranks");
-    return plan_cluster(a, std::move(loaded));
+    return plan_cluster(a, resolved);
   }
 
-  const bool has_budget = !loaded.config.memory.budget.empty();
+  const bool has_budget = !resolved.config.memory.budget.empty();
   // A search for what fits takes the place of the budget.
-  if (!fit.empty()) loaded.config.memory.budget.clear();
-  const std::string budget = apply_memory_budget(loaded, *ranks);
+  const BudgetedConfig budget =
+      fit.empty() ? apply_memory_budget(resolved, *ranks) : without_budget(resolved);
+  const LoadedConfig& loaded = budget.loaded;
   const Forecast f = forecast(loaded, *ranks);
   if (json) {
     std::cout << json_text(json_of(loaded.config, f)) << std::endl;
     return Exit::done;
   }
 
-  if (!budget.empty()) std::cout << budget << "\n";
+  if (!budget.text.empty()) std::cout << budget.text << "\n";
   std::cout << PlanText(loaded.config, f).text(weight_lines(loaded, *ranks));
   const Exit code =
       fit.empty() ? Exit::done : print_fit(loaded, key_arguments(a), f, fit, has_budget);

@@ -127,8 +127,8 @@ void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
         "dist.virtual_stages above 1 would run the task's frozen model for each part");
 }
 
-StepWorkload step_of(LoadedConfig& loaded) {
-  RunConfig& c = loaded.config;
+StepWorkload step_of(LoadedConfig loaded) {
+  const RunConfig& c = loaded.config;
   if (c.model.kind != "gpt" && c.model.kind != "llama") {
     fail(Exit::usage, origin_of(loaded, "model.kind"), ": model.kind = \"", c.model.kind,
          "\" can't be planned for a cluster; the simulator knows gpt and llama, and plan --for "
@@ -139,7 +139,7 @@ StepWorkload step_of(LoadedConfig& loaded) {
       fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
            " to take it from; give one of them");
     }
-    RunData::open(loaded);
+    loaded = RunData::open(std::move(loaded)).loaded;
   }
 
   StepWorkload step;
@@ -403,7 +403,7 @@ bool asks_for_cluster(const Arguments& a) {
                      [&](const auto& flag) { return a.flags.contains(flag.name); });
 }
 
-Exit plan_cluster(const Arguments& a, LoadedConfig loaded) {
+Exit plan_cluster(const Arguments& a, const LoadedConfig& loaded) {
   ClusterPlan plan;
   plan.cluster = cluster_of(a);
   plan.price = a.number("price", 0, above(0, 1e9), false);

@@ -12,6 +12,6 @@ const Flags& cluster_flags();
 bool asks_for_cluster(const Arguments& arguments);
 /// Prints the plan for a cluster. Returns Exit::no_fit where no layout fits. Throws Exit::usage for
 /// wrong flags and for a model of a kind other than gpt and llama.
-Exit plan_cluster(const Arguments& arguments, LoadedConfig loaded);
+Exit plan_cluster(const Arguments& arguments, const LoadedConfig& loaded);
 
 }  // namespace lathe

@@ -95,9 +95,9 @@ Exit run_profile(const Arguments& a) {
 
   fs::path checkpoint;
   if (of_run) checkpoint = find_checkpoint(path);
-  LoadedConfig loaded = of_run ? config_of_run(a, checkpoint) : load_config_argument(a);
-  const RunData data = open_for_benchmark(loaded);
-  Session session = Session::make(loaded, *data.task, data.sizes);
+  const RunData data =
+      open_for_benchmark(of_run ? config_of_run(a, checkpoint) : load_config_argument(a));
+  Session session = Session::make(data);
   if (of_run) session.load(checkpoint, read_state(checkpoint));
 
   if (a.is_true("ops")) {

@@ -149,8 +149,8 @@ TrainConfig check_points(SweepPlan& plan, const SweepOptions& o, const fs::path&
            "train.eval_interval as one value");
     }
     loaded.config.train.out_dir = (folder / names[i]).string();
-    resolve_sources(loaded);
-    check_base_tokenizer(loaded, *RunData::open(loaded).data);
+    const RunData data = RunData::open(resolve_sources(std::move(loaded)));
+    check_base_tokenizer(data.loaded, *data.data);
     plan.steps += c.steps;
     last = c;
   }

@@ -10,7 +10,8 @@ ConfigValue GivenKey::read_as(const Field* field) const {
   return is_text && field != nullptr && text != nullptr ? read_value(*text, field->initial) : value;
 }
 
-void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by) {
+LoadedConfig adopt_model(LoadedConfig loaded, const ModelConfig& from,
+                         const std::string& named_by) {
   RunConfig& c = loaded.config;
   const auto refuse = [&](const std::string& key, const ConfigValue& ours,
                           const ConfigValue& theirs) {
@@ -57,6 +58,7 @@ void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::strin
   if (const auto fault = check_window(c))
     fail(Exit::usage, origin_of(loaded, "data.window"), ": ", fault->what);
   check_transforms(loaded, /*has_model=*/true);
+  return loaded;
 }
 
 }  // namespace lathe

@@ -284,7 +284,8 @@ struct GivenKey {
   ConfigValue read_as(const Field* field) const;
 };
 
-/// A config and where each value that is not a default came from.
+/// A config and where each value that is not a default came from. The functions that complete it
+/// (resolve_sources(), apply_memory_budget(), RunData::open()) take one and return another.
 struct LoadedConfig {
   RunConfig config;
   Origins origins;
@@ -319,10 +320,10 @@ int64_t units_of_step(const RunConfig& config);
 /// line", or, if nothing set the key, "CONFIG, default of KEY".
 std::string origin_of(const LoadedConfig& loaded, const std::string& key);
 
-/// Sets [model], except for dropout, to `from`, the model of the source that `named_by` names.
-/// Throws Exit::usage, with the origin of the key, if a key of [model] was given that has another
-/// value in `from`, or that its kind lacks.
-void adopt_model(LoadedConfig& loaded, const ModelConfig& from, const std::string& named_by);
+/// Returns the config with [model], except for dropout, set to `from`, the model of the source that
+/// `named_by` names. Throws Exit::usage, with the origin of the key, if a key of [model] was given
+/// that has another value in `from`, or that its kind lacks.
+LoadedConfig adopt_model(LoadedConfig loaded, const ModelConfig& from, const std::string& named_by);
 
 /// Returns a sentence for each combination of keys that is allowed but probably a mistake.
 std::vector<std::string> config_warnings(const RunConfig& config);

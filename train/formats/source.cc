@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <memory>
+#include <utility>
 
 #include "autograd/node.h"
 #include "autograd/tensor_cut.h"
@@ -42,10 +43,10 @@ std::optional<RunConfig> readable_config(const fs::path& checkpoint) {
 
 }  // namespace
 
-void resolve_init_from(LoadedConfig& loaded) {
+LoadedConfig resolve_init_from(LoadedConfig loaded) {
   RunConfig& c = loaded.config;
   const std::string name = c.train.init_from;
-  if (name.empty()) return;
+  if (name.empty()) return loaded;
   const auto at = [&] { return origin_of(loaded, "train.init_from") + ": train.init_from: "; };
 
   if (adapters_of(c).rank > 0) {
@@ -54,22 +55,19 @@ void resolve_init_from(LoadedConfig& loaded) {
            " is a Hugging Face folder; import it first (`lathe import`)");
     // resolve_adapter_base() loads it.
     c.schema().set(&c, "adapters.base", name, "train.init_from");
-    return;
+    return loaded;
   }
 
   for (const fs::path& own : own_checkpoints(c)) {
-    if (const auto saved = readable_config(own)) {
-      adopt_model(loaded, saved->model, own.string());
-      return;
-    }
+    if (const auto saved = readable_config(own))
+      return adopt_model(std::move(loaded), saved->model, own.string());
   }
 
   try {
     if (is_hugging_face(name)) {
-      adopt_model(loaded, HuggingFaceFolder(name, wanted_context(loaded)).model(),
-                  "train.init_from");
+      const ModelConfig model = HuggingFaceFolder(name, wanted_context(loaded)).model();
       loaded.source = name;
-      return;
+      return adopt_model(std::move(loaded), model, "train.init_from");
     }
     loaded.source = find_checkpoint(name);
   } catch (const Error& e) {
@@ -85,12 +83,11 @@ void resolve_init_from(LoadedConfig& loaded) {
   if (adapters_of(from).rank > 0)
     fail(Exit::usage, at(), name,
          " holds adapters; merge them into their model first (`lathe merge`)");
-  adopt_model(loaded, from.model, "train.init_from");
+  return adopt_model(std::move(loaded), from.model, "train.init_from");
 }
 
-void resolve_sources(LoadedConfig& loaded) {
-  resolve_init_from(loaded);
-  resolve_adapter_base(loaded);
+LoadedConfig resolve_sources(LoadedConfig loaded) {
+  return resolve_adapter_base(resolve_init_from(std::move(loaded)));
 }
 
 std::optional<Tokenizer> source_tokenizer(const LoadedConfig& loaded) {

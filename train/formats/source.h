@@ -10,14 +10,15 @@
 
 namespace lathe {
 
-/// Finds the source that a config's train.init_from names and takes [model] from it. If the run has
-/// checkpoints or branches from one, [model] comes from there, and the source may be missing. With
-/// adapters the source becomes their base. Call this before resolve_adapter_base. Throws
+/// Finds the source that a config's train.init_from names, and returns the config with [model] of
+/// the source. If the run has checkpoints or branches from one, [model] comes from there, and the
+/// source may be missing. With adapters the source becomes their base. Call this before
+/// resolve_adapter_base. Throws
 /// Exit::usage where a given key of [model] differs from the source's or the source has adapters,
 /// and Exit::checkpoint where the source can't be used.
-void resolve_init_from(LoadedConfig& loaded);
+LoadedConfig resolve_init_from(LoadedConfig loaded);
 /// Calls resolve_init_from() and resolve_adapter_base().
-void resolve_sources(LoadedConfig& loaded);
+LoadedConfig resolve_sources(LoadedConfig loaded);
 /// Makes `data` normalize its examples in the same way as the data on which the weights of the
 /// source, or of the adapters' base, were trained. Does nothing for tokens or without a source.
 /// Throws Exit::data if the data has other classes or columns.

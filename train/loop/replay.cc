@@ -244,15 +244,15 @@ std::string replay(const fs::path& path) {
   verify_checkpoint(bundle);
   const RunState state = read_state(bundle);
 
-  LoadedConfig loaded;
-  loaded.config = saved_config(state, bundle);
+  LoadedConfig saved;
+  saved.config = saved_config(state, bundle);
   // Bits may differ with another number of threads.
-  loaded.config.train.threads = state.threads;
-  loaded.config.train.detect_anomaly = false;  // the step must run to its end
-  resolve_adapter_base(loaded);
+  saved.config.train.threads = state.threads;
+  saved.config.train.detect_anomaly = false;  // the step must run to its end
+  const Task& task = task_of(saved, {.task = state.task});
+  const LoadedConfig loaded =
+      resolve_frozen(resolve_adapter_base(saved), task, {.tokenizer = state.tokenizer});
   if (adapters_of(loaded.config).rank > 0) check_base(loaded.base, loaded.config, state.base_hash);
-  const Task& task = task_of(loaded, {.task = state.task});
-  resolve_frozen(loaded, task, {.tokenizer = state.tokenizer});
   Session session = Session::make(loaded, task, state.sizes);
   check_frozen(loaded.config, task, state, session.run_task.frozen_hash);
   session.load(bundle, state);

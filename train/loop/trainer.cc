@@ -58,19 +58,20 @@ void check_models_agree(const Session& session) {
     world().check_same("train.threads", std::to_string(session.config.train.threads));
 }
 
-Exit train_here(LoadedConfig loaded, bool verify_data, bool force) {
+Exit train_here(const LoadedConfig& given, bool verify_data, bool force) {
   // Open everything that the config names before anything is created.
-  resolve_sources(loaded);
-  check_tensor_ranks(loaded, world().size());
-  RunData data = RunData::open(loaded);
-  check_base_tokenizer(loaded, *data.data);
+  const LoadedConfig resolved = resolve_sources(given);
+  check_tensor_ranks(resolved, world().size());
+  RunData data = RunData::open(resolved);
+  check_base_tokenizer(data.loaded, *data.data);
   if (verify_data) {
-    verify_with_progress(*data.data, loaded.config.data.dir, [] { return stop_signal() != 0; });
-    log_info("data      ", loaded.config.data.dir, ": all checksums match");
+    verify_with_progress(*data.data, resolved.config.data.dir, [] { return stop_signal() != 0; });
+    log_info("data      ", resolved.config.data.dir, ": all checksums match");
   }
 
-  if (const std::string budget = apply_memory_budget(loaded, world().size()); !budget.empty())
-    log_info(budget);
+  const BudgetedConfig budget = apply_memory_budget(data.loaded, world().size());
+  const LoadedConfig& loaded = budget.loaded;
+  if (!budget.text.empty()) log_info(budget.text);
 
   // Lock a run that has checkpoints before choosing one of them. The folder of a new run is made
   // once everything else is ready.

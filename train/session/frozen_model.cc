@@ -81,9 +81,9 @@ std::unique_ptr<Model> load_frozen_model(const LoadedConfig& loaded, const std::
 
 }  // namespace
 
-void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& facts) {
+LoadedConfig resolve_frozen(LoadedConfig loaded, const Task& task, const DatasetInfo& facts) {
   const std::string key = task.frozen_key(loaded.config);
-  if (key.empty() || loaded.frozen_model) return;
+  if (key.empty() || loaded.frozen_model) return loaded;
   const std::string name = frozen_name(loaded.config, key), where = origin_of(loaded, key);
   if (name.empty()) fail(Exit::usage, where, ": the task ", task.name(), " needs ", key);
 
@@ -94,7 +94,7 @@ void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& f
       loaded.frozen_model = folder.model();
       loaded.frozen = name;
       check_context(loaded, key);
-      return;
+      return loaded;
     }
     loaded.frozen = find_checkpoint(name);
   } catch (const Error& e) {
@@ -109,6 +109,7 @@ void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& f
   check_same_tokenizer(loaded, key, state.tokenizer, facts);
   loaded.frozen_model = from.model;
   check_context(loaded, key);
+  return loaded;
 }
 
 RunTask make_run_task(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes,
@@ -129,8 +130,8 @@ RunTask make_run_task(const LoadedModel& m, const Task& task, const DatasetInfo&
   // The saved config has the context that the weights of a Hugging Face folder were cut to.
   loaded.origins["model.block_size"] = loaded.origins[task.frozen_key(m.config)] =
       "config of the run";
-  resolve_frozen(loaded, task, facts);
-  RunTask made = make_run_task(loaded, task, m.state.sizes, m.device);
+  RunTask made =
+      make_run_task(resolve_frozen(std::move(loaded), task, facts), task, m.state.sizes, m.device);
   check_frozen(m.config, task, m.state, made.frozen_hash);
   return made;
 }

@@ -9,10 +9,10 @@
 
 namespace lathe {
 
-/// Finds the frozen model that the task of a config needs, unless it is found already, and reads
-/// its [model]. Throws Exit::usage or Exit::checkpoint, with the origin of the key, if it can't be
-/// used, and Exit::data if its tokenizer is not that of the data.
-void resolve_frozen(LoadedConfig& loaded, const Task& task, const DatasetInfo& facts);
+/// Returns the config with the path and the [model] of the frozen model that its task needs, unless
+/// it has them already. Throws Exit::usage or Exit::checkpoint, with the origin of the key, if it
+/// can't be used, and Exit::data if its tokenizer is not that of the data.
+LoadedConfig resolve_frozen(LoadedConfig loaded, const Task& task, const DatasetInfo& facts);
 
 /// The task of one run.
 struct RunTask {

@@ -18,15 +18,29 @@
 
 namespace lathe {
 
-RunData RunData::open(LoadedConfig& loaded) {
-  RunData opened{open_data(loaded.config.data), nullptr, {}};
-  check_source_tokenizer(loaded, opened.data->facts());
-  opened.task = &task_of(loaded, opened.data->facts());
-  check_task_keys(loaded, *opened.task);
-  opened.sizes = opened.task->fit(loaded, *opened.data);
-  normalize_as_source(loaded, *opened.data);
-  resolve_frozen(loaded, *opened.task, opened.data->facts());
-  return opened;
+namespace {
+
+/// Returns the config with the vocabulary of the data where model.vocab_size is 0.
+LoadedConfig with_vocabulary(LoadedConfig loaded, const DatasetInfo& facts) {
+  int64_t* const vocab_size = loaded.config.model.own.find<int64_t>("vocab_size");
+  if (vocab_size != nullptr && *vocab_size == 0) *vocab_size = facts.vocab_size;
+  return loaded;
+}
+
+}  // namespace
+
+RunData RunData::open(LoadedConfig loaded) {
+  std::unique_ptr<Data> data = open_data(loaded.config.data);
+  const DatasetInfo& facts = data->facts();
+  check_source_tokenizer(loaded, facts);
+  const Task& task = task_of(loaded, facts);
+  check_task_keys(loaded, task);
+  loaded = with_vocabulary(std::move(loaded), facts);
+  const ModelSizes sizes = task.fit(loaded, *data);
+
+  normalize_as_source(loaded, *data);
+  loaded = resolve_frozen(std::move(loaded), task, facts);
+  return {.loaded = std::move(loaded), .data = std::move(data), .task = &task, .sizes = sizes};
 }
 
 namespace {

@@ -27,15 +27,16 @@
 
 namespace lathe {
 
-/// A run's data, and the task and sizes that follow from it.
+/// A run's data, and the config, task and sizes that follow from it.
 struct RunData {
+  LoadedConfig loaded;  ///< with the keys that depend on the data
   std::unique_ptr<Data> data;
   const Task* task = nullptr;
   ModelSizes sizes;  ///< what the model is made for
 
   /// Opens data.dir, checks that config and model fit it, and sets the keys that depend on the
   /// data. Throws Exit::data, or Exit::usage with the origin of the key.
-  static RunData open(LoadedConfig& loaded);
+  static RunData open(LoadedConfig loaded);
 };
 
 /// A model with its optimizer on a device, ready to step.
@@ -86,6 +87,7 @@ struct Session {
   /// Opens the device, sets threads, makes the model, transforms it and makes its optimizer. Then
   /// calls begin().
   static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);
+  static Session make(const RunData& data) { return make(data.loaded, *data.task, data.sizes); }
   /// Does the same without values: call begin() or load() then, once, before anything else.
   static Session make_without_values(const LoadedConfig& loaded, const Task& task,
                                      const ModelSizes& sizes);

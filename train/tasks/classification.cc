@@ -47,7 +47,7 @@ class Classification final : public Task {
  public:
   std::string name() const override { return "classification"; }
 
-  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+  ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     if (data.facts().task == "regression")
       fail(Exit::data, loaded.config.data.dir,
            " has numbers for targets, not classes; it is made for regression");

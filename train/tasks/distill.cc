@@ -34,7 +34,7 @@ class Distill final : public TokenTask {
     return TaskKeys{"distill", "the task distill: a teacher (Hinton et al. 2015)",
                     AnyConfig::of<DistillConfig>()};
   }
-  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+  ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     check_no_pairs(loaded, data);
     return TokenTask::fit(loaded, data);
   }

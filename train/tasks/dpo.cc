@@ -36,7 +36,7 @@ class Dpo final : public TokenTask {
   }
 
   /// Checks that there are pairs to learn from, a model to begin with, and an even batch size.
-  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+  ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     const RunConfig& c = loaded.config;
     if (!data.facts().pairs) {
       fail(Exit::data, c.data.dir,

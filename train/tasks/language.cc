@@ -36,7 +36,7 @@ void check_no_pairs(const LoadedConfig& loaded, const Data& data) {
        " holds preferences, for the task dpo; leave train.task out");
 }
 
-ModelSizes TokenTask::fit(LoadedConfig& loaded, const Data& data) const {
+ModelSizes TokenTask::fit(const LoadedConfig& loaded, const Data& data) const {
   const RunConfig& c = loaded.config;
 
   if (data.facts().outputs > 0)
@@ -47,10 +47,7 @@ ModelSizes TokenTask::fit(LoadedConfig& loaded, const Data& data) const {
          "\" does not model tokens, which ", c.data.dir, " holds; take a kind such as gpt");
   }
 
-  // A vocabulary of 0 in the config stands for that of the data.
-  int64_t& vocab_size = *c.model.own.find<int64_t>("vocab_size");
-  const int64_t known = data.facts().vocab_size;
-  if (vocab_size == 0) vocab_size = known;
+  const int64_t vocab_size = batch_sizes(c).vocab_size, known = data.facts().vocab_size;
   if (vocab_size == 0) {
     fail(Exit::usage, origin_of(loaded, "model.vocab_size"), ": ", c.data.dir,
          " has no manifest.json, so model.vocab_size must be given");
@@ -97,7 +94,7 @@ class Language final : public TokenTask {
  public:
   std::string name() const override { return "language"; }
 
-  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+  ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     check_no_pairs(loaded, data);
     return TokenTask::fit(loaded, data);
   }

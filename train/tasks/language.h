@@ -21,7 +21,7 @@ class TokenTask : public Task {
   std::string unit() const override { return "tokens"; }
   /// Checks that the data holds tokens, that the model's kind models them, and that the vocabulary
   /// and the windows fit.
-  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override;
+  ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override;
   /// Generates up to 200 tokens after token 0, and returns their text without that of token 0.
   std::string sample(const Model& model, const Data& data, const RunConfig& config, Compute compute,
                      at::Device device, const std::function<bool()>& stop) const override;

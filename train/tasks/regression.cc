@@ -19,7 +19,7 @@ class Regression final : public Task {
  public:
   std::string name() const override { return "regression"; }
 
-  ModelSizes fit(LoadedConfig& loaded, const Data& data) const override {
+  ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     if (data.facts().task == "classification")
       fail(Exit::data, loaded.config.data.dir,
            " has classes for targets, not numbers; it is made for classification");

@@ -59,9 +59,9 @@ class Task {
   virtual ModelSizes sizes(const DatasetInfo& facts) const {
     return {facts.input_sizes, facts.outputs};
   }
-  /// Checks that config, model kind and data fit together, sets the keys that depend on the data,
-  /// and returns sizes(). Throws Exit::usage or Exit::data with the origin of the key.
-  virtual ModelSizes fit(LoadedConfig& loaded, const Data& data) const = 0;
+  /// Checks that config, model kind and data fit together, and returns sizes(). Throws Exit::usage
+  /// or Exit::data with the origin of the key.
+  virtual ModelSizes fit(const LoadedConfig& loaded, const Data& data) const = 0;
   /// Returns whether the loss of rows of tokens is the sum of the losses of their positions, so
   /// that positions can be divided among processes (dist.context).
   virtual bool sums_over_positions() const { return false; }

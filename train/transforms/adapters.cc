@@ -167,9 +167,9 @@ fs::path find_base(const RunConfig& config) {
   }
 }
 
-void resolve_adapter_base(LoadedConfig& loaded) {
-  RunConfig& c = loaded.config;
-  if (adapters_of(c).rank == 0) return;
+LoadedConfig resolve_adapter_base(LoadedConfig loaded) {
+  const RunConfig& c = loaded.config;
+  if (adapters_of(c).rank == 0) return loaded;
   const std::string name = adapters_of(c).base;
   const fs::path base = loaded.base = find_base(c);
   const RunConfig from = saved_config(read_state(base), base);
@@ -177,7 +177,7 @@ void resolve_adapter_base(LoadedConfig& loaded) {
     fail(Exit::usage, origin_of(loaded, "adapters.base"), ": ", name,
          " holds adapters itself; merge it first (`lathe merge`)");
   }
-  adopt_model(loaded, from.model, "adapters.base");
+  return adopt_model(std::move(loaded), from.model, "adapters.base");
 }
 
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,

@@ -52,10 +52,10 @@ std::optional<ConfigFault> check_adapters(const RunConfig& config);
 
 /// Returns the checkpoint that adapters.base names. Throws Exit::checkpoint where there is none.
 fs::path find_base(const RunConfig& config);
-/// Finds adapters.base of a config with adapters, stores it in `loaded`, and takes [model] from it.
-/// Throws Exit::usage where the config gives a key of [model] another value than the base has, or
-/// where the base has adapters itself.
-void resolve_adapter_base(LoadedConfig& loaded);
+/// Finds adapters.base of a config with adapters, and returns the config with its path and its
+/// [model]. Returns a config without adapters unchanged. Throws Exit::usage where the config gives
+/// a key of [model] another value than the base has, or where the base has adapters itself.
+LoadedConfig resolve_adapter_base(LoadedConfig loaded);
 /// Throws Exit::data if the tokenizer of the data differs from that of the base. Does nothing
 /// without a base.
 void check_base_tokenizer(const LoadedConfig& loaded, const Data& data);

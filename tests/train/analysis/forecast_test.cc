@@ -29,7 +29,7 @@ int64_t measured_peak(LoadedConfig loaded) {
   install_allocator();
   const int64_t before = memory_stats().total;
   const RunData data = RunData::open(loaded);
-  Session s = Session::make(loaded, *data.task, data.sizes);
+  Session s = Session::make(data);
   Loader loader(*data.data, batch_sizes(s.config), 1, 0, s.config.data, s.device);
   reset_memory_peaks();
   const auto evaluate_once = [&] {
@@ -201,7 +201,8 @@ TEST_CASE("a model that is too large for this machine is planned in little memor
   CHECK(peak_rss_bytes() - resident < int64_t{300} << 20);
   CHECK_FALSE(is_dry_run());
   LoadedConfig large = loaded;
-  const RunData no_data{nullptr, &task_of(large, {.task = "language"}), {}};
+  const RunData no_data{
+      .loaded = large, .data = nullptr, .task = &task_of(large, {.task = "language"}), .sizes = {}};
   CHECK_FALSE(resource_needs(large, no_data).enough);
 }
 
@@ -364,10 +365,9 @@ TEST_CASE("train prints at its start what it needs", "[forecast]") {
   const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.steps=1", "--train.device=cpu"});
   CHECK(r.code == 0);
   CHECK_THAT(r.out + r.err, ContainsSubstring("needs     about 0."));
-  LoadedConfig loaded =
-      load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}});
-  const RunData data = RunData::open(loaded);
-  CHECK(resource_needs(loaded, data).enough);
+  const RunData data =
+      RunData::open(load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}}));
+  CHECK(resource_needs(data.loaded, data).enough);
 }
 
 TEST_CASE("a run that needs far more memory than is free is refused, and the error names --force",
@@ -388,10 +388,9 @@ TEST_CASE("a run that needs far more memory than is free is refused, and the err
   CHECK(!fs::exists(f / "run"));
   CHECK(train("16", "1", "false").code == 0);
 
-  LoadedConfig loaded =
-      load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}});
-  const RunData data = RunData::open(loaded);
-  CHECK(!resource_needs(loaded, data).hopeless);
+  const RunData data =
+      RunData::open(load_config((f / "tiny.toml").string(), {{"data.dir", (f / "data").string()}}));
+  CHECK(!resource_needs(data.loaded, data).hopeless);
 }
 
 }  // namespace

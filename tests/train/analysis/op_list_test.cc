@@ -21,7 +21,7 @@ std::vector<StepOp> ops_of_tiny(const TempFolder& f, const std::string& recomput
                                                {"memory.recompute", recompute}});
   loaded.config.train.eval_interval = 0;
   const RunData data = RunData::open(loaded);
-  Session s = Session::make(loaded, *data.task, data.sizes);
+  Session s = Session::make(data);
   return list_step_ops(s, *data.data, 1).ops;
 }
 

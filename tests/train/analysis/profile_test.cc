@@ -33,7 +33,7 @@ LoadedConfig tiny_config(const TempFolder& f,
 Profile profile_of(LoadedConfig loaded, int64_t first, int64_t count) {
   loaded.config.train.eval_interval = 0;
   const RunData data = RunData::open(loaded);
-  Session s = Session::make(loaded, *data.task, data.sizes);
+  Session s = Session::make(data);
   return profile_steps(s, *data.data, first, count);
 }
 

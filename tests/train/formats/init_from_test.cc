@@ -103,9 +103,7 @@ TEST_CASE("a given key of [model] agrees with the source of the weights, or is r
     write_file(f / "c.toml", text);
     more.insert(more.end(), {{by, source}, {"train.out_dir", (f / "new").string()}});
     if (by == std::string("adapters.base")) more.emplace_back("adapters.rank", "2");
-    LoadedConfig loaded = load_config((f / "c.toml").string(), more);
-    resolve_sources(loaded);
-    return loaded.config;
+    return resolve_sources(load_config((f / "c.toml").string(), more)).config;
   };
   for (const char* by : {"train.init_from", "adapters.base"}) {
     INFO(by);

@@ -75,7 +75,7 @@ TEST_CASE(
     LoadedConfig loaded =
         load_config((test::source_folder() / "configs/shakespeare_char_cpu.toml").string(), keys);
     const RunData data = RunData::open(loaded);
-    Session session = Session::make(loaded, *data.task, data.sizes);
+    Session session = Session::make(data);
     Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data,
                   session.device);
     reset_memory_peaks();

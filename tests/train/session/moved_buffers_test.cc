@@ -69,7 +69,7 @@ at::Tensor trained(const TempFolder& f, Keys keys) {
   write_file(f / "moving.toml", "[train]\nsteps = 3\n");
   LoadedConfig loaded = load_config((f / "moving.toml").string(), keys);
   const RunData data = RunData::open(loaded);
-  Session session = Session::make(loaded, *data.task, data.sizes);
+  Session session = Session::make(data);
   Loader loader = training_loader(session, *data.data, 0);
   for (int64_t step = 0; step < 3; ++step) run_step(session, loader, step);
 
