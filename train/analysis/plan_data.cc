@@ -15,7 +15,7 @@ RunData open_for_plan(LoadedConfig& loaded) {
     fail(Exit::usage, "model.vocab_size is 0 and there is no data in ", c.data.dir,
          " to take it from; give one of them");
   }
-  RunData none{nullptr, &task_of(loaded, {.task = "language"}), {}};
+  RunData none{.data = nullptr, .task = &task_of(loaded, {.task = "language"}), .sizes = {}};
   resolve_frozen(loaded, *none.task, {});
   return none;
 }

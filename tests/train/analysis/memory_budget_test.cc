@@ -67,14 +67,14 @@ TEST_CASE("memory.budget recomputes as few blocks as the budget requires",
   // the memory of this process, which grows by some MB between forecasts.
   const int64_t middle = (all + least) / 2 + 4'000'000;
   LoadedConfig half = runs.load({"--memory.budget=" + std::to_string(middle)});
-  CHECK_THAT(apply_memory_budget(half), ContainsSubstring("blocks are recomputed in part"));
+  CHECK_THAT(apply_memory_budget(half), ContainsSubstring("selective"));
   CHECK(half.config.memory.recompute == "selective");
   CHECK(runs.needed("selective") <= middle);
 
   // For a larger budget, some blocks are recomputed, and one fewer would not fit.
   const int64_t budget = all - (all - least) / 4;
   LoadedConfig loaded = runs.load({"--memory.budget=" + std::to_string(budget)});
-  CHECK_THAT(apply_memory_budget(loaded), ContainsSubstring("of 8 blocks are recomputed"));
+  CHECK_THAT(apply_memory_budget(loaded), ContainsSubstring("of 8 blocks"));
   const std::string chosen = loaded.config.memory.recompute;
   REQUIRE(chosen.starts_with("blocks.0-"));
   const int last = std::stoi(chosen.substr(9));
@@ -125,7 +125,7 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
   const Finished again = runs.train("some", {budget});
   INFO(again.out);
   CHECK(again.code == 0);
-  CHECK(again.out.find("these keys differ") == std::string::npos);
+  CHECK(again.out.find(" -> ") == std::string::npos);
 
   // So does the config that the run recorded.
   const Finished recorded = lathe_in(runs.folder(), {"train", "runs/some/config.toml"});
@@ -184,7 +184,7 @@ TEST_CASE("plan --chart measures the program once, and plan --ranks refuses a bu
 
   const Finished ranks = plan({"--ranks=2", "--memory.budget=4GB", "--train.grad_accum=2"});
   CHECK(ranks.code == 2);
-  CHECK_THAT(ranks.err, ContainsSubstring("memory.budget is for one process"));
+  CHECK_THAT(ranks.err, ContainsSubstring("memory.budget") && ContainsSubstring("one process"));
 }
 
 }  // namespace
