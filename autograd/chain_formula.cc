@@ -130,6 +130,7 @@ int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& fr
 std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy) {
   const auto [a, b, c] = v.from;
   const auto needs = [&](int value) { return value >= 0 && (*this)[value].needs_grad; };
+
   switch (v.op) {
     case ChainOp::copy: return {add_cast(dy, (*this)[a].dtype), -1, -1};
     case ChainOp::add: return {dy, dy, -1};

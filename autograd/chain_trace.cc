@@ -147,7 +147,7 @@ int ChainTrace::add_input(const Variable& v) {
     if (v.edge() && same_edge) detail::leave_chain();
   }
   const int value = formula_.add_input(t.scalar_type(), grad_ && v.requires_grad());
-  inputs_.push_back({v, *layout, value, t._version()});
+  inputs_.push_back({.variable = v, .layout = *layout, .value = value, .version = t._version()});
   return value;
 }
 

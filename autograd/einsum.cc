@@ -98,7 +98,7 @@ Labels implied_result(const Equation& e) {
 
 /// Parses "ij,jk->ik". An index is a letter or, if `named`, a name between spaces.
 Equation parse(const std::string& text, bool named) {
-  Equation e{str("einsum \"", text, "\""), {}, {}, {}};
+  Equation e{.text = str("einsum \"", text, "\""), .names = {}, .in = {}, .out = {}};
   const size_t arrow = text.find("->");
   check(e.text, arrow == std::string::npos || text.find("->", arrow + 2) == std::string::npos,
         "more than one \"->\"");

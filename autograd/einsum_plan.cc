@@ -94,7 +94,11 @@ class Planner {
       // Take the cheapest remaining pair. The resulting order is not always the cheapest.
       for (size_t a = 0; a < list.size(); ++a) {
         for (size_t b = a + 1; b < list.size(); ++b) {
-          if (const double c = cost(list[a], list[b]); c < least) least = c, next = {a, b};
+          const double c = cost(list[a], list[b]);
+          if (c < least) {
+            least = c;
+            next = {a, b};
+          }
         }
       }
 

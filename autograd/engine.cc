@@ -206,7 +206,8 @@ class Pass final : public GradSlots {
       if (mode().flops != nullptr) mode().flops->backward += node.backward_flops;
       if constexpr (std::is_same_v<T, at::Tensor>) {
         if (mode().observers != nullptr) [[unlikely]]
-          ObserveOps::notify(&OpObserver::on_backward, BackwardResult{node, dy, grads});
+          ObserveOps::notify(&OpObserver::on_backward,
+                             BackwardResult{.node = node, .dy = dy, .grads = grads});
       }
     }
 

@@ -183,7 +183,7 @@ Variable detail::autocast(Amp policy, const Variable& v) {
   // one is recorded now; otherwise cast again.
   CachedCast& cached = cast_cache[{leaf, wanted, mode().grad && v.requires_grad()}];
   if (!cached.cast.defined() || cached.version != v.data()._version())
-    cached = {cast_weight(), v.node(), v.data()._version()};
+    cached = {.cast = cast_weight(), .parameter = v.node(), .version = v.data()._version()};
   return cached.cast;
 }
 

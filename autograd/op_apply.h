@@ -369,8 +369,9 @@ auto apply_to(Op op, std::span<const Variable> inputs, std::span<const at::Tenso
   }
 
   if (mode().observers != nullptr) [[unlikely]]
-    ObserveOps::notify(&OpObserver::on_result,
-                       OpResult{Op::info.name, inputs, outputs, node.get()});
+    ObserveOps::notify(
+        &OpObserver::on_result,
+        OpResult{.name = Op::info.name, .inputs = inputs, .outputs = outputs, .node = node.get()});
 
   if constexpr (many_outputs) {
     std::vector<Variable> out;
@@ -411,8 +412,7 @@ auto apply(Op op, const V&... given) {
 
   static_assert(detail::has_backward<Op, N, Dy>(),
                 "an op needs `Grads<N> backward(const at::Tensor& dy, Needs<N> needs) const` for "
-                "its N inputs, or the "
-                "same as a template on the type of dy");
+                "its N inputs, or the same as a template on the type of dy");
 
   (void)detail::Registered<Op>::done;
   if (!(given.defined() && ...)) [[unlikely]]
@@ -464,20 +464,25 @@ auto apply(Op op, const std::vector<Variable>& given) {
   static_assert(detail::has_forward<Op, detail::any_number>(),
                 "the op's forward must take an at::TensorList");
   (void)detail::Registered<Op>::done;
+
   std::vector<Variable> inputs;
   for (const Variable& v : given) {
     detail::check_defined(Op::info, std::array{&v});
     inputs.push_back(detail::autocast(Op::info.amp, v));
   }
+
+  // forward() below reads the values of its inputs, so none may be left to a chain or deferred.
   if (mode().chain != nullptr) [[unlikely]]
     detail::leave_chain_with(inputs);
   if (detail::has_deferred_ops) [[unlikely]]
     detail::compute_deferred();
+
   const at::AutoDispatchBelowAutograd plain;
   std::vector<at::Tensor> tensors;
   std::vector<const at::Tensor*> data;
   for (const Variable& v : inputs) tensors.push_back(v.data());
   for (const at::Tensor& t : tensors) data.push_back(&t);
+
   return detail::apply_to<detail::any_number>(
       std::move(op), inputs, data, [&](Op& o) { return o.forward(tensors); },
       [&](const Op& o, const at::Tensor& y) {

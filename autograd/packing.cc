@@ -93,7 +93,9 @@ std::shared_ptr<const PackedTensor> PackSaved::pack(const at::Tensor& t) {
   forget_expired();
   known_.insert_or_assign(
       t.unsafeGetTensorImpl(),
-      Known{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), t._version(), packed});
+      Known{.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()),
+            .version = t._version(),
+            .packed = packed});
   return packed;
 }
 

@@ -45,8 +45,11 @@ void Recomputation::append(const std::shared_ptr<Node>& node, std::span<const Va
     return !outputs.empty() && v.data().is_same(outputs[0]);
   });
   // The inputs of a kept op are not stored: the recomputation provides them again.
-  Held& held =
-      held_.emplace_back(Held{entries_.size() - 1, is_in_place ? Flops{} : forward, {}, {}, {}});
+  Held& held = held_.emplace_back(Held{.entry = entries_.size() - 1,
+                                       .forward = is_in_place ? Flops{} : forward,
+                                       .inputs = {},
+                                       .inside = {},
+                                       .outputs = {}});
   for (const at::Tensor& t : may_keep(held.forward) ? outputs : std::span<const at::Tensor>()) {
     held.outputs.push_back(t);
     held.versions.push_back(version_of(Variable(t)));

@@ -127,8 +127,11 @@ void SchemaRecorder::field(const void* member, const char* name, ConfigValue ini
   for (const std::string& kind : rule.kinds) text += (text.empty() ? "" : ", ") + kind;
   if (!text.empty()) text += ": ";
   schema.fields_.push_back(
-      {section + name, std::move(initial), text + doc, std::move(rule),
-       static_cast<size_t>(static_cast<const std::byte*>(member) - recorder->config_)});
+      {.key = section + name,
+       .initial = std::move(initial),
+       .doc = text + doc,
+       .rule = std::move(rule),
+       .offset = static_cast<size_t>(static_cast<const std::byte*>(member) - recorder->config_)});
 }
 
 const Field* Schema::find(const std::string& key) const {
@@ -220,6 +223,7 @@ std::string lathe_name_of(const std::string& name) {
       {"lora_r", "rank"},
       {"lora_alpha", "alpha"},
   };
+
   const auto found = names.find(name);
   return found == names.end() ? name : found->second;
 }

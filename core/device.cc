@@ -212,8 +212,7 @@ void configure_backend(const std::string& device, int threads, bool tf32) {
       fail(Exit::memory, "computing on ", threads, " threads starts ", wanted,
            " threads, and the system allows only ", startable,
            " more; use fewer (--threads, train.threads or OMP_NUM_THREADS), or raise the limit of "
-           "processes and "
-           "threads (ulimit -u, or the container's)");
+           "processes and threads (ulimit -u, or the container's)");
     }
     started = threads;
   }

@@ -23,6 +23,7 @@ double FloatFormat::smallest_subnormal() const { return std::ldexp(1, 1 - bias(*
 double FloatFormat::epsilon() const { return std::ldexp(1, -mantissa); }
 
 const std::vector<FloatFormat>& float_formats() {
+  // name, exponent, mantissa, infinities, stored
   static const std::vector<FloatFormat> formats{{"fp32", 8, 23},       {"tf32", 8, 10, true, 32},
                                                 {"fp16", 5, 10},       {"bf16", 8, 7},
                                                 {"e4m3", 4, 3, false}, {"e5m2", 5, 2}};

@@ -214,7 +214,9 @@ struct DrawState {
 
   /// Returns the state of this thread.
   static DrawState now() {
-    return {mode().training, mode().random, mode().uses != nullptr ? *mode().uses : StreamUses()};
+    return {.training = mode().training,
+            .random = mode().random,
+            .uses = mode().uses != nullptr ? *mode().uses : StreamUses()};
   }
 };
 

@@ -79,6 +79,7 @@ Batch Loader::next() {
   const int64_t n = next_batch_;
   Slot& slot = slot_of(n);
   if (n > 0 && slot_of(n - 1).copied) slot_of(n - 1).copied->synchronize();
+
   if (workers_.empty()) {
     batches_->fill(slot.buffers, plan_.global_index(n));
     next_batch_ = n + 1;
@@ -90,6 +91,7 @@ Batch Loader::next() {
     lock.unlock();
     freed_.notify_all();
   }
+
   std::vector<at::Tensor> on_device;
   waited_ = seconds_since(begin);
   for (const auto& buffer : slot.buffers) {
@@ -97,6 +99,7 @@ Batch Loader::next() {
     bump_version(buffer);
     on_device.push_back(buffer.to(device_, /*non_blocking=*/true));
   }
+
   if (device_.is_cuda()) {
     const c10::impl::VirtualGuardImpl cuda(device_.type());
     if (!slot.copied) slot.copied.emplace(device_.type());
@@ -113,8 +116,9 @@ std::vector<Batch> draw_batches(const Data& data, const BatchSizes& sizes, uint6
   std::vector<Batch> drawn;
   for (int64_t i = 0; i < n; ++i) {
     const Batch b = loader.next();
-    drawn.push_back({b.inputs.clone(), b.targets.clone(),
-                     b.starts.defined() ? b.starts.clone() : at::Tensor()});
+    drawn.push_back({.inputs = b.inputs.clone(),
+                     .targets = b.targets.clone(),
+                     .starts = b.starts.defined() ? b.starts.clone() : at::Tensor()});
   }
   return drawn;
 }

@@ -109,7 +109,7 @@ struct DetectAnomaly::Watch {
     // In a recomputation keep the first entry: it has the path in the complete model.
     const auto found = made.find(&node);
     if (mode().is_recomputing && found != made.end() && !found->second.node.expired()) return;
-    made[&node] = {node.weak_from_this(), where(), inputs_text(inputs)};
+    made[&node] = {.node = node.weak_from_this(), .where = where(), .inputs = inputs_text(inputs)};
   }
 
   void check_backward(const BackwardResult& r) {
@@ -117,12 +117,14 @@ struct DetectAnomaly::Watch {
     const std::string place = found == made.end() ? "" : found->second.where;
     const std::string forward =
         found == made.end() ? "" : "; in the forward pass it was given " + found->second.inputs;
+
     bool arrived_finite = true;
     std::string arrived;
     for (const at::Tensor& t : r.dy) {
       arrived_finite = arrived_finite && count(t).finite();
       arrived += (arrived.empty() ? "" : "; ") + facts(t);
     }
+
     // No earlier backward function produced this value, since each one is checked. It comes from
     // the loss scale, or from a sum of finite gradients.
     if (!arrived_finite) {
@@ -132,6 +134,7 @@ struct DetectAnomaly::Watch {
            "with it: ",
            arrived, forward);
     }
+
     for (size_t i = 0; i < r.grads.size(); ++i) {
       if (count(r.grads[i]).finite()) continue;
       fail(Exit::diverged, "anomaly: the backward of ", r.node.name(), place,

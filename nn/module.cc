@@ -27,7 +27,9 @@ const void* identity(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
 
 void Visit::operator()(std::string_view name, Variable& parameter, const Role& role) {
   if (visitor_.parameter && parameter.defined())
-    visitor_.parameter({path_ + std::string(name), parameter, role, block_}, parameter);
+    visitor_.parameter(
+        {.path = path_ + std::string(name), .parameter = parameter, .role = role, .block = block_},
+        parameter);
 }
 
 void Visit::buffer(std::string_view name, at::Tensor& tensor) {

@@ -94,7 +94,7 @@ void ModuleCall::check(const char* name, const at::Tensor& x, std::string_view s
     if (found == dims_.end()) {
       // The first tensor that has a letter binds it, and is remembered for the message about a
       // later mismatch.
-      dims_.push_back({c, size, tensor});
+      dims_.push_back({.name = c, .size = size, .tensor = tensor});
     } else if (found->size != size) {
       std::string why = str(c, " is ", size, " here and ", found->size);
       if (found->tensor == tensor) {
@@ -124,11 +124,9 @@ void ModuleCall::fail_mismatch(const char* name, const at::Tensor& x, std::strin
     if (found != dims_.end() && found->tensor != static_cast<int>(seen_.size()))
       wanted += "=" + std::to_string(found->size);
   }
-  fail(Exit::internal, text(), ": expected ",
-       is_result                      ? "a "
-       : std::string(name) == "input" ? "an "
-                                      : "",
-       name, " of shape [", wanted, "], got ", describe(x), "; ", why);
+  const char* article = is_result ? "a " : std::string(name) == "input" ? "an " : "";
+  fail(Exit::internal, text(), ": expected ", article, name, " of shape [", wanted, "], got ",
+       describe(x), "; ", why);
 }
 
 std::string ModuleCall::path() const {

@@ -59,7 +59,7 @@ class ModuleCall {
         outer_(innermost()),
         range_([this] { return text(); }) {
     (void)detail::RegisteredModule<M>::done;
-    for (const Bound& b : bound) dims_.push_back({b.name, b.size, -1});
+    for (const Bound& b : bound) dims_.push_back({.name = b.name, .size = b.size, .tensor = -1});
     innermost() = this;
   }
   ~ModuleCall() { innermost() = outer_; }

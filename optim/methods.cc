@@ -47,7 +47,7 @@ std::vector<OptimizerKind>& all() {
             auto make = make_by_rule<Rule>;
             if constexpr (std::is_same_v<Rule, Adam>) make = make_by_rule<Adam, AdamAmsgrad>;
             if constexpr (std::is_same_v<Rule, AdamW>) make = make_by_rule<AdamW, AdamWAmsgrad>;
-            made.push_back({Rule::name, Rule::doc, make});
+            made.push_back({.name = Rule::name, .doc = Rule::doc, .make = make});
           }
         },
         Rules{});
@@ -56,6 +56,7 @@ std::vector<OptimizerKind>& all() {
     made.insert(
         made.end(),
         {
+            // name, doc, make
             {"lamb", "Adam with steps in proportion to each tensor's norm", make_lamb},
             {"adafactor", "second moments only of rows and columns", make_adafactor},
             {"adam8bit", "adam with moments in 8 bits", make_adam8bit},
@@ -100,8 +101,11 @@ StateOf state_of_rule(const UpdateRule& rule, const at::Tensor& parameter) {
   StateOf state;
   with_rule(rule.kind, [&](auto r) {
     for (const RuleState& s : decltype(r)::state(rule))
-      state.tensors.push_back(
-          {s.name, parameter.sizes().vec(), state_dtype(parameter), s.place, s.start});
+      state.tensors.push_back({.name = s.name,
+                               .sizes = parameter.sizes().vec(),
+                               .dtype = state_dtype(parameter),
+                               .place = s.place,
+                               .start = s.start});
   });
   return state;
 }

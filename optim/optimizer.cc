@@ -205,12 +205,12 @@ void Optimizer::decide(double lr, const StepOptions& options) {
 SlotUpdate Optimizer::update_of(const ParameterGroup& group, const Slot& slot,
                                 const at::Tensor& grad, int64_t first_chunk,
                                 const StepOptions& options) const {
-  SlotUpdate one{args_of(slot, group, options, rounding_seed_),
-                 slot.param.data().sizes(),
-                 slot.whole,
-                 slot.index,
-                 cut_of(slot.param),
-                 &options.join_tensor_ranks};
+  SlotUpdate one{.args = args_of(slot, group, options, rounding_seed_),
+                 .sizes = slot.param.data().sizes(),
+                 .whole = slot.whole,
+                 .parameter = slot.index,
+                 .cut = cut_of(slot.param),
+                 .join = &options.join_tensor_ranks};
   if (!grad.defined()) return one;
   one.args.grad = grad.const_data_ptr();
   one.args.grad_type = element_of(grad.scalar_type());

@@ -174,7 +174,11 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
     slot.places.push_back(t.place);
     const std::vector<int64_t> sizes = is_complete ? t.sizes : std::vector{part.size()};
     slot.state.push_back(is_offloaded_ ? shape(sizes, t.dtype) : at::full(sizes, t.start, options));
-    slot.parts.push_back({t.sizes, part, index, slot.parts.size(), p.parameter.leaf().cut});
+    slot.parts.push_back({.sizes = t.sizes,
+                          .own = part,
+                          .slot = index,
+                          .tensor = slot.parts.size(),
+                          .cut = p.parameter.leaf().cut});
   }
 
   if (config_.ema_decay > 0) {
@@ -183,8 +187,11 @@ Slot Optimizer::make_slot(const NamedParameter& p, size_t index, ElementRange ow
     slot.names.emplace_back(average_name);
     slot.state.push_back(is_offloaded_ ? shape(sizes, dtype)
                                        : at::empty(sizes, data.options().dtype(dtype)));
-    slot.parts.push_back(
-        {data.sizes().vec(), own, index, slot.parts.size(), p.parameter.leaf().cut});
+    slot.parts.push_back({.sizes = data.sizes().vec(),
+                          .own = own,
+                          .slot = index,
+                          .tensor = slot.parts.size(),
+                          .cut = p.parameter.leaf().cut});
   }
   return slot;
 }

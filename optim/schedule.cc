@@ -54,6 +54,7 @@ double one_cycle(const Place& p) {
   return cosine(p.lr, p.min_lr, p.progress(top, p.steps));
 }
 
+// name, rate, warms_up
 constexpr ScheduleKind kinds[]{
     {"constant", [](const Place& p) { return p.lr; }},
     {"linear",
@@ -90,8 +91,12 @@ double learning_rate(const ScheduleConfig& c, double lr, int64_t step, int64_t s
                                    [&](const auto& k) { return c.kind == k.name; });
   if (kind.warms_up && step < c.warmup_steps)
     return lr * (static_cast<double>(step) + 1) / (static_cast<double>(c.warmup_steps) + 1);
-  return kind.rate({c, lr, end_of_schedule(c, lr), static_cast<double>(step),
-                    static_cast<double>(steps), static_cast<double>(c.warmup_steps)});
+  return kind.rate({.config = c,
+                    .lr = lr,
+                    .min_lr = end_of_schedule(c, lr),
+                    .step = static_cast<double>(step),
+                    .steps = static_cast<double>(steps),
+                    .warmup = static_cast<double>(c.warmup_steps)});
 }
 
 }  // namespace lathe

@@ -198,7 +198,10 @@ struct Attention {
             d_out, q, k, v, out.data(), lse.data(), /*dropout_p=*/0.0, /*is_causal=*/true);
         break;
       case Kernel::gpu: {
-        const GpuAttended a{exchanged(out.data()), lse.data(), seed.data(), offset.data()};
+        const GpuAttended a{.out = exchanged(out.data()),
+                            .lse = lse.data(),
+                            .seed = seed.data(),
+                            .offset = offset.data()};
         int64_t begin = 0;
         for (const auto& d : gpu_attention_backward(exchanged(d_out), exchanged(q), exchanged(k),
                                                     exchanged(v), a, gpu_options())) {

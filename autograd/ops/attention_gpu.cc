@@ -246,7 +246,7 @@ DocumentBounds document_bounds(const at::Tensor& starts) {
     places.begins = begins.to(at::kInt);
     places.longest = begins.diff().max().item<int64_t>();
   }
-  last_places = LastPlaces{same, starts._version(), places};
+  last_places = LastPlaces{.starts = same, .version = starts._version(), .places = places};
   return places;
 }
 

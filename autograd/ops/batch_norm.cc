@@ -145,8 +145,8 @@ BatchNormed batch_norm(const Variable& x, const Variable& weight, const Variable
                        std::optional<at::ScalarType> out) {
   require_defined("batch_norm", {&x});
   auto made = apply(BatchNormOp{.eps = eps, .out = batch_norm_out(x, out)}, x, weight, bias);
-  if (made.size() == 1) return {made[0], {}, {}};
-  return {made[0], made[1].data(), made[2].data()};
+  if (made.size() == 1) return {.y = made[0], .mean = {}, .var = {}};
+  return {.y = made[0], .mean = made[1].data(), .var = made[2].data()};
 }
 
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias,

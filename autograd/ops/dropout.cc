@@ -58,9 +58,9 @@ struct Dropout {
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) {
-      return {Dropout{mask, part, share}.forward(dy)};
+      return {Dropout{.mask = mask, .part = part, .share = share}.forward(dy)};
     } else {
-      return {apply(Dropout{mask, part, share}, dy)};
+      return {apply(Dropout{.mask = mask, .part = part, .share = share}, dy)};
     }
   }
 };
@@ -71,26 +71,30 @@ Variable dropout(const Variable& x, double p, uint64_t stream) {
   require_defined("dropout", {&x});
   LATHE_CHECK(p >= 0 && p < 1, "dropout: p = ", p, " is outside [0, 1)");
   if (p == 0 || !is_training()) return x;
+
   const auto& random = mode().random;
   LATHE_CHECK(random,
               "dropout: no random numbers; make a TrainingStep or Training first (core/mode.h)");
   LATHE_CHECK(x.dim() >= 1 && x.size(0) > 0, "dropout(", describe(x.data()),
               "): needs dim 0, the batch, with at least one element");
+
+  // Count the elements of whole samples, so that the mask is the same on any number of ranks.
   const PositionPart part =
       mode().position_part != nullptr ? *mode().position_part : PositionPart();
   const SequencePart share =
       mode().sequence_part != nullptr ? *mode().sequence_part : SequencePart();
   const int64_t row = x.numel() / x.size(0) * part.parts * share.parts;
+
   const uint64_t use = (*mode().uses)[stream]++;
-  return apply(
-      Dropout{{.key = make_key(random->seed, stream + use * 0x9e3779b97f4a7c15u),
-               .step = random->step,
-               .first = static_cast<uint64_t>(random->first_sample * row),
-               .threshold = static_cast<uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL)),
-               .scale = 1 / (1 - p)},
-              part,
-              share},
-      x);
+  return apply(Dropout{.mask = {.key = make_key(random->seed, stream + use * 0x9e3779b97f4a7c15u),
+                                .step = random->step,
+                                .first = static_cast<uint64_t>(random->first_sample * row),
+                                .threshold = static_cast<uint32_t>(
+                                    std::min(std::llround(p * 0x1p32), 0xffffffffLL)),
+                                .scale = 1 / (1 - p)},
+                       .part = part,
+                       .share = share},
+               x);
 }
 
 }  // namespace lathe

@@ -232,7 +232,7 @@ struct MaskedFill {
   static constexpr OpInfo info{.name = "masked_fill", .each = {0, 0}};
   Saved mask;
   double value;
-  ChainForm chain() const { return {ChainOp::fill, value, mask.data()}; }
+  ChainForm chain() const { return {.op = ChainOp::fill, .number = value, .mask = mask.data()}; }
   at::Tensor forward(const at::Tensor& x) { return x.masked_fill(mask.data(), value); }
   // dx = dy, zero under the mask
   template <class T>

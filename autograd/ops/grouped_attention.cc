@@ -188,7 +188,10 @@ struct GroupedAttention {
     return y;
   }
   Grads<3> backward_on_gpu(const at::Tensor& dy) const {
-    const GpuAttended a{split(out.data(), heads), lse.data(), seed.data(), offset.data()};
+    const GpuAttended a{.out = split(out.data(), heads),
+                        .lse = lse.data(),
+                        .seed = seed.data(),
+                        .offset = offset.data()};
     std::array<std::vector<at::Tensor>, 3> parts;
     for (const auto& d :
          gpu_attention_backward(split(dy, heads), split(q.data(), heads), split(k.data(), kv_heads),

@@ -100,7 +100,8 @@ Variable interpolate(const Variable& x, Pair size, Interpolation mode, bool alig
               "interpolate: align_corners needs Interpolation::bilinear");
   return of_image(x, [&](const Variable& v) {
     const Pair to = x.dim() == 3 ? Pair(1, size.w) : size;
-    return Resampling{to, mode, align_corners, {}, {}}(v);
+    return Resampling{
+        .size = to, .mode = mode, .align_corners = align_corners, .scale_h = {}, .scale_w = {}}(v);
   });
 }
 Variable interpolate_by(const Variable& x, double scale_h, double scale_w, Interpolation mode,
@@ -118,8 +119,11 @@ Variable interpolate_by(const Variable& x, double scale_h, double scale_w, Inter
                   " positions times ", scale, " are more than an image can have");
       return static_cast<int64_t>(scaled);
     };
-    return Resampling{
-        {times(v.size(2), h), times(v.size(3), scale_w)}, mode, align_corners, h, scale_w}(v);
+    return Resampling{.size = {times(v.size(2), h), times(v.size(3), scale_w)},
+                      .mode = mode,
+                      .align_corners = align_corners,
+                      .scale_h = h,
+                      .scale_w = scale_w}(v);
   });
 }
 

@@ -63,7 +63,12 @@ struct LinearOp {
   // dx = dy W, dW = dy^T x, db = sum of dy over the rows, dresidual = dy
   Grads<4> backward(const at::Tensor& dy, Needs<4> needs, GradSlots& slots) const {
     if (!is_fused) return composed(dy, needs);
-    LinearGradients layer{dy, weight.data(), weight_grad, 1, needs[1], needs[2]};
+    LinearGradients layer{.dy = dy,
+                          .weight = weight.data(),
+                          .weight_grad = weight_grad,
+                          .slot = 1,
+                          .need_weight = needs[1],
+                          .need_bias = needs[2]};
     const at::Tensor dx = linear_backward(x.data(), {&layer, 1}, needs[0], slots);
     return {dx, layer.dw, layer.db, needs[3] ? dy : at::Tensor()};
   }

@@ -57,7 +57,12 @@ struct LinearGelu {
     const at::Tensor du = dy_.is_cuda()
                               ? gpu_gelu_backward(before.data(), dy_, needs[2] ? &db : nullptr)
                               : gelu_gradient(dy_.contiguous());
-    LinearGradients layer{du, weight.data(), weight_grad, 1, needs[1], needs[2] && !db.defined()};
+    LinearGradients layer{.dy = du,
+                          .weight = weight.data(),
+                          .weight_grad = weight_grad,
+                          .slot = 1,
+                          .need_weight = needs[1],
+                          .need_bias = needs[2] && !db.defined()};
     const at::Tensor dx = linear_backward(x.data(), {&layer, 1}, needs[0], slots);
     return {dx, layer.dw, db.defined() ? db : layer.db};
   }
@@ -132,8 +137,16 @@ struct LinearSwiglu {
   Grads<3> backward(const at::Tensor& dy_, Needs<3> needed, GradSlots& slots) const {
     const auto [da, db] =
         dy_.is_cuda() ? gpu_swiglu_backward(a.data(), b.data(), dy_) : product_gradients(dy_);
-    LinearGradients layers[]{{da, gate.data(), gate_grad, 1, needed[1]},
-                             {db, up.data(), up_grad, 2, needed[2]}};
+    LinearGradients layers[]{{.dy = da,
+                              .weight = gate.data(),
+                              .weight_grad = gate_grad,
+                              .slot = 1,
+                              .need_weight = needed[1]},
+                             {.dy = db,
+                              .weight = up.data(),
+                              .weight_grad = up_grad,
+                              .slot = 2,
+                              .need_weight = needed[2]}};
     const at::Tensor dx = linear_backward(x.data(), layers, needed[0], slots);
     return {dx, layers[0].dw, layers[1].dw};
   }
@@ -198,8 +211,12 @@ struct LinearQkv {
   // dx = sum of dy_i W_i, dW_i = dy_i^T x, db_i = sum of dy_i over the rows
   Grads<7> backward(const GradList<at::Tensor>& dy, Needs<7> needs, GradSlots& slots) const {
     const auto layer = [&](size_t i) {
-      return LinearGradients{dy[i], weights[i].data(), weight_grad[i],
-                             1 + i, needs[1 + i],      needs[4 + i]};
+      return LinearGradients{.dy = dy[i],
+                             .weight = weights[i].data(),
+                             .weight_grad = weight_grad[i],
+                             .slot = 1 + i,
+                             .need_weight = needs[1 + i],
+                             .need_bias = needs[4 + i]};
     };
     LinearGradients of[]{layer(0), layer(1), layer(2)};
     const at::Tensor dx = linear_backward(x.data(), of, needs[0], slots);

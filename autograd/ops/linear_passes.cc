@@ -95,7 +95,7 @@ at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> laye
 
     if (need_x) {
       read.push_back(layer.weight.contiguous());
-      to_x.push_back({matrix_of(layer.dy), matrix_of(read.back()), out});
+      to_x.push_back({.a = matrix_of(layer.dy), .b = matrix_of(read.back()), .k = out});
     }
 
     // The product for the weight's gradient also sums dy for the bias. Without it, sum here.
@@ -114,8 +114,11 @@ at::Tensor linear_backward(const at::Tensor& x_, std::span<LinearGradients> laye
     if (!add) layer.dw = at::empty({out, in}, options.dtype(layer.weight_grad));
     Epilogue e{.out = matrix_of(layer.dw)};
     if (add) e.residual = e.out;
-    to_weights.push_back({matrix_of(layer.dy), out, e,
-                          layer.need_bias ? layer.db.mutable_data_ptr<float>() : nullptr});
+    to_weights.push_back(
+        {.a = matrix_of(layer.dy),
+         .m = out,
+         .e = e,
+         .column_sums = layer.need_bias ? layer.db.mutable_data_ptr<float>() : nullptr});
   }
 
   at::Tensor dx;

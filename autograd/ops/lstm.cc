@@ -93,9 +93,18 @@ struct LstmLayer {
                   dgates.mutable_data_ptr(), dh.mutable_data_ptr(), dc.mutable_data_ptr<float>());
     for (const at::Tensor& t : {dgates, dh, dc}) bump_version(t);
 
-    LinearGradients ih{dgates, weight_ih.data(), weight_grads[0], 1, needs[1], needs[2]};
+    LinearGradients ih{.dy = dgates,
+                       .weight = weight_ih.data(),
+                       .weight_grad = weight_grads[0],
+                       .slot = 1,
+                       .need_weight = needs[1],
+                       .need_bias = needs[2]};
     const at::Tensor dx = linear_backward(x.data(), {&ih, 1}, needs[0], slots);
-    LinearGradients hh{dgates, weight_hh.data(), weight_grads[1], 3, needs[3]};
+    LinearGradients hh{.dy = dgates,
+                       .weight = weight_hh.data(),
+                       .weight_grad = weight_grads[1],
+                       .slot = 3,
+                       .need_weight = needs[3]};
     linear_backward(hs.narrow(0, shape.before(0), shape.steps), {&hh, 1}, false, slots);
     return {dx, ih.dw, ih.db, hh.dw, dh, dc};
   }
@@ -125,7 +134,10 @@ struct LstmLayer {
 
  private:
   LstmShape shape_of(const at::Tensor& all_gates) const {
-    return {all_gates.size(0), all_gates.size(1), all_gates.size(2) / 4, reverse};
+    return {.steps = all_gates.size(0),
+            .batch = all_gates.size(1),
+            .h = all_gates.size(2) / 4,
+            .reverse = reverse};
   }
 };
 

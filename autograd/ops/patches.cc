@@ -61,11 +61,20 @@ struct Col2im {
 }  // namespace
 
 Variable im2col(const Variable& x, Pair kernel, Pair dilation, Pair padding, Pair stride) {
-  return apply(Im2col{.windows = {kernel, dilation, padding, stride}}, x);
+  return apply(Im2col{.windows = {.kernel = kernel,
+                                  .dilation = dilation,
+                                  .padding = padding,
+                                  .stride = stride}},
+               x);
 }
 Variable col2im(const Variable& x, Pair size, Pair kernel, Pair dilation, Pair padding,
                 Pair stride) {
-  return apply(Col2im{.size = size, .windows = {kernel, dilation, padding, stride}}, x);
+  return apply(Col2im{.size = size,
+                      .windows = {.kernel = kernel,
+                                  .dilation = dilation,
+                                  .padding = padding,
+                                  .stride = stride}},
+               x);
 }
 
 }  // namespace lathe

@@ -188,13 +188,21 @@ Variable max_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, 
 }
 Variable avg_pool2d(const Variable& x, Pair kernel, std::optional<Pair> stride, Pair padding,
                     bool ceil_mode, bool count_include_pad) {
-  return apply(AvgPool2d{{kernel, stride.value_or(kernel), padding, ceil_mode, count_include_pad}},
+  return apply(AvgPool2d{{.kernel = kernel,
+                          .stride = stride.value_or(kernel),
+                          .padding = padding,
+                          .ceil_mode = ceil_mode,
+                          .count_include_pad = count_include_pad}},
                x);
 }
 Variable avg_pool2d_backward(const Variable& dy, at::IntArrayRef sizes, Pair kernel, Pair stride,
                              Pair padding, bool ceil_mode, bool count_include_pad) {
   return apply(AvgPool2dBackward{image_sizes(sizes),
-                                 {kernel, stride, padding, ceil_mode, count_include_pad}},
+                                 {.kernel = kernel,
+                                  .stride = stride,
+                                  .padding = padding,
+                                  .ceil_mode = ceil_mode,
+                                  .count_include_pad = count_include_pad}},
                dy);
 }
 Variable adaptive_avg_pool2d(const Variable& x, Pair out) {

@@ -27,6 +27,7 @@ struct Rotate {
     const at::Tensor& rope_table = angles.data();
     const int64_t width = rope_table.size(-1), half = width / 2, heads = given.size(-1) / width;
     const at::Tensor x = given.contiguous();
+
     if (kernel_ready(x)) {
       at::Tensor y = at::empty_like(x);
       rotate_heads(x.const_data_ptr(), y.mutable_data_ptr(), element_of(x.scalar_type()),
@@ -35,6 +36,7 @@ struct Rotate {
       bump_version(y);
       return y;
     }
+
     if (is_ready_on_gpu(x, heads, width)) {
       const at::Tensor in = for_kernels(x), table = for_kernels(rope_table);
       at::Tensor y = at::empty_like(in);
@@ -44,6 +46,8 @@ struct Rotate {
       bump_version(y);
       return y;
     }
+
+    // Neither kernel takes this tensor.
     const at::Tensor pairs =
         x.to(rope_table.scalar_type()).view({x.size(0), x.size(1), heads, 2, half});
     const at::Tensor a = pairs.select(3, 0), b = pairs.select(3, 1),

@@ -248,19 +248,20 @@ Variable pad(const Variable& x, at::IntArrayRef pads, PadMode mode, double value
   LATHE_CHECK(pads.size() % 2 == 0 && static_cast<int64_t>(pads.size() / 2) <= x.dim(), "pad(",
               describe(x.data()), "): pads ", describe(pads),
               " must be two for each of the last dims");
+
   if (mode == PadMode::constant) return padded(x, dims_of(pads), value);
   LATHE_CHECK(value == 0, "pad: only PadMode::constant accepts a value");
+
   Variable y = x;
   for (size_t i = 0; i < pads.size() / 2; ++i) {
     const int64_t dim = x.dim() - 1 - static_cast<int64_t>(i), size = x.size(dim);
     const int64_t before = pads[2 * i], behind = pads[2 * i + 1], most = std::max(before, behind);
-    LATHE_CHECK(
-        most <= 0 || (mode == PadMode::reflect    ? most < size
-                      : mode == PadMode::circular ? most <= size + std::min<int64_t>(0, before) +
-                                                                std::min<int64_t>(0, behind)
-                                                  : size > 0),
-        "pad(", describe(x.data()), "): dim ", dim, " of size ", size, " is too small to pad by ",
-        most, " positions in this mode");
+    bool fits = size > 0;
+    if (mode == PadMode::reflect) fits = most < size;
+    if (mode == PadMode::circular)
+      fits = most <= size + std::min<int64_t>(0, before) + std::min<int64_t>(0, behind);
+    LATHE_CHECK(most <= 0 || fits, "pad(", describe(x.data()), "): dim ", dim, " of size ", size,
+                " is too small to pad by ", most, " positions in this mode");
     LATHE_CHECK(size + before + behind >= 0, "pad(", describe(x.data()), "): dim ", dim,
                 " of size ", size, " can't be cropped by ", before, " and ", behind);
     if (before != 0 || behind != 0)

@@ -131,6 +131,7 @@ void on_bus_error(int, siginfo_t* info, void*) {
       const auto part = [](const char* text) {
         return iovec{.iov_base = const_cast<char*>(text), .iov_len = std::strlen(text)};
       };
+
       const bool is_scratch = slot.is_scratch;
       const std::array parts{
           part(is_scratch ? "error: a page of the scratch file can't be read or written in "
@@ -139,11 +140,14 @@ void on_bus_error(int, siginfo_t* info, void*) {
           part(is_scratch ? "; check the disk and run the same command again\n"
                           : " was cut short while it was being read; restore the file and run the "
                             "same command again\n")};
+
       if (writev(STDERR_FILENO, parts.data(), static_cast<int>(parts.size())) < 0)
         _exit(static_cast<int>(Exit::io));
       _exit(static_cast<int>(is_scratch ? Exit::io : Exit::data));
     }
   }
+
+  // The address is in no map of a file: end as without this handler.
   signal(SIGBUS, SIG_DFL);
   raise(SIGBUS);
 }

@@ -188,6 +188,7 @@ bool write_q4_0(const float* values, std::byte* block) {
 }
 
 constexpr std::array<GGUFType, 11> types{{
+    // name, number, of_file, elements, bytes, read, write
     {"F32", 0, 0, 1, 4, read_f32, nullptr},
     {"F16", 1, 1, 1, 2, read_f16, nullptr},
     {"BF16", 30, 32, 1, 2, read_bf16, nullptr},

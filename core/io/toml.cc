@@ -155,7 +155,9 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
            "\" stands outside a section; put it under one, such as [train]");
     }
     for (const auto& [key, value] : *table) {
-      TomlEntry entry{str(section.str(), ".", key.str()), {}, place(name, key.source())};
+      TomlEntry entry{.key = str(section.str(), ".", key.str()),
+                      .value = {},
+                      .where = place(name, key.source())};
       if (!value_of(value, entry.value)) {
         fail(Exit::usage, entry.where, ": ", entry.key,
              " must be a number, a string or true/false");
@@ -182,56 +184,66 @@ ConfigValue parse_value(std::string_view text) {
   return value;
 }
 
+namespace {
+
+/// Returns a TOML float that reads back as the same number, with as few digits as that needs of 6,
+/// 15 and 17.
+std::string toml_number(double d) {
+  if (!std::isfinite(d)) return std::isnan(d) ? "nan" : d > 0 ? "inf" : "-inf";
+  char text[40];
+  for (int digits : {6, 15, 17}) {
+    std::snprintf(text, sizeof text, "%.*g", digits, d);
+    if (std::strtod(text, nullptr) == d) break;
+  }
+  std::string out = text;
+  return out.find_first_of(".e") == std::string::npos ? out + ".0" : out;
+}
+
+/// Returns a TOML string that reads back as `s`, except where `s` is not UTF-8.
+std::string toml_string(const std::string& s) {
+  std::string out = "\"";
+  for (size_t i = 0; i < s.size(); ++i) {
+    const char c = s[i];
+    // A byte-order mark, which the parser refuses unless it is escaped.
+    if (s.compare(i, 3, "\xEF\xBB\xBF") == 0) {
+      out += "\\uFEFF";
+      i += 2;
+      continue;
+    }
+
+    const size_t n = code_point_length(s, i);
+    if (n == 0) {  // not UTF-8, which is possible in a path
+      out += "\\uFFFD";
+      continue;
+    }
+
+    if (n > 1) {
+      out.append(s, i, n);
+      i += n - 1;
+      continue;
+    }
+
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(c));
+      out += escape;
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
 std::string toml_text(const ConfigValue& value) {
   // Numbers and strings must read back as the same value.
   struct Visitor {
     std::string operator()(bool b) const { return b ? "true" : "false"; }
     std::string operator()(int64_t i) const { return std::to_string(i); }
-    std::string operator()(double d) const {
-      if (!std::isfinite(d)) return std::isnan(d) ? "nan" : d > 0 ? "inf" : "-inf";
-      char text[40];
-      for (int digits : {6, 15, 17}) {  // the shortest of these that reads back as the same number
-        std::snprintf(text, sizeof text, "%.*g", digits, d);
-        if (std::strtod(text, nullptr) == d) break;
-      }
-      std::string out = text;
-      return out.find_first_of(".e") == std::string::npos ? out + ".0" : out;
-    }
-
-    std::string operator()(const std::string& s) const {
-      std::string out = "\"";
-      for (size_t i = 0; i < s.size(); ++i) {
-        const char c = s[i];
-        // A byte-order mark, which the parser refuses unless it is escaped.
-        if (s.compare(i, 3, "\xEF\xBB\xBF") == 0) {
-          out += "\\uFEFF";
-          i += 2;
-          continue;
-        }
-
-        const size_t n = code_point_length(s, i);
-        if (n == 0) {  // not UTF-8, which is possible in a path
-          out += "\\uFFFD";
-          continue;
-        }
-
-        if (n > 1) {
-          out.append(s, i, n);
-          i += n - 1;
-          continue;
-        }
-
-        if (c == '"' || c == '\\') out += '\\';
-        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-          char escape[8];
-          std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(c));
-          out += escape;
-        } else {
-          out += c;
-        }
-      }
-      return out + "\"";
-    }
+    std::string operator()(double d) const { return toml_number(d); }
+    std::string operator()(const std::string& s) const { return toml_string(s); }
 
     std::string operator()(const ConfigTables& tables) const {
       std::string out = "[";
@@ -242,7 +254,7 @@ std::string toml_text(const ConfigValue& value) {
               !key.empty() && std::all_of(key.begin(), key.end(), [](unsigned char c) {
                 return std::isalnum(c) != 0 || c == '_' || c == '-';
               });
-          out += (out.ends_with('{') ? "" : ", ") + (bare ? key : (*this)(key)) + " = " +
+          out += (out.ends_with('{') ? "" : ", ") + (bare ? key : toml_string(key)) + " = " +
                  std::visit(*this, scalar);
         }
         out += "}";

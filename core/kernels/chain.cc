@@ -371,8 +371,12 @@ void Chain::run(std::span<const void* const> inputs, std::span<void* const> outp
     const auto [registers, low, bytes] = carve(scratch.mine());
     for (int r = 0; r < plan.registers; ++r)
       places[static_cast<size_t>(direct + r)] = registers + r * stride;
-    const ChainFrame frame{places.data(),  inputs_.data(), inputs.data(),
-                           outputs.data(), types.data(),   static_cast<int>(inputs_.size())};
+    const ChainFrame frame{.places = places.data(),
+                           .inputs = inputs_.data(),
+                           .sources = inputs.data(),
+                           .results = outputs.data(),
+                           .types = types.data(),
+                           .read = static_cast<int>(inputs_.size())};
 
     std::vector<Call> calls;
     int64_t size_of_calls = 0;

@@ -22,6 +22,7 @@ __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bo
   const uint64_t first_block = mask.first / 4;
   const uint64_t last_block = (mask.first + static_cast<uint64_t>(n) - 1) / 4;
   const auto scale = static_cast<Compute>(mask.scale);
+
   for (uint64_t block = first_block + blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x;
        block <= last_block; block += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
     const DevicePhilox words(block, mask.step, mask.key);
@@ -29,6 +30,7 @@ __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bo
       return words[w] < mask.threshold ? static_cast<T>(0.0f)
                                        : static_cast<T>(static_cast<Compute>(value) * scale);
     };
+
     const int64_t begin = static_cast<int64_t>(4 * block) - static_cast<int64_t>(mask.first);
     if (by_four && begin + 4 <= n) {
       Four<T> four = *reinterpret_cast<const Four<T>*>(x + begin);
@@ -37,6 +39,7 @@ __global__ void dropout_kernel(const T* x, T* y, int64_t n, DropoutMask mask, bo
       *reinterpret_cast<Four<T>*>(y + begin) = four;
       continue;
     }
+
 #pragma unroll
     for (uint64_t w = 0; w < 4; ++w) {
       const int64_t i = begin + static_cast<int64_t>(w);

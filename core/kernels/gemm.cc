@@ -122,7 +122,7 @@ std::vector<std::vector<Stretch>> by_panels(std::span<const Product> products, E
         panels.emplace_back();
         filled = 0;
       }
-      panels.back().push_back({&p, at, have, deep, filled});
+      panels.back().push_back({.of = &p, .at = at, .have = have, .deep = deep, .place = filled});
       filled += deep;
     }
   }
@@ -287,7 +287,7 @@ void gemm_tn(std::span<const LeftFactor> lefts, Matrix b, int64_t n, int64_t k) 
   for (const LeftFactor& left : lefts) {
     const Parts parts(left.m, tall_rows);
     for (int64_t i = 0; i < parts.count(); ++i)
-      rows.push_back({&left, parts.begin(i), parts.length(i)});
+      rows.push_back({.of = &left, .begin = parts.begin(i), .count = parts.length(i)});
     for (const int64_t length : parts.lengths()) lengths.push_back(length);
   }
   if (rows.empty() || n == 0) return;

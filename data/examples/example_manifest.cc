@@ -27,15 +27,18 @@ Json split_json(const ExampleSplit& s) {
 }
 ArrayInfo read_array(const Json& json, const char* key, const std::string& where) {
   const auto a = json_get<Json>(json, key, where, Exit::data);
-  ArrayInfo info{manifest_file(a, "file", where), "",
-                 array_type(json_get<std::string>(a, "dtype", where, Exit::data), where),
-                 json_get<std::string>(a, "xxh3", where, Exit::data)};
+  ArrayInfo info{.file = manifest_file(a, "file", where),
+                 .tensor = "",
+                 .type = array_type(json_get<std::string>(a, "dtype", where, Exit::data), where),
+                 .xxh3 = json_get<std::string>(a, "xxh3", where, Exit::data)};
   if (a.contains("tensor")) info.tensor = json_get<std::string>(a, "tensor", where, Exit::data);
   return info;
 }
 ExampleSplit read_split(const Json& json, const char* key, const std::string& where) {
   const auto s = json_get<Json>(json, key, where, Exit::data);
-  ExampleSplit split{json_integer(s, "examples", 0, most, where, Exit::data), {}, {}};
+  ExampleSplit split{.examples = json_integer(s, "examples", 0, most, where, Exit::data),
+                     .inputs = {},
+                     .targets = {}};
   if (split.examples > 0) {
     split.inputs = read_array(s, "inputs", where);
     split.targets = read_array(s, "targets", where);
@@ -46,7 +49,14 @@ ExampleSplit read_split(const Json& json, const char* key, const std::string& wh
 }  // namespace
 
 ExampleEncoding ExampleManifest::encoding() const {
-  return {input_sizes, outputs, labels, inputs, targets, channels_last, table, image_files};
+  return {.input_sizes = input_sizes,
+          .outputs = outputs,
+          .labels = labels,
+          .inputs = inputs,
+          .targets = targets,
+          .channels_last = channels_last,
+          .table = table,
+          .image_files = image_files};
 }
 
 bool is_example_manifest(const Json& json) {

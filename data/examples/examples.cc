@@ -114,7 +114,7 @@ class ExampleData final : public Data {
     const auto shift = [&](uint32_t x) {
       return static_cast<int64_t>(uint64_t{x} * static_cast<uint64_t>(2 * crop_ + 1) >> 32) - crop_;
     };
-    return {flip_ && r[0] >> 31 != 0, shift(r[1]), shift(r[2])};
+    return {.mirrored = flip_ && r[0] >> 31 != 0, .down = shift(r[1]), .right = shift(r[2])};
   }
   /// Returns uninitialized host tensors for n examples.
   std::vector<at::Tensor> buffers(int64_t n) const {

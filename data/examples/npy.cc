@@ -20,6 +20,7 @@ struct TypeNames {
   const char *name, *npy;  // npy: NumPy's code without the byte order
   int64_t bytes;
 };
+// type, name, npy, bytes
 constexpr std::array<TypeNames, 12> types{{{ArrayType::f16, "float16", "f2", 2},
                                            {ArrayType::f32, "float32", "f4", 4},
                                            {ArrayType::f64, "float64", "f8", 8},

@@ -99,7 +99,7 @@ class Mixture final : public Data {
     std::vector<WindowSource> all;
     for (size_t i = 0; i < data_.size(); ++i) {
       if (const TokenFile* tokens = (*data_[i].*split)())
-        all.push_back({tokens, parts_[i].weight, parts_[i].name});
+        all.push_back({.tokens = tokens, .weight = parts_[i].weight, .name = parts_[i].name});
     }
     LATHE_CHECK(!all.empty(), "there are no tokens of that split");
     return all;

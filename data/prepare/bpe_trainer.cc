@@ -190,7 +190,7 @@ class Merger {
   void queue_new_pairs() {
     for (auto& [pair, list] : where_) {
       if (const int64_t count = pair_counts_[pair]; count > 0)
-        queue_.push({pair, count, std::move(list)});
+        queue_.push({.pair = pair, .count = count, .words = std::move(list)});
     }
     where_.clear();
   }

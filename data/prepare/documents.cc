@@ -131,8 +131,7 @@ bool PartReader::next_text(Part& part) {
           fail(Exit::data, name_, ": a document of more than ", max_document_bytes_ >> 20,
                " MiB at byte ", place_,
                " is too large for --dedup, --val-by hash, limits of length and a tokenizer with "
-               "its own "
-               "pattern, which need complete documents; give --separator");
+               "its own pattern, which need complete documents; give --separator");
         }
         if (take == 0) {
           // There is no good position within the limit: cut between any two UTF-8 characters.

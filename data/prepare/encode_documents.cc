@@ -80,7 +80,13 @@ struct MessageTexts {
     with_roles += m.role + '\0' + m.text + '\0';
   }
   EncodedDocument document(const DocumentOptions& o) const {
-    return {true, true, text.size(), 0, digest(with_roles), filter_result_of(text, o), 0};
+    return {.begins = true,
+            .ends = true,
+            .bytes = text.size(),
+            .repaired = 0,
+            .digest = digest(with_roles),
+            .result = filter_result_of(text, o),
+            .ids_end = 0};
   }
 };
 
@@ -117,8 +123,13 @@ void encode_preferences(const Part& part, const DocumentOptions& o, Writer* writ
 void encode_texts(const Part& part, const DocumentOptions& o, Writer* writer, EncodedPart& made) {
   std::string repaired;
   each_document(part, o.source, [&](std::string_view text) {
-    EncodedDocument d{
-        made.documents.empty() ? part.begins : true, true, 0, 0, {}, FilterResult::kept, 0};
+    EncodedDocument d{.begins = made.documents.empty() ? part.begins : true,
+                      .ends = true,
+                      .bytes = 0,
+                      .repaired = 0,
+                      .digest = {},
+                      .result = FilterResult::kept,
+                      .ids_end = 0};
     // A part that does not end a document contains only one.
     d.ends = part.ends;
 
@@ -168,7 +179,7 @@ void Encoders::give_back(Encoder one) {
 }
 
 EncodedPart encode(const Part& part, const DocumentOptions& o, Encoders& encoders, bool with_ids) {
-  EncodedPart made{digest(part.text), {}, {}};
+  EncodedPart made{.input = digest(part.text), .documents = {}, .ids = {}};
   Encoders::Encoder encoder = with_ids ? encoders.borrow() : nullptr;
   Writer writer(o, encoder.get(), made.ids);
   const auto encode = o.source.format == "instructions"  ? encode_conversations

@@ -138,7 +138,7 @@ class NewArray final : public ExampleSource {
     std::vector<double> x;
     for (at_ = 0; at_ < inputs_.examples; ++at_) {
       inputs_.read(at_, x);
-      f({x, {}, {}});
+      f({.inputs = x, .targets = {}, .label = {}});
       inputs_.release(at_, at_ + 1);
       meter.advance(inputs_.bytes() / static_cast<uint64_t>(inputs_.examples));
     }
@@ -179,7 +179,7 @@ class ArraySource final : public ExampleSource {
       for (at_ = begin; at_ < end; ++at_) {
         inputs_.read(at_, x);
         targets_.read(at_, y);
-        f({x, y, {}});
+        f({.inputs = x, .targets = y, .label = {}});
       }
       inputs_.release(begin, end);
       targets_.release(begin, end);

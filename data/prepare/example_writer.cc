@@ -21,9 +21,10 @@ ExampleWriter::ExampleWriter(const fs::path& folder, const ExampleSource& source
   const std::vector<int64_t> target_sizes =
       classifies_ ? std::vector<int64_t>{} : std::vector<int64_t>{source.target_numel()};
   const auto split = [&](const std::string& name, int64_t examples) {
-    return SplitOut{{folder, name + "_inputs.npy", input_type, manifest.input_sizes, examples},
-                    {folder, name + "_targets.npy", target_type, target_sizes, examples},
-                    examples};
+    return SplitOut{
+        .inputs = {folder, name + "_inputs.npy", input_type, manifest.input_sizes, examples},
+        .targets = {folder, name + "_targets.npy", target_type, target_sizes, examples},
+        .left = examples};
   };
 
   train_.emplace(split("train", manifest.train.examples));

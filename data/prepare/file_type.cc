@@ -25,8 +25,7 @@ constexpr ForeignFormat foreign_formats[]{
     {"\x89HDF", "is an HDF5 file; save it as .npy"},
     {"\x89PNG",
      "is a PNG image; put the images of each class into a folder of its own, and prepare the "
-     "folder "
-     "that holds these with --format images"},
+     "folder that holds these with --format images"},
     {"\xFF\xD8\xFF",
      "is a JPEG image; put the images of each class into a folder of its own, and prepare the "
      "folder that holds these with --format images"},

@@ -31,7 +31,7 @@ void collect_images(const fs::path& folder, const std::string& label, std::vecto
     if (fs::is_directory(entry) && !fs::is_symlink(entry)) {
       collect_images(entry, label, found, others);
     } else if (fs::is_regular_file(entry) && has_image_name(entry)) {
-      found.push_back({entry.string(), label, fs::file_size(entry)});
+      found.push_back({.path = entry.string(), .label = label, .bytes = fs::file_size(entry)});
     } else {
       ++others;
     }
@@ -57,7 +57,7 @@ class ImageSource : public ExampleSource {
       ImageFile file(image.path);
       file.read(channels_, pixels);
       resize_image(pixels, file.height(), file.width(), channels_, height_, width_, resized);
-      f({resized, {}, image.label});
+      f({.inputs = resized, .targets = {}, .label = image.label});
       meter.advance(image.bytes);
     }
   }
@@ -167,7 +167,7 @@ class NewImages final : public ImageSource {
     width_ = encoding.input_sizes.at(2);
     for (const std::string& path : paths) {
       if (!fs::is_directory(path)) {
-        images_.push_back({path, "", fs::file_size(path)});
+        images_.push_back({.path = path, .label = "", .bytes = fs::file_size(path)});
         continue;
       }
       const size_t before = images_.size();

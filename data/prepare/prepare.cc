@@ -250,6 +250,18 @@ int64_t TextShards::write(int64_t train, const std::optional<Progress>& before) 
   return now.largest_id;
 }
 
+/// Shows the sizes of the splits, and warns if no token is left for validation.
+void log_result(const PrepareOptions& options, const DataManifest& manifest, int64_t train,
+                int64_t val) {
+  log_info(options.out.string(), ": ", train, " training and ", val,
+           " validation tokens, vocabulary of ", manifest.vocab_size, " (",
+           manifest.tokenizer.kind(), ")");
+  if (options.val_share > 0 && val == 0) {
+    log_warn("no token is for validation, because the text is too short for a share of ",
+             options.val_share, "; raise --val");
+  }
+}
+
 }  // namespace
 
 void prepare(const PrepareOptions& options) {
@@ -298,8 +310,15 @@ void prepare(const PrepareOptions& options) {
   DataManifest manifest;
   manifest.tokenizer = found.tokenizer;
   manifest.vocab_size = found.tokenizer.size();
-  manifest.largest_id =
-      TextShards{inputs, found, options, out, journal, meter, train, val}.write(split, before);
+  manifest.largest_id = TextShards{.inputs = inputs,
+                                   .survey = found,
+                                   .options = options,
+                                   .out = out,
+                                   .journal = journal,
+                                   .meter = meter,
+                                   .first = train,
+                                   .second = val}
+                            .write(split, before);
   manifest.train = train.finish();
   manifest.val = val.finish();
 
@@ -309,13 +328,7 @@ void prepare(const PrepareOptions& options) {
   }
   out.publish(files, [&](const std::string& name) { write_manifest(options.out, manifest, name); });
 
-  log_info(options.out.string(), ": ", split, " training and ", n - split,
-           " validation tokens, vocabulary of ", manifest.vocab_size, " (",
-           manifest.tokenizer.kind(), ")");
-  if (options.val_share > 0 && split == n) {
-    log_warn("no token is for validation, because the text is too short for a share of ",
-             options.val_share, "; raise --val");
-  }
+  log_result(options, manifest, split, n - split);
 }
 
 }  // namespace lathe

@@ -368,9 +368,17 @@ void prepare_documents(const DocumentOptions& o) {
 
   out.clear(resumed_files);
 
+  DocumentPreparation{.o = o,
+                      .out = out,
+                      .journal = journal,
+                      .meter = meter,
+                      .train = tail ? *spool : *train,
+                      .val = tail ? *spool : *val,
+                      .manifest = manifest}
+      .process(whole, before);
+
   // The tail is the last share of the tokens that remain after filtering.
   if (tail) {
-    DocumentPreparation{o, out, journal, meter, *spool, *spool, manifest}.process(whole, before);
     const auto all = spool->tokens();
     spool->finish();
     const fs::path path = OutFolder::unfinished(o.out, "train_all.bin");
@@ -378,8 +386,6 @@ void prepare_documents(const DocumentOptions& o) {
     if (all > 0 && manifest.pairs) head = next_pair(path, head);
     if (all > 0) split_tail(path, wide, *train, *val, head, meter);
     remove_tree(path);
-  } else {
-    DocumentPreparation{o, out, journal, meter, *train, *val, manifest}.process(whole, before);
   }
 
   check_enough(manifest, train->tokens(), val->tokens());

@@ -44,6 +44,51 @@ void refuse_comma_numbers(const ExampleSurvey& s, const ExampleSource& source) {
        "\"; write decimal points and no separators of thousands, or give --task classification");
 }
 
+/// Adds the target of an example. Throws Exit::data if it does not fit the task or earlier targets.
+void add_target(ExampleSurvey& s, const RawExample& e, const ExampleSource& source,
+                const std::string& task) {
+  const bool text = e.targets.empty();
+  const bool first_text = text && s.labels.empty();
+  if (text) {
+    const std::string label(e.label);
+    const std::string shown = "\"" + label.substr(0, 100) + "\"";
+    if (task == "regression")
+      fail(Exit::data, source.where(), " is ", shown, ", which is not a number");
+    if (label.size() > 1000)
+      fail(Exit::data, source.where(), " is text of ", label.size(),
+           " bytes, too long for a class");
+    if (!is_utf8(label)) fail(Exit::data, source.where(), " is not UTF-8; convert the file");
+    if (!s.many) ++s.labels[label];
+  } else if (e.targets.size() != 1 || !is_integer(e.targets[0])) {
+    s.whole = false;
+    if (task == "classification") {
+      fail(Exit::data, source.where(), " is ",
+           e.targets.size() == 1 ? str(e.targets[0]) : "several numbers",
+           "; a class is text or a whole number");
+    }
+  } else if (!s.many) {
+    ++s.numbers[static_cast<int64_t>(e.targets[0])];
+  }
+
+  // Text among numbers is most likely an error, unless the task makes both classes.
+  const bool number_before = !s.numbers.empty() || !s.whole;
+  if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
+    fail(Exit::data, source.where(),
+         text ? " is text, but earlier targets are numbers"
+              : " is a number, but earlier targets are text",
+         "; repair it, or give --task classification to make each distinct target a class");
+  }
+
+  // From here on targets are not counted, which limits the memory for a regression.
+  if (std::ssize(s.numbers) + std::ssize(s.labels) > max_classes) {
+    s.many = true;
+    if (task.empty()) refuse_comma_numbers(s, source);
+    if (!s.labels.empty() || task == "classification")
+      fail(Exit::data, source.where(), ": the input has more than ", max_classes,
+           " different targets, which is the largest number of classes");
+  }
+}
+
 ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressReporter& meter) {
   ExampleSurvey s;
   meter.begin("read", source.bytes());
@@ -53,47 +98,7 @@ ExampleSurvey survey(ExampleSource& source, const std::string& task, ProgressRep
     if (!source.input_type()) {
       for (const double x : e.inputs) s.bytes = s.bytes && x >= 0 && x <= 255 && std::trunc(x) == x;
     }
-
-    const bool text = e.targets.empty();
-    const bool first_text = text && s.labels.empty();
-    if (text) {
-      const std::string label(e.label);
-      const std::string shown = "\"" + label.substr(0, 100) + "\"";
-      if (task == "regression")
-        fail(Exit::data, source.where(), " is ", shown, ", which is not a number");
-      if (label.size() > 1000)
-        fail(Exit::data, source.where(), " is text of ", label.size(),
-             " bytes, too long for a class");
-      if (!is_utf8(label)) fail(Exit::data, source.where(), " is not UTF-8; convert the file");
-      if (!s.many) ++s.labels[label];
-    } else if (e.targets.size() != 1 || !is_integer(e.targets[0])) {
-      s.whole = false;
-      if (task == "classification") {
-        fail(Exit::data, source.where(), " is ",
-             e.targets.size() == 1 ? str(e.targets[0]) : "several numbers",
-             "; a class is text or a whole number");
-      }
-    } else if (!s.many) {
-      ++s.numbers[static_cast<int64_t>(e.targets[0])];
-    }
-
-    // Text among numbers is most likely an error, unless the task makes both classes.
-    const bool number_before = !s.numbers.empty() || !s.whole;
-    if (task.empty() && (text ? first_text && number_before : !s.labels.empty())) {
-      fail(Exit::data, source.where(),
-           text ? " is text, but earlier targets are numbers"
-                : " is a number, but earlier targets are text",
-           "; repair it, or give --task classification to make each distinct target a class");
-    }
-
-    // From here on targets are not counted, which limits the memory for a regression.
-    if (std::ssize(s.numbers) + std::ssize(s.labels) > max_classes) {
-      s.many = true;
-      if (task.empty()) refuse_comma_numbers(s, source);
-      if (!s.labels.empty() || task == "classification")
-        fail(Exit::data, source.where(), ": the input has more than ", max_classes,
-             " different targets, which is the largest number of classes");
-    }
+    add_target(s, e, source, task);
   });
   if (task.empty()) refuse_comma_numbers(s, source);
   return s;
@@ -127,7 +132,7 @@ struct Targets {
 /// the user.
 Targets choose(const ExampleSurvey& s, const ExampleSource& source, const ExampleOptions& options,
                std::string& chosen) {
-  Targets t{options.task, {}, {}, {}};
+  Targets t{.task = options.task, .labels = {}, .of_number = {}, .of_label = {}};
   const auto different = std::ssize(s.numbers) + std::ssize(s.labels);
   // Many examples for each value mean classes; numbers to regress on rarely repeat.
   const bool few = s.whole && !s.many &&

@@ -22,8 +22,14 @@ std::optional<Progress> read_progress(const Json& record, const std::string& com
   const auto text = [&](const char* key) {
     return json_get<std::string>(record, key, where, Exit::data);
   };
-  return Progress{whole("parts"),   whole("train"), whole("val"),      whole("largest_id"),
-                  whole("learned"), text("input"),  text("train_sum"), text("val_sum")};
+  return Progress{.parts = whole("parts"),
+                  .train = whole("train"),
+                  .val = whole("val"),
+                  .largest_id = whole("largest_id"),
+                  .learned = whole("learned"),
+                  .input = text("input"),
+                  .train_sum = text("train_sum"),
+                  .val_sum = text("val_sum")};
 }
 
 }  // namespace lathe

@@ -67,7 +67,9 @@ bool SplitWriter::resume(int64_t tokens, const std::string& checksum) {
   for (const auto& [path, bytes] : found) {
     fs::resize_file(path, bytes);
     sum_ = std::move(sums[shards_.size()]);
-    shards_.push_back({name_of(shards_.size()), static_cast<int64_t>(bytes / width), ""});
+    shards_.push_back({.file = name_of(shards_.size()),
+                       .tokens = static_cast<int64_t>(bytes / width),
+                       .xxh3 = ""});
     tokens_ += shards_.back().tokens;
     file_ = OutputFile(path, OutputFile::Open::append);
     if (shards_.back().tokens == shard_tokens_) close();
@@ -103,7 +105,7 @@ std::string SplitWriter::name_of(size_t shard) const {
 }
 
 void SplitWriter::open() {
-  shards_.push_back({name_of(shards_.size()), 0, ""});
+  shards_.push_back({.file = name_of(shards_.size()), .tokens = 0, .xxh3 = ""});
   file_ = OutputFile(OutFolder::unfinished(out_, shards_.back().file), OutputFile::Open::create);
   sum_ = Checksum();
 }

@@ -267,9 +267,9 @@ void TableSource::give(const std::vector<double>& inputs, std::string_view targe
          " is empty; fill it in, leave the line out, or leave out all such lines with --missing "
          "drop");
   const auto number = csv_number(target);
-  if (!number) return f({inputs, {}, target});
+  if (!number) return f({.inputs = inputs, .targets = {}, .label = target});
   if (!std::isfinite(*number)) refuse_number(target, where(), /*prepares=*/true);
-  f({inputs, {&*number, 1}, {}});
+  f({.inputs = inputs, .targets = {&*number, 1}, .label = {}});
 }
 
 /// New rows for the columns of a format, without a target.
@@ -359,7 +359,9 @@ void NewRows::each(ProgressReporter& meter, const std::function<void(const RawEx
         fields, /*prepares=*/false,
         [&](size_t c) { return str(where(), ": ", column_name(format_.columns[c], places_[c])); },
         inputs);
-    f({inputs, {}, id_ == nowhere ? std::string_view() : fields[id_]});
+    f({.inputs = inputs,
+       .targets = {},
+       .label = id_ == nowhere ? std::string_view() : fields[id_]});
   }
 }
 

@@ -42,6 +42,21 @@ bool is_ascii(std::string_view text) {
                      [](char c) { return static_cast<signed char>(c) >= 0; });
 }
 
+/// Returns whether the patterns and the tokens that are text let each piece end at a line break
+/// with no white space on either side.
+bool may_end_at_lines(const BPEDefinition& d) {
+  const bool has_known_pattern =
+      d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern || d.patterns[0] == llama3_pattern ||
+                                 d.patterns[0] == qwen2_pattern);
+  if (d.byte_tokens.empty() && !has_known_pattern) return false;
+
+  // A token that is text, such as "a\nb", may reach past a line break.
+  return std::ranges::none_of(d.special, [](const SpecialToken& s) {
+    return !s.special && s.text.find('\n') != std::string::npos &&
+           s.text.find_first_not_of(" \t\r\n") != std::string::npos;
+  });
+}
+
 }  // namespace
 
 /// A hash table with open addressing: for each pair of ids that is merged, its rank among the
@@ -144,16 +159,7 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
   }
 
   ends_at_spaces_ = d.patterns.empty();
-  // These three patterns end a piece at a line break with no white space on either side.
-  ends_at_lines_ = of_characters_ || (d.patterns.size() == 1 && (d.patterns[0] == gpt2_pattern ||
-                                                                 d.patterns[0] == llama3_pattern ||
-                                                                 d.patterns[0] == qwen2_pattern));
-  // A token that is text, such as "a\nb", may reach past a line break.
-  for (const SpecialToken& s : d.special) {
-    const bool has_break = s.text.find('\n') != std::string::npos;
-    if (!s.special && has_break && s.text.find_first_not_of(" \t\r\n") != std::string::npos)
-      ends_at_lines_ = false;
-  }
+  ends_at_lines_ = may_end_at_lines(d);
 
   for (int32_t id = 0; id < tokens; ++id) {
     const std::string& token = d.tokens[static_cast<size_t>(id)];
@@ -186,7 +192,8 @@ BPE::BPE(BPEDefinition definition, const std::string& where) : definition_(std::
     const uint64_t pair = Merges::key(a, b);
     Merges::Entry& entry = merges_->entries[merges_->place(pair)];
     // Of merges of the same pair the first one counts.
-    if (entry.pair == ~uint64_t{0}) entry = {pair, static_cast<int32_t>(i), made};
+    if (entry.pair == ~uint64_t{0})
+      entry = {.pair = pair, .rank = static_cast<int32_t>(i), .id = made};
   }
 }
 BPE::~BPE() = default;
@@ -343,11 +350,11 @@ void BPE::Encoder::merge(std::string_view piece, std::vector<int32_t>& out) {
     const int32_t a = symbols[static_cast<size_t>(left)].id,
                   b = symbols[static_cast<size_t>(right)].id;
     if (const auto* merge = bpe_.merges_->find(a, b))
-      queue.push({merge->rank, left, b, a, merge->id});
+      queue.push({.rank = merge->rank, .left = left, .right_id = b, .left_id = a, .id = merge->id});
   };
   const auto add = [&](int32_t id) {
     const auto i = static_cast<int32_t>(symbols.size());
-    symbols.push_back({id, i - 1, i + 1});
+    symbols.push_back({.id = id, .before = i - 1, .after = i + 1});
   };
 
   // SentencePiece's form begins with characters, and uses bytes only for those without a token.

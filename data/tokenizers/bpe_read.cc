@@ -131,11 +131,11 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
       unknown(where, "the pre-tokenizer " + type);
     has_mark(part, "replacement");
     marked = true;
-    // Older files have add_prefix_space instead of prepend_scheme.
-    const std::string scheme =
-        is_absent(part, "prepend_scheme")
-            ? flag(part, "add_prefix_space", true, where) ? "always" : "never"
-            : json_get<std::string>(part, "prepend_scheme", where, Exit::data);
+    std::string scheme;
+    if (!is_absent(part, "prepend_scheme"))
+      scheme = json_get<std::string>(part, "prepend_scheme", where, Exit::data);
+    else  // older files have add_prefix_space instead
+      scheme = flag(part, "add_prefix_space", true, where) ? "always" : "never";
 
     const std::map<std::string, SpaceBefore> known{{"never", SpaceBefore::none},
                                                    {"always", SpaceBefore::each_without},
@@ -314,8 +314,9 @@ SpecialToken added_token(const Json& token, const std::string& where) {
     if (flag(token, key, false, where))
       unknown(where, "the added token \"" + text + "\" with " + key);
   }
-  return {static_cast<int32_t>(json_integer(token, "id", 0, 99'999'999, where, Exit::data)), text,
-          flag(token, "special", true, where)};
+  return {.id = static_cast<int32_t>(json_integer(token, "id", 0, 99'999'999, where, Exit::data)),
+          .text = text,
+          .special = flag(token, "special", true, where)};
 }
 
 BPEDefinition bpe_from_json(const Json& json, const std::string& where) {

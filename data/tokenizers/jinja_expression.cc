@@ -53,6 +53,7 @@ JinjaParser::JinjaParser(const std::string& text) {
   const auto is_name = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
   };
+
   for (size_t i = 0; i < text.size();) {
     const char c = text[i];
     size_t end = i + 1;
@@ -85,6 +86,7 @@ JinjaParser::JinjaParser(const std::string& text) {
       i = end;
     }
   }
+
   // The recursion depth of an evaluation grows with the length of the expression.
   if (tokens_.size() > 1000) throw JinjaError();
 }
@@ -271,6 +273,7 @@ JinjaExpression JinjaParser::primary() {
   if (at_ == tokens_.size()) throw JinjaError();
   const Token token = tokens_[at_];
   if (token.kind == Token::Kind::name) return name_or_call();
+
   ++at_;
   if (token.kind == Token::Kind::string) {
     // Adjacent string literals are concatenated.
@@ -282,11 +285,13 @@ JinjaExpression JinjaParser::primary() {
       return text;
     };
   }
+
   if (token.kind == Token::Kind::number) {
     if (token.text.size() > 8 || token.text.find_first_not_of("0123456789") != std::string::npos)
       throw JinjaError();
     return [n = std::atoll(token.text.c_str())](JinjaScope&) -> Json { return n; };
   }
+
   if (token.text != "(") throw JinjaError();
   const JinjaExpression inner = expression();
   expect(")");

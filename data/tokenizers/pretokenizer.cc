@@ -148,8 +148,10 @@ void Pretokenizer::Cursor::Delete::operator()(MatchData* data) const {
 Pretokenizer::Cursor::Cursor(const Pretokenizer& pretokenizer, std::string_view text)
     : pretokenizer_(pretokenizer),
       text_(text),
-      data_(new MatchData{pcre2_match_data_create(1, nullptr), pcre2_match_context_create(nullptr),
-                          pcre2_jit_stack_create(size_t{32} << 10, size_t{64} << 20, nullptr)}) {
+      data_(new MatchData{
+          .match = pcre2_match_data_create(1, nullptr),
+          .context = pcre2_match_context_create(nullptr),
+          .stack = pcre2_jit_stack_create(size_t{32} << 10, size_t{64} << 20, nullptr)}) {
   if (data_->match == nullptr || data_->context == nullptr || data_->stack == nullptr)
     fail(Exit::memory, "no memory for the pre-tokenizer");
   pcre2_jit_stack_assign(data_->context, nullptr, data_->stack);

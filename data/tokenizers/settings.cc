@@ -194,11 +194,13 @@ TokenizerSettings settings_from_json(const Json& json, const std::string& where)
   const auto text = [&](const Json& in, const char* key) {
     return in.contains(key) ? json_get<std::string>(in, key, where, Exit::data) : "";
   };
+
   s.chat_template = text(found, "chat_template");
   s.templates = text(found, "templates");
   s.generation_config = text(found, "generation_config");
   s.from_template_file =
       found.contains("template_file") && json_get<bool>(found, "template_file", where, Exit::data);
+
   s.has_special_tokens = found.contains("names");
   if (s.has_special_tokens) {
     const Json& names = found["names"];
@@ -206,9 +208,12 @@ TokenizerSettings settings_from_json(const Json& json, const std::string& where)
     s.eos_token = text(names, "eos");
     s.pad_token = text(names, "pad");
   }
+
   s.other_tokens = text(found, "other_tokens");
   if (found.contains("config_end_ids"))
     s.config_end_ids = json_get<std::vector<int64_t>>(found, "config_end_ids", where, Exit::data);
+
+  // Refuse invalid JSON here, where the message can name the file.
   if (!s.templates.empty()) parse_json(s.templates, where, Exit::data);
   if (!s.other_tokens.empty() && !parse_json(s.other_tokens, where, Exit::data).is_object())
     fail(Exit::data, where, ": other_tokens is not a JSON object");

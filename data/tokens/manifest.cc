@@ -24,9 +24,9 @@ std::vector<ShardInfo> read_shards(const Json& json, const char* key, const std:
 
   int64_t left = most;
   for (const auto& s : list) {
-    ShardInfo info{manifest_file(s, "file", where),
-                   json_integer(s, "tokens", 0, left, where, Exit::data),
-                   json_get<std::string>(s, "xxh3", where, Exit::data)};
+    ShardInfo info{.file = manifest_file(s, "file", where),
+                   .tokens = json_integer(s, "tokens", 0, left, where, Exit::data),
+                   .xxh3 = json_get<std::string>(s, "xxh3", where, Exit::data)};
     left -= info.tokens;
     out.push_back(std::move(info));
   }

@@ -71,8 +71,12 @@ TokenFile::TokenFile(const fs::path& folder, const std::string& split,
 }
 
 void TokenFile::add(const fs::path& path, int raw_width, const ShardInfo* expected) {
-  Shard shard{MappedFile(path, Exit::data),  nullptr, total_, 0, raw_width,
-              expected ? expected->xxh3 : ""};
+  Shard shard{.file = MappedFile(path, Exit::data),
+              .data = nullptr,
+              .begin = total_,
+              .tokens = 0,
+              .width = raw_width,
+              .xxh3 = expected ? expected->xxh3 : ""};
 
   const auto bytes = shard.file.bytes();
   size_t header = 0;

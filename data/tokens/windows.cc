@@ -47,8 +47,9 @@ class WindowLayout {
   }
   Batch batch_of(const std::vector<at::Tensor>& buffers) const {
     const int64_t t = buffers[0].size(1) - 1;
-    return {buffers[0].slice(1, 0, t), marked_ ? buffers[1] : buffers[0].slice(1, 1, t + 1),
-            kind_.document_end ? buffers.back() : at::Tensor()};
+    return {.inputs = buffers[0].slice(1, 0, t),
+            .targets = marked_ ? buffers[1] : buffers[0].slice(1, 1, t + 1),
+            .starts = kind_.document_end ? buffers.back() : at::Tensor()};
   }
   bool marked() const { return marked_; }
 
@@ -164,7 +165,9 @@ class EvaluationWindows final : public EvaluationBatches {
     const auto source =
         static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin());
     const int64_t begin = (index - (source == 0 ? 0 : ends_[source - 1])) * sizes_.block_size;
-    return {source, begin, std::min(sizes_.block_size, targets_of(sources_[source]) - begin)};
+    return {.source = source,
+            .begin = begin,
+            .length = std::min(sizes_.block_size, targets_of(sources_[source]) - begin)};
   }
   /// Returns how many tokens of a source are targets: all but the first.
   static int64_t targets_of(const WindowSource& s) {

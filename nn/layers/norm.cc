@@ -94,8 +94,11 @@ Variable BatchNorm::normalize(const Variable& x, bool wide) const {
   if (!is_training()) return batch_norm(x, weight, bias, running_mean, running_var, eps, out);
   const BatchNormed made = batch_norm(x, weight, bias, eps, out);
   if (made.mean.defined()) {
-    record_running({running_mean, made.mean, momentum, num_batches_tracked});
-    record_running({running_var, made.var, momentum, {}});
+    record_running({.running = running_mean,
+                    .value = made.mean,
+                    .momentum = momentum,
+                    .count = num_batches_tracked});
+    record_running({.running = running_var, .value = made.var, .momentum = momentum});
   }
   return made.y;
 }

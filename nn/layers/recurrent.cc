@@ -158,7 +158,7 @@ Recurrent::Sequence Recurrent::run(const Module& module, const Variable& x_BTC,
   };
 
   // Each layer is a block for recomputation, which may drop its activations.
-  Sequence s = run_blocks(depth, Sequence{swapped(x_BTC), {}, {}}, run_layer);
+  Sequence s = run_blocks(depth, Sequence{.x_TBC = swapped(x_BTC), .h = {}, .c = {}}, run_layer);
   s.x_TBC = call.result(swapped(s.x_TBC), "B T O");
   return s;
 }

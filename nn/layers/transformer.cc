@@ -82,10 +82,11 @@ Variable TransformerFeedForward::operator()(const Variable& x) const {
   ModuleCall call(*this, {{'C', linear1.weight.size(1)}});
   call.input(x, "... C");
   const Variable h = linear1(x);
-  return call.result(linear2(drop(activation == "relu"   ? relu(h)
-                                  : activation == "gelu" ? gelu(h, Gelu::exact)
-                                                         : swiglu(h))),
-                     "... C");
+
+  const Variable active = activation == "relu"   ? relu(h)
+                          : activation == "gelu" ? gelu(h, Gelu::exact)
+                                                 : swiglu(h);
+  return call.result(linear2(drop(active)), "... C");
 }
 
 TransformerEncoderLayer::TransformerEncoderLayer(const TransformerOptions& o)

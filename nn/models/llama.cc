@@ -134,6 +134,7 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
   const int64_t t = ids_BT.size(1);
   LATHE_CHECK(t <= config.block_size, "Llama: ", t, " tokens are longer than the context of ",
               config.block_size);
+
   const at::Tensor starts = document_starts();
   at::Tensor positions = token_positions(t, ids_BT.device());
   if (!positions.defined()) positions = at::arange(t, ids_BT.options());
@@ -141,6 +142,7 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
   const at::Tensor rope_table = rotary.rope_table(positions).to(wide);
   const at::Tensor local_table =
       local_rotary ? local_rotary->rope_table(positions).to(wide) : rope_table;
+
   const auto run = [this, rope_table, local_table, starts](size_t i, const Variable& x) {
     const auto block = static_cast<int64_t>(i);
     const at::Tensor table = !config.has_rope(block)    ? at::Tensor()
@@ -148,6 +150,7 @@ Variable Llama::features(const at::Tensor& ids_BT) const {
                                                         : rope_table;
     return blocks[i](x, table, starts);
   };
+
   const Variable embedded = config.scale_embeddings
                                 ? tokens(ids_BT) * std::sqrt(static_cast<double>(config.n_embd))
                                 : tokens(ids_BT);

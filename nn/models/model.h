@@ -242,7 +242,8 @@ ModelKind model_kind(const char* name, const char* doc) {
       requires(Module& m, Visit& v) { m.visit(v); },
       "a model names its parameters in visit(Visit&)");
 
-  ModelKind kind{name, doc, AnyConfig::of<Config>(), {}, {}};
+  ModelKind kind{
+      .name = name, .doc = doc, .config = AnyConfig::of<Config>(), .make = {}, .check = {}};
 
   // Optional members of the module become functions on AnyConfig here, so that the rest of Lathe
   // never sees its types.

@@ -31,9 +31,13 @@ class Adafactor final : public Method {
   StateOf state(const NamedParameter& p) const override {
     const at::Tensor& t = p.parameter.data();
     const auto dtype = state_dtype(t);
-    if (t.dim() < 2 || t.numel() == 0) return {{{"exp_avg_sq", t.sizes().vec(), dtype}}, true};
-    return {{{"row_var", {t.size(0)}, dtype, 0}, {"col_var", {t.numel() / t.size(0)}, dtype, 1}},
-            true};
+    if (t.dim() < 2 || t.numel() == 0)
+      return {.tensors = {{.name = "exp_avg_sq", .sizes = t.sizes().vec(), .dtype = dtype}},
+              .whole = true};
+    return {.tensors =
+                {{.name = "row_var", .sizes = {t.size(0)}, .dtype = dtype, .place = 0},
+                 {.name = "col_var", .sizes = {t.numel() / t.size(0)}, .dtype = dtype, .place = 1}},
+            .whole = true};
   }
 
   bool runs_on_gpu() const override { return true; }
@@ -57,7 +61,8 @@ class Adafactor final : public Method {
     const auto t = static_cast<double>(control->updates);
     const int64_t n = slot.args.n, rows = slot.sizes.size() < 2 ? 0 : slot.sizes[0],
                   columns = rows > 0 ? n / rows : 0;
-    const AdafactorArgs args{slot.args, rows, columns, 1 - std::pow(t, -decay_)};
+    const AdafactorArgs args{
+        .update = slot.args, .rows = rows, .columns = columns, .decay = 1 - std::pow(t, -decay_)};
 
     // A piece is a block of rows, or of elements if the parameter is not factored. Use at most 64
     // blocks of rows, because each one needs a sum for every column.

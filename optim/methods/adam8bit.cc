@@ -95,10 +95,21 @@ class Adam8bit final : public Method {
     }
 
     const int64_t blocks = (t.numel() + block_ - 1) / block_;
-    return {.tensors = {{"exp_avg", t.sizes().vec(), at::kByte, 0},
-                        {"exp_avg_sq", t.sizes().vec(), at::kByte, 1},
-                        {"exp_avg_scale", {blocks}, at::kFloat, 2, 0, block_},
-                        {"exp_avg_sq_scale", {blocks}, at::kFloat, 3, 0, block_}},
+    return {.tensors =
+                {{.name = "exp_avg", .sizes = t.sizes().vec(), .dtype = at::kByte, .place = 0},
+                 {.name = "exp_avg_sq", .sizes = t.sizes().vec(), .dtype = at::kByte, .place = 1},
+                 {.name = "exp_avg_scale",
+                  .sizes = {blocks},
+                  .dtype = at::kFloat,
+                  .place = 2,
+                  .start = 0,
+                  .per = block_},
+                 {.name = "exp_avg_sq_scale",
+                  .sizes = {blocks},
+                  .dtype = at::kFloat,
+                  .place = 3,
+                  .start = 0,
+                  .per = block_}},
             .whole = true,
             .divisible = grad_sum_chunk % block_ == 0};
   }
@@ -121,7 +132,7 @@ class Adam8bit final : public Method {
         update_by_tensors(slot.args, rule, control, *levels);
         continue;
       }
-      const Adam8bitArgs args{slot.args, block_, decoupled_};
+      const Adam8bitArgs args{.update = slot.args, .block = block_, .decoupled = decoupled_};
       const int64_t blocks = (slot.args.n + block_ - 1) / block_, grain = 1 + (1 << 14) / block_;
       parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
         adam8bit_cpu(args, rule, control, begin, end);
@@ -151,7 +162,7 @@ class Adam8bit final : public Method {
         args.state[which] = values[which].mutable_data_ptr();
         args.state[2 + which] = nullptr;
       }
-      const SlotUpdate slot{args, {}, false};
+      const SlotUpdate slot{.args = args, .sizes = {}, .whole = false};
       update_elements({slot}, rule, control, device.is_cuda());
       const SlotTensors of(slot, rule, control, device);
       for (int which : {0, 1}) moments[which].round(values[which].to(at::kFloat), of);

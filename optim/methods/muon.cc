@@ -118,10 +118,11 @@ class Muon final : public Method {
     }
 
     const int64_t rows = full_sizes(p.parameter)[0];
-    return {.tensors = {{"momentum_buffer", t.sizes().vec(), state_dtype(t)}},
-            .whole = true,
-            .flops = newton_schulz_flops(rows, full_numel(p.parameter) / rows, steps_),
-            .joins_parts = true};
+    return {
+        .tensors = {{.name = "momentum_buffer", .sizes = t.sizes().vec(), .dtype = state_dtype(t)}},
+        .whole = true,
+        .flops = newton_schulz_flops(rows, full_numel(p.parameter) / rows, steps_),
+        .joins_parts = true};
   }
 
   bool runs_on_gpu() const override { return true; }
@@ -227,7 +228,7 @@ class Muon final : public Method {
     // the update's length.
     args.weight_decay /= length;
     args.lr_scale *= length;
-    update_elements({{args, slot.sizes, true}}, rule, control, false);
+    update_elements({{.args = args, .sizes = slot.sizes, .whole = true}}, rule, control, false);
   }
 
   /// Does the same by ATen's ops.

@@ -92,7 +92,8 @@ void SlotTensors::descend(const at::Tensor& direction, double weight_decay, doub
 
   UpdateRule rule = rule_;
   rule.kind = rule_kind<Descend>;
-  update_elements({{args, slot_.sizes, true}}, rule, control_, device_.is_cuda());
+  update_elements({{.args = args, .sizes = slot_.sizes, .whole = true}}, rule, control_,
+                  device_.is_cuda());
 }
 
 }  // namespace lathe

@@ -37,7 +37,9 @@ int differing_steps(const Json& recording, double backoff) {
   c.weight_decay = 0;
   c.grad_clip = 0;
   const std::vector<NamedParameter> p{
-      {"p", Variable::parameter(torch::tensor(at::ArrayRef<float>{1, -2})), Role::bias}};
+      {.path = "p",
+       .parameter = Variable::parameter(torch::tensor(at::ArrayRef<float>{1, -2})),
+       .role = Role::bias}};
   Optimizer optimizer(c, p);
   GradScaler scaler({.dynamic = true,
                      .growth_factor = recording["growth"],
@@ -46,6 +48,7 @@ int differing_steps(const Json& recording, double backoff) {
                      .min_scale = 1e-30,
                      .max_skips = 1000},
                     recording["init"], at::kCPU);
+
   int different = 0;
   for (const Json& step : recording["steps"]) {
     const auto g = static_cast<float>(number(step["gradient"]));
@@ -53,6 +56,7 @@ int differing_steps(const Json& recording, double backoff) {
     StepOptions options;
     scaler.prepare(options);
     optimizer.step(0.125, options);
+
     const ScaleState s = scaler.state();
     const at::Tensor& now = p[0].parameter.data();
     const bool same = s.scale == step["scale"].get<float>() &&
@@ -76,7 +80,8 @@ TEST_CASE("GradScaler matches torch.amp.GradScaler step by step", "[amp]") {
 
 TEST_CASE("a scaler grows at the next step if it resumes beyond a shorter growth interval",
           "[amp]") {
-  const std::vector<NamedParameter> p{{"p", Variable::parameter(torch::ones({2})), Role::bias}};
+  const std::vector<NamedParameter> p{
+      {.path = "p", .parameter = Variable::parameter(torch::ones({2})), .role = Role::bias}};
   Optimizer optimizer(OptimConfig(), p);
   GradScaler scaler({.growth_interval = 100}, 8, at::kCPU);
   scaler.load({.scale = 8, .growth_tracker = 500});
@@ -90,7 +95,8 @@ TEST_CASE("a scaler grows at the next step if it resumes beyond a shorter growth
 
 TEST_CASE("a scaler at its minimum, and too many skips in a row, end the run", "[amp]") {
   OptimConfig c;
-  const std::vector<NamedParameter> p{{"p", Variable::parameter(torch::ones({2})), Role::bias}};
+  const std::vector<NamedParameter> p{
+      {.path = "p", .parameter = Variable::parameter(torch::ones({2})), .role = Role::bias}};
   const auto steps_to_end = [&](const ScalePolicy& policy, float scale) {
     Optimizer optimizer(c, p);
     const GradScaler scaler(policy, scale, at::kCPU);
@@ -120,19 +126,22 @@ TEST_CASE("one bad micro-batch skips the whole accumulated gradient", "[amp]") {
   m.vocab_size = 7;
   GPT model = make_gpt(m, 1);
   const auto params = parameters(model);
-  const Batch batch{torch::arange(8, at::kLong).remainder(7).view({2, 4}),
-                    torch::zeros({2, 4}, at::kLong)};
+  const Batch batch{.inputs = torch::arange(8, at::kLong).remainder(7).view({2, 4}),
+                    .targets = torch::zeros({2, 4}, at::kLong)};
+
   for (const bool bad : {false, true}) {
     Optimizer optimizer({}, params);
     const GradScaler scaler({}, 1024, at::kCPU);
     StepOptions options;
     scaler.prepare(options);
+
     zero_grad(model);
     const at::Tensor before = params[0].parameter.data().clone();
     run_micro_batch(model, batch, 16, at::kHalf, {}, scaler.scale());
     run_micro_batch(model, batch, 16, at::kHalf, {},
                     bad ? torch::tensor(std::numeric_limits<float>::infinity()) : scaler.scale());
     optimizer.step(0.1, options);
+
     CHECK(optimizer.control().updates == (bad ? 0 : 1));
     CHECK(params[0].parameter.data().equal(before) == bad);
     CHECK(scaler.state().scale == (bad ? 512 : 1024));
@@ -289,7 +298,9 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
     c.weight_decay = 0;
     c.grad_clip = 0;
     const std::vector<NamedParameter> p{
-        {"w", Variable::parameter(torch::full({n, 1}, -1.5, dtype)), Role::weight}};
+        {.path = "w",
+         .parameter = Variable::parameter(torch::full({n, 1}, -1.5, dtype)),
+         .role = Role::weight}};
     Optimizer optimizer(c, p, seed);
     p[0].parameter.leaf().grad = torch::ones({n, 1}, dtype);
     for (int i = 0; i < 4; ++i) optimizer.step(0x1p-12);  // 1/32 of bfloat16's spacing at 1.5
@@ -354,6 +365,7 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes with the same
       {"delayed", {"--amp.dtype=fp8", "--amp.fp8_edge_blocks=0", "--amp.fp8_scaling=delayed"}},
       {"small", {"--amp.dtype=bf16", "--amp.master=false"}},
       {"lowsave", {"--amp.dtype=bf16", "--checkpoint.dtype=bf16"}}};
+
   double wide = 0;
   for (const auto& [name, flags] : runs) {
     INFO(name);
@@ -362,14 +374,18 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes with the same
       args.insert(args.end(), flags.begin(), flags.end());
       return args;
     };
+
     const Finished whole = lathe_in(f, command(name, "--train.max_time=0"));
     INFO(whole.err);
     REQUIRE(whole.code == 0);
+
+    // The same run in three parts, of which a time limit ends the first two.
     const std::string parts = name + "-parts";
     REQUIRE(lathe_in(f, command(parts, "--train.max_time=0.01")).code == 75);
     REQUIRE(lathe_in(f, command(parts, "--train.max_time=0.4")).code % 75 == 0);
     REQUIRE(lathe_in(f, command(parts, "--train.max_time=0")).code == 0);
     CHECK(difference(f / name, f / parts) == "");
+
     const auto lines = metrics_of(f / name);
     const double loss = lines.back()["val_loss"];
     if (name == "fp32") wide = loss;
@@ -388,6 +404,7 @@ TEST_CASE("every precision trains to the loss of fp32, and resumes with the same
                    "checkpoints in " +
                    std::string(name == "small" || name == "lowsave" ? "bfloat16" : "float32")));
   }
+
   CHECK_THAT(lathe_in(f, {"inspect", "lowsave/checkpoints/step-00000040/model.safetensors"}).out,
              ContainsSubstring("blocks.0.attn.qkv.weight  BF16"));
   CHECK_THAT(lathe_in(f, {"inspect", "moving/checkpoints/step-00000040"}).out,
@@ -405,14 +422,13 @@ TEST_CASE("a run that overflows at any loss scale exits with 5 and keeps its las
       f, {"train", "tiny.toml", "--amp.dtype=fp16", "--optim.lr=1e6", "--schedule.min_lr=1e6"});
   INFO(r.out << r.err);
   CHECK(r.code == 5);
-  CHECK_THAT(r.err, ContainsSubstring("steps in a row had gradients that are not finite"));
-  CHECK_THAT(r.err, ContainsSubstring("lower optim.lr"));
+  CHECK_THAT(r.err, ContainsSubstring("optim.lr") && ContainsSubstring("amp.dtype = \"bf16\""));
   CHECK(slurp(f / "runs/tiny/checkpoints/step-00000010/model.safetensors") == before);
   const Finished fixed =
       lathe_in(f, {"train", "tiny.toml", "--amp.dtype=fp16", "--amp.scaler=fixed",
                    "--amp.loss_scale=16777216", "--amp.max_skips=3", "--train.out_dir=fixed"});
   CHECK(fixed.code == 5);
-  CHECK_THAT(fixed.err, ContainsSubstring("step 3: 3 steps in a row"));
+  CHECK_THAT(fixed.err, ContainsSubstring("step 3: 3 ") && ContainsSubstring("16777216"));
   CHECK(list_checkpoints(f / "fixed").empty());
 }
 

@@ -199,7 +199,8 @@ TEST_CASE("recomputed parts keep their inputs on the disk", "[activation_offload
   // Inputs that are changed in place are still noticed where they have not left memory.
   const Variable h = x * 1.0, z = recompute(block, h);
   h.data().add_(1);
-  CHECK_THAT(error_of([&] { grad(sum(z), {x}); }), ContainsSubstring("was changed in place since"));
+  CHECK_THAT(error_of([&] { grad(sum(z), {x}); }),
+             ContainsSubstring("disk") && ContainsSubstring("in place"));
 }
 
 TEST_CASE("graphs may be retained, run backward again, freed, or never run backward",
@@ -234,7 +235,7 @@ TEST_CASE("changing a tensor in place after an op saved it is an error", "[activ
   const Variable y = sum(sin(h));
   CHECK(error_of([&] { grad(y, {x}, {}, false, true); }).empty());  // the control
   h.data().add_(1);
-  CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("was changed in place since"));
+  CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("in place"));
 }
 
 TEST_CASE("a disk error ends the pass with an error that names the scratch file",

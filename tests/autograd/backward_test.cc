@@ -72,16 +72,17 @@ TEST_CASE("errors of a second backward and of a changed saved tensor name the op
   const Variable y = exp(x);
   backward(sum(y));
   CHECK_THAT(error_of([&] { backward(sum(y)); }),
-             ContainsSubstring("exp: its saved tensors were freed"));
+             ContainsSubstring("exp: ") && ContainsSubstring("retain=true"));
 
   const Variable z = exp(x);
   z.data().add_(1);
-  CHECK_THAT(
-      error_of([&] { backward(sum(z)); }),
-      ContainsSubstring("exp: a tensor saved for backward (float64[2]) was changed in place"));
+  CHECK_THAT(error_of([&] { backward(sum(z)); }), ContainsSubstring("exp: ") &&
+                                                      ContainsSubstring("float64[2]") &&
+                                                      ContainsSubstring("in place"));
   const Variable u = mul(x, x);
   x.data().view(-1).slice(0, 0, 1).add_(1);  // through a view
-  CHECK_THAT(error_of([&] { backward(sum(u)); }), ContainsSubstring("mul: a tensor saved"));
+  CHECK_THAT(error_of([&] { backward(sum(u)); }),
+             ContainsSubstring("mul: ") && ContainsSubstring("in place"));
 
   const Variable kept = exp(x);
   backward(sum(kept), {}, /*retain=*/true);
@@ -90,11 +91,11 @@ TEST_CASE("errors of a second backward and of a changed saved tensor name the op
 
 TEST_CASE("backward refuses roots without gradients and gradients of wrong shapes", "[backward]") {
   CHECK_THAT(error_of([&] { backward(Variable(at::ones({}))); }),
-             ContainsSubstring("does not depend on any parameter"));
+             ContainsSubstring("float32[]") && ContainsSubstring("parameter"));
   CHECK_THAT(error_of([&] { backward(param({2}) * 1.0); }),
-             ContainsSubstring("more than one element"));
+             ContainsSubstring("float64[2]") && ContainsSubstring("`dy`"));
   CHECK_THAT(error_of([&] { backward(param({2}) * 1.0, at::ones({3}, at::kDouble)); }),
-             ContainsSubstring("float64[3] for float64[2]"));
+             ContainsSubstring("float64[3]") && ContainsSubstring("float64[2]"));
 }
 
 /// Throws what the test sets: in forward or in backward, ATen's error or ours.
@@ -126,9 +127,11 @@ TEST_CASE("an op's error names the op, unless it has an exit code other than int
   };
   CHECK((thrown({}) == std::pair<Exit, std::string>(Exit::done, "")));
   CHECK_THAT(thrown({.forward_throws = atens}).second,
-             ContainsSubstring("wrong_thrower(float64[2]): The size of tensor"));
+             ContainsSubstring("wrong_thrower(float64[2]): ") && ContainsSubstring("(2)") &&
+                 ContainsSubstring("(3)"));
   CHECK_THAT(thrown({.backward_throws = atens}).second,
-             ContainsSubstring("wrong_thrower backward: The size of tensor"));
+             ContainsSubstring("wrong_thrower backward: ") && ContainsSubstring("(2)") &&
+                 ContainsSubstring("(3)"));
   CHECK(thrown({.forward_throws = code(Exit::internal)}).second ==
         "wrong_thrower(float64[2]): as it is");
   CHECK((thrown({.forward_throws = code(Exit::memory)}) ==
@@ -165,8 +168,9 @@ TEST_CASE("hooks see and may replace gradients", "[backward]") {
 TEST_CASE("a hook that gives another shape is refused", "[backward]") {
   const Variable x = param({2}), y = x * 2.0;
   y.register_hook([](const at::Tensor& g) { return g.sum(); });
-  CHECK_THAT(error_of([&] { backward(sum(y)); }),
-             ContainsSubstring("a hook gave float64[] for a gradient of float64[2]"));
+  CHECK_THAT(error_of([&] { backward(sum(y)); }), ContainsSubstring("hook") &&
+                                                      ContainsSubstring("float64[]") &&
+                                                      ContainsSubstring("float64[2]"));
 }
 
 TEST_CASE("a parameter's gradient is complete as soon as its last consumer has run", "[backward]") {
@@ -231,7 +235,7 @@ TEST_CASE("nodes without saved tensors can run backward twice; nodes with them c
   const Variable saved = exp(x);
   backward(sum(saved));
   CHECK_THAT(error_of([&] { backward(sum(saved)); }),
-             ContainsSubstring("exp: its saved tensors were freed"));
+             ContainsSubstring("exp: ") && ContainsSubstring("retain=true"));
 }
 
 TEST_CASE("grad runs and frees only what lies between root and the xs, and retains on request",
@@ -247,7 +251,7 @@ TEST_CASE("grad runs and frees only what lies between root and the xs, and retai
   const auto again = grad(y, {x});
   CHECK(ran == 0);
   CHECK(again[0].data().equal(kept[0].data()));
-  CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("were freed"));
+  CHECK_THAT(error_of([&] { grad(y, {x}); }), ContainsSubstring("retain=true"));
   backward(sum(b));  // the branch to `other` was not freed
   CHECK(other.grad().defined());
   CHECK(!x.grad().defined());
@@ -302,13 +306,16 @@ TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backwa
   const auto t = [](at::IntArrayRef shape) { return Variable::parameter(at::ones(shape)); };
   CHECK_THAT(error_of([&] { attention(t({1, 2, 12}), 0); }),
              ContainsSubstring("attention(float32[1,2,12]): 0 heads"));
-  CHECK_THAT(error_of([&] { attention(t({1, 2, 0}), 1); }), ContainsSubstring("needs [B, T, 3C]"));
+  CHECK_THAT(error_of([&] { attention(t({1, 2, 0}), 1); }),
+             ContainsSubstring("attention(float32[1,2,0])") && ContainsSubstring("[B, T, 3C]"));
   CHECK_THAT(error_of([&] { unsqueeze(t({2}), 5); }),
-             ContainsSubstring("unsqueeze(float32[2]): dim 5 is outside [-2, 2)"));
+             ContainsSubstring("unsqueeze(float32[2]): dim 5") && ContainsSubstring("[-2, 2)"));
   CHECK_THAT(error_of([&] { rms_norm(t({2, 0}), {}); }),
-             ContainsSubstring("the last dim must not be empty"));
+             ContainsSubstring("rms_norm(float32[2,0])") && ContainsSubstring("last dim"));
   CHECK_THAT(error_of([&] { layer_norm(t({2, 0}), {}, {}); }),
-             ContainsSubstring("the last dim must not be empty"));
+             ContainsSubstring("layer_norm(float32[2,0])") && ContainsSubstring("last dim"));
+
+  // Attention of no positions, and of no samples.
   for (const std::vector<int64_t>& shape :
        std::vector<std::vector<int64_t>>{{1, 0, 12}, {0, 3, 12}}) {
     const Variable x = t(shape), y = attention(x, 2);
@@ -316,9 +323,12 @@ TEST_CASE("sizes that do not fit are errors, and empty inputs are not", "[backwa
     backward(sum(y));
     CHECK(x.grad().sizes() == at::IntArrayRef(shape));
   }
+
   const Variable empty = t({3, 0}), y = swiglu(empty);
   backward(sum(y));
   CHECK(y.sizes() == empty.sizes());
+
+  // Linear layers of no inputs, and of no outputs.
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{0, 4}, {4, 0}}) {
     const Variable x = t({2, 3, in}), w = t({out, in}), b = t({out});
     const Variable z = linear(x, w, b);

@@ -115,7 +115,11 @@ class RandomGraph {
       case 1: return add(full() - mean(full(), 1, true));
       case 2: return add(softmax(full(), 1));
       case 3: return add(full().detach() * any());
-      case 4: result_.tensors.push_back(full().data().clone()); return;
+      case 4: {
+        result_.tensors.push_back(full().data().clone());
+        return;
+      }
+
       case 5: {
         // A hook of a value that nothing else refers to is called too.
         const Variable v = full() * 0.7;
@@ -135,6 +139,7 @@ class RandomGraph {
         v += full();
         return add(v);
       }
+
       case 8: {
         // Changes a constant in place after an op of it was recorded.
         Variable constant = Variable(leaves_[0].data().clone());
@@ -152,6 +157,7 @@ class RandomGraph {
             matmul(wide(h), transpose(wide(leaves_[1]), 0, 1)).index({Slice{}, Slice{0, 1}}) + h);
       }
       case 10: return add(full() * (sum(full()).item() > 0 ? 0.5 : 0.7));
+
       case 11: {
         const Variable x = full();
         // Two uses of x in one part and one in another, whose order must not change.
@@ -170,6 +176,7 @@ class RandomGraph {
         const Variable x = full();
         return add(recompute([](const Variable& v) { return tanh(v * 0.5) + v; }, x));
       }
+
       default: {
         std::vector<Variable> given{full(), any(), any(), any()};
         return add(RandomChain(random_())(given));
@@ -364,6 +371,7 @@ TEST_CASE("second derivatives go through deferred ops", "[deferred]") {
   torch::manual_seed(4);
   const at::Tensor data = torch::randn({5, 7});
   std::vector<at::Tensor> results;
+
   for (const bool is_deferred : {true, false}) {
     const Variable x = Variable::parameter(data), w = Variable::parameter(torch::ones({7}) * 0.3),
                    b = Variable::parameter(torch::ones({7}) * 0.1);
@@ -378,12 +386,14 @@ TEST_CASE("second derivatives go through deferred ops", "[deferred]") {
       const auto first = grad(sum(z * y), {x}, {}, /*create_graph=*/true);
       return sum(first[0] * first[0] * z);
     });
+
     const int before = calls;
     backward(loss);
     CHECK(before == 1);
     CHECK(calls == 2);
     results.push_back(x.grad());
   }
+
   // The largest gradients are near 10^3; each of about 20 ops has a relative rounding error of
   // 6e-8.
   CHECK(torch::allclose(results[0], results[1], /*rtol=*/1e-5, /*atol=*/1e-5));

@@ -202,6 +202,7 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
   using V = const std::vector<Variable>&;
   constexpr double r = 6, in = 5, out = 7, t = 4, c = 12, v = 9;
   const auto bit = [](unsigned subset, unsigned i) { return static_cast<double>(subset >> i & 1); };
+
   // A matmul of [n, k] and [k, m] takes 2 n k m FLOPs. The gradients of a linear layer for x and W
   // each take as many again.
   for (const bool kernels : {true, false}) {
@@ -212,6 +213,7 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
       CHECK(counted({{2, 3, 5}, {7, 5}, {7}, {2, 3, 7}}, subset, [](V x) {
               return linear(x[0], x[1], x[2], x[3]);
             }) == std::pair(one, needed * one));
+
       if (subset < 4) {
         CHECK(counted({{2, 3, 5}, {7, 5}}, subset, [](V x) { return linear(x[0], x[1]); }) ==
               std::pair(one, needed * one));
@@ -229,11 +231,13 @@ TEST_CASE("matrix products are counted as often as they are needed", "[engine_gu
               (kernels ? std::pair((1 + needed) * logits, 0.0)  // gradients are made with the loss
                        : std::pair(logits, needed * logits)));
       }
+
       if (subset < 8) {
         CHECK(counted({{2, 3, 5}, {7, 5}, {7}}, subset, [](V x) {
                 return linear_gelu(x[0], x[1], x[2]);
               }) == std::pair(one, needed * one));
       }
+
       // Forward: q k^T and P v for 3 samples, 2 heads and all t^2 pairs. By convention masked pairs
       // count too. Backward: dP, dv, dq and dk.
       if (subset < 2) {
@@ -258,11 +262,13 @@ TEST_CASE("a GPT's step costs what the formula says", "[engine_guarantees]") {
     m.bias = false;  // the formula counts all parameters; biases take part in no product
     GPT model = test::make_gpt(m, 1);
     const at::Tensor ids = torch::arange(2 * 32, at::kLong).view({2, 32});
+
     for (const bool kernels : {true, false}) {
       use_kernels(kernels);
       FlopCount count;
       const CountFlops scope(count);
       backward(head_loss(model, ids, ids.roll(1, 1)));
+
       INFO((kernels ? "Lathe's" : "ATen's") << " kernels" << (tie ? ", tied" : ""));
       CHECK(count.matmul() / 64 == Approx(model.flops_per_unit()).epsilon(0.01));
       const double early =

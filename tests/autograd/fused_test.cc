@@ -298,6 +298,7 @@ TEST_CASE("gelu has ATen's bits on any number of threads", "[fused]") {
   torch::manual_seed(13);
   const NoGrad no_grad;
   const int before = at::get_num_threads();
+
   for (const Gelu form : {Gelu::tanh, Gelu::exact}) {
     const auto f = [&](const Variable& v) { return gelu(v * 1.5, form) * 2.0; };
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -310,6 +311,7 @@ TEST_CASE("gelu has ATen's bits on any number of threads", "[fused]") {
         }
       }
     }
+
     // If each thread's share is a whole number of vectors, gelu is fused.
     const Variable x(torch::randn({32768}));
     at::set_num_threads(2);
@@ -329,6 +331,7 @@ TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
     f();
     return ops.names;
   };
+
   using Function = std::function<Variable(const Variable&)>;
   const Variable row = Variable::parameter(torch::randn({4}));
   const at::Tensor noise = torch::randn({6, 4}), wide = torch::randn({3, 6, 4});
@@ -361,6 +364,7 @@ TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
        }},
       {"dropout", [](const Variable& v) { return dropout(v * 2.0, 0.5); }},
   };
+
   for (const auto& [name, f] : functions) {
     INFO(name);
     at::Tensor values[2], gradients[2];
@@ -378,8 +382,11 @@ TEST_CASE("a function that can't be fused runs as without fused()", "[fused]") {
     CHECK(has_bits_of(values[0], values[1]));
     CHECK(has_bits_of(gradients[0], gradients[1]));
   }
+
   // An error of the function is thrown as without fused().
   CHECK_THROWS_AS(fused([&](const Variable& v) { return matmul(v, v) + 1.0; }, x), Error);
+
+  // Fill values beyond the dtype's range are errors; infinity is not.
   const Variable low(noise.to(at::kBFloat16)), high(noise);
   for (const double number : {3.39e38, 3.4e38, -1e39}) {
     const auto fill = [&](const Variable& v) { return masked_fill(v * 2.0, v > 0.0, number); };
@@ -476,12 +483,14 @@ TEST_CASE("a function that is observed only in forward can be recomputed in back
   const Variable w = Variable::parameter(torch::randn({8})),
                  m = Variable::parameter(torch::randn({8, 8}));
   const at::Tensor mask = torch::randn({8}) > 0;
+
   for (const bool left : {false, true}) {
     INFO("left " << left);
     const auto f = [&](const Variable& v) {
       const Variable y = v * masked_fill(1.0 + w, mask, 0.5);
       return left ? matmul(y, m) : tanh(y);
     };
+
     at::Tensor results[2];
     for (const int k : {0, 1}) {
       const Variable x = Variable::parameter(data);

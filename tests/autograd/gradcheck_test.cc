@@ -40,15 +40,14 @@ TEST_CASE("gradcheck finds one wrong element and names it", "[gradcheck]") {
     wrong[1][2] *= 1.001;
     return wrong;
   };
-  CHECK_THAT(gradcheck_error(doubled),
-             ContainsSubstring("gradcheck: input 1, element [1,2]: backward gives "));
+  CHECK_THAT(gradcheck_error(doubled), ContainsSubstring("gradcheck: input 1, element [1,2]"));
   CHECK_THAT(gradcheck_error(doubled, 1e-9),
              ContainsSubstring("gradcheck: input 1, element [1,2]"));  // also if all are tiny
   CHECK(gradcheck_error([](const at::Tensor& g) { return g; }, 1e-9) == "");
   CHECK_THAT(gradcheck_error([](const at::Tensor& g) { return g * NAN; }),
-             ContainsSubstring("element [0,0]: backward gives nan"));
+             ContainsSubstring("input 1, element [0,0]") && ContainsSubstring("nan"));
   CHECK_THAT(gradcheck_error([](const at::Tensor&) { return at::Tensor(); }),
-             ContainsSubstring("(there is no gradient)"));
+             ContainsSubstring("input 1") && ContainsSubstring("no gradient"));
 }
 
 TEST_CASE("gradcheck refuses functions that it can't check, and changes no input", "[gradcheck]") {
@@ -57,23 +56,28 @@ TEST_CASE("gradcheck refuses functions that it can't check, and changes no input
   gradcheck([](const Variable& v) { return exp(v) / (1.0 + v * v); }, x);
   gradcheck([](const Variable& v) { return sum(v); }, x);  // its gradient is one number, expanded
   CHECK(x.data().equal(before));
+
   CHECK_THAT(error_of([&] { gradcheck([](const Variable& v) { return cast(v, at::kFloat); }, x); }),
-             ContainsSubstring("computes in float32 for float64 inputs"));
+             ContainsSubstring("gradcheck: ") && ContainsSubstring("float32") &&
+                 ContainsSubstring("float64"));
+
   const Training training;
   CHECK_THAT(error_of([&] { gradcheck([](const Variable& v) { return dropout(v, 0.5); }, x); }),
-             ContainsSubstring("for the same inputs; make its random numbers the same"));
+             ContainsSubstring("gradcheck: ") && ContainsSubstring("random"));
   gradcheck(
       [](const Variable& v) {
         const TrainingStep step({.seed = 1});
         return dropout(v, 0.5);
       },
       x);
+
   CHECK_THAT(
       error_of([&] { gradcheck([](const Variable&) { return ones({1}, at::kDouble); }, x); }),
-      ContainsSubstring("depends on none of its inputs"));
+      ContainsSubstring("gradcheck: ") && ContainsSubstring("depends"));
   CHECK_THAT(
       error_of([&] { gradcheck([](const Variable& v) { return v; }, full({2}, 1, at::kLong)); }),
-      ContainsSubstring("no input has a floating-point dtype"));
+      ContainsSubstring("gradcheck: ") && ContainsSubstring("floating-point"));
+
   // Second derivatives: the gradient as a function.
   gradcheck(
       [](const Variable& v) { return grad(sum(exp(v) * v), {v}, {}, /*create_graph=*/true)[0]; },

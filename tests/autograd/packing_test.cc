@@ -129,6 +129,7 @@ TEST_CASE("ops that divide by or compare their saved tensors have exact gradient
   torch::manual_seed(8);
   const at::Tensor x = torch::rand({16, 64}) + 0.01, other = x.flip({1});
   const Variable c(other);
+
   using Function = std::function<Variable(const Variable&)>;
   const std::vector<std::pair<std::string, Function>> functions{
       {"div", [&](const Variable& v) { return c / v; }},
@@ -164,6 +165,7 @@ TEST_CASE("ops that divide by or compare their saved tensors have exact gradient
       {"triplet_margin_loss",
        [&](const Variable& v) { return triplet_margin_loss(v, c, Variable(x.flip({0}))); }},
   };
+
   for (const auto& [name, f] : functions) {
     INFO(name);
     const at::Tensor exact = packed_gradient(f, x, std::nullopt);

@@ -65,7 +65,9 @@ class Fuzz {
   int64_t draw(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
   void tell(const std::string& line) { program_ += line + "\n"; }
   void note(const std::string& text) { problem_ += text + "; "; }
-  void keep(const std::string& what, const at::Tensor& t) { kept_.push_back({what, t, t.clone()}); }
+  void keep(const std::string& what, const at::Tensor& t) {
+    kept_.push_back({.what = what, .tensor = t, .copy = t.clone()});
+  }
 
   at::Tensor fresh(at::IntArrayRef sizes) const { return torch::randn(sizes, type_); }
   static at::Tensor exact(const at::Tensor& t) {
@@ -114,6 +116,7 @@ class Fuzz {
     const int64_t dims = a.ours.dim();
     if (dims == 0)
       return {reshape(a.ours, {1}), a.theirs.reshape({1}), str("reshape(", a.text, ", 1)")};
+
     const int64_t d = draw(dims), e = draw(dims), n = a.ours.size(d);
     switch (draw(5)) {
       case 0:
@@ -129,6 +132,7 @@ class Fuzz {
         return {slice(a.ours, d, from, n, step), a.theirs.slice(d, from, n, step),
                 str("slice(", a.text, ", ", d, ", ", from, ", end, ", step, ")")};
       }
+
       default: {
         Sizes sizes = sizes_of(a);
         sizes.insert(sizes.begin(), 1 + draw(2));
@@ -149,6 +153,7 @@ class Fuzz {
     const Pair a = any();
     const int64_t dims = a.ours.dim();
     const int64_t d = dims > 0 ? draw(dims) : 0;
+
     if (a.ours.numel() > 60)
       return {sum(a.ours, d), a.theirs.sum(d), str("sum(", a.text, ", ", d, ")")};
     switch (draw(16)) {
@@ -162,6 +167,7 @@ class Fuzz {
         const Pair b = dims > 0 ? of({a.ours.size(-1)}) : of({});
         return {sub(a.ours, b.ours), a.theirs - b.theirs, str("sub(", a.text, ", ", b.text, ")")};
       }
+
       case 4: {
         const Pair b = of(sizes_of(a));
         return {mul(a.ours, b.ours), a.theirs * b.theirs, str("mul(", a.text, ", ", b.text, ")")};
@@ -183,6 +189,7 @@ class Fuzz {
       case 7:
         if (dims == 0) return {mean(a.ours), a.theirs.mean(), str("mean(", a.text, ")")};
         return {mean(a.ours, d), a.theirs.mean(d), str("mean(", a.text, ", ", d, ")")};
+
       case 8: {
         if (dims == 0) return view(a);
         const Pair b = of(sizes_of(a));
@@ -204,6 +211,7 @@ class Fuzz {
                 torch::layer_norm(a.theirs, {c}, w.theirs, b.theirs, 0.1),
                 str("layer_norm(", a.text, ", ", w.text, ", ", b.text, ")")};
       }
+
       case 12: {
         if (dims == 0) return view(a);
         const int64_t out = 1 + draw(4);
@@ -235,9 +243,11 @@ class Fuzz {
       nodes_.push_back(next);
       if (draw(3) == 0) hook(nodes_.back());
     }
+
     if (draw(4) == 0)
       hook(parameters_[static_cast<size_t>(draw(static_cast<int64_t>(parameters_.size())))]);
     if (draw(3) == 0) return nodes_.back();  // with a cotangent of its own
+
     const Pair& last = nodes_.back();
     Pair root{sum(last.ours), last.theirs.sum(), str("sum(", last.text, ")")};
     for (const auto& p : nodes_) {
@@ -250,6 +260,7 @@ class Fuzz {
                              str("sum(", p.text, " * random)")});
       }
     }
+
     return root;
   }
 
@@ -257,6 +268,7 @@ class Fuzz {
   /// by a fixed tensor.
   void hook(Pair& p) {
     const std::string where = "a gradient kept by a hook on " + p.text;
+
     switch (draw(4)) {
       case 0:
       case 1:
@@ -267,12 +279,14 @@ class Fuzz {
           return at::Tensor();
         });
         break;
+
       case 2:
         p.replaced = true;
         tell("hook that multiplies, on " + p.text);
         p.ours.register_hook([](const at::Tensor& g) { return g * 1.5; });
         p.theirs.register_hook([](const at::Tensor& g) { return g * 1.5; });
         break;
+
       default: {
         p.replaced = true;
         tell("hook that gives its own, on " + p.text);
@@ -334,6 +348,7 @@ class Fuzz {
     std::vector<Variable> xs;
     std::vector<at::Tensor> txs;
     std::vector<std::string> names;
+
     for (const auto* list : {&nodes_, &parameters_}) {
       for (const auto& p : *list) {
         // If a hook replaced the gradient, torch returns the one before the hook if the gradient
@@ -345,10 +360,12 @@ class Fuzz {
       }
     }
     if (xs.empty()) return;
+
     tell("grad of " + root.text);
     const auto ours = grad(root.ours, xs, Variable(dy));
     const auto wanted =
         torch::autograd::grad({root.theirs}, txs, {theirs}, false, false, /*allow_unused=*/true);
+
     for (size_t i = 0; i < xs.size(); ++i) {
       compare(names[i], ours[i].data(), wanted[i]);
       if (ours[i].defined()) keep(names[i], ours[i].data());

@@ -108,8 +108,7 @@ TEST_CASE(
                                                                          inside.data()));
   CHECK(seen == 2);
   sum(y).backward();
-  CHECK_THAT(error_of([&] { sum(y).backward(); }),
-             ContainsSubstring("its saved tensors were freed"));
+  CHECK_THAT(error_of([&] { sum(y).backward(); }), ContainsSubstring("retain=true"));
 
   const NoGrad no_grad;
   const OpsRun ops;
@@ -127,29 +126,29 @@ TEST_CASE("recomputation refuses a function that runs other ops, and inputs that
     const Variable y = recompute(f, x);
     return error_of([&] { backward(sum(y)); });
   };
-  CHECK_THAT(
-      refusal([&](const Variable& v) { return calls++ == 0 ? exp(v) : tanh(v); }),
-      ContainsSubstring("recompute: the function ran tanh the second time and exp the first"));
+  CHECK_THAT(refusal([&](const Variable& v) { return calls++ == 0 ? exp(v) : tanh(v); }),
+             ContainsSubstring("recompute: ") && ContainsSubstring("ran tanh") &&
+                 ContainsSubstring("exp"));
   CHECK_THAT(refusal([&](const Variable& v) { return calls++ == 0 ? exp(v) : exp(exp(v)); }),
-             ContainsSubstring("ran exp the second time and nothing more the first"));
+             ContainsSubstring("ran exp") && ContainsSubstring("nothing more"));
   CHECK_THAT(refusal([&](const Variable& v) { return calls++ == 0 ? exp(exp(v)) : exp(v); }),
-             ContainsSubstring("ran nothing more the second time and exp the first"));
+             ContainsSubstring("ran nothing") && ContainsSubstring("exp"));
   CHECK_THAT(
       refusal([&](const Variable& v) { return sum(exp(slice(v, 0, 0, calls++ == 0 ? 3 : 4))); }),
-      ContainsSubstring("slice made results of other shapes or dtypes the second time"));
+      ContainsSubstring("recompute: slice") && ContainsSubstring("shapes"));
   const Variable y = recompute([w](const Variable& v) { return v * w; }, x);
   w.data().add_(1);
-  CHECK_THAT(
-      error_of([&] { backward(sum(y)); }),
-      ContainsSubstring(
-          "mul: an input (float32[5]) was changed in place between the forward pass and its"));
+  CHECK_THAT(error_of([&] { backward(sum(y)); }), ContainsSubstring("recompute: mul: ") &&
+                                                      ContainsSubstring("(float32[5])") &&
+                                                      ContainsSubstring("in place"));
 
   // Ids that an op keeps, as in a reused buffer of batches.
   const Variable table = Variable::parameter(torch::randn({4, 3}));
   const at::Tensor ids = torch::tensor({0, 1});
   const Variable rows = recompute([ids](const Variable& t) { return embedding(ids, t); }, table);
   ids.fill_(2);
-  CHECK_THAT(error_of([&] { backward(sum(rows)); }), ContainsSubstring("was changed in place"));
+  CHECK_THAT(error_of([&] { backward(sum(rows)); }),
+             ContainsSubstring("int64[2]") && ContainsSubstring("in place"));
   // The control: changing a tensor that the function does not use is not an error.
   const Variable z = recompute([](const Variable& v) { return v * 2.0; }, x);
   w.data().add_(1);
@@ -303,11 +302,11 @@ TEST_CASE(
 TEST_CASE("a recomputed function can't differentiate through its own ops", "[recompute]") {
   const Variable x = Variable::parameter(torch::randn({5}));
   const auto gradient = [](const Variable& v) { return grad(sum(v * v), {v})[0] * v; };
-  const std::string refused = "recompute: the function computes a gradient through its own";
-  CHECK_THAT(error_of([&] { recompute(gradient, x); }), ContainsSubstring(refused));
+  CHECK_THAT(error_of([&] { recompute(gradient, x); }),
+             ContainsSubstring("recompute: ") && ContainsSubstring("grad()"));
   Selection selection;
   CHECK_THAT(error_of([&] { recompute_selectively(selection, gradient, x); }),
-             ContainsSubstring(refused));
+             ContainsSubstring("recompute: ") && ContainsSubstring("grad()"));
 
   // The controls: a graph from outside may be differentiated, and so may this without
   // recomputation.

@@ -153,7 +153,7 @@ TEST_CASE("a custom fused op without a backward for Variables is an error under 
           "[second_derivatives]") {
   const Variable x = Variable::parameter(torch::ones({2}));
   CHECK_THAT(error_of([&] { grad(sum(apply(FusedAlone{}, x)), {x}, {}, true); }),
-             ContainsSubstring("wrong_fused: this fused op has no second derivatives"));
+             ContainsSubstring("wrong_fused: ") && ContainsSubstring("second derivatives"));
 }
 
 TEST_CASE("vjp, jvp and hvp agree with central differences, with LibTorch and with each other",
@@ -207,10 +207,12 @@ TEST_CASE("vjp, jvp and hvp agree with central differences, with LibTorch and wi
             .item<bool>());
   CHECK(jvp([](V) { return ones({2}, at::kDouble); }, x, u).second.data().eq(0).all().item<bool>());
   CHECK_THAT(error_of([&] { jvp(f, x, {u[0]}); }),
-             ContainsSubstring("jvp: 1 vectors for 2 inputs"));
-  CHECK_THAT(error_of([&] { jvp(f, x, {u[0], u[0]}); }),
-             ContainsSubstring("vector 1 is float64[2,3] for an input of"));
-  CHECK_THAT(error_of([&] { hvp(f, x, u); }), ContainsSubstring("it must give one element"));
+             ContainsSubstring("jvp: 1 vectors") && ContainsSubstring("2 inputs"));
+  CHECK_THAT(error_of([&] { jvp(f, x, {u[0], u[0]}); }), ContainsSubstring("jvp: vector 1") &&
+                                                             ContainsSubstring("float64[2,3]") &&
+                                                             ContainsSubstring("float64[3,4]"));
+  CHECK_THAT(error_of([&] { hvp(f, x, u); }),
+             ContainsSubstring("hvp: ") && ContainsSubstring("float64[2,7]"));
 }
 
 TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its gradient",

@@ -180,7 +180,7 @@ TEST_CASE("a kept result keeps the engine's rules: second derivatives, retain, c
   const Variable y = sum(recompute_selectively(selection, part, x));
   const at::Tensor once = grad(y, {x}, {}, false, /*retain=*/true)[0].data();
   CHECK(grad(y, {x})[0].data().equal(once));
-  CHECK_THAT(error_of([&] { backward(y); }), ContainsSubstring("its saved tensors were freed"));
+  CHECK_THAT(error_of([&] { backward(y); }), ContainsSubstring("retain=true"));
 
   Variable inside;
   const Variable z = recompute_selectively(
@@ -191,7 +191,8 @@ TEST_CASE("a kept result keeps the engine's rules: second derivatives, retain, c
       },
       x);
   inside.data().add_(1);
-  CHECK_THAT(error_of([&] { backward(sum(z)); }), ContainsSubstring("changed in place"));
+  CHECK_THAT(error_of([&] { backward(sum(z)); }),
+             ContainsSubstring("float64[4,4]") && ContainsSubstring("in place"));
 }
 
 TEST_CASE("a result that changes in place within the part is computed again",
@@ -248,6 +249,7 @@ TEST_CASE("GPT and Llama keep less than half of their activations", "[selective_
   g.n_embd = 128;
   g.block_size = 128;
   g.vocab_size = 64;
+
   LlamaConfig l;
   l.n_layer = 8;
   l.n_head = 4;
@@ -255,9 +257,11 @@ TEST_CASE("GPT and Llama keep less than half of their activations", "[selective_
   l.n_embd = 128;
   l.block_size = 128;
   l.vocab_size = 64;
+
   const GPT gpt(g);
   const Llama llama(l);
   const at::Tensor ids = torch::randint(64, {4, 128});
+
   const auto check = [&](const auto& model) {
     const double all = held_bytes(model, ids, RecomputePolicy::none),
                  some = held_bytes(model, ids, RecomputePolicy::selective),
@@ -266,6 +270,7 @@ TEST_CASE("GPT and Llama keep less than half of their activations", "[selective_
     CHECK(some < 0.5 * all);
     CHECK(some > 1.5 * inputs);
   };
+
   check(gpt);
   check(llama);
 }

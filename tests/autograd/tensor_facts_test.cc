@@ -39,15 +39,18 @@ TEST_CASE("float formats have the numbers of their types", "[tensor_facts]") {
   check_format<c10::BFloat16>(of("bf16"));
   check_format<c10::Float8_e4m3fn>(of("e4m3"));
   check_format<c10::Float8_e5m2>(of("e5m2"));
+
   // No C++ type has the format TF32, which is float32 without the last 13 bits of the mantissa.
   const FloatFormat tf32 = of("tf32");
   CHECK(tf32.bits() == 32);
   CHECK(tf32.epsilon() == std::ldexp(std::numeric_limits<float>::epsilon(), 13));
   CHECK(tf32.smallest_normal() == std::numeric_limits<float>::min());
+
   const uint32_t largest = 0x7f7fffffu & ~0x1fffu;
   float value = 0;
   std::memcpy(&value, &largest, sizeof value);
   CHECK(tf32.largest() == value);
+
   // Find the largest and the smallest positive number among all bit patterns of e4m3.
   double most = 0, least = 1;
   for (int bits = 0; bits < 128; ++bits) {
@@ -58,6 +61,7 @@ TEST_CASE("float formats have the numbers of their types", "[tensor_facts]") {
   }
   CHECK(of("e4m3").largest() == most);
   CHECK(of("e4m3").smallest_subnormal() == least);
+
   CHECK_THAT(float_format_table(),
              ContainsSubstring("e4m3      8        4        3            448"));
 }

@@ -102,6 +102,7 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
     std::vector<std::vector<int64_t>> shapes;
     std::function<Variable(const Variables&)> f;
   };
+
   const std::vector<Case> cases{
       {"sum", {{300000}}, [](const Variables& v) { return sum(v[0]); }},
       {"sum of one row", {{1, 300000}}, [](const Variables& v) { return sum(v[0], 1); }},
@@ -135,6 +136,7 @@ TEST_CASE("reductions of large tensors have the same bits on any number of threa
          return lstm_layer(v[0], v[1], v[2], v[3], v[4], cast(v[5], at::kFloat), true).first;
        }},
   };
+
   for (const Case& c : cases) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       INFO(c.name << " " << dtype);

@@ -73,6 +73,7 @@ TEST_CASE("+= in a graph makes a new Variable with the right gradients", "[varia
         return y;
       },
       [](auto& a, auto& b, auto& t) { return ((a * 2 + b - t) * a) / 3 + 1; });
+
   // Other handles and saved tensors keep the previous values.
   const Variable x = param({3});
   Variable y = exp(x);
@@ -82,6 +83,7 @@ TEST_CASE("+= in a graph makes a new Variable with the right gradients", "[varia
   CHECK(before.data().equal(values));
   sum(before * y).backward();
   CHECK((x.grad() - (values * (2 * values + 1))).abs().max().item<double>() < 1e-12);
+
   // A constant that meets a graph joins it.
   Variable total = zeros({}, at::kDouble);
   total += sum(x);
@@ -105,11 +107,13 @@ TEST_CASE(
     w /= 2;
   }
   CHECK(w.as_leaf() != nullptr);
-  CHECK_THAT(error_of([&] { y.backward(); }), ContainsSubstring("changed in place"));
+  CHECK_THAT(error_of([&] { y.backward(); }),
+             ContainsSubstring("mul: ") && ContainsSubstring("in place"));
   sum(w).backward();  // the control: a new graph takes the new values
   // Arithmetic that would replace a parameter or change a temporary is an error.
-  CHECK_THAT(error_of([&] { w += 1; }), ContainsSubstring("in-place arithmetic on the parameter"));
-  CHECK_THAT(error_of([&] { exp(w)[0] += 1; }), ContainsSubstring("on a part of float64[]"));
+  CHECK_THAT(error_of([&] { w += 1; }),
+             ContainsSubstring("parameter") && ContainsSubstring("NoGrad"));
+  CHECK_THAT(error_of([&] { exp(w)[0] += 1; }), ContainsSubstring("part of float64[]"));
   CHECK_THAT(error_of([&] { c += ones({7}); }),
              ContainsSubstring("in-place arithmetic(float32[6], float32[7])"));
 }
@@ -138,14 +142,17 @@ TEST_CASE("indexing and its gradients agree with LibTorch", "[variable]") {
   agrees([&](auto& a, auto& b, auto&) { return b[a > 1]; },
          [&](auto& a, auto& b, auto&) { return b.index({a > 1}); });
   const Variable x = zeros({2, 3});
-  CHECK(error_of([&] { x[2]; }) == "select(float32[2,3]): index 2 is outside dim 0 of size 2");
+  CHECK_THAT(error_of([&] { x[2]; }), ContainsSubstring("select(float32[2,3]): index 2") &&
+                                          ContainsSubstring("dim 0") &&
+                                          ContainsSubstring("size 2"));
   CHECK_THAT(error_of([&] { x[torch::tensor({5}, at::kLong)]; }),
              ContainsSubstring("index(float32[2,3]): "));
   CHECK_THAT(error_of([&] { x[torch::tensor({0.5})]; }),
-             ContainsSubstring("must be int64 positions or bool masks"));
+             ContainsSubstring("index(float32[2,3]): ") && ContainsSubstring("int64") &&
+                 ContainsSubstring("bool"));
   CHECK_THAT(error_of([&] { x.index({0, 0, 0}); }), ContainsSubstring("select(float32[])"));
   CHECK_THAT(error_of([&] { x.index({0, Slice{}, Slice{}}); }),
-             ContainsSubstring("too few dims for 3 indices"));
+             ContainsSubstring("index: float32[2,3]") && ContainsSubstring("3 indices"));
 }
 
 TEST_CASE("a tensor is a constant where a Variable is expected, and tensors keep ATen's operators",
@@ -225,13 +232,15 @@ TEST_CASE("Variables are made from numbers, shapes, ranges and seeds", "[variabl
   CHECK(!a.data().equal(c.data()));
   CHECK(std::abs(a.data().mean().item<double>()) < 0.04);  // four standard deviations
   CHECK(a.data().std().item<double>() == Approx(1).margin(0.03));
-  CHECK_THAT(error_of([&] { lathe::one_hot(ids, 2); }), ContainsSubstring("must be in [0, 2)"));
+  CHECK_THAT(error_of([&] { lathe::one_hot(ids, 2); }),
+             ContainsSubstring("one_hot: int64[2,2]") && ContainsSubstring("[0, 2)"));
   CHECK_THAT(error_of([&] { lathe::one_hot(torch::tensor({-1}, at::kLong), 2); }),
-             ContainsSubstring("must be in [0, 2)"));
+             ContainsSubstring("one_hot: int64[1]") && ContainsSubstring("[0, 2)"));
   CHECK_THAT(error_of([] { tensor({{1, 2}, {3}}); }),
-             ContainsSubstring("rows of shapes [2] and [1]"));
-  CHECK_THAT(error_of([] { arange(0, 1, -1); }),
-             ContainsSubstring("a step of -1 does not lead from 0 to 1"));
+             ContainsSubstring("tensor: ") && ContainsSubstring("[2] and [1]"));
+  CHECK_THAT(error_of([] { arange(0, 1, -1); }), ContainsSubstring("arange: ") &&
+                                                     ContainsSubstring("step of -1") &&
+                                                     ContainsSubstring("from 0 to 1"));
 }
 
 TEST_CASE("a frozen parameter gets no gradient, and can be trained again", "[variable]") {
@@ -256,7 +265,7 @@ TEST_CASE("a frozen parameter gets no gradient, and can be trained again", "[var
                Variable z = v * 2;
                z.requires_grad_(false);
              }),
-             ContainsSubstring("was made by mul_scalar"));
+             ContainsSubstring("requires_grad_: float64[2]") && ContainsSubstring("mul_scalar"));
   Variable constant = ones({2});
   constant.requires_grad_();
   CHECK(constant.as_leaf() != nullptr);
@@ -300,7 +309,7 @@ TEST_CASE("parameters are frozen by pattern", "[variable]") {
   CHECK(freeze(model, "*.bias", false) == 2);
   CHECK(trained_parameters(model).size() == 3);
   CHECK_THAT(error_of([&] { freeze(model, "c.*"); }),
-             ContainsSubstring("no parameter is called c.*"));
+             ContainsSubstring("freeze: ") && ContainsSubstring("c.*"));
   CHECK(matches("blocks.*.weight", "blocks.0.mlp.weight"));
   CHECK(matches("*", ""));
   CHECK(matches("a*b*c", "aXbbXc"));

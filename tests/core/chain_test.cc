@@ -52,6 +52,7 @@ struct ChainCase {
 std::vector<ChainCase> chain_cases() {
   using T = const at::Tensor&;
   const auto mask = [](auto f) { return [f](T a, T b) { return f(a, b).to(a.scalar_type()); }; };
+
   return {
       {"copy", ChainOp::copy, 1, [](T a, T) { return a.clone(); }},
       {"neg", ChainOp::neg, 1, [](T a, T) { return a.neg(); }},
@@ -112,6 +113,7 @@ TEST_CASE("each op of a chain has ATen's bits, at every size and number of threa
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       for (const int64_t n : {1, 7, 65, 1000, 8193, 8200, 8257, 16385, 70003}) {
         const at::Tensor a = chain_numbers({n}, dtype), b = chain_numbers({n}, dtype);
+
         Chain chain;
         const int x = chain.add_input({.type = type_of(dtype)}),
                   y = chain.add_input({.type = type_of(dtype)});
@@ -120,6 +122,7 @@ TEST_CASE("each op of a chain has ATen's bits, at every size and number of threa
                                       .number = c.number,
                                       .low = dtype == at::kBFloat16});
         chain.add_output(z, type_of(dtype));
+
         for (const int count : {1, 2}) {
           INFO(c.name << ", " << n << ", " << count << " threads");
           at::set_num_threads(count);

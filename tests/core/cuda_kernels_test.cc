@@ -25,17 +25,24 @@ TEST_CASE("dropout on a GPU has the bits of the CPU", "[cuda_kernels]") {
       for (const int64_t n : {0, 1, 3, 4, 5, 1022, 1024, 2051}) {
         for (const uint64_t first : {0ul, 1ul, 6ul, 7ul, (1ul << 34) + 5}) {
           INFO(dtype_name(dtype) << " " << n << " from " << first);
+
           // The tensors have more elements on either side, which must not change. The kernel reads
           // four elements at a time if their address and `first` allow it.
           const int64_t before = n % 2 == 0 ? 4 : 1;
           at::Tensor x = torch::randn({n + 8}).to(dtype), wanted = torch::full({n + 8}, 7, dtype);
           const double special[] = {INFINITY, NAN, -0.0, 1e-7, 65504, -3e38};
           for (int64_t i = 0; i < std::min<int64_t>(n, 6); ++i) x[i + before] = special[i];
+
           // Three of four elements are dropped. Narrow types can't represent the scale.
-          const DropoutMask mask{make_key(3, 4), 11, first, uint32_t{3} << 30, 10.0f / 3};
+          const DropoutMask mask{.key = make_key(3, 4),
+                                 .step = 11,
+                                 .first = first,
+                                 .threshold = uint32_t{3} << 30,
+                                 .scale = 10.0f / 3};
           const auto at = [before](const at::Tensor& t) {
             return static_cast<char*>(t.mutable_data_ptr()) + before * t.element_size();
           };
+
           dropout_cpu(at(x), at(wanted), 0, n, element_of(dtype), mask);
           for (const int64_t most :
                {INT32_MAX, 2}) {  // with 2 blocks, each thread handles several blocks of the mask
@@ -90,11 +97,13 @@ TEST_CASE("the derivative of GELU on a GPU agrees with ATen in float64", "[cuda_
         x[5] = 0;
         x[n - 1] = -2;
       }
+
       CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
                                element_of(dtype), n, nullptr) == cudaSuccess);
       const at::Tensor wanted = at::gelu_backward(dy.to(at::kDouble), x.to(at::kDouble), "tanh");
       CHECK(distance(ours, wanted) < tolerance(dtype));
       if (n > 16) CHECK(distance(ours * 1.02, wanted) > tolerance(dtype));  // the control
+
       x[n - 1] = NAN;
       gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), ours.mutable_data_ptr(),
                          element_of(dtype), n, nullptr);
@@ -110,9 +119,11 @@ TEST_CASE("rotations on a GPU agree with the CPU", "[cuda_kernels]") {
          std::vector<std::array<int64_t, 3>>{{0, 1, 16}, {1, 1, 16}, {12, 3, 32}, {70, 2, 64}}) {
       const int64_t table_rows = rows == 12 ? 4 : std::max<int64_t>(rows, 1);
       const ThreadOrder setting(orders[rows % 3]);
+
       const at::Tensor x = torch::randn({rows, heads * width}).to(dtype),
                        table = torch::randn({table_rows, width});
       const at::Tensor ours = torch::full_like(x, NAN), wanted = torch::zeros_like(x);
+
       for (const bool back : {false, true}) {
         INFO(dtype_name(dtype) << " " << rows << " x " << heads << " x " << width << " " << back);
         CHECK(rotate_heads_cuda(x.const_data_ptr(), ours.mutable_data_ptr(), element_of(dtype),
@@ -126,6 +137,7 @@ TEST_CASE("rotations on a GPU agree with the CPU", "[cuda_kernels]") {
       }
     }
   }
+
   CHECK(rotate_heads_cuda(nullptr, nullptr, Element::bf16, 1, 1, 8, nullptr, 1, false, nullptr) ==
         cudaErrorInvalidValue);
 }

@@ -44,6 +44,7 @@ TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
                                      partials.mutable_data_ptr<float>(),
                                      dw.mutable_data_ptr<float>(), db.mutable_data_ptr<float>(),
                                      nullptr) == cudaSuccess);
+
           // The expected values, by LibTorch's autograd in float64.
           const at::Tensor xd = x.to(at::kDouble).requires_grad_(),
                            wd = w.to(at::kDouble).requires_grad_(),
@@ -57,6 +58,7 @@ TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
           CHECK(distance(dw, wd.grad()) < 1e-5);
           if (!rms) CHECK(distance(db, bd.grad()) < 1e-5);
           CHECK(distance(dw * 1.001, wd.grad()) > 1e-5);  // the control
+
           // Compute no gradients of weight and bias, and overwrite dx instead of adding to it.
           const at::Tensor fresh = torch::full({rows, c}, NAN, in);
           REQUIRE(norm_backward_cuda(n, matrix_of(x), matrix_of(dy), matrix_of(fresh), false,
@@ -66,12 +68,14 @@ TEST_CASE("norms on a GPU agree with their formula", "[cuda_rows]") {
       }
     }
   }
+
   // Numbers whose squares overflow make NaN, not zeros.
   const at::Tensor far = torch::full({1, 8}, 3e30f), y = torch::zeros({1, 8}),
                    rstd = torch::zeros({1});
   REQUIRE(norm_forward_cuda({.rows = 1, .columns = 8, .rstd = rstd.mutable_data_ptr<float>()},
                             matrix_of(far), matrix_of(y), 1e-5f, nullptr) == cudaSuccess);
   CHECK(y.isnan().all().item<bool>());
+
   const at::Tensor x = torch::ones({1, 6});
   CHECK(norm_forward_cuda({.rows = 1, .columns = 6}, matrix_of(x), matrix_of(x), 0, nullptr) ==
         cudaErrorInvalidValue);
@@ -87,9 +91,9 @@ TEST_CASE("sums of columns on a GPU agree with their formula", "[cuda_rows]") {
       const at::Tensor x = torch::randn({rows, columns}).to(dtype),
                        partials = torch::full({column_partials(rows, columns)}, NAN),
                        sums = torch::full({columns + 1}, 7.0f);
-      CHECK(column_sums_cuda({x.const_data_ptr(), columns, element_of(dtype)}, rows, columns,
-                             partials.mutable_data_ptr<float>(), sums.mutable_data_ptr<float>(),
-                             nullptr) == cudaSuccess);
+      const Matrix matrix{.data = x.const_data_ptr(), .stride = columns, .type = element_of(dtype)};
+      CHECK(column_sums_cuda(matrix, rows, columns, partials.mutable_data_ptr<float>(),
+                             sums.mutable_data_ptr<float>(), nullptr) == cudaSuccess);
       const at::Tensor wanted = x.to(at::kDouble).sum(0), ours = sums.narrow(0, 0, columns);
       CHECK((ours - wanted).abs().max().item<double>() < 1e-4);
       CHECK(sums[columns].item<float>() == 7);
@@ -101,9 +105,10 @@ TEST_CASE("sums of columns on a GPU agree with their formula", "[cuda_rows]") {
                        alone = torch::full_like(dy, NAN), sums_of_dx = torch::full({columns}, 7.0f);
       CHECK(gelu_backward_cuda(x.const_data_ptr(), dy.const_data_ptr(), alone.mutable_data_ptr(),
                                element_of(dtype), x.numel(), nullptr) == cudaSuccess);
-      CHECK(column_sums_cuda({alone.const_data_ptr(), columns, element_of(dtype)}, rows, columns,
-                             partials.mutable_data_ptr<float>(), sums.mutable_data_ptr<float>(),
-                             nullptr) == cudaSuccess);
+      const Matrix gradient{
+          .data = alone.const_data_ptr(), .stride = columns, .type = element_of(dtype)};
+      CHECK(column_sums_cuda(gradient, rows, columns, partials.mutable_data_ptr<float>(),
+                             sums.mutable_data_ptr<float>(), nullptr) == cudaSuccess);
       CHECK(gelu_backward_sums_cuda(x.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(),
                                     element_of(dtype), rows, columns,
                                     partials.mutable_data_ptr<float>(),
@@ -112,8 +117,8 @@ TEST_CASE("sums of columns on a GPU agree with their formula", "[cuda_rows]") {
       CHECK(sums_of_dx.equal(ours));
     }
   }
-  CHECK(column_sums_cuda({nullptr, 12, Element::f32}, 1, 12, nullptr, nullptr, nullptr) ==
-        cudaErrorInvalidValue);
+  CHECK(column_sums_cuda({.data = nullptr, .stride = 12, .type = Element::f32}, 1, 12, nullptr,
+                         nullptr, nullptr) == cudaErrorInvalidValue);
 }
 
 TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
@@ -134,6 +139,7 @@ TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
       const at::Tensor targets =
           torch::randint(1, std::max<int64_t>(classes, 2), {rows}, at::kLong) % classes;
       targets[4] = -100;
+
       const at::Tensor x = logits.narrow(1, 0, classes).to(at::kDouble);
       const at::Tensor log_p = x.log_softmax(1);
       const at::Tensor wanted = -log_p.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1);
@@ -142,12 +148,14 @@ TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
                      torch::full({rows, 1}, -0.5, at::kDouble));
       wanted[4] = 0;
       d[4].zero_();
+
       const at::Tensor losses = torch::full({rows}, NAN), same = logits.clone();
       const auto run = [&](bool gradient) {
         return cross_entropy_rows_cuda(matrix_of(logits), rows, classes,
                                        targets.const_data_ptr<int64_t>(), -100, 0.5f, gradient,
                                        losses.mutable_data_ptr<float>(), nullptr);
       };
+
       REQUIRE(run(false) == cudaSuccess);
       CHECK(distance(losses, wanted) < 1e-5);
       CHECK(equal_bits(logits, same));
@@ -159,6 +167,7 @@ TEST_CASE("cross-entropy on a GPU agrees with its formula", "[cuda_rows]") {
         CHECK(distance(logits.narrow(1, 0, classes) * 1.05, d) > tolerance(dtype));  // the control
     }
   }
+
   // A target that is not a class, and logits that are not finite.
   const at::Tensor logits = torch::zeros({3, 32}), losses = torch::zeros({3}),
                    targets = torch::tensor({32, 1, 1});

@@ -26,14 +26,16 @@ TEST_CASE("sums of squares of many gradients have equal bits on GPU and CPU", "[
     // order of the sum, which differs between devices.
     grads.push_back((torch::randint(-127, 128, {n}, at::kFloat) / 8).to(dtypes[i / 6 % 4]));
   }
+
   grads[0][0] = NAN;
   grads[5 + 36][6] = INFINITY;
   grads[36 + 37 * 2].view(-1)[99999] = -INFINITY;
+
   std::vector<GradArgs> args;
   std::vector<double> wanted;
   for (const auto& g : grads) {
     const Element type = element_of(g.scalar_type());
-    args.push_back({g.const_data_ptr(), type, g.numel()});
+    args.push_back({.grad = g.const_data_ptr(), .type = type, .n = g.numel()});
     for (int64_t at = 0; at < g.numel(); at += grad_sum_chunk) {
       wanted.push_back(
           grad_sum_cpu(g.const_data_ptr(), type, at, std::min(at + grad_sum_chunk, g.numel())));
@@ -41,6 +43,7 @@ TEST_CASE("sums of squares of many gradients have equal bits on GPU and CPU", "[
   }
   CHECK(std::count_if(wanted.begin(), wanted.end(), [](double x) { return !std::isfinite(x); }) ==
         3);
+
   wanted.push_back(-1);  // one more element, which must not be written
   for (const Order order : orders) {
     const ThreadOrder setting(order);
@@ -49,6 +52,7 @@ TEST_CASE("sums of squares of many gradients have equal bits on GPU and CPU", "[
           cudaSuccess);
     CHECK(equal_bits(torch::tensor(ours, at::kDouble), torch::tensor(wanted, at::kDouble)));
   }
+
   const GradArgs none[2];
   CHECK(grad_sum_cuda(none, 0, nullptr, nullptr) == cudaSuccess);
   CHECK(grad_sum_cuda(none, 2, nullptr, nullptr) == cudaSuccess);
@@ -73,6 +77,7 @@ TEST_CASE("the decision of a step has equal bits on GPU and CPU", "[cuda_updates
                                .beta2 = 0.95,
                                .momentum_decay = 0.004},
                       .policy = {.growth_interval = 3, .min_scale = 16, .max_skips = 4}};
+
   int64_t skips = 0, failures = 0, clipped = 0, grown = 0;
   for (const Order order : orders) {
     const ThreadOrder setting(order);
@@ -93,6 +98,7 @@ TEST_CASE("the decision of a step has equal bits on GPU and CPU", "[cuda_updates
         const float* seen = random() % 3 == 0 ? nullptr : &loss;
         ours.moved = wanted.moved = 9;
         ours.lost = wanted.lost = 8;  // from the previous step
+
         const auto n = static_cast<int64_t>(partials.size());
         const float before = wanted_scale.scale;
         decide_cpu(request, partials.data(), n, seen, &wanted, scaled ? &wanted_scale : nullptr);
@@ -100,12 +106,15 @@ TEST_CASE("the decision of a step has equal bits on GPU and CPU", "[cuda_updates
                           nullptr) == cudaSuccess);
         REQUIRE(same(ours, wanted));
         REQUIRE(std::memcmp(&our_scale, &wanted_scale, sizeof(ScaleState)) == 0);
-        skips += wanted.skip,
-            clipped += wanted.grad_scale * wanted.loss_scale<1, grown += wanted_scale.scale> before;
+
+        skips += wanted.skip;
+        clipped += wanted.grad_scale * wanted.loss_scale < 1;
+        grown += wanted_scale.scale > before;
       }
       failures += wanted.failed_step != 0;
     }
   }
+
   for (const int64_t count : {skips, failures, clipped, grown})
     CHECK(count > 3);  // each case occurred
 }
@@ -154,6 +163,7 @@ struct Parameters {
     std::mt19937 random(5);
     const auto pick = [&](const auto& of) { return of[random() % std::size(of)]; };
     const int64_t small_sizes[] = {1, 5, 60}, sizes[] = {0, 255, 256, 257, 700, 4097, 16384, 16387};
+
     // 165 small ones that compute in float32, which is more than the 160 of one launch, then 25 in
     // float64, then a random mix.
     for (int i = 0; i < 210; ++i) {
@@ -169,6 +179,7 @@ struct Parameters {
         return static_cast<char*>(tensors.back().mutable_data_ptr()) +
                margin * tensors.back().element_size();
       };
+
       const at::ScalarType narrow[] = {at::kFloat, at::kBFloat16, at::kBFloat16, at::kHalf};
       const auto dtype = wide ? at::kDouble : pick(narrow), grad_dtype = pick(dtypes);
       const auto state_dtype = wide ? at::kDouble : at::kFloat;
@@ -182,6 +193,7 @@ struct Parameters {
         grad[302] = 0;
       }
       a.grad = add(grad_dtype, grad);
+
       with_rule(rule.kind, [&](auto r) {
         for (const RuleState& s : decltype(r)::state(rule))
           a.state[s.place] = add(state_dtype, torch::rand({a.n + 8}, at::kDouble));
@@ -191,6 +203,7 @@ struct Parameters {
       sums.push_back(torch::rand({3}, at::kDouble));
       a.sums = sums.back().const_data_ptr<double>();
       a.chunks = 1;
+
       if (random() % 2 == 0) {
         const auto low = random() % 2 == 0 ? at::kBFloat16 : at::kHalf;
         if (kind == 2) margin = 3;
@@ -248,6 +261,7 @@ TEST_CASE("updates have equal bits on GPU and CPU", "[cuda_updates]") {
       {.kind = rule_kind<Lion>, .lr = 2e-3, .beta1 = 0.85, .beta2 = 0.97},
       {.kind = rule_kind<Descend>, .lr = 2e-3},
   };
+
   int turn = 0;
   for (const UpdateRule& rule : rules) {
     for (const int64_t updates : {1, 5}) {
@@ -262,6 +276,7 @@ TEST_CASE("updates have equal bits on GPU and CPU", "[cuda_updates]") {
       control.moved = 10;
       control.lost = 4;
       StepControl our_control = control;
+
       for (const UpdateArgs& a : wanted.args) update_cpu(a, rule, &control, 0, a.n);
       CHECK(update_cuda(ours.args.data(), ours.count(), rule, &our_control, nullptr) ==
             cudaSuccess);
@@ -271,6 +286,7 @@ TEST_CASE("updates have equal bits on GPU and CPU", "[cuda_updates]") {
       CHECK(control.moved > control.lost + 100);
     }
   }
+
   // A skipped step must write nothing. A step that is not skipped is the control.
   for (const bool skip : {true, false}) {
     Parameters ours(rules.back());
@@ -281,6 +297,7 @@ TEST_CASE("updates have equal bits on GPU and CPU", "[cuda_updates]") {
     CHECK(ours.same(Parameters(rules.back())) == skip);
     CHECK(same(control, asked) == skip);
   }
+
   const UpdateArgs none[2];
   CHECK(update_cuda(none, 0, rules[0], nullptr, nullptr) == cudaSuccess);
   CHECK(update_cuda(none, 2, rules[0], nullptr, nullptr) == cudaSuccess);

@@ -59,7 +59,8 @@ TEST_CASE("safetensors come back as they were written", "[random_and_files]") {
   CHECK(std::ranges::equal(file.at("a").bytes, std::as_bytes(std::span(a))));
   CHECK(std::ranges::equal(file.at("b").bytes, std::as_bytes(std::span(b))));
   CHECK(file.metadata().at("key") == "value");
-  CHECK_THAT(error_of([&] { file.at("c"); }), ContainsSubstring("has no tensor \"c\""));
+  CHECK_THAT(error_of([&] { file.at("c"); }),
+             ContainsSubstring("x.safetensors") && ContainsSubstring("\"c\""));
 }
 
 std::string framed(const std::string& header, size_t data_bytes) {
@@ -73,39 +74,47 @@ TEST_CASE("malformed safetensors are refused, each for its reason", "[random_and
     write_file(folder / "bad.safetensors", bytes);
     return error_of([&] { SafetensorsFile{folder / "bad.safetensors"}; });
   };
+
   const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   CHECK(problem(framed(good, 8)) == "");
+
+  // The length and the JSON of the header.
   CHECK_THAT(problem("1234"), ContainsSubstring("too short"));
-  CHECK_THAT(problem(framed(good, 8).substr(0, 40)), ContainsSubstring("cut short"));
-  CHECK_THAT(problem(framed(good, 7)), ContainsSubstring("outside the file"));
-  CHECK_THAT(problem(framed(good, 9)), ContainsSubstring("behind the last tensor"));
-  CHECK_THAT(problem(framed("{", 0)), ContainsSubstring("parse error"));
-  CHECK_THAT(problem(framed("[]", 0)), ContainsSubstring("not a JSON object"));
+  CHECK_THAT(problem(framed(good, 8).substr(0, 40)),
+             ContainsSubstring(str(" ", good.size(), " bytes")));
+  CHECK_THAT(problem(framed(good, 7)), ContainsSubstring("0 to 8"));
+  CHECK_THAT(problem(framed(good, 9)), ContainsSubstring("last tensor"));
+  CHECK_THAT(problem(framed("{", 0)), ContainsSubstring("line 1, column 2"));
+  CHECK_THAT(problem(framed("[]", 0)), ContainsSubstring("JSON object"));
+
+  // Entries whose dtype, shape and size do not fit together.
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8)),
-             ContainsSubstring("unknown dtype"));
+             ContainsSubstring("\"F33\""));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8)),
-             ContainsSubstring("needs 12 bytes"));
+             ContainsSubstring("12 bytes"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8)),
-             ContainsSubstring("not a whole number"));
+             ContainsSubstring("dimension"));
   CHECK_THAT(
       problem(framed(
           R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 8)),
       ContainsSubstring("too large"));
+
+  // Bytes outside the file, gaps, overlaps, repeated names, and JSON that is nested too deep.
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8)),
-             ContainsSubstring("outside the file"));
+             ContainsSubstring("8 to 0"));
   CHECK_THAT(problem(framed(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12)),
-             ContainsSubstring("gap or overlap"));
+             ContainsSubstring("gap") && ContainsSubstring("\"a\""));
   CHECK_THAT(
       problem(framed(
           R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
           4)),
-      ContainsSubstring("gap or overlap"));
+      ContainsSubstring("overlap"));
   CHECK_THAT(
       problem(framed(
           R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
           8)),
-      ContainsSubstring("occurs twice"));
-  CHECK_THAT(problem(framed(std::string(60, '['), 0)), ContainsSubstring("deeper than"));
+      ContainsSubstring("\"a\"") && ContainsSubstring("twice"));
+  CHECK_THAT(problem(framed(std::string(60, '['), 0)), ContainsSubstring("8 levels"));
 }
 
 TEST_CASE("bytes that are not UTF-8 become U+FFFD in JSON and in TOML", "[random_and_files]") {
@@ -142,7 +151,8 @@ TEST_CASE("the allocator reuses blocks and counts bytes by category", "[random_a
           before.used[static_cast<size_t>(Memory::gradients)] + (4 << 20));
   }
   CHECK(memory_stats().total == before.total);
-  CHECK_THAT(error_of([] { at::empty({int64_t{1} << 50}); }), ContainsSubstring("out of memory"));
+  CHECK_THAT(error_of([] { at::empty({int64_t{1} << 50}); }),
+             ContainsSubstring(std::to_string(int64_t{1} << 52)));
 }
 
 TEST_CASE("counts, times and numbers have short, readable texts", "[random_and_files]") {

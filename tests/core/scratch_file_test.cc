@@ -101,7 +101,7 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
       CHECK(e.is_full());
       CHECK_THAT(e.what(), ContainsSubstring(folder) && ContainsSubstring("free space"));
       if (std::string(call) == "fallocate")
-        CHECK_THAT(e.what(), ContainsSubstring("123456 bytes") && ContainsSubstring("are free"));
+        CHECK_THAT(e.what(), ContainsSubstring("123456") && ContainsSubstring("are free"));
     }
   }
 
@@ -109,15 +109,18 @@ TEST_CASE("a scratch file on a full or failing disk is an error with the folder 
   char byte = 0;
   {
     const FailingDisk disk({{"pread", EIO}, {"pwrite", ENOSPC}});
-    CHECK_THAT(error_of([&] { file.read(0, &byte, 1); }),
-               ContainsSubstring("cannot read") && ContainsSubstring("check the disk"));
-    CHECK_THAT(error_of([&] { file.write(0, &byte, 1); }),
-               ContainsSubstring("cannot write") && ContainsSubstring("free space"));
+    CHECK_THAT(error_of([&] { file.read(0, &byte, 1); }), ContainsSubstring(folder) &&
+                                                              ContainsSubstring("read") &&
+                                                              ContainsSubstring("check the disk"));
+    CHECK_THAT(error_of([&] { file.write(0, &byte, 1); }), ContainsSubstring(folder) &&
+                                                               ContainsSubstring("write") &&
+                                                               ContainsSubstring("free space"));
   }
   // The control: the same calls work on an intact disk. Reading beyond the end of the file fails.
   CHECK(error_of([&] { file.write(999, &byte, 1); }) == "");
   CHECK(error_of([&] { file.read(999, &byte, 1); }) == "");
-  CHECK_THAT(error_of([&] { file.read(1000, &byte, 1); }), ContainsSubstring("cannot read"));
+  CHECK_THAT(error_of([&] { file.read(1000, &byte, 1); }),
+             ContainsSubstring(folder) && ContainsSubstring("read"));
 }
 
 TEST_CASE("complete pages bypass the page cache, and have the same bytes as cached pages",

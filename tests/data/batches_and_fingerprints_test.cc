@@ -28,7 +28,7 @@ TEST_CASE("an epoch's batches hold every window once", "[batches_and_fingerprint
   write_file(f / "train.bin", counting_bytes(1000));
   const TokenData tokens(f.path());
   const WindowSampler sampler(1000, 8, 7);
-  Loader loader(tokens, {3, 8, 1000}, 7, 0, {}, at::kCPU);
+  Loader loader(tokens, {.batch_size = 3, .block_size = 8, .vocab_size = 1000}, 7, 0, {}, at::kCPU);
   std::set<int64_t> first;
   for (int64_t n = 0; n + 3 <= sampler.windows_per_epoch(); n += 3) {
     const Batch b = loader.next();
@@ -48,7 +48,7 @@ TEST_CASE("a batch is not changed until the next one is requested, and a reused 
   DataConfig c;
   c.workers = 2;
   c.prefetch = 1;
-  Loader loader(tokens, {3, 8, 1000}, 7, 0, c, at::kCPU);
+  Loader loader(tokens, {.batch_size = 3, .block_size = 8, .vocab_size = 1000}, 7, 0, c, at::kCPU);
   for (int i = 0; i < 3; ++i) {
     const Batch b = loader.next();
     const at::Tensor now = b.inputs.clone();
@@ -80,7 +80,8 @@ TEST_CASE("an evaluation's limit counts batches, not rows", "[batches_and_finger
   const TempFolder f;
   write_file(f / "val.bin", counting_bytes(1000));
   const TokenData tokens(f.path());
-  const auto two = tokens.evaluation({3, 16, 1000}, 2, at::kCPU);
+  const auto two =
+      tokens.evaluation({.batch_size = 3, .block_size = 16, .vocab_size = 1000}, 2, at::kCPU);
   int64_t scored = 0;
   for (Batch b; two->next(b);) scored += b.targets.numel();
   CHECK(scored == 2 * 3 * 16);
@@ -101,7 +102,8 @@ TEST_CASE(
   CHECK(print(other) != print(counting_bytes(50)));
   const TokenData tokens(f.path());
   CHECK_THAT(error_of([&] { tokens.check_windows({.vocab_size = 49}); }),
-             ContainsSubstring("token 49 is 49, beyond the vocabulary of 49"));
+             ContainsSubstring("train.bin") && ContainsSubstring("token 49") &&
+                 ContainsSubstring("model.vocab_size"));
   CHECK(error_of([&] { tokens.check_windows({.vocab_size = 50}); }).empty());
 }
 
@@ -110,7 +112,7 @@ TEST_CASE("stops and the number of workers do not change the windows of several 
   const TempFolder f;
   write_file(f / "train.bin", counting_bytes(500));
   const TokenData tokens(f.path());
-  const BatchSizes shape{3, 8, 1000};
+  const BatchSizes shape{.batch_size = 3, .block_size = 8, .vocab_size = 1000};
   const WindowSampler sampler(500, 8, 7);
   const int64_t batches = (3 * sampler.windows_per_epoch() + 2) / 3;
   std::multiset<int64_t> wanted;
@@ -145,8 +147,9 @@ DataManifest with_manifest(const fs::path& folder, const std::string& bytes) {
   write_file(folder / "train.bin", bytes);
   DataManifest m;
   m.vocab_size = 65536;
-  m.train.push_back(
-      {"train.bin", static_cast<int64_t>(bytes.size() / 2), file_checksum(folder / "train.bin")});
+  m.train.push_back({.file = "train.bin",
+                     .tokens = static_cast<int64_t>(bytes.size() / 2),
+                     .xxh3 = file_checksum(folder / "train.bin")});
   return m;
 }
 
@@ -173,7 +176,8 @@ TEST_CASE("fingerprints depend on contents also with a manifest, and those of ea
     other[at] = static_cast<char>(other[at] ^ 1);
     write_file(f / "train.bin", other);
     CHECK(!open().matches(now));
-    CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("train.bin is damaged"));
+    CHECK_THAT(error_of([&] { open().verify(); }),
+               ContainsSubstring("train.bin") && ContainsSubstring(m.train[0].xxh3));
   }
   // Without a manifest, the fingerprint is still that of earlier builds.
   write_file(f / "train.bin", bytes);
@@ -181,9 +185,9 @@ TEST_CASE("fingerprints depend on contents also with a manifest, and those of ea
   CHECK(bare.fingerprint() == sum_of("5000 " + m.train[0].xxh3));
   CHECK(bare.matches(bare.fingerprint()));
   CHECK_THAT(error_of([&] { bare.verify(); }),
-             ContainsSubstring("can't be verified: there is no manifest.json"));
+             ContainsSubstring("train.bin") && ContainsSubstring("no manifest.json"));
   CHECK_THAT(error_of([&] { open().verify([] { return true; }); }),
-             ContainsSubstring("stopped while"));
+             ContainsSubstring("stopped") && ContainsSubstring("train.bin"));
 }
 
 TEST_CASE("the fingerprint of a large shard notices most changes, and verify() one in the middle",
@@ -192,7 +196,7 @@ TEST_CASE("the fingerprint of a large shard notices most changes, and verify() o
   constexpr int64_t size = 160 << 20;  // a sparse file
   DataManifest m = with_manifest(f.path(), "");
   fs::resize_file(f / "train.bin", size);
-  m.train[0] = {"train.bin", size / 2, file_checksum(f / "train.bin")};
+  m.train[0] = {.file = "train.bin", .tokens = size / 2, .xxh3 = file_checksum(f / "train.bin")};
   const auto open = [&] { return TokenFile(f.path(), "train", m); };
   const std::string before = open().fingerprint();
   open().verify();
@@ -206,7 +210,9 @@ TEST_CASE("the fingerprint of a large shard notices most changes, and verify() o
     const int64_t at = i * (size - 1) / 11;
     put(at, 1);
     noticed += open().fingerprint() != before;
-    if (i == 5) CHECK_THAT(error_of([&] { open().verify(); }), ContainsSubstring("is damaged"));
+    if (i == 5)
+      CHECK_THAT(error_of([&] { open().verify(); }),
+                 ContainsSubstring("train.bin") && ContainsSubstring(m.train[0].xxh3));
     put(at, 0);
   }
   CHECK(noticed >= 7);

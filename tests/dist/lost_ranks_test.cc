@@ -102,10 +102,9 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
     CHECK(attack.struck());
     CHECK(done.code == 7);
     CHECK_THAT(done.err, ContainsSubstring("rank " + std::to_string(rank)));
-    CHECK_THAT(done.err, ContainsSubstring("no longer answers") ||
-                             ContainsSubstring("has ended or can't be reached"));
+    CHECK_THAT(done.err, ContainsSubstring("no longer answers") || ContainsSubstring("has ended"));
     CHECK_THAT(done.err,
-               ContainsSubstring(" on " + host_name() + " ") && ContainsSubstring(", last seen "));
+               ContainsSubstring(" on " + host_name() + " ") && ContainsSubstring("last seen"));
     CHECK(done.err.find("frame #") == std::string::npos);
     CHECK(seconds_since(begin) < 60);
     CHECK(process_of(0, f.path()) == 0);
@@ -122,8 +121,7 @@ TEST_CASE("of four ranks, all name the one that hangs", "[lost_ranks]") {
   INFO(done.out << done.err);
   CHECK(attack.struck());
   CHECK(done.code == 7);
-  CHECK_THAT(done.err,
-             ContainsSubstring("error: rank 2 of 4") && ContainsSubstring("last seen in step "));
+  CHECK_THAT(done.err, ContainsSubstring("error: rank 2 of 4") && ContainsSubstring("in step "));
   for (const char* other : {"error: rank 1: rank 2 of 4", "error: rank 3: rank 2 of 4"})
     CHECK_THAT(done.err, ContainsSubstring(other));
 }
@@ -173,7 +171,7 @@ TEST_CASE("a stop signal to one rank stops all after the same step, with a check
   const Finished done = train_on(f, 2, "tiny.toml", "stopped", long_run({"--dist.timeout=30"}));
   INFO(done.out << done.err);
   CHECK(done.code == 75);
-  CHECK_THAT(done.out, ContainsSubstring("stopped at the request of another process after step"));
+  CHECK_THAT(done.out, ContainsSubstring("stopped") && ContainsSubstring("another process"));
   CHECK(attack.struck());
   CHECK(lathe::test::lathe_in(f, {"verify", "runs/stopped"}).code == 0);
 }
@@ -229,7 +227,7 @@ TEST_CASE("other ranks print why rank 0 ended, though the store ended with it", 
   INFO(done[0].err << done[1].err);
   CHECK(done[0].code == 6);
   CHECK(done[1].code == 7);
-  CHECK_THAT(done[1].err, ContainsSubstring("rank 0 of 2 ended with an error (cannot write "));
+  CHECK_THAT(done[1].err, ContainsSubstring("rank 0 of 2 ") && ContainsSubstring("cannot write "));
   CHECK(done[1].seconds < 20);
 }
 
@@ -271,7 +269,8 @@ TEST_CASE("ranks that disagree, are duplicated or missing are errors before a ru
   const auto grids = start(f, {tensor, train}, {rank_of_2(0, port + 4), rank_of_2(1, port + 4)});
   for (const Finished& done : grids) {
     CHECK(done.code == 2);
-    CHECK_THAT(done.err, ContainsSubstring("dist.tensor are"));
+    CHECK_THAT(done.err, ContainsSubstring("dist.tensor") && ContainsSubstring("rank 0") &&
+                             ContainsSubstring("rank 1"));
     CHECK(done.seconds < 20);
   }
 
@@ -281,12 +280,14 @@ TEST_CASE("ranks that disagree, are duplicated or missing are errors before a ru
 
   const auto missing = start(f, {hurried}, {rank_of_2(0, port + 2)});
   CHECK(missing[0].code == 7);
-  CHECK_THAT(missing[0].err, ContainsSubstring("rank 1 of 2 did not connect"));
+  CHECK_THAT(missing[0].err, ContainsSubstring("rank 1 of 2 ") && ContainsSubstring("connect") &&
+                                 ContainsSubstring("dist.timeout"));
 
   const auto no_master = start(f, {hurried}, {rank_of_2(1, port + 3)});
   CHECK(no_master[0].code == 7);
   CHECK(no_master[0].seconds < 3 + 2 + 2);
-  CHECK_THAT(no_master[0].err, ContainsSubstring("127.0.0.1"));
+  CHECK_THAT(no_master[0].err, ContainsSubstring(str("127.0.0.1 port ", port + 3)) &&
+                                   ContainsSubstring("MASTER_ADDR"));
 
   const Finished shares = train_on(f, 3, "tiny.toml", "x", {"--train.grad_accum=4"});
   CHECK(shares.code == 2);

@@ -111,12 +111,14 @@ TEST_CASE("a variable that is missing or out of range is named", "[placement]") 
     }
     return std::string();
   };
+
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     Variables without = torchrun;
     without.erase(name);
     INFO(name << ": " << refusal(without));
     CHECK(refusal(without).starts_with(name));
   }
+
   for (const auto& [name, value] :
        std::vector<std::pair<std::string, std::string>>{{"RANK", "4"},
                                                         {"RANK", "-1"},

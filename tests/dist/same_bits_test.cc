@@ -17,10 +17,14 @@ using namespace lathe;
 using namespace lathe::test;
 using Words = std::vector<std::string>;
 
-const Kind small_gpt{"gpt", "text",
-                     "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
-const Kind deep_gpt{"gpt", "text",
-                    "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+const Kind small_gpt{
+    .name = "gpt",
+    .data = "text",
+    .keys = "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+const Kind deep_gpt{
+    .name = "gpt",
+    .data = "text",
+    .keys = "n_layer = 4\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
 
 struct Cell {
   const Kind& kind;

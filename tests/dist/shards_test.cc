@@ -111,8 +111,10 @@ TEST_CASE("buckets end in the order in which a backward pass completes them", "[
 }
 
 // Its matrices have more elements than a partial sum covers, so that ranks cut them.
-const Kind wide_gpt{"gpt", "text",
-                    "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
+const Kind wide_gpt{
+    .name = "gpt",
+    .data = "text",
+    .keys = "n_layer = 2\nn_head = 2\nn_embd = 128\nblock_size = 12\ndropout = 0.1\n"};
 
 const Words shard_keys{"--train.steps=4",         "--train.grad_accum=8",    "--train.batch_size=2",
                        "--train.eval_interval=0", "--checkpoint.interval=4", "--dist.timeout=60"};
@@ -130,11 +132,13 @@ TEST_CASE("sharding changes no bits with any optimizer and precision", "[shards]
        "--train.batch_size=4", "--optim.kind=sgd", "--train.spike_sigma=0.5"},
       {"--amp.dtype=fp16", "--amp.loss_scale=16777216", "--memory.recompute=blocks"},
   };
+
   RunsOnRanks runs(shard_keys, "step-00000004");
   for (size_t i = 0; i < cells.size(); ++i) {
     std::string keys;
     for (const std::string& key : cells[i]) keys += key + " ";
     const std::string alone = runs.results(1, wide_gpt, cells[i]);
+
     // Each cell runs on one number of ranks per kind of sharding, and all combinations occur.
     const int first = i % 2 == 0 ? 2 : 4;
     INFO(keys);
@@ -148,10 +152,12 @@ TEST_CASE("sharding changes no bits with any optimizer and precision", "[shards]
                         with_keys(cells[i], {"--dist.shard=parameters",
                                              "--memory.recompute=" + policy})) == alone));
   }
+
   // On three ranks, each has a block of two micro-batches.
   const Words six{"--train.grad_accum=6"};
   CHECK((runs.results(3, wide_gpt, with_keys(six, {"--dist.shard=gradients"})) ==
          runs.results(1, wide_gpt, six)));
+
   // The control: another seed has other bits.
   CHECK((runs.results(2, wide_gpt, {"--dist.shard=optimizer", "--train.seed=7"}) !=
          runs.results(1, wide_gpt, {})));
@@ -160,8 +166,10 @@ TEST_CASE("sharding changes no bits with any optimizer and precision", "[shards]
 TEST_CASE("sharding saves the memory and sends the bytes that plan forecasts", "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(
-      f, {"gpt", "text", "n_layer = 6\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
+  lathe::test::write_config(f,
+                            {.name = "gpt",
+                             .data = "text",
+                             .keys = "n_layer = 6\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
   const Words keys{
       "--train.steps=2",        "--train.grad_accum=4",      "--train.batch_size=1",
       "--train.log_interval=1", "--train.eval_interval=0",   "--dist.timeout=60",
@@ -194,9 +202,11 @@ TEST_CASE("plan forecasts the rank with the largest memory if tensors belong to 
   const TempFolder f;
   lathe::test::make_data(f);
   // Nearly all elements are in the embedding. Small buckets give it to a rank other than the first.
-  lathe::test::write_config(f, {"gpt", "text",
-                                "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\nvocab_size "
-                                "= 20000\n"});
+  lathe::test::write_config(
+      f, {.name = "gpt",
+          .data = "text",
+          .keys = "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\nvocab_size "
+                  "= 20000\n"});
   const Words keys{"--train.steps=2",         "--train.grad_accum=4",    "--train.batch_size=1",
                    "--train.log_interval=1",  "--train.eval_interval=0", "--dist.timeout=60",
                    "--checkpoint.interval=0", "--optim.kind=lamb",       "--dist.bucket_mb=0.02"};
@@ -219,11 +229,14 @@ TEST_CASE("plan forecasts the rank with the largest memory if tensors belong to 
 TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(
-      f, {"gpt", "text", "n_layer = 3\nn_head = 2\nn_embd = 256\nblock_size = 16\n"});
+  lathe::test::write_config(f,
+                            {.name = "gpt",
+                             .data = "text",
+                             .keys = "n_layer = 3\nn_head = 2\nn_embd = 256\nblock_size = 16\n"});
   const Words keys{"--train.steps=3",        "--train.grad_accum=4",    "--train.batch_size=8",
                    "--train.log_interval=1", "--train.eval_interval=0", "--dist.timeout=60",
                    "--checkpoint.interval=0"};
+
   // Buckets of 2 MB hold 2 matrices of a block. With fp8, matrices and vectors have separate
   // buckets, and one is full soon after the other.
   for (const Words& more : {Words{"--dist.bucket_mb=2", "--dist.shard=optimizer"},
@@ -232,6 +245,7 @@ TEST_CASE("plan forecasts gradients that wait to be sent", "[shards]") {
     INFO(more[0] << " " << more[1]);
     const Words own = with_keys(keys, more);
     REQUIRE(train_on(f, 2, "kind.toml", more[0] + more[1], own).code == 0);
+
     double most = 0;
     for (const Json& rank : lathe::test::figures_of_ranks(f / "runs" / (more[0] + more[1])))
       most = std::max(most, rank.at("memory_bytes").get<double>());

@@ -24,9 +24,11 @@ using namespace lathe;
 using namespace lathe::test;
 using Words = std::vector<std::string>;
 
-const Kind eight_blocks{"llama", "text",
-                        "n_layer = 8\nn_head = 4\nn_kv_head = 2\nn_embd = 64\nblock_size = 12\n"
-                        "tie_weights = false\n"};
+const Kind eight_blocks{.name = "llama",
+                        .data = "text",
+                        .keys =
+                            "n_layer = 8\nn_head = 4\nn_kv_head = 2\nn_embd = 64\nblock_size = 12\n"
+                            "tie_weights = false\n"};
 
 /// Returns this process's part of a parameter, as 1-D, and the same part of `whole`. Both are
 /// undefined if the process has no part of it.
@@ -252,8 +254,7 @@ TEST_CASE("processes that need far more memory together than is free are refused
       train(2, "large", {"--model.n_embd=8192", "--model.n_layer=60", "--dist.pipeline=2"});
   INFO(refused.err);
   CHECK(refused.code == 9);
-  CHECK_THAT(refused.err,
-             ContainsSubstring("for 2 processes") && ContainsSubstring("--force true"));
+  CHECK_THAT(refused.err, ContainsSubstring("2 processes") && ContainsSubstring("--force true"));
   CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
   CHECK(!fs::exists(f / "runs/large"));
 
@@ -273,7 +274,8 @@ TEST_CASE("a rank compares its lines with those of the other", "[.lines_of_ranks
   const bool is_first = world().rank() == 0;
   world().check_same_lines("the model", is_first ? "a 1\nb 2\n" : "b 2\nc 4\n");
   CHECK_THROWS_WITH(world().check_same_lines("the model", is_first ? "a 1\nb 2\n" : "b 3\nc 4\n"),
-                    ContainsSubstring("the model of rank 1 is not rank 0's: b 3 instead of b 2"));
+                    ContainsSubstring("the model of rank 1 ") && ContainsSubstring("rank 0") &&
+                        ContainsSubstring("b 3") && ContainsSubstring("b 2"));
   world().wait_for_all();
 }
 

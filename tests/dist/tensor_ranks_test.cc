@@ -73,6 +73,8 @@ void check_loss(const std::function<Variable(const Variable&)>& ours,
 void check_products() {
   const at::Tensor x = random(1, {4, 6}), up = random(2, {5, 6}), down = random(3, {6, 5}),
                    weights = random(4, {4, 6}), wide = random(5, {4, 5});
+
+  // Hidden units are divided; the second product adds up the ranks' results.
   check_loss(
       [&](const Variable& v) {
         const Variable h = linear(copy_to_tensor_ranks(v * v), Variable(own_part(up, 0)));
@@ -84,6 +86,8 @@ void check_products() {
         return (torch::linear(h * h, down) * weights).sum();
       },
       x);
+
+  // Outputs are gathered.
   check_loss(
       [&](const Variable& v) {
         const Variable h = linear(copy_to_tensor_ranks(v * v), Variable(own_part(up, 0)));
@@ -131,7 +135,7 @@ void check_targets_of_cross_entropy() {
   for (const int64_t wrong : {int64_t{7}, int64_t{-1}}) {
     const at::Tensor targets = torch::tensor({int64_t{0}, wrong, int64_t{-100}});
     CHECK_THROWS_WITH(loss_of(targets),
-                      ContainsSubstring(str("target ", wrong, " is outside [0, 7)")));
+                      ContainsSubstring(str("target ", wrong, " ")) && ContainsSubstring("[0, 7)"));
   }
 }
 
@@ -206,18 +210,26 @@ TEST_CASE("all ranks divide the rows of the loss alike, whatever the vocabulary"
   }
 }
 
-const Kind tied_gpt{"gpt", "text",
-                    "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
-const Kind untied_gpt{"gpt", "text",
-                      "n_layer = 2\nn_head = 4\nn_embd = 32\nblock_size = 12\ntie_weights = "
-                      "false\nbias = false\n"};
+const Kind tied_gpt{
+    .name = "gpt",
+    .data = "text",
+    .keys = "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+const Kind untied_gpt{.name = "gpt",
+                      .data = "text",
+                      .keys =
+                          "n_layer = 2\nn_head = 4\nn_embd = 32\nblock_size = 12\ntie_weights = "
+                          "false\nbias = false\n"};
 const Kind small_llama{
-    "llama", "text",
-    "n_layer = 2\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = 12\nqk_norm = "
-    "true\nlogit_softcap = 20\nn_inner = 51\n"};
-const Kind gated_llama{"llama", "text",
-                       "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\nactivation = "
-                       "\"gelu\"\ntie_weights = false\n"};
+    .name = "llama",
+    .data = "text",
+    .keys =
+        "n_layer = 2\nn_head = 4\nn_kv_head = 2\nn_embd = 32\nblock_size = 12\nqk_norm = "
+        "true\nlogit_softcap = 20\nn_inner = 51\n"};
+const Kind gated_llama{.name = "llama",
+                       .data = "text",
+                       .keys =
+                           "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\nactivation = "
+                           "\"gelu\"\ntie_weights = false\n"};
 
 const Words tensor_keys{"--train.grad_accum=2",     "--train.batch_size=4",
                         "--train.eval_batches=3",   "--dist.timeout=60",
@@ -387,8 +399,10 @@ TEST_CASE("tensor-parallel runs use the memory and send the bytes that plan fore
           "[tensor_ranks]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(
-      f, {"gpt", "text", "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
+  lathe::test::write_config(f,
+                            {.name = "gpt",
+                             .data = "text",
+                             .keys = "n_layer = 4\nn_head = 2\nn_embd = 128\nblock_size = 12\n"});
   const Words all = with_keys(tensor_keys, {"--train.steps=2", "--train.eval_interval=0"});
   std::vector<double> memory;
   for (const char* tensor : {"1", "2"}) {
@@ -423,17 +437,17 @@ TEST_CASE("dist.tensor is refused if a layer or an optimizer can't be divided", 
   const std::string small = "n_layer = 2\nn_head = 4\nn_embd = 32\nblock_size = 8\n";
   const std::vector<Refused> cases{
       {"kind = \"gpt\"\n" + small, {}, ""},  // the control
-      {"kind = \"gpt\"\n" + small, {{"dist.tensor", "3"}}, "does not divide the 4 heads"},
-      {"kind = \"llama\"\nn_kv_head = 1\n" + small, {}, "heads of keys and values"},
+      {"kind = \"gpt\"\n" + small, {{"dist.tensor", "3"}}, "4 heads"},
+      {"kind = \"llama\"\nn_kv_head = 1\n" + small, {}, "model.n_kv_head"},
       {"kind = \"llama\"\nqk_norm = true\nqk_norm_over = \"projection\"\n" + small,
        {},
        "qk_norm_over"},
-      {"kind = \"mlp\"\n", {}, "such as gpt or llama"},
+      {"kind = \"mlp\"\n", {}, "\"mlp\""},
       {"kind = \"gpt\"\n" + small,
        {{"memory.offload", "parameters"},
         {"memory.recompute", "blocks"},
         {"memory.update_in_backward", "true"}},
-       "parameters on disk"},
+       "memory.offload"},
       {"kind = \"gpt\"\n" + small, {{"memory.update_in_backward", "true"}}, "update_in_backward"},
   };
   const TempFolder f;
@@ -456,24 +470,26 @@ TEST_CASE("dist.tensor is refused if a layer or an optimizer can't be divided", 
         train_on(f, 2, "kind.toml", kind,
                  with_keys(tensor_keys, {"--dist.tensor=2", str("--optim.kind=", kind)}));
     CHECK(done.code == 2);
-    CHECK_THAT(done.err, ContainsSubstring("needs whole tensors"));
+    CHECK_THAT(done.err, ContainsSubstring(str("optim.kind = \"", kind, "\"")) &&
+                             ContainsSubstring("dist.tensor"));
     CHECK(!fs::exists(f / str("runs/", kind)));
   }
   const Finished three =
       train_on(f, 3, "kind.toml", "three", with_keys(tensor_keys, {"--dist.tensor=2"}));
   CHECK(three.code == 2);
-  CHECK_THAT(three.err, ContainsSubstring("dist.tensor = 2 does not divide the 3 processes"));
+  CHECK_THAT(three.err, ContainsSubstring("dist.tensor = 2") && ContainsSubstring("3 processes"));
 }
 
 TEST_CASE("dist.tensor is checked against the model of train.init_from", "[tensor_ranks]") {
   const TempFolder f;
   lathe::test::make_data(f);
-  lathe::test::write_config(
-      f, {"gpt", "text", "n_layer = 1\nn_head = 3\nn_embd = 24\nblock_size = 12\n"});
+  lathe::test::write_config(f, {.name = "gpt",
+                                .data = "text",
+                                .keys = "n_layer = 1\nn_head = 3\nn_embd = 24\nblock_size = 12\n"});
   REQUIRE(train_on(f, 1, "kind.toml", "source", tensor_keys).code == 0);
 
   // The defaults of [model] have 4 heads, which 2 divides and 3 does not.
-  lathe::test::write_config(f, {"gpt", "text", ""});
+  lathe::test::write_config(f, {.name = "gpt", .data = "text", .keys = ""});
   const auto on = [&](int ranks, const std::string& name) {
     return train_on(f, ranks, "kind.toml", name,
                     with_keys(tensor_keys, {"--train.grad_accum=1", "--train.init_from=runs/source",
@@ -481,7 +497,7 @@ TEST_CASE("dist.tensor is checked against the model of train.init_from", "[tenso
   };
   const Finished two = on(2, "two");
   CHECK(two.code == 2);
-  CHECK_THAT(two.err, ContainsSubstring("dist.tensor = 2 does not divide the 3 heads"));
+  CHECK_THAT(two.err, ContainsSubstring("dist.tensor = 2") && ContainsSubstring("3 heads"));
   CHECK(!fs::exists(f / "runs/two"));
   CHECK(on(3, "three").code == 0);
 
@@ -496,7 +512,9 @@ TEST_CASE("a layer that is too small for the tensor ranks is refused by its name
   const TempFolder f;
   lathe::test::make_data(f);
   lathe::test::write_config(
-      f, {"llama", "text", "n_layer = 1\nn_head = 2\nn_embd = 8\nblock_size = 12\nn_inner = 1\n"});
+      f, {.name = "llama",
+          .data = "text",
+          .keys = "n_layer = 1\nn_head = 2\nn_embd = 8\nblock_size = 12\nn_inner = 1\n"});
   const Finished done =
       train_on(f, 2, "kind.toml", "small", with_keys(tensor_keys, {"--dist.tensor=2"}));
   CHECK(done.code == 2);

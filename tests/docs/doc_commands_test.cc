@@ -412,7 +412,11 @@ TEST_CASE("the version is that of the newest release", "[doc_commands]") {
 
 TEST_CASE("docs/ lists every exit code and every Debian package", "[doc_commands]") {
   // The codes of the help, and 130, which a second SIGINT gives.
-  const std::string help = run({"lathe", {"--help"}, fs::temp_directory_path(), {}}).out;
+  const std::string help = run({.binary = "lathe",
+                                .args = {"--help"},
+                                .folder = fs::temp_directory_path(),
+                                .environment = {}})
+                               .out;
   std::set<std::string> expected{"130"};
   static const std::regex number("[0-9]+");
   const std::string codes = help.substr(std::min(help.find("Exit codes:"), help.size()));
@@ -480,7 +484,8 @@ TEST_CASE("commands of the pages for the reader's own text and table run", "[doc
           continue;
         }
         if (words.back() == "&") words.pop_back();
-        const Finished r = run({"lathe", words, f.path(), {}});
+        const Finished r =
+            run({.binary = "lathe", .args = words, .folder = f.path(), .environment = {}});
         INFO(path << ": " << words[0] << " " << words[2] << "\n" << r.err);
         CHECK(r.code == 0);
         if (words[0] != "prepare") continue;

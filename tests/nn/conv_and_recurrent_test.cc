@@ -135,10 +135,10 @@ TEST_CASE("running statistics are updated once per micro-batch, and only in trai
         }) == 0);
   CHECK(moved([&] { norm(Variable(torch::empty({0, 2}))); }) == 0);
   CHECK_THAT(error_of([&] { norm(Variable(torch::ones({1, 2}))); }),
-             ContainsSubstring("more than one value per channel"));
-  CHECK_THAT(
-      error_of([&] { norm(Variable(torch::ones({4, 3}))); }),
-      ContainsSubstring("BatchNorm1d: expected an input of shape [B,C=2], got float32[4,3]"));
+             ContainsSubstring("per channel") && ContainsSubstring("train.batch_size"));
+  CHECK_THAT(error_of([&] { norm(Variable(torch::ones({4, 3}))); }),
+             ContainsSubstring("BatchNorm1d: ") && ContainsSubstring("[B,C=2]") &&
+                 ContainsSubstring("float32[4,3]"));
   CHECK(moved([&] { norm(Variable(torch::randn({2, 2, 3}))); }) == 1);
 }
 
@@ -158,6 +158,8 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   const int64_t b = c.batch, states = c.layers * (c.bidirectional ? 2 : 1);
   Module module(in, h, {.n_layer = c.layers, .bias = c.bias, .bidirectional = c.bidirectional});
   auto w = randomise(module, dtype);
+
+  // LibTorch's functions take the parameters as one list.
   std::vector<at::Tensor> flat;
   for (int64_t l = 0; l < states; ++l) {
     const std::string place = c.bidirectional
@@ -169,6 +171,7 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
       if (found != w.end()) flat.push_back(found->second);
     }
   }
+
   const auto leaf = [&](at::IntArrayRef sizes) {
     return torch::randn(sizes, dtype).requires_grad_();
   };
@@ -176,6 +179,7 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
   const auto ours = [](const at::Tensor& t_) { return Variable::parameter(t_.detach().clone()); };
   const Variable vx = ours(x), vh = ours(h0), vc = ours(c0);
   const at::Tensor zero = torch::zeros({states, b, h}, dtype);
+
   std::vector<Variable> results;
   std::vector<at::Tensor> wanted;
   if constexpr (std::is_same_v<Module, LSTM>) {
@@ -192,6 +196,7 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
                                      c.bidirectional, /*batch_first=*/true);
     wanted = {ty, th};
   }
+
   Variable ours_sum;
   at::Tensor theirs_sum;
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -202,6 +207,7 @@ void check_recurrent(const RecurrentCase& c, at::ScalarType dtype) {
     ours_sum = i == 0 ? term : ours_sum + term;
     theirs_sum = i == 0 ? (wanted[i] * weight).sum() : theirs_sum + (wanted[i] * weight).sum();
   }
+
   // The second backward pass needs the tensors that the first one retained.
   backward(ours_sum, {}, /*retain=*/true);
   backward(ours_sum);
@@ -220,10 +226,19 @@ TEST_CASE("LSTM and GRU agree with LibTorch, with initial states and without",
       for (const bool state : {true, false}) {
         for (const int64_t layers : {1, 2}) {
           for (const int64_t batch : {3, 18}) {  // from 16 on, an LSTM layer is one op
-            check_recurrent<LSTM>({true, bias, state, layers, batch}, dtype);
-            check_recurrent<GRU>({false, bias, state, layers, batch}, dtype);
+            RecurrentCase c{
+                .lstm = true, .bias = bias, .state = state, .layers = layers, .batch = batch};
+            check_recurrent<LSTM>(c, dtype);
+            c.lstm = false;
+            check_recurrent<GRU>(c, dtype);
           }
-          check_recurrent<LSTM>({true, bias, state, layers, 18, /*bidirectional=*/true}, dtype);
+          check_recurrent<LSTM>({.lstm = true,
+                                 .bias = bias,
+                                 .state = state,
+                                 .layers = layers,
+                                 .batch = 18,
+                                 .bidirectional = true},
+                                dtype);
         }
       }
     }
@@ -235,8 +250,10 @@ TEST_CASE("a recurrent module's gradients agree with central differences", "[con
     randomise(module, at::kDouble);
     const at::Tensor x = torch::randn({2, 3, 3}, at::kDouble),
                      weight = torch::randn({2, 3, 4}, at::kDouble);
+
     const auto value = [&] { return sum(module(Variable(x)).first * Variable(weight)); };
     backward(value());
+
     for (const auto& p : parameters(module)) {
       INFO(p.path);
       const at::Tensor t = p.parameter.data().view(-1), g = p.parameter.grad().view(-1);
@@ -252,6 +269,7 @@ TEST_CASE("a recurrent module's gradients agree with central differences", "[con
       }
     }
   };
+
   check(LSTM(3, 4, {.n_layer = 2}));
   check(GRU(3, 4, {.n_layer = 2}));
 }
@@ -353,22 +371,23 @@ TEST_CASE("under autocast results have low precision, and statistics and cell st
 TEST_CASE("errors of convolutions and recurrent layers name the layer if an input does not fit",
           "[conv_and_recurrent]") {
   const Conv2d conv(3, 4, 3);
-  CHECK_THAT(
-      error_of([&] { conv(Variable(torch::ones({1, 2, 5, 5}))); }),
-      ContainsSubstring("Conv2d: expected an input of shape [B,C=3,H,W], got float32[1,2,5,5]"));
+  CHECK_THAT(error_of([&] { conv(Variable(torch::ones({1, 2, 5, 5}))); }),
+             ContainsSubstring("Conv2d: ") && ContainsSubstring("[B,C=3,H,W]") &&
+                 ContainsSubstring("float32[1,2,5,5]"));
   CHECK_THAT(error_of([&] { conv(Variable(torch::ones({1, 3, 2, 5}))); }),
-             ContainsSubstring("a kernel of reach 3 is larger than the padded image of 2"));
+             ContainsSubstring("kernel of reach 3 ") && ContainsSubstring("image of 2"));
   CHECK_THAT(error_of([&] { Conv2d(3, 4, 3, {.groups = 2}); }),
-             ContainsSubstring("2 groups do not divide"));
+             ContainsSubstring("Conv2d: 2 groups") && ContainsSubstring("3 channels in"));
   const GRU gru(3, 4, {.n_layer = 2});
   CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 5, 4}))); }),
-             ContainsSubstring("[B,T,C=3]"));
+             ContainsSubstring("GRU: ") && ContainsSubstring("[B,T,C=3]"));
   CHECK_THAT(
       error_of([&] { gru(Variable(torch::ones({2, 5, 3})), Variable(torch::ones({1, 2, 4}))); }),
-      ContainsSubstring("GRU: expected state h of shape [L=2,B=2,H=4], got float32[1,2,4]; L is 1 "
-                        "here and 2 in the"));
+      ContainsSubstring("GRU: ") && ContainsSubstring("state h ") &&
+          ContainsSubstring("[L=2,B=2,H=4]") && ContainsSubstring("float32[1,2,4]") &&
+          ContainsSubstring("L is 1"));
   CHECK_THAT(error_of([&] { gru(Variable(torch::ones({2, 0, 3}))); }),
-             ContainsSubstring("no steps"));
+             ContainsSubstring("GRU: ") && ContainsSubstring("no steps"));
 }
 
 }  // namespace

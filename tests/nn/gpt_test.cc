@@ -77,11 +77,13 @@ TEST_CASE("the GPT's loss and gradients agree with LibTorch to 1e-10", "[gpt]") 
         p.parameter.data().add_(torch::randn(p.parameter.sizes(), at::kDouble), 0.3);
         w[p.path] = p.parameter.data().clone().requires_grad_();
       }
+
       const at::Tensor x = ids({3, 5}, c.vocab_size, 1), y = ids({3, 5}, c.vocab_size, 2);
       const Variable loss = head_loss(model, x, y);
       backward(loss);
       const at::Tensor wanted = reference_loss(c, w, x, y);
       wanted.backward();
+
       CHECK(loss.item() == Approx(wanted.item<double>()).epsilon(1e-10));
       for (const auto& p : params) {
         INFO(p.path);
@@ -171,10 +173,12 @@ TEST_CASE("under bf16, matmuls read the working copy, and other ops stay in floa
     const Autocast autocast(dtype);
     return head_loss(model, x, y);
   };
+
   const Variable wide = loss_in(at::kFloat), low = loss_in(at::kBFloat16);
   CHECK(low.dtype() == at::kFloat);
   CHECK(low.item() != wide.item());
   CHECK(low.item() == Approx(wide.item()).epsilon(0x1p-7));  // bf16's spacing
+
   zero_grad(model);
   backward(wide);
   std::map<std::string, at::Tensor> exact;
@@ -190,6 +194,7 @@ TEST_CASE("under bf16, matmuls read the working copy, and other ops stay in floa
     CHECK((p.parameter.grad().to(at::kFloat) - e).abs().max().item<double>() <=
           0x1p-4 * e.abs().max().item<double>());
   }
+
   // Matmuls in bf16 read the working copy: changing it changes the loss in bf16, and not in
   // float32.
   for (const auto& p : params) {
@@ -197,6 +202,8 @@ TEST_CASE("under bf16, matmuls read the working copy, and other ops stay in floa
   }
   CHECK(loss_in(at::kFloat).item() == wide.item());
   CHECK(loss_in(at::kBFloat16).item() != low.item());
+
+  // Autocast applies to its own thread only.
   bool elsewhere = true;
   const Autocast autocast(at::kBFloat16);
   std::thread([&] {
@@ -264,14 +271,15 @@ TEST_CASE("initial values have the standard deviation of their scheme", "[gpt]")
 
 TEST_CASE("a layer names itself and both shapes when its input does not fit", "[gpt]") {
   const CausalSelfAttention attention(8, 2, true);
-  CHECK(error_of([&] { attention(Variable(torch::randn({2, 3, 9}))); }) ==
-        "CausalSelfAttention: expected an input of shape [B,T,C=8], got float32[2,3,9]; C is 9 "
-        "here and 8 in the module");
+  CHECK_THAT(error_of([&] { attention(Variable(torch::randn({2, 3, 9}))); }),
+             ContainsSubstring("CausalSelfAttention: ") && ContainsSubstring("[B,T,C=8]") &&
+                 ContainsSubstring("float32[2,3,9]") && ContainsSubstring("C is 9"));
   CHECK_THAT(error_of([&] { attention(Variable(torch::randn({2, 8}))); }),
-             ContainsSubstring("got float32[2,8]"));
+             ContainsSubstring("CausalSelfAttention: ") && ContainsSubstring("[B,T,C=8]") &&
+                 ContainsSubstring("float32[2,8]"));
   const GPT model(tiny());
   CHECK_THAT(error_of([&] { model(torch::zeros({1, 7}, at::kLong)); }),
-             ContainsSubstring("7 tokens are longer than the context of 6"));
+             ContainsSubstring("GPT: 7 tokens") && ContainsSubstring("context of 6"));
 }
 
 TEST_CASE("an MLP learns exclusive or", "[gpt]") {
@@ -354,7 +362,8 @@ TEST_CASE("writing to a weight is noticed: by an old graph, by casts, by its wor
   const std::vector<NamedParameter> params{{"w", w, Role::weight}};
   const Variable old = sum(linear(x, w));
   initialize(params, Init::gpt2, 1, 3);
-  CHECK_THAT(error_of([&] { backward(old); }), ContainsSubstring("changed in place"));
+  CHECK_THAT(error_of([&] { backward(old); }),
+             ContainsSubstring("float32[4,4]") && ContainsSubstring("in place"));
   for (const bool copies : {true, false}) {
     make_working_copies(params, at::kBFloat16, copies, false);
     const Autocast autocast(at::kBFloat16);

@@ -51,6 +51,11 @@ Outer make_outer() {
   return model;
 }
 
+/// Checks that a message names each of the facts.
+void check_names(const std::string& message, const std::vector<std::string>& facts) {
+  for (const std::string& fact : facts) CHECK_THAT(message, ContainsSubstring(fact));
+}
+
 TEST_CASE("dims of one call are bound by name, and a mismatch names path, both shapes and the dim",
           "[module_hooks]") {
   const auto ones = [](std::vector<int64_t> sizes) { return Variable(torch::ones(sizes)); };
@@ -62,38 +67,30 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
     return error_of([&] { model(x, memory); });
   };
   CHECK(refusal(ones({2, 3, 8}), ones({2, 5, 8})) == "");
-  CHECK(refusal(ones({2, 3, 8}), ones({3, 5, 8})) ==
-        "TransformerDecoder: expected memory of shape [B=2,S,C=8], got float32[3,5,8]; B is 3 here "
-        "and 2 in input "
-        "float32[2,3,8]");
-  CHECK(refusal(ones({2, 3, 9}), ones({2, 5, 9})) ==
-        "layers.0 (TransformerDecoderLayer): expected an input of shape [B,T,C=8], got "
-        "float32[2,3,9]; C is 9 here and "
-        "8 in the module");
-  CHECK_THAT(error_of([&] {
-               model(ones({2, 3, 8}), ones({2, 5, 8}), {.hidden = torch::zeros({3, 4}, at::kBool)});
-             }),
-             ContainsSubstring(
-                 "layers.0.self_attn (MultiHeadAttention): expected hidden of shape [T=3,S=3], got "
-                 "bool[3,4]; S is 4 here and 3 in key float32[2,3,8]"));
-  CHECK_THAT(
+  check_names(refusal(ones({2, 3, 8}), ones({3, 5, 8})),
+              {"TransformerDecoder: ", "memory of shape [B=2,S,C=8]", "float32[3,5,8]", "B is 3",
+               "input float32[2,3,8]"});
+  check_names(refusal(ones({2, 3, 9}), ones({2, 5, 9})),
+              {"layers.0 (TransformerDecoderLayer): ", "input of shape [B,T,C=8]", "float32[2,3,9]",
+               "C is 9", "8 in the module"});
+  check_names(
       error_of([&] {
-        model(ones({2, 3, 8}), ones({2, 5, 8}), {.causal = true},
-              {.padding = torch::zeros({2, 3})});
+        model(ones({2, 3, 8}), ones({2, 5, 8}), {.hidden = torch::zeros({3, 4}, at::kBool)});
       }),
-      ContainsSubstring(
-          "layers.0.multihead_attn (MultiHeadAttention): expected padding of shape [B=2,S=5]"));
-  CHECK_THAT(
-      error_of([&] { LSTM(3, 4)(ones({2, 5, 3}), {ones({1, 3, 4}), {}}); }),
-      ContainsSubstring(
-          "LSTM: expected state h of shape [L=1,B=2,H=4], got float32[1,3,4]; B is 3 here and 2 in "
-          "input float32[2,5,3]"));
-  CHECK(error_of([&] { Linear(3, 4, true)(ones({5})); }) ==
-        "Linear: expected an input of shape [...,I=3], got float32[5]; I is 5 here and 3 in the "
-        "module");
-  CHECK_THAT(error_of([&] { Conv1d(3, 4, 2)(ones({5, 3})); }),
-             ContainsSubstring(
-                 "Conv1d: expected an input of shape [B,C=3,L], got float32[5,3]; it has 2 dims"));
+      {"layers.0.self_attn (MultiHeadAttention): ", "hidden of shape [T=3,S=3]", "bool[3,4]",
+       "S is 4", "key float32[2,3,8]"});
+  check_names(error_of([&] {
+                model(ones({2, 3, 8}), ones({2, 5, 8}), {.causal = true},
+                      {.padding = torch::zeros({2, 3})});
+              }),
+              {"layers.0.multihead_attn (MultiHeadAttention): ", "padding of shape [B=2,S=5]"});
+  check_names(error_of([&] { LSTM(3, 4)(ones({2, 5, 3}), {ones({1, 3, 4}), {}}); }),
+              {"LSTM: ", "state h of shape [L=1,B=2,H=4]", "float32[1,3,4]", "B is 3",
+               "input float32[2,5,3]"});
+  check_names(error_of([&] { Linear(3, 4, true)(ones({5})); }),
+              {"Linear: ", "input of shape [...,I=3]", "float32[5]", "I is 5", "3 in the module"});
+  check_names(error_of([&] { Conv1d(3, 4, 2)(ones({5, 3})); }),
+              {"Conv1d: ", "[B,C=3,L]", "float32[5,3]", "2 dims"});
 
   struct Square {  // a letter twice
     Variable operator()(const Variable& x) const {
@@ -103,13 +100,11 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
     }
     void visit(Visit&) {}
   };
-  CHECK_THAT(error_of([&] { Square()(ones({2, 3})); }),
-             ContainsSubstring("N is 2 here and 3 in another of its dims"));
-  CHECK_THAT(
+  check_names(error_of([&] { Square()(ones({2, 3})); }),
+              {"Square: ", "float32[2,3]", "N is 2", "its dims"});
+  check_names(
       error_of([&] { Square()(ones({2, 2})); }),
-      ContainsSubstring(
-          "Square: expected a result of shape [N=2,N=2], got float32[1,2]; N is 1 here and 2 in "
-          "input float32[2,2]"));
+      {"Square: ", "result of shape [N=2,N=2]", "float32[1,2]", "N is 1", "input float32[2,2]"});
 
   // Paths start at the outermost module, even if a child has the same address as its parent.
   GPTConfig c;
@@ -120,10 +115,8 @@ TEST_CASE("dims of one call are bound by name, and a mismatch names path, both s
   c.vocab_size = 7;
   GPT gpt(c);
   gpt.blocks[1].mlp.down = Linear(32, 9, true);
-  CHECK_THAT(
-      error_of([&] { gpt(torch::zeros({1, 4}, at::kLong)); }),
-      ContainsSubstring(
-          "blocks.1.mlp.down (Linear): expected residual of shape [...,O=9], got float32[1,4,8]"));
+  check_names(error_of([&] { gpt(torch::zeros({1, 4}, at::kLong)); }),
+              {"blocks.1.mlp.down (Linear): ", "residual of shape [...,O=9]", "float32[1,4,8]"});
 }
 
 TEST_CASE("forward hooks see and replace what modules return, by path, innermost first",
@@ -160,7 +153,7 @@ TEST_CASE("forward hooks see and replace what modules return, by path, innermost
   CHECK(seen.size() == 12);
   CHECK(model(x).data().equal(plain));
   CHECK_THAT(error_of([&] { ForwardHook(model, "part.*", {}); }),
-             ContainsSubstring("no module is called part.*"));
+             ContainsSubstring("no module") && ContainsSubstring("part.*"));
 }
 
 TEST_CASE("an anomaly's error names the first op, forward or backward, the path, shapes and values",
@@ -177,26 +170,20 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
       });
     };
     CHECK(refusal([](Outer&) {}, x) == "");
-    CHECK_THAT(
-        refusal([](Outer& m) { m.parts[1].forward_fault = 1; }, x),
-        ContainsSubstring(
-            "anomaly: log in parts.1 (Inner) produced values that are not finite (float32[2,4], 0 "
-            "NaN and 8 infinite of 8) from finite ones: float32[2,4] from "));
-    CHECK_THAT(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
-               ContainsSubstring("anomaly: the backward of sqrt in parts.2 (Inner) produced a "
-                                 "gradient that is not finite "
-                                 "for its input 0 (float32[2,4], "));
-    CHECK_THAT(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
-               ContainsSubstring("from finite gradients: float32[2,4] from "));
-    CHECK_THAT(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
-               ContainsSubstring("; in the forward pass it was given float32[2,4] from 0 to 0"));
-    CHECK_THAT(refusal([](Outer& m) { m.head.weight.data()[1][2] = NAN; }, x),
-               ContainsSubstring(
-                   "anomaly: linear in head (Linear) was given a parameter that is not finite: "));
-    CHECK_THAT(refusal([](Outer&) {}, Variable(torch::full({2, 4}, NAN))),
-               ContainsSubstring("anomaly: linear in parts.0.up (Linear) was given data that is "
-                                 "not finite: float32[2,4], "
-                                 "8 NaN and 0 infinite of 8"));
+    // The result of an op, and the values that it was given.
+    check_names(refusal([](Outer& m) { m.parts[1].forward_fault = 1; }, x),
+                {"anomaly: log in parts.1 (Inner) produced",
+                 "(float32[2,4], 0 NaN and 8 infinite of 8)", ": float32[2,4] from "});
+    // A gradient, the gradients that the op received, and its inputs in the forward pass.
+    check_names(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
+                {"anomaly: the backward of sqrt in parts.2 (Inner)", "input 0 (float32[2,4], ",
+                 "gradients: float32[2,4] from ", "float32[2,4] from 0 to 0"});
+    check_names(refusal([](Outer& m) { m.head.weight.data()[1][2] = NAN; }, x),
+                {"anomaly: linear in head (Linear)", "parameter",
+                 "float32[2,4], 1 NaN and 0 infinite of 8"});
+    check_names(refusal([](Outer&) {}, Variable(torch::full({2, 4}, NAN))),
+                {"anomaly: linear in parts.0.up (Linear)", "given data",
+                 "float32[2,4], 8 NaN and 0 infinite of 8"});
   }
   {  // Infinities in constants and masks are intended.
     const DetectAnomaly watch;
@@ -210,7 +197,8 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
                const DetectAnomaly watch;
                backward(sum(w * 2.0), torch::full({}, INFINITY));
              }),
-             ContainsSubstring("the gradient that reached the result of sum is not finite"));
+             ContainsSubstring("anomaly: ") && ContainsSubstring("gradient") &&
+                 ContainsSubstring("result of sum "));
   const DetectAnomaly forward_alone(DetectAnomaly::Options{.backward = false});
   CHECK(error_of([&] { backward(sum(w * 2.0), torch::full({}, INFINITY)); }) == "");
 }
@@ -248,11 +236,13 @@ TEST_CASE("under an anomaly guard results and gradients keep their bits", "[modu
   c.vocab_size = 11;
   c.dropout = 0.1;
   const at::Tensor ids = torch::randint(11, {2, 8}), targets = torch::randint(11, {2, 8});
+
   const auto run = [&](bool watched) {
     GPT model(c);
     initialize(model, Init::gpt2, 1, 2);
     std::optional<DetectAnomaly> watch;
     if (watched) watch.emplace();
+
     const TrainingStep step({.seed = 1});
     std::vector<at::Tensor> out;
     for (int micro = 0; micro < 2; ++micro) {
@@ -263,6 +253,7 @@ TEST_CASE("under an anomaly guard results and gradients keep their bits", "[modu
     for (const auto& p : parameters(model)) out.push_back(p.parameter.grad());
     return out;
   };
+
   const auto plain = run(false), watched = run(true);
   for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(watched[i]));
 }

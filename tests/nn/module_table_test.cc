@@ -107,10 +107,12 @@ class ModuleChecker {
     const auto in = fresh();
     for (const auto& p : parameters_) p.parameter.leaf().grad.reset();
     backward(value(in));
+
     const auto check = [&](const std::string& what, const at::Tensor& t,
                            const at::Tensor& gradient) {
       const at::Tensor x = t.view(-1),
                        g = gradient.defined() ? gradient.reshape(-1) : torch::zeros_like(x);
+
       for (int64_t i = 0; i < x.numel(); i += std::max<int64_t>(x.numel() / 5, 1)) {
         const double at = x[i].item<double>();
         const NoGrad no_grad;
@@ -125,6 +127,7 @@ class ModuleChecker {
                                   "] against differences: ", got, " instead of ", wanted));
       }
     };
+
     for (size_t i = 0; i < in.size(); ++i) check(str("input ", i), in[i].data(), in[i].grad());
     for (const auto& p : parameters_) check(p.path, p.parameter.data(), p.parameter.grad());
   }
@@ -180,8 +183,7 @@ TEST_CASE("every module with an undefined input computes without it, or names it
       // MultiHeadAttention names its inputs, so its message has another form.
       const bool is_first = i == 0 && row.module != "MultiHeadAttention";
       CHECK((is_sentence(message) && message.find("undefined") != std::string::npos));
-      CHECK((!is_first ||
-             message.find(", got undefined; it must hold a tensor") != std::string::npos));
+      CHECK((!is_first || message.find("got undefined") != std::string::npos));
       ++refused;
     }
   }
@@ -227,16 +229,20 @@ TEST_CASE("a wrong module fails the harness", "[module_table]") {
   const auto ours = [](const Scaled& m, const std::vector<Variable>& v) { return m(v[0]); };
   const auto right = [](const Weights& w, const Tensors& t) { return t[0] * w.at("weight"); };
   CHECK(check_module(module_row("Scaled", "right", Scaled{}, {x}, ours, right)).empty());
+
   Scaled cut;
   cut.cut = true;
   const auto failures = check_module(module_row("Scaled", "no gradient", cut, {x}, ours, right));
   REQUIRE(!failures.empty());
   CHECK_THAT(failures[0], ContainsSubstring("gradient of weight: a gradient on one side alone"));
+
   const auto wrong = [](const Weights& w, const Tensors& t) {
     return t[0] * w.at("weight") * (1 + 1e-9);
   };
   CHECK_THAT(check_module(module_row("Scaled", "wrong value", Scaled{}, {x}, ours, wrong)).at(0),
              ContainsSubstring("result 0: off by"));
+
+  // A module that does not check its input computes with a part of a larger one.
   const auto unchecked = [](const Scaled& m, const std::vector<Variable>& v) {
     return slice(v[0], 1, 0, 3) * m.weight;
   };
@@ -249,17 +255,20 @@ TEST_CASE("modules refuse wrong options, and empty bags of embeddings give zeros
   const EmbeddingBag bag(5, 2, BagMode::max, /*padding=*/0);
   CHECK(bag(torch::zeros({2, 3}, at::kLong)).data().eq(0).all().item<bool>());
   CHECK_THAT(error_of([&] { bag(torch::zeros({4}, at::kLong), torch::tensor({1, 2}, at::kLong)); }),
-             ContainsSubstring("offsets must begin at 0, not decrease"));
+             ContainsSubstring("EmbeddingBag: offsets") && ContainsSubstring("at 0,") &&
+                 ContainsSubstring("ids, 4"));
   CHECK_THAT(error_of([&] { bag(torch::zeros({2, 2}, at::kLong), ones({2, 2})); }),
-             ContainsSubstring("for BagMode::sum"));
+             ContainsSubstring("EmbeddingBag: scales") && ContainsSubstring("BagMode::sum"));
   CHECK_THAT(error_of([] { GroupNorm(3, 4); }),
-             ContainsSubstring("3 groups do not divide 4 channels"));
+             ContainsSubstring("GroupNorm: 3 groups") && ContainsSubstring("4 channels"));
   CHECK_THAT(error_of([] { MultiHeadAttention(6, 4); }),
-             ContainsSubstring("6 channels do not divide into 4 heads"));
+             ContainsSubstring("MultiHeadAttention: 6 channels") && ContainsSubstring("4 heads"));
   CHECK_THAT(error_of([] { SimpleRNN(2, 3, {}, "sigmoid"); }),
-             ContainsSubstring("no activation is called sigmoid"));
+             ContainsSubstring("SimpleRNN: ") && ContainsSubstring("sigmoid") &&
+                 ContainsSubstring("tanh and relu"));
   CHECK_THAT(error_of([] { LSTM(2, 3)(ones({2, 4, 2}), {}, torch::tensor({4, 5}, at::kLong)); }),
-             ContainsSubstring("LSTM: lengths must be int64 on the CPU, from 1 to 4"));
+             ContainsSubstring("LSTM: lengths") && ContainsSubstring("int64") &&
+                 ContainsSubstring("from 1 to 4"));
 }
 
 TEST_CASE("a row whose keys are all masked gets zeros and finite gradients", "[module_table]") {

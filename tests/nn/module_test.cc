@@ -127,14 +127,14 @@ TEST_CASE("a recurrent module that was not constructed is an error where it is c
           "[module]") {
   for (const std::string& error : {error_of([] { LSTM()(Variable(torch::ones({1, 2, 3}))); }),
                                    error_of([] { GRU()(Variable(torch::ones({1, 2, 3}))); })})
-    CHECK_THAT(error, ContainsSubstring("not constructed with sizes"));
+    CHECK_THAT(error, ContainsSubstring("recurrent") && ContainsSubstring("not constructed"));
 }
 
 TEST_CASE("two parameters with the same path are an error", "[module]") {
   CHECK_THAT(error_of([] { parameters(SameNames()); }),
-             ContainsSubstring("two parameters of a model are called x.weight"));
+             ContainsSubstring("two parameters") && ContainsSubstring("x.weight"));
   CHECK_THAT(error_of([] { state_dict(SameNames()); }),
-             ContainsSubstring("two tensors of a model are called x.weight"));
+             ContainsSubstring("two tensors") && ContainsSubstring("x.weight"));
 }
 
 /// A model with statistics, a counter, and a tied head.
@@ -227,12 +227,15 @@ TEST_CASE(
   StateDict state = whole;
   state.erase("seen");
   state["more"] = torch::ones({1});
-  CHECK(error_of([&] { load_state_dict(model, state); }) ==
-        "load_state_dict: missing: seen; not in the model: more");
+  CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
+             ContainsSubstring("load_state_dict: ") && ContainsSubstring("missing: seen") &&
+                 ContainsSubstring(": more"));
   CHECK(model.in.weight.data().equal(before));
   state["mean"] = torch::ones({4});
-  CHECK(error_of([&] { load_state_dict(model, state, /*strict=*/false); }) ==
-        "load_state_dict: mean is float32[4] for float32[3]");
+  const std::string unfit = error_of([&] { load_state_dict(model, state, /*strict=*/false); });
+  CHECK_THAT(unfit, ContainsSubstring("load_state_dict: mean ") &&
+                        ContainsSubstring("float32[4]") && ContainsSubstring("float32[3]"));
+  CHECK_THAT(unfit, !ContainsSubstring("seen"));
   CHECK(model.in.weight.data().equal(before));
   state["mean"] = torch::ones({3});
   const auto loaded = load_state_dict(model, state, /*strict=*/false);
@@ -241,17 +244,19 @@ TEST_CASE(
   CHECK(model.in.weight.data().eq(1).all().item<bool>());
   state = whole;
   state["seen"] = torch::tensor(4.5);
-  CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
-             ContainsSubstring("seen is float32[] for int64[]"));
+  CHECK_THAT(error_of([&] { load_state_dict(model, state); }), ContainsSubstring("seen ") &&
+                                                                   ContainsSubstring("float32[]") &&
+                                                                   ContainsSubstring("int64[]"));
   state = whole;
   state["out.weight"] = torch::ones({5, 3});  // equal values under both paths are accepted
   load_state_dict(model, state);
   state["out.weight"] = torch::zeros({5, 3});
-  CHECK_THAT(error_of([&] { load_state_dict(model, state); }),
-             ContainsSubstring("out.weight is not in.weight, to which the model ties it"));
+  CHECK_THAT(error_of([&] { load_state_dict(model, state); }), ContainsSubstring("out.weight ") &&
+                                                                   ContainsSubstring("in.weight") &&
+                                                                   ContainsSubstring("ties"));
   const MetaInit shapes;
   CHECK_THAT(error_of([] { state_dict(Counting()); }),
-             ContainsSubstring("in.weight has no values here"));
+             ContainsSubstring("in.weight ") && ContainsSubstring("no values"));
 }
 
 TEST_CASE("modules that take a Variable take a tensor", "[module]") {
@@ -320,7 +325,8 @@ TEST_CASE("loading is an error for an old graph, and updates working copies", "[
   const Variable old = sum(layer(x));
   make_working_copies(parameters(layer), at::kBFloat16, true, false);
   load_state_dict(layer, {{"weight", torch::full({4, 4}, 2.0)}});
-  CHECK_THAT(error_of([&] { backward(old); }), ContainsSubstring("changed in place"));
+  CHECK_THAT(error_of([&] { backward(old); }),
+             ContainsSubstring("float32[4,4]") && ContainsSubstring("in place"));
   const Autocast autocast(at::kBFloat16);
   CHECK(layer(x).data().eq(8).all().item<bool>());
 }
@@ -362,7 +368,7 @@ TEST_CASE("a custom role sets initialization, weight decay and working copies of
   // A role that is initialized by its fan needs two dims.
   const std::vector<NamedParameter> flat{{"v", new_parameter({3}), Role::weight}};
   CHECK_THAT(error_of([&] { initialize(flat, Init::gpt2, 1, 3); }),
-             ContainsSubstring("v is a weight of shape [3]"));
+             ContainsSubstring("v is a weight ") && ContainsSubstring("[3]"));
 }
 
 TEST_CASE("a filter's fan includes the size of its kernel", "[module]") {

@@ -54,6 +54,7 @@ TEST_CASE("the convnet agrees with LibTorch", "[other_models]") {
   ConvNet net(c, {{2, 5, 6}, 4});
   auto w = randomise(net);
   const at::Tensor in = torch::randn({3, 2, 5, 6}, at::kDouble);
+
   const auto conv = [&](const at::Tensor& x, const std::string& path, int64_t stride,
                         int64_t padding) {
     return torch::conv2d(x, w.at(path + ".weight"), {}, stride, padding);
@@ -62,6 +63,7 @@ TEST_CASE("the convnet agrees with LibTorch", "[other_models]") {
     return torch::batch_norm(x, w.at(path + ".weight"), w.at(path + ".bias"), {}, {}, true, 0.1,
                              1e-5, false);
   };
+
   at::Tensor x = torch::relu(norm(conv(in, "stem", 1, 1), "stem_norm"));
   for (int b = 0; b < 4; ++b) {
     const std::string p = "blocks." + std::to_string(b);
@@ -71,6 +73,7 @@ TEST_CASE("the convnet agrees with LibTorch", "[other_models]") {
     x = torch::relu(branch +
                     (b == 2 ? norm(conv(x, p + ".shortcut.conv", 2, 0), p + ".shortcut.norm") : x));
   }
+
   const at::Tensor wanted =
       torch::linear(x.mean(at::IntArrayRef{2, 3}), w.at("head.weight"), w.at("head.bias"));
   const Training training;
@@ -89,12 +92,14 @@ TEST_CASE("the rnn agrees with LibTorch, with tied weights and untied ones", "[o
       c.tie_weights = tie;
       RNN rnn(c);
       auto w = randomise(rnn);
+
       const at::Tensor ids = torch::randint(7, {3, 6}), targets = torch::randint(7, {3, 6});
       std::vector<at::Tensor> flat;
       for (const std::string l : {"0", "1"}) {
         for (const char* name : {"weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l"})
           flat.push_back(w.at("layers." + (name + l)));
       }
+
       const at::Tensor x = torch::embedding(w.at("tokens.weight"), ids),
                        zero = torch::zeros({2, 3, 5}, at::kDouble);
       const at::Tensor y =
@@ -102,6 +107,7 @@ TEST_CASE("the rnn agrees with LibTorch, with tied weights and untied ones", "[o
               ? std::get<0>(torch::lstm(x, {zero, zero}, flat, true, 2, 0.0, false, false, true))
               : std::get<0>(torch::gru(x, zero, flat, true, 2, 0.0, false, false, true));
       const at::Tensor logits = torch::linear(y, w.at(tie ? "tokens.weight" : "head.weight"));
+
       check_near("logits", rnn(ids).data(), logits.detach());
       check_against(rnn, w, head_loss(rnn, ids, targets),
                     torch::cross_entropy_loss(logits.view({-1, 7}), targets.reshape({-1})));
@@ -120,9 +126,11 @@ std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
            std::log(static_cast<double>(c.rope_original_context) / (waves * 2 * M_PI)) /
            (2 * std::log(c.rope_theta));
   };
+
   for (int64_t i = 0; i < half; ++i) {
     double f = std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
     if (c.rope_scaling == "linear") f /= c.rope_factor;
+
     if (c.rope_scaling == "llama3") {  // as in Llama 3.1's code
       const double wave = 2 * M_PI / f, context = static_cast<double>(c.rope_original_context);
       const double smooth = (context / wave - c.rope_low_freq_factor) /
@@ -132,6 +140,7 @@ std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
       else if (wave >= context / c.rope_high_freq_factor)
         f = (1 - smooth) * f / c.rope_factor + smooth * f;
     }
+
     if (yarn) {
       double first = yarn_pair(c.rope_beta_fast), last = yarn_pair(c.rope_beta_slow);
       if (c.rope_truncate) {
@@ -145,6 +154,7 @@ std::pair<at::Tensor, double> angles_of(const LlamaConfig& c) {
     }
     angle.push_back(f);
   }
+
   const double longer = !yarn                         ? 1
                         : c.rope_attention_factor > 0 ? c.rope_attention_factor
                                                       : 1 + std::log(c.rope_factor) / 10;
@@ -156,7 +166,9 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
   const int64_t b = ids.size(0), t = ids.size(1), d = c.head_width(), kv = c.kv_heads(),
                 half = d / 2;
   LlamaConfig plain = c;  // rotary positions of blocks with a window, if they differ
-  plain.rope_scaling = "none", plain.rope_theta = c.rope_local_theta;
+  plain.rope_scaling = "none";
+  plain.rope_theta = c.rope_local_theta;
+
   const auto norm = [&](const at::Tensor& x, const std::string& path) {
     const auto scale = w.find(path + ".weight");
     return scale == w.end() ? x
@@ -169,6 +181,7 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
     const auto bias = w.find(path + ".bias");
     return torch::linear(x, w.at(path + ".weight"), bias == w.end() ? at::Tensor() : bias->second);
   };
+
   at::Tensor x = torch::embedding(w.at("tokens.weight"), ids);
   if (c.scale_embeddings) x = x * std::sqrt(static_cast<double>(c.n_embd));
   for (int64_t i = 0; i < c.n_layer; ++i) {
@@ -179,6 +192,8 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
     const bool window = c.sliding_window > 0 && at(c.window_layers);
     const auto [angles, longer] = angles_of(window && c.rope_local_theta > 0 ? plain : c);
     const at::Tensor turn = torch::arange(t, at::kDouble).unsqueeze(1) * angles;
+
+    // Attention: heads of queries, keys and values, then masked scores.
     const at::Tensor h = norm(x, p + ".norm1");
     const auto heads = [&, factor = longer](const char* name, int64_t n, bool positioned) {
       at::Tensor y = lin(h, p + ".attn." + name);
@@ -203,6 +218,8 @@ at::Tensor llama_of(const LlamaConfig& c, const Leaves& w, const at::Tensor& ids
       s = s.masked_fill(torch::ones({t, t}, at::kBool).tril(-c.sliding_window), -INFINITY);
     const at::Tensor y = s.softmax(-1).matmul(heads("v", kv, false)).transpose(1, 2);
     x = x + norm(lin(y.reshape({b, t, c.n_head * d}), p + ".attn.proj"), p + ".post_norm1");
+
+    // The feed-forward part.
     const at::Tensor f = norm(x, p + ".norm2"), gate = lin(f, p + ".mlp.gate");
     const at::Tensor g = c.activation == "gelu" ? torch::gelu(gate, "tanh") : torch::silu(gate);
     x = x + norm(lin(g * lin(f, p + ".mlp.up"), p + ".mlp.down"), p + ".post_norm2");
@@ -433,6 +450,7 @@ TEST_CASE("parameter_count() agrees with the parameters of the models", "[other_
       CHECK(has(MLP(c, sizes)) == parameter_count(c, sizes));
     }
   }
+
   for (const int64_t stages : {1, 3}) {
     for (const int64_t blocks : {1, 2}) {
       ConvNetConfig c;
@@ -443,6 +461,7 @@ TEST_CASE("parameter_count() agrees with the parameters of the models", "[other_
         CHECK(has(ConvNet(c, sizes)) == parameter_count(c, sizes));
     }
   }
+
   for (const std::string cell : {"lstm", "gru"}) {
     for (const bool tie : {true, false}) {
       RNNConfig c;
@@ -521,15 +540,18 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
 }
 
 TEST_CASE("models refuse inputs and configs that do not fit", "[other_models]") {
-  CHECK_THAT(
-      error_of([&] { ConvNet(ConvNetConfig{}, {{64}, 10}); }),
-      ContainsSubstring("convnet: inputs must be images [C, H, W] or [H, W], the data has [64]"));
+  // Inputs of another shape.
+  CHECK_THAT(error_of([&] { ConvNet(ConvNetConfig{}, {{64}, 10}); }),
+             ContainsSubstring("convnet: ") && ContainsSubstring("[C, H, W]") &&
+                 ContainsSubstring("[64]"));
   CHECK_THAT(error_of([&] {
                ConvNet(ConvNetConfig{}, {{1, 8, 8}, 10})(Variable(torch::ones({2, 1, 8, 7})));
              }),
-             ContainsSubstring("[B,C=1,H=8,W=8], got float32[2,1,8,7]"));
+             ContainsSubstring("[B,C=1,H=8,W=8]") && ContainsSubstring("float32[2,1,8,7]"));
   CHECK_THAT(error_of([&] { MLP(MLPConfig{}, {{4}, 2})(Variable(torch::ones({2, 5}))); }),
-             ContainsSubstring("inputs must have 4 numbers a sample, got float32[2,5]"));
+             ContainsSubstring("mlp: ") && ContainsSubstring("4 numbers") &&
+                 ContainsSubstring("float32[2,5]"));
+
   LlamaConfig l;
   const auto refusal = [&] {
     const auto fault = Llama::check(l);
@@ -538,33 +560,39 @@ TEST_CASE("models refuse inputs and configs that do not fit", "[other_models]") 
   CHECK(refusal() == "");
   l.n_kv_head = 3;
   CHECK_THAT(refusal(),
-             ContainsSubstring("model.n_head = 4 is not divisible by model.n_kv_head = 3"));
+             ContainsSubstring("model.n_head = 4") && ContainsSubstring("model.n_kv_head = 3"));
   l.n_kv_head = 2;
   l.head_dim = 5;
-  CHECK_THAT(refusal(), ContainsSubstring("a head has 5 channels"));
+  CHECK_THAT(refusal(), ContainsSubstring("5 channels") && ContainsSubstring("model.head_dim"));
   l.head_dim = 0;
   l.n_embd = 130;
   CHECK_THAT(refusal(),
-             ContainsSubstring("model.n_embd = 130 is not divisible by model.n_head = 4"));
+             ContainsSubstring("model.n_embd = 130") && ContainsSubstring("model.n_head = 4"));
   l.n_embd = 128;
+
+  // Rotary positions.
   l.rope_factor = 2;
-  CHECK_THAT(refusal(), ContainsSubstring("has no effect with model.rope_scaling"));
+  CHECK_THAT(refusal(), ContainsSubstring("model.rope_factor = 2") &&
+                            ContainsSubstring("model.rope_scaling = \"none\""));
   l.rope_scaling = "llama3";
   l.rope_low_freq_factor = 4;
-  CHECK_THAT(refusal(), ContainsSubstring("must be below model.rope_high_freq_factor"));
+  CHECK_THAT(refusal(), ContainsSubstring("model.rope_low_freq_factor = 4") &&
+                            ContainsSubstring("model.rope_high_freq_factor"));
+
   RNNConfig c;
   c.vocab_size = 5;
   c.n_embd = 64;
   c.tie_weights = true;
-  CHECK_THAT(error_of([&] { RNN{c}; }),
-             ContainsSubstring("tied weights need n_embd and n_hidden to be equal, not 64"));
+  CHECK_THAT(error_of([&] { RNN{c}; }), ContainsSubstring("n_embd and n_hidden") &&
+                                            ContainsSubstring("64 and ") &&
+                                            ContainsSubstring("tie_weights"));
   c.n_embd = 128;
   c.block_size = 4;
   CHECK_THAT(error_of([&] {
                const RNN rnn(c);
                rnn(torch::zeros({1, 5}, at::kLong));
              }),
-             ContainsSubstring("5 tokens are longer than the context of 4"));
+             ContainsSubstring("5 tokens") && ContainsSubstring("context of 4"));
 }
 
 }  // namespace

@@ -36,11 +36,13 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
     base.grad_clip = 0;
     const std::string decay = wd > 0 ? ", weight decay" : "";
     const auto add = [&](const std::string& label, OptimConfig c, auto torch) {
-      all.push_back({c.kind + label + decay, c, std::move(torch)});
+      all.push_back({.label = c.kind + label + decay, .config = c, .torch = std::move(torch)});
     };
+
     OptimConfig c = base;
     c.kind = "sgd";
     add("", c, like<torch::optim::SGD>(torch::optim::SGDOptions(1).weight_decay(wd)));
+
     c.kind = "momentum";
     for (const auto& [dampening, nesterov] :
          {std::pair{0.0, false}, std::pair{0.1, false}, std::pair{0.0, true}}) {
@@ -57,6 +59,7 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
                                       .nesterov(nesterov)
                                       .weight_decay(wd)));
     }
+
     c = base;
     c.kind = "adagrad";
     c.lr_decay = 0.1;
@@ -68,6 +71,7 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
                                         .initial_accumulator_value(0.5)
                                         .eps(1e-10)
                                         .weight_decay(wd)));
+
     c = base;
     c.kind = "rmsprop";
     for (const double momentum : {0.0, 0.9}) {
@@ -85,6 +89,7 @@ std::vector<LowPrecisionKind> low_precision_kinds() {
                                             .weight_decay(wd)));
       }
     }
+
     c = base;
     c.beta1 = 0.85;
     c.beta2 = 0.97;
@@ -110,6 +115,7 @@ at::Tensor gradient(int step) {
   const at::Tensor size = torch::rand({2, elements / 2}) * 1.75 + 0.25;
   return torch::where(torch::rand({2, elements / 2}).gt(0.5), size, -size);
 }
+
 at::Tensor start() {
   torch::manual_seed(99);
   return torch::randn({2, elements / 2});
@@ -191,6 +197,7 @@ TEST_CASE("centered RMSprop stays finite if rounding makes its variance estimate
     c.grad_clip = 0;
     const Variable p = Variable::parameter(torch::zeros({elements}));
     Optimizer optimizer(c, {{"w", p, Role::weight}});
+
     torch::manual_seed(1);
     // If a gradient decreases and then stays constant, the mean of squares and the mean converge
     // from above and stop a few spacings early. The square of the mean may then exceed the mean of
@@ -202,6 +209,7 @@ TEST_CASE("centered RMSprop stays finite if rounding makes its variance estimate
                                     : other * (1 + step % 3);
       optimizer.step(1e-3);
     }
+
     INFO((momentum > 0 ? "momentum: " : "")
          << p.data().isfinite().logical_not().sum().item<int64_t>() << " of " << elements
          << " elements are not finite");

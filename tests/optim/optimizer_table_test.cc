@@ -57,9 +57,10 @@ std::vector<NamedParameter> start(at::ScalarType dtype) {
   std::vector<NamedParameter> all;
   torch::manual_seed(7);
   for (const Shape& shape : shapes()) {
-    all.push_back({"p" + std::to_string(all.size()),
-                   Variable::parameter(torch::randn(shape.sizes, at::kDouble).to(dtype)),
-                   shape.role});
+    all.push_back(
+        {.path = "p" + std::to_string(all.size()),
+         .parameter = Variable::parameter(torch::randn(shape.sizes, at::kDouble).to(dtype)),
+         .role = shape.role});
   }
   return all;
 }
@@ -90,7 +91,9 @@ std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kD
     const auto draw = [&](int step) {
       return gradient(step, p.sizes()).to(gradients).to(at::kDouble);
     };
-    Step k{c, rate_at(0), decay_of(named, c), 1, named.role};
+    Step k{.c = c, .lr = rate_at(0), .wd = decay_of(named, c), .t = 1, .role = named.role};
+
+    // The oracle is an optimizer of torch, or else the formula, applied step by step.
     if (row.torch) {
       p = p.clone().requires_grad_();
       const auto optimizer = row.torch(p, k);
@@ -107,6 +110,7 @@ std::vector<at::Tensor> theirs(const Row& row, at::ScalarType gradients = at::kD
         p = row.formula(p, draw(step), state, k);
       }
     }
+
     all.push_back(p.detach());
   }
   return all;
@@ -230,6 +234,8 @@ TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
       const auto method = make_method(c);
       const NamedParameter named{"w", Variable::parameter(p), Role::weight};
       const StateOf state = method->state(named);
+
+      // The parameter and its state, which a skipped step must leave as they are.
       std::vector<at::Tensor> all{p};
       UpdateArgs args;
       args.param = p.mutable_data_ptr();
@@ -239,18 +245,20 @@ TEST_CASE("a skipped step changes nothing in the implementation by ATen's ops",
         all.push_back(torch::ones(t.sizes, t.dtype));
         args.state[t.place] = all.back().mutable_data_ptr();
       }
+
       const auto changed = [&](StepControl control) {
         std::vector<at::Tensor> before;
         for (const at::Tensor& t : all) before.push_back(t.clone());
         UpdateRule rule = method->rule();
         rule.lr = 0.1;
-        std::vector<SlotUpdate> slots{{args, p.sizes(), state.whole}};
+        std::vector<SlotUpdate> slots{{.args = args, .sizes = p.sizes(), .whole = state.whole}};
         const ByTensors guard;
         method->update(slots, rule, &control, /*cuda=*/false);
         int n = 0;
         for (size_t i = 0; i < all.size(); ++i) n += all[i].equal(before[i]) ? 0 : 1;
         return n;
       };
+
       CHECK(changed({.updates = 3, .skip = 1, .correction1 = 0.3, .correction2 = 0.5}) == 0);
       CHECK(changed({.updates = 3, .skip = 0, .correction1 = 0.3, .correction2 = 0.5}) ==
             static_cast<int>(all.size()));
@@ -286,6 +294,7 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
       OptimConfig c = config_of(row);
       c.grad_clip = 0.5;
       c.ema_decay = 0.9;
+
       std::vector<NamedParameter> params;
       torch::manual_seed(3);
       for (const Shape& shape :
@@ -293,9 +302,11 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
             Shape{{70, 130}, Role::residual_weight}, Shape{{50, 60}, Role::weight},
             Shape{{33, 20}, Role::weight}, Shape{{20, 33}, Role::weight},
             Shape{{40000}, Role::bias}, Shape{{500, 100}, Role::embedding}}) {
-        params.push_back({"p" + std::to_string(params.size()),
-                          Variable::parameter(torch::randn(shape.sizes)), shape.role});
+        params.push_back({.path = "p" + std::to_string(params.size()),
+                          .parameter = Variable::parameter(torch::randn(shape.sizes)),
+                          .role = shape.role});
       }
+
       Optimizer optimizer(c, params);
       results.emplace_back();
       for (int step = 0; step < 3; ++step) {
@@ -311,6 +322,7 @@ TEST_CASE("every optimizer gives the same bits on any number of threads", "[opti
       }
     }
     at::set_num_threads(before);
+
     for (size_t i = 0; i < results[0].size(); ++i) {
       CHECK(results[1][i].equal(results[0][i]));
     }
@@ -334,6 +346,7 @@ TEST_CASE(
       optimizer.step(1e-3);
       return std::pair(p, optimizer.control());
     };
+
     const auto [wide, none] = step(at::kFloat, std::nullopt);
     const auto [nearest, counts] = step(at::kBFloat16, std::nullopt);
     CHECK(wide.leaf().precision.low.equal(wide.data().to(at::kBFloat16)));
@@ -342,6 +355,8 @@ TEST_CASE(
     CHECK(counts.moved > 5000);
     if (row.kind != "rmsprop")
       CHECK(counts.lost > 100);  // RMSprop's first step divides by sqrt(1 - alpha)
+
+    // With stochastic rounding, values differ from those rounded to nearest.
     const auto [drawn, more] = step(at::kBFloat16, 9);
     CHECK(!drawn.data().equal(nearest.data()));
     CHECK((drawn.data().to(at::kFloat) - wide.data()).abs().max().item<float>() <
@@ -357,6 +372,7 @@ TEST_CASE("a gradient that is not finite changes no optimizer's parameters, stat
     c.ema_decay = 0.9;
     const auto params = start(at::kFloat);
     Optimizer optimizer(c, params);
+
     const auto all = [&] {
       std::vector<at::Tensor> tensors;
       for (const auto& group : optimizer.groups()) {
@@ -374,11 +390,14 @@ TEST_CASE("a gradient that is not finite changes no optimizer's parameters, stat
       params[4].parameter.leaf().grad[516] = last;
       optimizer.step(0.1);
     };
+
     step(1);
     const auto before = all();
     step(NAN);
     const auto after = all();
     for (size_t i = 0; i < before.size(); ++i) CHECK(after[i].equal(before[i]));
+
+    // The control: a step with finite gradients changes them again.
     optimizer.set_updates(1);
     step(1);
     const auto later = all();
@@ -431,6 +450,7 @@ TEST_CASE("8-bit moments move an element with a rare gradient at most 20% furthe
   frequent[0].fill_(1e-1);
   first[0].fill_(1e-1);
   first[1].fill_(1e-4);
+
   const auto trained = [&](const char* kind) {
     OptimConfig c;
     c.kind = kind;
@@ -444,6 +464,7 @@ TEST_CASE("8-bit moments move an element with a rare gradient at most 20% furthe
     }
     return p.data().abs();
   };
+
   const at::Tensor exact = trained("adamw"), low = trained("adamw8bit");
   CHECK(exact[1].max().item<float>() > 0);
   CHECK(low[1].max().item<float>() <= 1.2 * exact[1].max().item<float>());
@@ -489,6 +510,7 @@ TEST_CASE("clipping by value and by parameter agrees with torch, with and withou
     optimizer.step(1, {.scale = scale});
     return std::vector<at::Tensor>{-p[0].parameter.data(), -p[1].parameter.data()};
   };
+
   for (const float loss_scale : {0.0f, 512.0f}) {
     ScaleState state{.scale = loss_scale};
     ScaleState* const scale = loss_scale > 0 ? &state : nullptr;
@@ -498,6 +520,7 @@ TEST_CASE("clipping by value and by parameter agrees with torch, with and withou
         const at::Tensor g = torch::linspace(-2, 3, i == 0 ? 40000 : 3, at::kDouble);
         CHECK((value[i] - (clip > 0 ? g.clamp(-clip, clip) : g)).abs().max().item<double>() <
               1e-14);
+
         at::Tensor one = torch::zeros_like(g).requires_grad_();
         one.mutable_grad() = g.clone();
         if (clip > 0) torch::nn::utils::clip_grad_norm_(std::vector<at::Tensor>{one}, clip);
@@ -520,6 +543,8 @@ TEST_CASE("the EMA of weights agrees with its formula, also for parameters witho
           {"w", Variable::parameter(torch::ones({70, 80}).to(dtype)), Role::weight},
           {"b", Variable::parameter(torch::ones({3}).to(dtype)), Role::bias}};
       Optimizer optimizer(c, p);
+
+      // The oracle is the formula, which begins with the parameters after the first step.
       std::vector<at::Tensor> wanted(2);
       for (int step = 0; step < 6; ++step) {
         p[0].parameter.leaf().grad = gradient(step, {70, 80}).to(dtype);
@@ -530,6 +555,7 @@ TEST_CASE("the EMA of weights agrees with its formula, also for parameters witho
           wanted[i] = step == 0 ? now.clone() : 0.7 * wanted[i] + 0.3 * now;
         }
       }
+
       for (size_t i = 0; i < 2; ++i) {
         const Slot& slot = optimizer.groups()[i].slots[0];
         CHECK(slot.names.back() == "ema");
@@ -544,7 +570,7 @@ TEST_CASE("the EMA of weights agrees with its formula, also for parameters witho
 
 TEST_CASE("registering an optimizer under an existing name is an error", "[optimizer_table]") {
   CHECK_THAT(error_of([] { add_optimizer_kind({"adamw", "", nullptr}); }),
-             ContainsSubstring("there is an optimizer adamw already"));
+             ContainsSubstring("add_optimizer_kind") && ContainsSubstring("adamw"));
 }
 
 }  // namespace

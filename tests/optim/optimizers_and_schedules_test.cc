@@ -22,8 +22,8 @@ TEST_CASE("the class Optimizer refuses options that break the rules of their key
     });
   };
   CHECK(refusal([](OptimConfig&) {}) == "");
-  CHECK_THAT(refusal([](OptimConfig& c) { c.beta1 = 1; }), ContainsSubstring("beta1"));
-  CHECK_THAT(refusal([](OptimConfig& c) { c.lr = -1; }), ContainsSubstring("lr"));
+  CHECK_THAT(refusal([](OptimConfig& c) { c.beta1 = 1; }), ContainsSubstring("beta1 = 1"));
+  CHECK_THAT(refusal([](OptimConfig& c) { c.lr = -1; }), ContainsSubstring("lr = -1"));
   CHECK_THAT(refusal([](OptimConfig& c) { c.grad_clip_by = "global"; }),
              ContainsSubstring("grad_clip_by"));
   CHECK_THAT(refusal([](OptimConfig& c) {
@@ -206,15 +206,19 @@ TEST_CASE("after a gradient or loss that is not finite, no step changes the para
       optimizer.step(0.1, {.step = 6, .loss = torch::tensor(static_cast<float>(loss))});
       return optimizer.control();
     };
+
     CHECK(step(1, 1).updates == 1);
     const at::Tensor before = p[1].parameter.data().clone();
     CHECK(before[0].item<float>() < 1);
+
     const StepControl bad = step(kind == std::string("sgd") ? NAN : INFINITY, 1);
     CHECK(bad.updates == 1);
     CHECK(bad.failed_step == 7);
     CHECK(p[1].parameter.data().equal(before));
     CHECK(step(1, 1).updates == 1);  // nor does any later step
     CHECK(p[1].parameter.data().equal(before));
+
+    // set_updates() clears the record of the failed step.
     optimizer.set_updates(1);
     CHECK(step(1, INFINITY).failed_step == 7);
     optimizer.set_updates(1);
@@ -232,9 +236,9 @@ TEST_CASE("the error of a parameter or gradient that is not contiguous names the
     return error_of([&] { Optimizer(OptimConfig{}, {{"block.w", p, Role::weight}}).step(0.1); });
   };
   CHECK_THAT(step(values.clone(), values.t().contiguous().t()),
-             ContainsSubstring("block.w or its gradient is not contiguous"));
+             ContainsSubstring("block.w") && ContainsSubstring("contiguous"));
   CHECK_THAT(step(values.t().contiguous().t(), values),
-             ContainsSubstring("block.w or its gradient is not contiguous"));
+             ContainsSubstring("block.w") && ContainsSubstring("contiguous"));
   CHECK(step(values.clone(), values) == "");
 }
 
@@ -289,6 +293,7 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
   c.cycle_steps = 40;
   c.rise_share = 0.25;
   c.start_div = 8;
+
   for (int64_t step = 0; step < steps; ++step) {
     INFO("step " << step);
     const auto s = static_cast<double>(step);
@@ -297,11 +302,13 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
       c.cycle_factor = cycle_factor;
       return learning_rate(c, lr, step, steps);
     };
+
     // One cycle: torch's OneCycleLR, 75 steps up, 225 down.
     const double up = s / 75, down = (s - 75) / 225;
     CHECK(rate("one_cycle") == Approx(s < 75
                                           ? lr / 8 + (lr - lr / 8) * (1 - std::cos(pi * up)) / 2
                                           : least + (lr - least) * (1 + std::cos(pi * down)) / 2));
+
     if (step < warmup) {
       for (const char* kind : {"polynomial", "inverse_sqrt", "cosine_restarts"})
         CHECK(rate(kind) == Approx(lr * (s + 1) / (warmup + 1)));
@@ -312,6 +319,7 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
     // end of warm-up; never below min_lr.
     const double a = (s + 1) / (warmup + 1);
     CHECK(rate("inverse_sqrt") == Approx(std::max(least, lr * std::min(a, 1 / std::sqrt(a)))));
+
     // With cycles of 40 steps, the position is a remainder. With 40, 60, 90, ... it follows from
     // the sum of a geometric series.
     const double in_cycle = std::fmod(s - warmup, 40) / 40;
@@ -322,6 +330,7 @@ TEST_CASE("other schedules agree with their formulas at every step", "[optimizer
     CHECK(rate("cosine_restarts", 1.5) ==
           Approx(least + (lr - least) * (1 + std::cos(pi * (s - warmup - begin) / length)) / 2));
   }
+
   std::set<std::string> tested{"constant",   "linear",       "cosine",          "wsd",
                                "polynomial", "inverse_sqrt", "cosine_restarts", "one_cycle"};
   const auto names = schedule_names();
@@ -345,6 +354,7 @@ TEST_CASE("optim.groups of a config sets groups, and wrong ones are refused",
         "[{match = \"head.*\", lr_scale = 0.5}, {weight_decay = 0.3, match = \"*.b\"}]");
   CHECK(toml_text(tables("groups = " + toml_text(c.groups))) ==
         toml_text(c.groups));  // as a saved config has it
+
   std::vector<NamedParameter> p;
   for (const char* path : {"head.w", "head.b", "body.w", "body.b"}) {
     p.push_back({path, Variable::parameter(torch::ones({2, 2}, at::kDouble)), Role::weight});
@@ -356,23 +366,25 @@ TEST_CASE("optim.groups of a config sets groups, and wrong ones are refused",
   CHECK(value(1) == Approx(1 - 0.5 * (0.5 + 0.1)));  // the first that matches counts
   CHECK(value(2) == Approx(1 - (0.5 + 0.1)));
   CHECK(value(3) == Approx(1 - (0.5 + 0.3)));
+
   const auto refusal = [&](const std::string& text) {
     c.groups = tables("groups = " + text);
     return error_of([&] { Optimizer(c, p); });
   };
   CHECK_THAT(
       refusal("[{match = \"*.bias\"}]"),
-      ContainsSubstring(
-          "match = \"*.bias\" matches no parameter; there are head.w, head.b, body.w, body.b"));
+      ContainsSubstring("\"*.bias\"") && ContainsSubstring("head.w, head.b, body.w, body.b"));
   CHECK_THAT(refusal("[{match = \"*\"}, {match = \"*.b\"}]"),
-             ContainsSubstring("groups before it took them all"));
+             ContainsSubstring("\"*.b\"") && ContainsSubstring("before"));
   CHECK_THAT(refusal("[{match = \"*\", lr = 1}]"),
-             ContainsSubstring("group 1: there is no key lr"));
-  CHECK_THAT(refusal("[{match = \"*\"}, {lr_scale = 1}]"),
-             ContainsSubstring("group 2: match is missing"));
-  CHECK_THAT(refusal("[{match = \"*\", lr_scale = -1}]"),
-             ContainsSubstring("lr_scale must be a number from 0 to 1e30, not -1"));
-  CHECK_THAT(refusal("[{match = 3}]"), ContainsSubstring("match must be a pattern of paths"));
+             ContainsSubstring("group 1") && ContainsSubstring("no key lr"));
+  CHECK_THAT(refusal("[{match = \"*\"}, {lr_scale = 1}]"), ContainsSubstring("group 2") &&
+                                                               ContainsSubstring("match") &&
+                                                               ContainsSubstring("missing"));
+  CHECK_THAT(refusal("[{match = \"*\", lr_scale = -1}]"), ContainsSubstring("lr_scale") &&
+                                                              ContainsSubstring("1e30") &&
+                                                              ContainsSubstring("not -1"));
+  CHECK_THAT(refusal("[{match = 3}]"), ContainsSubstring("match") && ContainsSubstring("not 3"));
   CHECK(refusal("[{match = \"*\", lr_scale = 2}]").empty());
 }
 
@@ -391,10 +403,12 @@ TEST_CASE(
     }
     return p;
   };
+
   OptimConfig c;
   c.kind = "sgd";
   c.weight_decay = 0.1;
   c.grad_clip = 0;
+
   const auto p = make();
   Optimizer optimizer(
       c, p, std::nullopt,
@@ -412,13 +426,14 @@ TEST_CASE(
   optimizer.groups()[7].lr_factor = 2;  // between steps
   optimizer.step(1);
   CHECK(value(3) == Approx(1 - 2 * 0.5).margin(1e-12));
+
   // A group that matches all parameters gives the bits of an optimizer without groups.
   const auto a = make(), b = make();
   Optimizer(c, a).step(0.3);
   Optimizer(c, b, std::nullopt, {{.pattern = "*"}}).step(0.3);
   for (size_t i = 0; i < a.size(); ++i) CHECK(a[i].parameter.data().equal(b[i].parameter.data()));
   CHECK_THAT(error_of([&] { Optimizer(c, a, std::nullopt, {{.pattern = "tail.*"}}); }),
-             ContainsSubstring("match = \"tail.*\" matches no parameter"));
+             ContainsSubstring("\"tail.*\"") && ContainsSubstring("head.weight"));
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ RangeTest lr_range_test(Session& s, const Data& data, double from, double to, in
 void read_range(RangeTest& t) {
   const auto least = std::min_element(t.loss.begin(), t.loss.end());
   double best = 0;
+
   // Search only up to the lowest loss: beyond it, a falling loss is noise.
   for (size_t i = 2; std::cmp_less(i + 2, std::max<ptrdiff_t>(least - t.loss.begin() + 1, 0));
        ++i) {
@@ -68,6 +69,7 @@ void read_range(RangeTest& t) {
       t.steepest = t.lr[i];
     }
   }
+
   // A rise of less than 10% of the fall before it, or of less than 0.1% of the loss, may be noise.
   if (least != t.loss.end()) {
     const double rise = *std::max_element(least, t.loss.end()) - *least;
@@ -75,6 +77,7 @@ void read_range(RangeTest& t) {
     if (rise > noise || t.diverged > 0)
       t.lowest = t.lr[static_cast<size_t>(least - t.loss.begin())];
   }
+
   // A loss that falls again after a rise has not diverged there.
   for (auto i = least; i != t.loss.end() && t.diverged == 0; ++i) {
     if (*i > 1.1 * t.loss.front()) t.diverged = t.lr[static_cast<size_t>(i - t.loss.begin())];

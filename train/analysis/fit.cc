@@ -183,7 +183,7 @@ HostNeeds scarcest_host(int64_t memory, int64_t scratch) {
     HostNeeds one;
     std::istringstream(text) >> one.host >> one.memory >> one.scratch >> one.free;
     HostNeeds& all =
-        hosts.try_emplace(one.host, HostNeeds{one.host, 0, 0, 0, one.free}).first->second;
+        hosts.try_emplace(one.host, HostNeeds{.host = one.host, .free = one.free}).first->second;
     ++all.processes;
     all.memory += one.memory;
     all.scratch += one.scratch;

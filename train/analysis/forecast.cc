@@ -133,8 +133,9 @@ Measurement measure(LoadedConfig loaded, const DryStep& dry) {
   }
 
   // The dry run knows the tensors exactly; the remainder of the peak belongs to the program.
-  return {{passes * lower_quartile(forward), passes * std::max(0.0, lower_quartile(rest)),
-           lower_quartile(optimizer)},
+  return {{.forward = passes * lower_quartile(forward),
+           .backward = passes * std::max(0.0, lower_quartile(rest)),
+           .optimizer = lower_quartile(optimizer)},
           peak_rss_bytes() - touched};
 }
 
@@ -240,7 +241,9 @@ StepTimes times_of_step(const RunConfig& config, const DryStep& dry, const StepT
                       : static_cast<double>(dry.trained) / static_cast<double>(small.trained);
   // update_flops cover only what this process updates; numbers of parameters cover all processes.
   if (small.update_flops == 0) update *= dry.update_share;
-  return {measured.forward * work, measured.backward * work, measured.optimizer * update};
+  return {.forward = measured.forward * work,
+          .backward = measured.backward * work,
+          .optimizer = measured.optimizer * update};
 }
 
 int64_t kept_checkpoints(const RunConfig& c) {
@@ -257,7 +260,9 @@ int64_t kept_checkpoints(const RunConfig& c) {
 
   // steps_to_delete takes them newest first.
   std::reverse(steps.begin(), steps.end());
-  const size_t gone = steps_to_delete(steps, {k.keep, k.keep_every, k.keep_best}, 0).size();
+  const size_t gone =
+      steps_to_delete(steps, {.newest = k.keep, .every = k.keep_every, .best = k.keep_best}, 0)
+          .size();
   // Which step will be the best is unknown. It is most likely one that would be deleted.
   return static_cast<int64_t>(steps.size() - gone) + (k.keep_best && gone > 0 ? 1 : 0);
 }

@@ -89,8 +89,10 @@ class Recorder {
     double idle = (profile_.threads - 1) * seconds(now - last_);
     for (const ThreadLog::Loop& loop : loops) idle += seconds(loop.end - loop.begin);
     for (const ThreadLog::Work& w : works) {
-      profile_.work.push_back(
-          {std::string(w.what), w.thread, seconds(w.begin - start_), seconds(w.end - w.begin)});
+      profile_.work.push_back({.lane = std::string(w.what),
+                               .thread = w.thread,
+                               .begin = seconds(w.begin - start_),
+                               .seconds = seconds(w.end - w.begin)});
       if (w.what == loop_work) idle -= seconds(w.end - w.begin);
     }
 

@@ -41,7 +41,8 @@ std::vector<Row> rows_of(const Profile& p) {
   std::map<std::tuple<Phase, std::string, std::string>, Row> rows;
   for (const Span& span : p.spans) {
     const std::string module = any_block(span.module);
-    Row& row = rows.try_emplace({span.phase, span.op, module}, Row{span.phase, span.op, module})
+    Row& row = rows.try_emplace({span.phase, span.op, module},
+                                Row{.phase = span.phase, .op = span.op, .module = module})
                    .first->second;
     row.seconds += span.seconds;
     row.flops += span.flops;

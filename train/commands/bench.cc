@@ -107,8 +107,11 @@ Exit bench_kernels(const Arguments& arguments) {
   const auto size = [&](const char* flag, double otherwise) {
     return static_cast<int64_t>(arguments.number(flag, otherwise, between(1, 1e6), true));
   };
-  const OpSizes sizes{size("batch", 4), size("context", 256), size("width", 768),
-                      size("vocab", 50304), arguments.get("only", "")};
+  const OpSizes sizes{.batch = size("batch", 4),
+                      .context = size("context", 256),
+                      .width = size("width", 768),
+                      .vocab = size("vocab", 50304),
+                      .only = arguments.get("only", "")};
   if (sizes.width % 64 != 0)
     fail(Exit::usage, "command line: --width must be a multiple of 64, not ", sizes.width);
   std::cout << time_ops(sizes, threads, dtype) << std::endl;
@@ -164,6 +167,7 @@ struct Benchmark {
 };
 
 const std::map<std::string, Benchmark>& benchmarks() {
+  // name, {run, flags, reads_config}
   static const std::map<std::string, Benchmark> all{
       {"step", {bench_config, {"skip"}, true}},
       {"generate",

@@ -57,11 +57,15 @@ std::vector<CollectiveBench> make_collectives(int64_t elements, at::Device devic
   at::Tensor library = at::full({elements}, 0.0f, options);
   Group& group = world().ops();
   // Gradients are summed in this way (dist/exchange.h).
-  return {{"sum (ordered)", [=] { all_gather(reduce_scatter(whole)); },
-           [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
-          {"reduce-scatter (ordered)", [=] { reduce_scatter(whole); }, nullptr},
-          {"all-gather", [=] { all_gather(part); }, [=, &group] { group.gather(part); }},
-          {"all-to-all", [=] { all_to_all(whole); }, nullptr}};
+  return {
+      {.name = "sum (ordered)",
+       .ours = [=] { all_gather(reduce_scatter(whole)); },
+       .c10d = [=, &group]() mutable { group.all_reduce_of_c10d(library); }},
+      {.name = "reduce-scatter (ordered)", .ours = [=] { reduce_scatter(whole); }, .c10d = nullptr},
+      {.name = "all-gather",
+       .ours = [=] { all_gather(part); },
+       .c10d = [=, &group] { group.gather(part); }},
+      {.name = "all-to-all", .ours = [=] { all_to_all(whole); }, .c10d = nullptr}};
 }
 
 }  // namespace
@@ -71,8 +75,7 @@ Exit bench_collectives(const Arguments& arguments) {
   if (!placement) {
     fail(Exit::usage,
          "lathe bench collectives times several processes; start them by `lathe launch -n 2 -- "
-         "bench "
-         "collectives`, torchrun or Slurm");
+         "bench collectives`, torchrun or Slurm");
   }
   const double most = arguments.number("mb", 64, between(1, 4096), true);
   if (placement->rank > 0) {

@@ -97,16 +97,17 @@ Writer of_config(const Arguments& arguments, int threads, const std::string& dty
   install_allocator();
   configure_backend("cpu", threads, /*tf32=*/false);
   const ModelKind& kind = *find_model_kind(c.model.kind);
-  Writer w{make_model(kind, c.model.own, {}, static_cast<uint64_t>(c.train.seed)),
-           c,
-           {},
-           at::kCPU,
-           dtype};
+  Writer w{.model = make_model(kind, c.model.own, {}, static_cast<uint64_t>(c.train.seed)),
+           .config = c,
+           .compute = {},
+           .device = at::kCPU,
+           .dtype = dtype};
 
   if (dtype == "fp32") return w;
   // int8 and nf4 are multiplied in bfloat16.
   w.compute.dtype = dtype == "fp16" ? at::kHalf : at::kBFloat16;
-  const FrozenFormat keep{dtype, double_quant, w.compute.dtype};
+  const FrozenFormat keep{
+      .dtype = dtype, .double_quant = double_quant, .other_dtype = w.compute.dtype};
   replace_parameters(*w.model, [&](const NamedParameter& found) {
     return keep_frozen(found, found.parameter.data(), keep, w.device);
   });
@@ -122,7 +123,11 @@ Writer of_run(const Arguments& arguments) {
          own.positionals[0], " is a run");
   LoadedModel m = load_model_argument(own);
   text_tokenizer(own, m);
-  return {std::move(m.model), m.config, m.compute, m.device, m.load_dtype};
+  return {.model = std::move(m.model),
+          .config = m.config,
+          .compute = m.compute,
+          .device = m.device,
+          .dtype = m.load_dtype};
 }
 
 /// Returns the number of tokens that are in the context before any is generated. By default, at

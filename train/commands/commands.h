@@ -80,7 +80,7 @@ struct Command {
 
 /// The name and version of the program; the version is that of CMakeLists.txt, and of the newest
 /// release in CHANGELOG.md.
-constexpr const char* program_version = "lathe 0.3.0";
+constexpr const char* program_version = "lathe 0.4.0";
 
 /// Returns all commands, in the order of the help.
 const std::vector<Command>& commands();

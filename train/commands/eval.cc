@@ -225,6 +225,21 @@ void set_other_data(DataConfig& config) {
   }
 }
 
+/// Returns the data to evaluate on: that of --data, or the run's.
+DataConfig data_argument(const Arguments& arguments, const LoadedModel& m) {
+  DataConfig data_config = m.config.data;
+  data_config.dir = arguments.get("data", m.config.data.dir);
+  if (data_config.dir.empty())
+    fail(Exit::usage, arguments.positionals[0],
+         " was imported and has no data of its own; give some as --data FOLDER");
+  if (arguments.flags.contains("data")) set_other_data(data_config);
+  // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
+  if ((data_config.documents == "separate" || data_config.packing == "examples") &&
+      data_config.document_end < 0 && m.state.tokenizer)
+    data_config.document_end = m.state.tokenizer->document_end();
+  return data_config;
+}
+
 Exit run_eval(const Arguments& arguments) {
   if (arguments.positionals.size() > 1 || arguments.flags.contains("choices"))
     return run_eval_text(arguments);
@@ -236,16 +251,7 @@ Exit run_eval(const Arguments& arguments) {
 
   const LoadedModel m = load_model_argument(arguments);
 
-  DataConfig data_config = m.config.data;
-  data_config.dir = arguments.get("data", m.config.data.dir);
-  if (data_config.dir.empty())
-    fail(Exit::usage, arguments.positionals[0],
-         " was imported and has no data of its own; give some as --data FOLDER");
-  if (arguments.flags.contains("data")) set_other_data(data_config);
-  // The token that ends a document is needed to separate documents; the run's tokenizer knows it.
-  if ((data_config.documents == "separate" || data_config.packing == "examples") &&
-      data_config.document_end < 0 && m.state.tokenizer)
-    data_config.document_end = m.state.tokenizer->document_end();
+  const DataConfig data_config = data_argument(arguments, m);
 
   const auto data = open_data(data_config);
   // With --data, the task of a token model follows from that data instead of the run.
@@ -304,12 +310,15 @@ Exit run_eval(const Arguments& arguments) {
 
 Command eval_command() {
   return {
-      "eval",
-      "RUN|CHECKPOINT [FILE...]",
-      "Compute the loss of a model on its validation split or on texts (with perplexity and bits "
-      "per byte), or its accuracy on questions with several endings; the last line is JSON.",
-      {"eval runs/quickstart --checkpoint best", "eval runs/quickstart my.txt --load-dtype bf16"},
-      with_load_flags(
+      .name = "eval",
+      .usage = "RUN|CHECKPOINT [FILE...]",
+      .doc =
+          "Compute the loss of a model on its validation split or on texts (with perplexity and "
+          "bits per byte), or its accuracy on questions with several endings; the last line is "
+          "JSON.",
+      .examples = {"eval runs/quickstart --checkpoint best",
+                   "eval runs/quickstart my.txt --load-dtype bf16"},
+      .flags = with_load_flags(
           {{"data", "Evaluate on this data folder. Default: the run's."},
            {"batch-size", "Compute this many sequences at a time. Default: the run's."},
            {"field", "Read the texts of JSON Lines from this field. Default: text."},
@@ -323,11 +332,9 @@ Command eval_command() {
            {"stride",
             "Move the window over a text by this many tokens; fewer give each token more context. "
             "Default: the whole context."}}),
-      false,
-      1,
-      100000,
-      run_eval,
-      {"double-quant"}};
+      .max_positionals = 100000,
+      .run = run_eval,
+      .switches = {"double-quant"}};
 }
 
 }  // namespace lathe

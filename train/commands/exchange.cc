@@ -68,8 +68,11 @@ Exit import_adapters(const Arguments& arguments, const ImportOptions& o) {
          " holds adapters; name the run of the model that they were trained on as --base RUN");
 
   install_stop_handlers("the import");
-  log_info("imported as ",
-           import_peft({o.folder, base, o.out, [] { return stop_signal() != 0; }}).string());
+  log_info("imported as ", import_peft({.folder = o.folder,
+                                        .base = base,
+                                        .out = o.out,
+                                        .stop = [] { return stop_signal() != 0; }})
+                               .string());
   log_info("next      lathe generate ", o.out.string(), " --prompt TEXT");
   log_info("          or lathe merge ", o.out.string(), " --out RUN");
   return Exit::done;
@@ -132,60 +135,58 @@ Exit run_export(const Arguments& arguments) {
 
 Command import_command() {
   return {
-      "import",
-      "FOLDER|FILE.gguf --out RUN",
-      "Import a Hugging Face folder, a GGUF file, or adapters of PEFT as a run for eval, generate, "
-      "export and train.init_from.",
-      {"import downloads/gpt2 --out runs/gpt2",
-       "import downloads/llama --out runs/llama --block-size 2048 --chat-template llama3"},
-      {{"out", "Write the run to this folder."},
-       {"base", "Use this run or checkpoint as the base model of PEFT adapters."},
-       {"block-size", "Limit the context to this many tokens. Default: the model's context."},
-       {"tokenizer",
-        "Take the model's tokenizer (auto), the one at a path, or none for the weights alone. "
-        "Default: auto.",
-        {"auto", "none"}},
-       {"chat-template",
-        "Set the chat template to chatml, llama3, or a Jinja file. Default: the model's.",
-        {"chatml", "llama3"}},
-       {"ignore-key",
-        "Ignore this key of config.json or of a GGUF file's architecture, which must not change "
-        "what the model computes. It may be given several times."}},
-      false,
-      1,
-      1,
-      run_import,
-      {},
-      {"ignore-key"}};
+      .name = "import",
+      .usage = "FOLDER|FILE.gguf --out RUN",
+      .doc =
+          "Import a Hugging Face folder, a GGUF file, or adapters of PEFT as a run for eval, "
+          "generate, export and train.init_from.",
+      .examples =
+          {"import downloads/gpt2 --out runs/gpt2",
+           "import downloads/llama --out runs/llama --block-size 2048 --chat-template llama3"},
+      .flags =
+          {{"out", "Write the run to this folder."},
+           {"base", "Use this run or checkpoint as the base model of PEFT adapters."},
+           {"block-size", "Limit the context to this many tokens. Default: the model's context."},
+           {"tokenizer",
+            "Take the model's tokenizer (auto), the one at a path, or none for the weights alone. "
+            "Default: auto.",
+            {"auto", "none"}},
+           {"chat-template",
+            "Set the chat template to chatml, llama3, or a Jinja file. Default: the model's.",
+            {"chatml", "llama3"}},
+           {"ignore-key",
+            "Ignore this key of config.json or of a GGUF file's architecture, which must not "
+            "change what the model computes. It may be given several times."}},
+      .run = run_import,
+      .repeatable = {"ignore-key"}};
 }
 
 Command export_command() {
   return {
-      "export",
-      "RUN|CHECKPOINT --out FOLDER",
-      "Export a model for other programs, as a Hugging Face folder, a GGUF or ONNX file, or "
-      "adapters "
-      "for PEFT.",
-      {"export runs/gpt2 --format hf --out exported/gpt2",
-       "export runs/gpt2 --format gguf --dtype fp16 --out exported/gpt2-gguf"},
-      {{"out", "Write the model to this new folder."},
-       {"format",
-        "Write hf (config.json, model.safetensors and a BPE's tokenizer.json), gguf (model.gguf), "
-        "peft (adapters), or onnx (model.onnx, for mlp, convnet, rnn and gpt). Default: hf.",
-        {"hf", "gguf", "peft", "onnx"}},
-       {"dtype",
-        "Write matrices in fp32, bf16 or fp16, or in q8_0 or q4_0 with --format gguf. Default: as "
-        "they are saved; onnx has fp32.",
-        {"fp32", "bf16", "fp16", "q8_0", "q4_0"}},
-       {"chat-template",
-        "Set the chat template to chatml, llama3, or a Jinja file. Default: the run's.",
-        {"chatml", "llama3"}},
-       checkpoint_flag,
-       weights_flag},
-      false,
-      1,
-      1,
-      run_export};
+      .name = "export",
+      .usage = "RUN|CHECKPOINT --out FOLDER",
+      .doc =
+          "Export a model for other programs, as a Hugging Face folder, a GGUF or ONNX file, or "
+          "adapters for PEFT.",
+      .examples = {"export runs/gpt2 --format hf --out exported/gpt2",
+                   "export runs/gpt2 --format gguf --dtype fp16 --out exported/gpt2-gguf"},
+      .flags =
+          {{"out", "Write the model to this new folder."},
+           {"format",
+            "Write hf (config.json, model.safetensors and a BPE's tokenizer.json), gguf "
+            "(model.gguf), peft (adapters), or onnx (model.onnx, for mlp, convnet, rnn and gpt). "
+            "Default: hf.",
+            {"hf", "gguf", "peft", "onnx"}},
+           {"dtype",
+            "Write matrices in fp32, bf16 or fp16, or in q8_0 or q4_0 with --format gguf. Default: "
+            "as they are saved; onnx has fp32.",
+            {"fp32", "bf16", "fp16", "q8_0", "q4_0"}},
+           {"chat-template",
+            "Set the chat template to chatml, llama3, or a Jinja file. Default: the run's.",
+            {"chatml", "llama3"}},
+           checkpoint_flag,
+           weights_flag},
+      .run = run_export};
 }
 
 }  // namespace lathe

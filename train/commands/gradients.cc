@@ -25,22 +25,20 @@ Exit run_gradients(const Arguments& arguments) {
 }  // namespace
 
 Command gradients_command() {
-  return {
-      "gradients",
-      "RUN|CHECKPOINT",
-      "Show a histogram of the exponents of a model's gradients, and what float16 keeps of "
-      "them.",
-      {"gradients runs/quickstart --svg gradients.svg", "gradients runs/quickstart --batches 32"},
-      {{"batches", "Run this many training batches. Default: 8."},
-       {"svg", "Write a picture to this file."},
-       device_flag,
-       threads_flag,
-       force_flag},
-      false,
-      1,
-      1,
-      run_gradients,
-      {"force"}};
+  return {.name = "gradients",
+          .usage = "RUN|CHECKPOINT",
+          .doc =
+              "Show a histogram of the exponents of a model's gradients, and what float16 keeps of "
+              "them.",
+          .examples = {"gradients runs/quickstart --svg gradients.svg",
+                       "gradients runs/quickstart --batches 32"},
+          .flags = {{"batches", "Run this many training batches. Default: 8."},
+                    {"svg", "Write a picture to this file."},
+                    device_flag,
+                    threads_flag,
+                    force_flag},
+          .run = run_gradients,
+          .switches = {"force"}};
 }
 
 }  // namespace lathe

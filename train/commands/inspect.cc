@@ -242,35 +242,31 @@ std::string verify(const fs::path& path_) {
 }
 
 Command inspect_command() {
-  return {"inspect",
-          "PATH",
-          "Show what is in a run, a checkpoint, a data folder, or a .safetensors or .gguf file.",
-          {"inspect runs/quickstart/checkpoints/step-00002000", "inspect data/quickstart"},
-          {},
-          false,
-          1,
-          1,
-          [](const Arguments& a) {
-            std::cout << inspect(a.positionals[0]) << std::flush;
-            return Exit::done;
-          }};
+  return {
+      .name = "inspect",
+      .usage = "PATH",
+      .doc = "Show what is in a run, a checkpoint, a data folder, or a .safetensors or .gguf file.",
+      .examples = {"inspect runs/quickstart/checkpoints/step-00002000", "inspect data/quickstart"},
+      .flags = {},
+      .run = [](const Arguments& a) {
+        std::cout << inspect(a.positionals[0]) << std::flush;
+        return Exit::done;
+      }};
 }
 
 Command verify_command() {
-  return {"verify",
-          "PATH",
+  return {
+      .name = "verify",
+      .usage = "PATH",
+      .doc =
           "Check a run, a checkpoint or a data folder against its checksums, or a .safetensors or "
-          ".gguf "
-          "file.",
-          {"verify runs/quickstart", "verify data/quickstart"},
-          {},
-          false,
-          1,
-          1,
-          [](const Arguments& a) {
-            std::cout << verify(a.positionals[0]) << std::flush;
-            return Exit::done;
-          }};
+          ".gguf file.",
+      .examples = {"verify runs/quickstart", "verify data/quickstart"},
+      .flags = {},
+      .run = [](const Arguments& a) {
+        std::cout << verify(a.positionals[0]) << std::flush;
+        return Exit::done;
+      }};
 }
 
 }  // namespace lathe

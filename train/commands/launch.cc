@@ -101,28 +101,30 @@ Exit run_launch(const Arguments& arguments) {
 }  // namespace
 
 Command launch_command() {
-  Command command{
-      "launch",
-      "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...] | -n N -- "
-      "bench collectives",
-      "Train with N processes that share this machine's cores and the micro-batches of each step "
-      "(train.grad_accum); under the conditions in docs/guide/distributed.md, the result has the "
-      "bits of a single process.",
-      {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
-       "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
-      {{"n", "Start this many processes."},
-       {"max-restarts",
-        "Resume from the newest checkpoint up to this many times after a process was lost. "
-        "Default: 0."},
-       {"min-ranks",
-        "Resume with fewer processes if some were killed, but with at least this many. Default: "
-        "N."}},
-      false,
-      0,
-      0,
-      run_launch};
-  command.is_raw = true;
-  return command;
+  return {
+      .name = "launch",
+      .usage =
+          "-n N [--max-restarts K] [--min-ranks M] -- train CONFIG [--section.key=value ...] | -n "
+          "N -- bench collectives",
+      .doc =
+          "Train with N processes that share this machine's cores and the micro-batches of each "
+          "step (train.grad_accum); under the conditions in docs/guide/distributed.md, the result "
+          "has the bits of a single process.",
+      .examples =
+          {"launch -n 2 -- train configs/quickstart.toml --train.grad_accum=2",
+           "launch -n 4 --max-restarts 3 -- train configs/quickstart.toml --train.grad_accum=4"},
+      .flags =
+          {{"n", "Start this many processes."},
+           {"max-restarts",
+            "Resume from the newest checkpoint up to this many times after a process was lost. "
+            "Default: 0."},
+           {"min-ranks",
+            "Resume with fewer processes if some were killed, but with at least this many. "
+            "Default: N."}},
+      .min_positionals = 0,
+      .max_positionals = 0,
+      .run = run_launch,
+      .is_raw = true};
 }
 
 }  // namespace lathe

@@ -20,16 +20,13 @@ Exit run_merge(const Arguments& arguments) {
 }  // namespace
 
 Command merge_command() {
-  return {"merge",
-          "RUN|CHECKPOINT --out FOLDER",
-          "Merge a run's low-rank adapters into their base model, and write a new run.",
-          {"merge runs/adapters --out runs/merged",
-           "merge runs/adapters/checkpoints/step-00000500 --out runs/merged-500"},
-          {{"out", "Write the merged run to this folder."}, weights_flag},
-          false,
-          1,
-          1,
-          run_merge};
+  return {.name = "merge",
+          .usage = "RUN|CHECKPOINT --out FOLDER",
+          .doc = "Merge a run's low-rank adapters into their base model, and write a new run.",
+          .examples = {"merge runs/adapters --out runs/merged",
+                       "merge runs/adapters/checkpoints/step-00000500 --out runs/merged-500"},
+          .flags = {{"out", "Write the merged run to this folder."}, weights_flag},
+          .run = run_merge};
 }
 
 }  // namespace lathe

@@ -386,29 +386,28 @@ Exit run_plan(const Arguments& a) {
 
 Command plan_command() {
   Command command{
-      "plan",
-      "CONFIG [--section.key=value ...]",
-      "Forecast the memory, FLOPs, time and disk space of a run without training it.",
-      {"plan configs/gpt2_124m.toml --train.batch_size=4", "plan configs/gpt2_124m.toml --fit 8GB"},
-      {{"json", "Print a JSON object instead of a table."},
-       {"fit",
-        "Print which keys to change so that the run, or with --ranks each of its processes, stays "
-        "within this much memory, such as 8GB. "
-        "The exit code is 10 if no change is enough. Default: the free memory of this machine."},
-       {"chart",
-        "Draw the memory of a step by category, without and with these changes of keys, such as "
-        "memory.recompute=blocks,optim.kind=adamw8bit."},
-       {"ranks", "Forecast for one process of a run on this many processes. Default: 1."},
-       {"for",
-        "Estimate the time on GPUs that this machine does not have, such as 8xH100, from their "
-        "published specifications."}},
-      true,
-      1,
-      1,
-      run_plan,
-      {"json", "fit"},
-      {},
-      {"fit"}};
+      .name = "plan",
+      .usage = "CONFIG [--section.key=value ...]",
+      .doc = "Forecast the memory, FLOPs, time and disk space of a run without training it.",
+      .examples = {"plan configs/gpt2_124m.toml --train.batch_size=4",
+                   "plan configs/gpt2_124m.toml --fit 8GB"},
+      .flags =
+          {{"json", "Print a JSON object instead of a table."},
+           {"fit",
+            "Print which keys to change so that the run, or with --ranks each of its processes, "
+            "stays within this much memory, such as 8GB. The exit code is 10 if no change is "
+            "enough. Default: the free memory of this machine."},
+           {"chart",
+            "Draw the memory of a step by category, without and with these changes of keys, such "
+            "as memory.recompute=blocks,optim.kind=adamw8bit."},
+           {"ranks", "Forecast for one process of a run on this many processes. Default: 1."},
+           {"for",
+            "Estimate the time on GPUs that this machine does not have, such as 8xH100, from their "
+            "published specifications."}},
+      .config_keys = true,
+      .run = run_plan,
+      .switches = {"json", "fit"},
+      .amount_switches = {"fit"}};
   command.flags.insert(command.flags.end(), cluster_flags().begin(), cluster_flags().end());
   return command;
 }

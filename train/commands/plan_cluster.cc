@@ -84,7 +84,8 @@ MatmulDtype dtype_of(const AmpConfig& amp) {
 void set_optimizer(StepWorkload& step, const OptimConfig& optim) {
   constexpr int64_t side = 4096;
   const MetaInit without_storage;
-  const NamedParameter matrix{"weight", new_parameter({side, side}), Role::weight};
+  const NamedParameter matrix{
+      .path = "weight", .parameter = new_parameter({side, side}), .role = Role::weight};
   const StateOf state = make_method(optim)->state(matrix);
 
   double bytes = 0;
@@ -104,15 +105,18 @@ void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
   const auto add = [](std::string& fault, const std::string& why) {
     if (fault.empty()) fault = why;
   };
+
   const std::string& task = c.train.task;
   if (c.train.sum_order == "sequence") {
     for (std::string* fault : {&faults.data, &faults.context})
       add(*fault, "train.sum_order = \"sequence\" is for one process");
   }
+
   if (c.memory.update_in_backward) {
     for (std::string* fault : {&faults.data, &faults.tensor, &faults.context, &faults.pipeline})
       add(*fault, "memory.update_in_backward is for one process");
   }
+
   if (c.memory.offloads("parameters")) {
     for (std::string* fault : {&faults.tensor, &faults.pipeline})
       add(*fault, "parameters on disk (memory.offload) are not supported with it");
@@ -120,6 +124,7 @@ void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
   if (c.memory.offloads("activations"))
     add(faults.pipeline,
         "activations on disk (memory.offload) are not supported with dist.pipeline");
+
   if (task != "auto" && task != "language")
     add(faults.context, "dist.context is not for the task " + task);
   if (task == "distill" || task == "dpo")
@@ -287,6 +292,7 @@ std::string head_text(const ClusterPlan& p) {
 std::string search_text(const ClusterPlan& p) {
   std::ostringstream out;
   out << p.found.tried << " layouts tried\n\n";
+
   if (!p.found.fastest.empty()) {
     std::vector<std::string> titles{"fastest that fit", "step",   "tokens/s", "mfu",
                                     "memory",           "bubble", "exchange", "in lathe"};
@@ -306,6 +312,7 @@ std::string search_text(const ClusterPlan& p) {
     }
     out << table.text() << "\n";
   }
+
   if (!p.found.too_large.empty()) {
     TextTable table({"do not fit, least memory", "needs", "of", "largest part"});
     for (const auto& [layout, e] : p.found.too_large) {
@@ -319,12 +326,14 @@ std::string search_text(const ClusterPlan& p) {
     }
     out << table.text() << "\n";
   }
+
   if (!p.found.refused.empty()) {
     TextTable table({"not possible", "layouts", "such as"});
     for (const RefusedLayouts& r : p.found.refused)
       table.add({r.reason, std::to_string(r.count), r.example});
     out << table.text() << "\n";
   }
+
   return out.str();
 }
 
@@ -333,6 +342,7 @@ Json json_of(const ClusterPlan& p, const RatedLayout& r) {
   const auto exchange = [](const Exchange& x) {
     return Json{{"bytes", x.bytes}, {"s", x.seconds}, {"exposed_s", x.exposed}};
   };
+
   return {{"layout", r.layout.text()},
           {"fits", e.fits()},
           {"memory_bytes",

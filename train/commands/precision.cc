@@ -193,7 +193,8 @@ GradientExponents gradient_exponents(const LoadedModel& loaded, int64_t batches)
     zero_grad(model);
     const Seen low = run_pass(model, task, drawn, at::kHalf, scale, nullptr);
     const double zeros = static_cast<double>(low.zeros) / static_cast<double>(low.elements);
-    return GradientExponents::Pass{name, scale, zeros - e.zeros, low.overflow};
+    return GradientExponents::Pass{
+        .name = name, .scale = scale, .zeros = zeros - e.zeros, .overflow = low.overflow};
   };
 
   for (const float scale : {1.0f, 8.0f, 1024.0f})

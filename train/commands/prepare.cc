@@ -384,14 +384,15 @@ Exit run_prepare(const Arguments& arguments) {
 
 Command prepare_command() {
   return {
-      "prepare",
-      "IN... --out FOLDER",
-      "Convert text or JSON Lines (files, folders or standard input, also .gz and .zst) into token "
-      "shards, or tables (CSV, TSV), arrays (IDX, .npy, .safetensors) and folders of images into "
-      "examples.",
-      {"prepare my.txt --out data/my --tokenizer char",
-       "prepare table.csv --out data/table --target price --drop id"},
-      with_table_flags(
+      .name = "prepare",
+      .usage = "IN... --out FOLDER",
+      .doc =
+          "Convert text or JSON Lines (files, folders or standard input, also .gz and .zst) into "
+          "token shards, or tables (CSV, TSV), arrays (IDX, .npy, .safetensors) and folders of "
+          "images into examples.",
+      .examples = {"prepare my.txt --out data/my --tokenizer char",
+                   "prepare table.csv --out data/table --target price --drop id"},
+      .flags = with_table_flags(
           {{"out", "Write the data to this folder."},
            {"val",
             "Reserve this share for validation: the tail of a text, a random choice of examples. "
@@ -419,8 +420,7 @@ Command prepare_command() {
             {"auto", "text", "jsonl", "instructions", "preferences", "images"}},
            {"chat-template",
             "Format instructions and preferences as chatml, as llama3, or with a Jinja file, in "
-            "place of the "
-            "tokenizer's template.",
+            "place of the tokenizer's template.",
             {"chatml", "llama3"}},
            {"field",
             "Read the text of each JSON line from this field. Default: text, or messages for "
@@ -442,12 +442,11 @@ Command prepare_command() {
             "Default: tail.",
             {"tail", "hash"}},
            {"shard-tokens", "Write at most this many tokens to one file. Default: 100000000."}}),
-      false,
-      0,
-      1000000,
-      run_prepare,
-      {"dedup", "dedup-lines", "binary"},
-      {"source", "drop", "category"}};
+      .min_positionals = 0,
+      .max_positionals = 1000000,
+      .run = run_prepare,
+      .switches = {"dedup", "dedup-lines", "binary"},
+      .repeatable = {"source", "drop", "category"}};
 }
 
 }  // namespace lathe

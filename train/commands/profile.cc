@@ -128,11 +128,13 @@ Exit run_profile(const Arguments& a) {
 }  // namespace
 
 Command profile_command() {
-  return {"profile",
-          "CONFIG|RUN [--section.key=value ...]",
-          "Show where the time and memory of a training step go, by op and by module.",
-          {"profile configs/quickstart.toml",
-           "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json"},
+  return {
+      .name = "profile",
+      .usage = "CONFIG|RUN [--section.key=value ...]",
+      .doc = "Show where the time and memory of a training step go, by op and by module.",
+      .examples = {"profile configs/quickstart.toml",
+                   "profile configs/shakespeare_char_cpu.toml --steps 10:13 --trace trace.json"},
+      .flags =
           {{"steps",
             "Profile the steps from the first number up to, but not including, the second. Earlier "
             "steps run without profiling. Default: 3:8."},
@@ -147,11 +149,9 @@ Command profile_command() {
             "bytes, FLOPs, and the share of elementwise ops."},
            {"nvtx", "Run as many further steps with NVTX ranges for Nsight Systems, on a GPU."},
            force_flag},
-          true,
-          1,
-          1,
-          run_profile,
-          {"force", "nvtx", "ops"}};
+      .config_keys = true,
+      .run = run_profile,
+      .switches = {"force", "nvtx", "ops"}};
 }
 
 }  // namespace lathe

@@ -241,7 +241,7 @@ std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
 
 Reduced reduce(const std::vector<int64_t>& steps, const std::vector<double>& values,
                size_t buckets) {
-  if (values.size() <= buckets) return {steps, values, {}, {}};
+  if (values.size() <= buckets) return {.steps = steps, .mean = values, .low = {}, .high = {}};
   Reduced r;
 
   for (size_t i = 0; i < buckets; ++i) {
@@ -324,10 +324,13 @@ Exit run_report(const Arguments& arguments) {
 }  // namespace
 
 Command report_command() {
-  return {"report",
-          "RUN... [--out report.html]",
+  return {
+      .name = "report",
+      .usage = "RUN... [--out report.html]",
+      .doc =
           "Write an offline HTML page with the curves, samples and configs of one run or several.",
-          {"report runs/quickstart", "report runs/a runs/b --out both.html"},
+      .examples = {"report runs/quickstart", "report runs/a runs/b --out both.html"},
+      .flags =
           {{"out",
             "Write the page to this file. Default: report.html in the run's folder, or here for "
             "several runs."},
@@ -335,11 +338,9 @@ Command report_command() {
             "Rewrite the page at this interval in seconds until Ctrl-C, and let browsers reload "
             "it; 0 writes it once. Default: 0."},
            force_flag},
-          false,
-          1,
-          100,
-          run_report,
-          {"force"}};
+      .max_positionals = 100,
+      .run = run_report,
+      .switches = {"force"}};
 }
 
 }  // namespace lathe

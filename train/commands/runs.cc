@@ -231,31 +231,32 @@ Exit run_compare(const Arguments& arguments) {
 }  // namespace
 
 Command runs_command() {
-  return {"runs",
-          "[DIR]",
+  return {
+      .name = "runs",
+      .usage = "[DIR]",
+      .doc =
           "List the runs in a folder and below (runs/ by default) with state, step, losses, speed "
           "and age; the exit code is 6 if one cannot be read.",
-          {"runs", "runs sweeps/quickstart --json"},
-          {{"json", "Print a JSON list."}},
-          false,
-          0,
-          1,
-          run_runs,
-          {"json"}};
+      .examples = {"runs", "runs sweeps/quickstart --json"},
+      .flags = {{"json", "Print a JSON list."}},
+      .min_positionals = 0,
+      .run = run_runs,
+      .switches = {"json"}};
 }
 
 Command compare_command() {
-  return {"compare",
-          "RUN RUN",
+  return {
+      .name = "compare",
+      .usage = "RUN RUN",
+      .doc =
           "Compare the configs and curves of two runs, and name the first step where their bits "
           "differ.",
-          {"compare runs/a runs/b", "compare runs/a runs/b --json"},
-          {{"json", "Print a JSON object."}},
-          false,
-          2,
-          2,
-          run_compare,
-          {"json"}};
+      .examples = {"compare runs/a runs/b", "compare runs/a runs/b --json"},
+      .flags = {{"json", "Print a JSON object."}},
+      .min_positionals = 2,
+      .max_positionals = 2,
+      .run = run_compare,
+      .switches = {"json"}};
 }
 
 }  // namespace lathe

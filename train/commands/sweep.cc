@@ -223,34 +223,35 @@ Exit run_sweep_command(const Arguments& given) {
 
 Command sweep_command() {
   return {
-      "sweep",
-      "CONFIG|SWEEP.toml --section.key=a,b,... [--jobs N]",
-      "Train many runs of one config, over a grid, random samples or successive halving, and "
-      "average the results over train.seed and data.fold; the same command resumes a sweep.",
-      {"sweep configs/quickstart.toml --optim.lr=1e-3,3e-3 --train.seed=1,2,3 --jobs 2",
-       "sweep configs/quickstart.toml --optim.lr=1e-4..1e-2 --method asha --samples 9"},
-      {{"jobs",
-        "Train this many runs at the same time, which share the machine's threads. Default: 1."},
-       {"method",
-        "Choose the points: grid takes every combination, random takes --samples of them, and asha "
-        "halves those successively. Default: grid, or random with --samples.",
-        {"grid", "random", "asha"}},
-       {"samples",
-        "Draw this many points; a key may then have a range, such as --optim.lr=1e-4..1e-2, and "
-        "random trains each point with every value of train.seed and data.fold."},
-       {"seed", "Draw the points with this seed. Default: 0."},
-       {"eta", "With asha, continue one point in this many. Default: 3."},
-       {"min-steps",
-        "With asha, train each point for at least this many steps before the first comparison. "
-        "Comparisons take place after train.steps / eta steps, train.steps / eta^2 steps and so "
-        "on. By default, the number is chosen so that at least one point trains all steps."},
-       {"out",
-        "Write the sweep to this folder. Default: sweeps/ and the name of the config or sweep "
-        "file."}},
-      true,
-      1,
-      1,
-      run_sweep_command};
+      .name = "sweep",
+      .usage = "CONFIG|SWEEP.toml --section.key=a,b,... [--jobs N]",
+      .doc =
+          "Train many runs of one config, over a grid, random samples or successive halving, and "
+          "average the results over train.seed and data.fold; the same command resumes a sweep.",
+      .examples = {"sweep configs/quickstart.toml --optim.lr=1e-3,3e-3 --train.seed=1,2,3 --jobs 2",
+                   "sweep configs/quickstart.toml --optim.lr=1e-4..1e-2 --method asha --samples 9"},
+      .flags =
+          {{"jobs",
+            "Train this many runs at the same time, which share the machine's threads. Default: "
+            "1."},
+           {"method",
+            "Choose the points: grid takes every combination, random takes --samples of them, and "
+            "asha halves those successively. Default: grid, or random with --samples.",
+            {"grid", "random", "asha"}},
+           {"samples",
+            "Draw this many points; a key may then have a range, such as --optim.lr=1e-4..1e-2, "
+            "and random trains each point with every value of train.seed and data.fold."},
+           {"seed", "Draw the points with this seed. Default: 0."},
+           {"eta", "With asha, continue one point in this many. Default: 3."},
+           {"min-steps",
+            "With asha, train each point for at least this many steps before the first comparison. "
+            "Comparisons take place after train.steps / eta steps, train.steps / eta^2 steps and "
+            "so on. By default, the number is chosen so that at least one point trains all steps."},
+           {"out",
+            "Write the sweep to this folder. Default: sweeps/ and the name of the config or sweep "
+            "file."}},
+      .config_keys = true,
+      .run = run_sweep_command};
 }
 
 }  // namespace lathe

@@ -73,8 +73,9 @@ std::optional<Best> best_of(const SweepPlan& plan, const std::vector<PointState>
   if (groups.empty()) {
     const size_t i = ranking(states).at(0);
     if (!states[i].end.empty() || states[i].losses.empty()) return std::nullopt;
-    return Best{i, overrides_text(plan.points[i]),
-                format("validation loss %.4f", states[i].losses.back())};
+    return Best{.point = i,
+                .name = overrides_text(plan.points[i]),
+                .loss = format("validation loss %.4f", states[i].losses.back())};
   }
 
   const PointGroup& group = groups[0];
@@ -83,11 +84,12 @@ std::optional<Best> best_of(const SweepPlan& plan, const std::vector<PointState>
   const size_t i = *std::find_if(group.points.begin(), group.points.end(), [&](size_t p) {
     return states[p].end.empty() && states[p].losses.size() == plan.rungs.size();
   });
-  return Best{i, overrides_text(group.keys.empty() ? plan.points[i] : group.keys),
-              format("mean validation loss %.4f", group.mean) +
-                  (std::isnan(group.deviation)
-                       ? ""
-                       : format(" (deviation %.4f, %zu runs)", group.deviation, group.finished))};
+  return Best{.point = i,
+              .name = overrides_text(group.keys.empty() ? plan.points[i] : group.keys),
+              .loss = format("mean validation loss %.4f", group.mean) +
+                      (std::isnan(group.deviation) ? ""
+                                                   : format(" (deviation %.4f, %zu runs)",
+                                                            group.deviation, group.finished))};
 }
 
 void write_best(const SweepPlan& plan, const std::vector<std::string>& names,

@@ -122,31 +122,8 @@ Exit inspect_tokenizer(const Arguments& arguments) {
   return Exit::done;
 }
 
-Exit train_tokenizer(const Arguments& arguments) {
-  const fs::path out = arguments.get("out", "");
-  if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
-  check_output_folder("command line: --out", out, PathKind::folder);
-  const fs::path file = out / "tokenizer.json";
-
-  // Checked before the work, and again once no other process can write there.
-  const auto check_free = [&] {
-    if (fs::exists(file))
-      fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
-  };
-  check_free();
-
-  DocumentSource source{.files = {},
-                        .format = arguments.get("format", "auto"),
-                        .field = arguments.get("field", "text")};
-  for (const fs::path& path :
-       expand_inputs({arguments.positionals.begin() + 1, arguments.positionals.end()}))
-    source.files.push_back(path.string());
-
-  if (source.files.empty())
-    fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
-  if (source.format != "auto" && source.format != "text" && source.format != "jsonl")
-    fail(Exit::usage, "command line: --format must be auto, text or jsonl, not ", source.format);
-
+/// Returns what the flags set of a training. Throws Exit::usage for a wrong one.
+BPETraining training_argument(const Arguments& arguments) {
   BPETraining t;
   t.vocab_size =
       static_cast<int64_t>(arguments.number("vocab-size", 4096, between(257, 10'000'000), true));
@@ -175,6 +152,35 @@ Exit train_tokenizer(const Arguments& arguments) {
   } catch (const Error& e) {
     fail(Exit::usage, e.what());
   }
+  return t;
+}
+
+Exit train_tokenizer(const Arguments& arguments) {
+  const fs::path out = arguments.get("out", "");
+  if (out.empty()) fail(Exit::usage, "lathe tokenizer train needs --out FOLDER");
+  check_output_folder("command line: --out", out, PathKind::folder);
+  const fs::path file = out / "tokenizer.json";
+
+  // Checked before the work, and again once no other process can write there.
+  const auto check_free = [&] {
+    if (fs::exists(file))
+      fail(Exit::usage, file.string(), " is there already; name another --out or remove it");
+  };
+  check_free();
+
+  DocumentSource source{.files = {},
+                        .format = arguments.get("format", "auto"),
+                        .field = arguments.get("field", "text")};
+  for (const fs::path& path :
+       expand_inputs({arguments.positionals.begin() + 1, arguments.positionals.end()}))
+    source.files.push_back(path.string());
+
+  if (source.files.empty())
+    fail(Exit::usage, "lathe tokenizer train needs text files, or folders of them");
+  if (source.format != "auto" && source.format != "text" && source.format != "jsonl")
+    fail(Exit::usage, "command line: --format must be auto, text or jsonl, not ", source.format);
+
+  BPETraining t = training_argument(arguments);
 
   const ClaimedFolder claim(out, "`lathe tokenizer train`");
   check_free();  // another process may have been faster
@@ -230,8 +236,7 @@ Command tokenizer_command() {
       .usage = "train|inspect|encode|decode [FILE...]",
       .doc =
           "Train a byte-level BPE on text or JSON Lines, inspect one, or convert a file or "
-          "standard "
-          "input to token ids and back.",
+          "standard input to token ids and back.",
       .examples = {"tokenizer train my.txt --out data/bpe --vocab-size 4096",
                    "tokenizer encode my.txt --tokenizer data/bpe"},
       .flags =

@@ -16,20 +16,20 @@ Exit run_train(const Arguments& arguments) {
 }  // namespace
 
 Command train_command() {
-  return {"train",
-          "CONFIG [--section.key=value ...]",
-          "Train the model that a config describes, or resume its run.",
-          {"train configs/quickstart.toml",
-           "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short"},
+  return {
+      .name = "train",
+      .usage = "CONFIG [--section.key=value ...]",
+      .doc = "Train the model that a config describes, or resume its run.",
+      .examples = {"train configs/quickstart.toml",
+                   "train configs/quickstart.toml --train.steps=500 --train.out_dir=runs/short"},
+      .flags =
           {{"verify-data", "Read all data first and compare it with its checksums."},
            {"force",
             "Start a run on CPUs that needs far more memory, or disk for scratch files, than is "
             "free."}},
-          true,
-          1,
-          1,
-          run_train,
-          {"verify-data", "force"}};
+      .config_keys = true,
+      .run = run_train,
+      .switches = {"verify-data", "force"}};
 }
 
 }  // namespace lathe

@@ -208,16 +208,15 @@ Exit run_watch(const Arguments& arguments) {
 }  // namespace
 
 Command watch_command() {
-  return {"watch",
-          "RUN...",
-          "Draw runs with their curves in the terminal until q or Ctrl-C, or once if standard "
-          "output is not a terminal.",
-          {"watch runs/quickstart", "watch runs/a runs/b --every 10"},
-          {{"every", "Read the runs again after this many seconds. Default: 2."}},
-          false,
-          1,
-          16,
-          run_watch};
+  return {.name = "watch",
+          .usage = "RUN...",
+          .doc =
+              "Draw runs with their curves in the terminal until q or Ctrl-C, or once if standard "
+              "output is not a terminal.",
+          .examples = {"watch runs/quickstart", "watch runs/a runs/b --every 10"},
+          .flags = {{"every", "Read the runs again after this many seconds. Default: 2."}},
+          .max_positionals = 16,
+          .run = run_watch};
 }
 
 }  // namespace lathe

@@ -34,70 +34,86 @@ std::string last_origin(const LoadedConfig& loaded, const std::vector<std::strin
   return origin_of(loaded, last);
 }
 
-/// Throws Exit::usage for contradictions in [amp].
-void check_amp(const LoadedConfig& loaded) {
+/// The checks of [amp]. Each throws Exit::usage for a contradiction.
+struct AmpChecks {
+  const LoadedConfig& loaded;
   const RunConfig& c = loaded.config;
   const AmpConfig& a = c.amp;
-  const auto refuse = [&](const std::string& key, const auto&... why) {
+
+  template <class... Why>
+  void refuse(const std::string& key, const Why&... why) const {
     fail(Exit::usage, origin_of(loaded, key), ": ", why...);
-  };
-  // Returns whether a key differs from its default. A saved config gives every key.
-  const auto given = [&](const std::string& key) {
+  }
+  /// Returns whether a key differs from its default. A saved config gives every key.
+  bool given(const std::string& key) const {
     const Field& field = *c.schema().find(key);
     return c.schema().get(&c, field) != field.initial;
-  };
-
-  if (a.grad == "low" && a.dtype == "fp32")
-    refuse("amp.grad", "amp.grad = \"low\" needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
-  if (a.dtype != "fp16" && (a.scaler == "dynamic" || a.scaler == "fixed")) {
-    refuse("amp.scaler", "amp.scaler = \"", a.scaler, "\" is for amp.dtype = \"fp16\"; ", a.dtype,
-           a.dtype == "fp8" ? " scales each tensor" : " has float32's range",
-           ", so leave amp.scaler out");
   }
 
-  // Keys of the loss scale.
-  const bool scaled = a.dtype == "fp16" && a.scaler != "none",
-             dynamic = scaled && a.scaler != "fixed";
-  for (const char* key : {"amp.loss_scale", "amp.max_skips"}) {
-    if (given(key) && !scaled)
-      refuse(key, key, " has no effect: nothing is scaled with amp.dtype = \"", a.dtype,
-             "\" and amp.scaler = \"", a.scaler, "\"; leave it out");
+  void check_dtypes() const {
+    if (a.grad == "low" && a.dtype == "fp32")
+      refuse("amp.grad", "amp.grad = \"low\" needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
+    if (a.dtype != "fp16" && (a.scaler == "dynamic" || a.scaler == "fixed")) {
+      refuse("amp.scaler", "amp.scaler = \"", a.scaler, "\" is for amp.dtype = \"fp16\"; ", a.dtype,
+             a.dtype == "fp8" ? " scales each tensor" : " has float32's range",
+             ", so leave amp.scaler out");
+    }
   }
-  for (const char* key :
-       {"amp.growth_factor", "amp.backoff_factor", "amp.growth_interval", "amp.min_loss_scale"}) {
-    if (given(key) && !dynamic)
-      refuse(key, key,
-             " has no effect without a dynamic scaler (amp.dtype = \"fp16\", amp.scaler = "
-             "\"dynamic\"); leave it out");
+  void check_loss_scale() const {
+    const bool scaled = a.dtype == "fp16" && a.scaler != "none",
+               dynamic = scaled && a.scaler != "fixed";
+    for (const char* key : {"amp.loss_scale", "amp.max_skips"}) {
+      if (given(key) && !scaled)
+        refuse(key, key, " has no effect: nothing is scaled with amp.dtype = \"", a.dtype,
+               "\" and amp.scaler = \"", a.scaler, "\"; leave it out");
+    }
+    for (const char* key :
+         {"amp.growth_factor", "amp.backoff_factor", "amp.growth_interval", "amp.min_loss_scale"}) {
+      if (given(key) && !dynamic)
+        refuse(key, key,
+               " has no effect without a dynamic scaler (amp.dtype = \"fp16\", amp.scaler = "
+               "\"dynamic\"); leave it out");
+    }
+    if (dynamic && a.min_loss_scale > a.loss_scale)
+      refuse("amp.min_loss_scale", "amp.min_loss_scale = ", a.min_loss_scale,
+             " is above amp.loss_scale = ", a.loss_scale);
   }
-  if (dynamic && a.min_loss_scale > a.loss_scale)
-    refuse("amp.min_loss_scale", "amp.min_loss_scale = ", a.min_loss_scale,
-           " is above amp.loss_scale = ", a.loss_scale);
+  /// Checks the keys of parameters and their copies.
+  void check_parameters() const {
+    if (!a.master && a.dtype == "fp32")
+      refuse("amp.master", "amp.master = false needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
+    const bool low = a.dtype != "fp32";
+    if (given("amp.working_copies") && (!low || !a.master))
+      refuse("amp.working_copies", "amp.working_copies has no effect ",
+             low ? "with amp.master = false" : "in fp32", "; leave it out");
+    if (given("amp.cache") && (!low || a.working_copies))
+      refuse("amp.cache", "amp.cache has no effect ",
+             low ? "with amp.working_copies = true" : "in fp32", "; leave it out");
+    if (given("amp.rounding") && a.rounding != "auto" && a.master)
+      refuse("amp.rounding", "amp.rounding has no effect with amp.master = true; leave it out");
+    if (a.rounding == "stochastic" && a.dtype == "fp16")
+      refuse("amp.rounding",
+             "amp.rounding = \"stochastic\" is for bf16 parameters; use amp.dtype = \"bf16\" or "
+             "amp.rounding = \"nearest\"");
+  }
+  void check_fp8_scaling() const {
+    for (const char* key : {"amp.fp8_scaling", "amp.fp8_history", "amp.fp8_edge_blocks"}) {
+      if (given(key) && a.dtype != "fp8")
+        refuse(key, key, " has no effect without amp.dtype = \"fp8\"; leave it out");
+    }
+    if (given("amp.fp8_history") && a.fp8_scaling != "delayed")
+      refuse("amp.fp8_history",
+             "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
+  }
+};
 
-  // Keys of parameters and their copies.
-  if (!a.master && a.dtype == "fp32")
-    refuse("amp.master", "amp.master = false needs amp.dtype = \"bf16\", \"fp16\" or \"fp8\"");
-  const bool low = a.dtype != "fp32";
-  if (given("amp.working_copies") && (!low || !a.master))
-    refuse("amp.working_copies", "amp.working_copies has no effect ",
-           low ? "with amp.master = false" : "in fp32", "; leave it out");
-  if (given("amp.cache") && (!low || a.working_copies))
-    refuse("amp.cache", "amp.cache has no effect ",
-           low ? "with amp.working_copies = true" : "in fp32", "; leave it out");
-  if (given("amp.rounding") && a.rounding != "auto" && a.master)
-    refuse("amp.rounding", "amp.rounding has no effect with amp.master = true; leave it out");
-  if (a.rounding == "stochastic" && a.dtype == "fp16")
-    refuse("amp.rounding",
-           "amp.rounding = \"stochastic\" is for bf16 parameters; use amp.dtype = \"bf16\" or "
-           "amp.rounding = \"nearest\"");
-
-  for (const char* key : {"amp.fp8_scaling", "amp.fp8_history", "amp.fp8_edge_blocks"}) {
-    if (given(key) && a.dtype != "fp8")
-      refuse(key, key, " has no effect without amp.dtype = \"fp8\"; leave it out");
-  }
-  if (given("amp.fp8_history") && a.fp8_scaling != "delayed")
-    refuse("amp.fp8_history",
-           "amp.fp8_history has no effect without amp.fp8_scaling = \"delayed\"; leave it out");
+/// Throws Exit::usage for contradictions in [amp].
+void check_amp(const LoadedConfig& loaded) {
+  const AmpChecks checks{loaded};
+  checks.check_dtypes();
+  checks.check_loss_scale();
+  checks.check_parameters();
+  checks.check_fp8_scaling();
 }
 
 /// Checks [model], the transforms of the model, and the keys of tasks.
@@ -187,8 +203,7 @@ void check_run(const LoadedConfig& loaded) {
     fail(Exit::usage, at("dist.shard"),
          ": dist.shard = \"parameters\" frees a block's parameters between its forward and its "
          "backward pass, which needs memory.recompute = \"blocks\" or \"selective\"; set one of "
-         "them, or dist.shard = "
-         "\"gradients\"");
+         "them, or dist.shard = \"gradients\"");
   }
 }
 

@@ -151,6 +151,7 @@ std::vector<EnvironmentKey> read_environment() {
     const std::string entry = *e;
     const auto equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
+
     bool ours = false;
     std::string known;
     for (const auto& f : all_fields()) {
@@ -161,6 +162,7 @@ std::vector<EnvironmentKey> read_environment() {
     }
     for (const auto& s : RunConfig::schema("gpt").sections())
       ours = ours || name.starts_with(environment_name(s.name) + "_");
+
     if (known.empty() && !ours) continue;
     if (known.empty()) {
       std::vector<std::string> names;
@@ -169,7 +171,8 @@ std::vector<EnvironmentKey> read_environment() {
       fail(Exit::usage, "environment: ", name, " names no key",
            near.empty() ? "" : "; did you mean " + near + "?");
     }
-    found.push_back({known, name, entry.substr(equals + 1)});
+
+    found.push_back({.key = known, .name = name, .text = entry.substr(equals + 1)});
   }
   return found;
 }
@@ -257,8 +260,9 @@ std::string config_reference() {
 
 BatchSizes batch_sizes(const RunConfig& c) {
   const int64_t* vocab_size = c.model.own.find<int64_t>("vocab_size");
-  return {c.train.batch_size, c.data.window > 0 ? c.data.window : model_context(c),
-          vocab_size != nullptr ? *vocab_size : 0};
+  return {.batch_size = c.train.batch_size,
+          .block_size = c.data.window > 0 ? c.data.window : model_context(c),
+          .vocab_size = vocab_size != nullptr ? *vocab_size : 0};
 }
 
 int64_t model_context(const RunConfig& c) {
@@ -292,15 +296,22 @@ LoadedConfig load_config(const std::string& path, const Overrides& overrides) {
 
   std::vector<GivenKey> given;
   for (const auto& entry : read_toml(path)) {
-    given.push_back({entry.key, entry.value, false, entry.where});
+    given.push_back(
+        {.key = entry.key, .value = entry.value, .is_text = false, .where = entry.where});
     loaded.origins[entry.key] = entry.where;
   }
   for (const auto& [key, name, text] : read_environment()) {
-    given.push_back({key, text, true, str("environment: ", name, "=", text)});
+    given.push_back({.key = key,
+                     .value = text,
+                     .is_text = true,
+                     .where = str("environment: ", name, "=", text)});
     loaded.origins[key] = name;
   }
   for (const auto& [key, text] : overrides) {
-    given.push_back({key, text, true, str("command line: --", key, "=", text)});
+    given.push_back({.key = key,
+                     .value = text,
+                     .is_text = true,
+                     .where = str("command line: --", key, "=", text)});
     loaded.origins[key] = "command line";
   }
 

@@ -121,14 +121,24 @@ std::vector<ExportedTensor> ExportedModel::tensors() const {
   for (const NamedParameter& p : parameters) {
     const auto [rule, block] = rule_of(*family, p.path);
     LATHE_CHECK(rule != nullptr, "the family ", family->model_type, " has no rule for ", p.path);
-    all.push_back({rule, block, p.parameter.sizes().vec(), dtype_of(p), [&] { return read(p); }});
+    all.push_back({.rule = rule,
+                   .block = block,
+                   .sizes = p.parameter.sizes().vec(),
+                   .dtype = dtype_of(p),
+                   .read = [&] { return read(p); }});
 
     if (!p.path.ends_with("weight")) continue;
     const std::string bias = p.path.substr(0, p.path.size() - std::strlen("weight")) + "bias";
     const auto [bias_rule, bias_block] = rule_of(*family, bias);
     if (bias_rule == nullptr || !bias_rule->always || paths.contains(bias)) continue;
     const int64_t size = p.parameter.size(0);
-    all.push_back({bias_rule, bias_block, {size}, at::kFloat, [=] { return at::zeros({size}); }});
+    all.push_back({
+        .rule = bias_rule,
+        .block = bias_block,
+        .sizes = {size},
+        .dtype = at::kFloat,
+        .read = [=] { return at::zeros({size}); },
+    });
   }
   return all;
 }

@@ -27,6 +27,7 @@ struct Splits {
 /// Returns all ways of splitting text. An export writes the first name that has the tokenizer's
 /// patterns.
 const std::vector<Splits>& all_splits() {
+  // name, patterns, whole_pieces, nfc
   static const std::vector<Splits> all{{"gpt-2", {gpt2_pattern}},
                                        {"llama-bpe", {llama3_pattern}, true},
                                        {"llama3", {llama3_pattern}, true},
@@ -134,7 +135,11 @@ Json merges_of(const std::vector<std::string>& tokens, const std::vector<bool>& 
     }
     for (size_t i = 0; i < cuts.size(); ++i) {
       if (ids.contains(token.substr(0, cuts[i])) && ids.contains(token.substr(cuts[i])))
-        merges.push_back({scores[id], i + 1, characters - i - 1, id, cuts[i]});
+        merges.push_back({.score = scores[id],
+                          .left_characters = i + 1,
+                          .right_characters = characters - i - 1,
+                          .id = id,
+                          .cut = cuts[i]});
     }
   }
   std::ranges::sort(merges, [](const Merge& a, const Merge& b) {
@@ -336,6 +341,7 @@ Tokenizer read_gguf_tokenizer(const GGUFFile& file) {
 TokenizerSettings read_gguf_settings(const GGUFFile& file) {
   const TokenizerKeys keys(file);
   const auto tokens = keys.get<std::vector<std::string>>("ggml.tokens", {});
+
   TokenizerSettings s;
   s.has_special_tokens = true;
   const auto name = [&](const char* key) {
@@ -345,17 +351,20 @@ TokenizerSettings read_gguf_settings(const GGUFFile& file) {
   s.bos_token = name("bos");
   s.eos_token = name("eos");
   s.pad_token = name("padding");
+
   const auto text = [&](const std::string& key) {
     auto found = keys.get<std::string>(key.c_str(), "");
     if (!is_utf8(found)) fail(Exit::data, keys.where(), ": tokenizer.", key, " is not UTF-8");
     return found;
   };
   s.chat_template = text("chat_template");
+
   Json named = Json::array();
   for (const std::string& of : keys.get<std::vector<std::string>>("chat_templates", {})) {
     if (!is_utf8(of)) fail(Exit::data, keys.where(), ": tokenizer.chat_templates is not UTF-8");
     if (of != "default") named.push_back({{"name", of}, {"template", text("chat_template." + of)}});
   }
+
   if (named.empty()) return s;
   if (!s.chat_template.empty())
     named.insert(named.begin(), Json{{"name", "default"}, {"template", s.chat_template}});

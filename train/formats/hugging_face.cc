@@ -61,8 +61,9 @@ HuggingFaceFolder::Source HuggingFaceFolder::source_of(const NamedParameter& p) 
   const auto [rule, block] = rule_of(*family_, p.path);
   LATHE_CHECK(rule != nullptr, "the family ", family_->model_type, " has no rule for ", p.path);
   const std::string name = with_block(rule->theirs, block), bare = without(name, family_->prefix);
-  return {files_.find(name) == nullptr && files_.find(bare) != nullptr ? bare : name,
-          rule->transposed, rule->shift};
+  return {.name = files_.find(name) == nullptr && files_.find(bare) != nullptr ? bare : name,
+          .transposed = rule->transposed,
+          .shift = rule->shift};
 }
 
 void HuggingFaceFolder::check_tensors() const {

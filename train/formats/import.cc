@@ -77,6 +77,7 @@ std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const Impor
   // Read the settings first and outside of the try block: another tokenizer would not help against
   // their errors.
   if (o.tokenizer == "auto") (void)source.settings();
+
   if (o.tokenizer == "auto") {
     try {
       tokenizer = source.tokenizer();
@@ -92,6 +93,7 @@ std::optional<Tokenizer> chosen_tokenizer(const ModelSource& source, const Impor
     settings.fill_from(tokenizer->settings());
     tokenizer->set_settings(std::move(settings));
   }
+
   if (!o.chat_template.empty()) {
     if (!tokenizer)
       fail(Exit::usage,

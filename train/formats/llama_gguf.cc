@@ -64,7 +64,12 @@ std::optional<Llama3Scaling> scaling_of(const std::vector<float>& divisors, doub
     if (smooth > 1e-6 && smooth < 1 - 1e-6) points.push_back({1 / waves[i], smooth});
   }
 
-  Llama3Scaling s{theta, 2 * std::ssize(divisors), factor, 1, 4, 8192};
+  Llama3Scaling s{.theta = theta,
+                  .width = 2 * std::ssize(divisors),
+                  .factor = factor,
+                  .low = 1,
+                  .high = 4,
+                  .context = 8192};
   if (!points.empty()) {
     const Point p = points.back();
     s.context = std::llround((p.smooth * (s.high - s.low) + s.low) / p.x);
@@ -197,9 +202,12 @@ std::vector<std::pair<std::string, std::vector<float>>> llama_gguf_tensors(const
   if (value_of<std::string>(own, "rope_scaling") != "llama3") return {};
   const auto real = [&](const char* key) { return value_of<double>(own, key); };
   return {{"rope_freqs.weight",
-           divisors_of({real("rope_theta"), LlamaShape(own).width, real("rope_factor"),
-                        real("rope_low_freq_factor"), real("rope_high_freq_factor"),
-                        value_of<int64_t>(own, "rope_original_context")})}};
+           divisors_of({.theta = real("rope_theta"),
+                        .width = LlamaShape(own).width,
+                        .factor = real("rope_factor"),
+                        .low = real("rope_low_freq_factor"),
+                        .high = real("rope_high_freq_factor"),
+                        .context = value_of<int64_t>(own, "rope_original_context")})}};
 }
 
 ModelKeys read_llama_gguf(ConfigKeys& c, const GGUFFacts& facts, int64_t most) {

@@ -103,7 +103,7 @@ std::string OnnxGraph::add(const std::string& name, OnnxType type,
                            const std::vector<int64_t>& shape, std::span<const std::byte> bytes,
                            std::string own) {
   const std::string given = unique(name);
-  Constant constant{"", bytes, std::move(own)};
+  Constant constant{.head = "", .bytes = bytes, .own = std::move(own)};
   for (const int64_t size : shape) constant.head += integer_field(1, size);
   constant.head += integer_field(2, static_cast<int64_t>(type)) + bytes_field(8, given);
   constants_.push_back(std::move(constant));

@@ -97,8 +97,9 @@ PeftConfig read_peft_config(const fs::path& folder) {
   const auto flag = [&](const char* key) {
     return json.contains(key) && json_get<bool>(json, key, where, Exit::checkpoint);
   };
-  PeftConfig c{json_integer(json, "r", 1, 10000, where, Exit::checkpoint),
-               json_real(json, "lora_alpha", where, Exit::checkpoint), flag("use_dora")};
+  PeftConfig c{.rank = json_integer(json, "r", 1, 10000, where, Exit::checkpoint),
+               .alpha = json_real(json, "lora_alpha", where, Exit::checkpoint),
+               .dora = flag("use_dora")};
   // The factor of rank-stabilized adapters is alpha / sqrt(r), and ours alpha / r.
   if (flag("use_rslora")) c.alpha *= std::sqrt(static_cast<double>(c.rank));
   if (!(c.alpha > 0) || c.alpha > 1e6)
@@ -203,7 +204,7 @@ fs::path import_peft(const PeftImport& o) {
   const RunConfig config = imported_config(from, peft, tensors, o);
 
   NewFolder out(o.out, o.stop);
-  add_adapters(*model, {config, at::kCPU, at::kFloat});
+  add_adapters(*model, {.config = config, .device = at::kCPU, .matrices = at::kFloat});
   const auto trained = trained_parameters(*model);
   for (const NamedParameter& p : trained) {
     out.check_stop();

@@ -72,7 +72,8 @@ void TensorFiles::add(const fs::path& path) {
   auto& [kept, file] = files_.emplace_back(std::make_unique<fs::path>(path),
                                            std::make_unique<SafetensorsFile>(path));
   for (const TensorEntry& entry : file->tensors()) {
-    const auto [there, is_new] = places_.emplace(entry.name, Place{file.get(), kept.get(), &entry});
+    const auto [there, is_new] =
+        places_.emplace(entry.name, Place{.file = file.get(), .path = kept.get(), .entry = &entry});
     if (!is_new)
       fail(Exit::checkpoint, path.string(), ": tensor \"", entry.name, "\" is in ",
            there->second.path->string(), " too");

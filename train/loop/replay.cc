@@ -47,9 +47,10 @@ class Watch {
     for (const Variable& v : r.inputs) {
       if (path.empty()) path = parameter_of(v);
     }
-    const std::string what = str(r.name, !path.empty()    ? " at " + path
-                                         : after_.empty() ? ""
-                                                          : " after " + after_);
+    const std::string place = !path.empty()    ? " at " + path
+                              : after_.empty() ? ""
+                                               : " after " + after_;
+    const std::string what = str(r.name, place);
     if (!path.empty()) after_ = path;
     if (r.node != nullptr) results_[r.node] = what;
     // A mask writes infinities on purpose.
@@ -136,8 +137,9 @@ class BundleBatches {
       read_any();
 
     for (int64_t i = 0; i < count_; ++i) {
-      batches.push_back({inputs_[i].to(s.device), targets_[i].to(s.device),
-                         starts_.defined() ? starts_[i].to(s.device) : at::Tensor()});
+      batches.push_back({.inputs = inputs_[i].to(s.device),
+                         .targets = targets_[i].to(s.device),
+                         .starts = starts_.defined() ? starts_[i].to(s.device) : at::Tensor()});
     }
   }
 

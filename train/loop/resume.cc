@@ -53,7 +53,7 @@ ResumePoint branch_point(const RunConfig& c, const std::vector<fs::path>& there)
   }
 
   const fs::path from = find_checkpoint(typed);
-  ResumePoint point{from, read_state(from), same_run};
+  ResumePoint point{.checkpoint = from, .state = read_state(from), .same_run = same_run};
   if (!same_run) {
     point.state.branched_from = typed;
     point.state.branched_id = content_id(from);
@@ -104,7 +104,7 @@ std::vector<ConfigChange> config_changes(const RunConfig& saved, const LoadedCon
     if (was == is) continue;
     if (f.rule.is_fixed) keep(f.key, was, is);
     if (f.key != "checkpoint.resume" && f.key != "train.threads" && f.key != "train.pause_at")
-      changes.push_back({step, f.key, was, is});
+      changes.push_back({.step = step, .key = f.key, .was = was, .is = is});
   }
   return changes;
 }

@@ -181,7 +181,7 @@ MetricsSinks Run::open_run_folder() {
 
   FileLengths lengths = state_.sink_bytes;
   lengths["metrics.jsonl"] = state_.metrics_bytes;
-  MetricsSinks metrics(session_.config.log, {run_, lengths, unit_});
+  MetricsSinks metrics(session_.config.log, {.run = run_, .lengths = lengths, .unit = unit_});
   metrics.add_start(state_.step, restored_.checkpoint.string());
   if (!restored_.changes.empty()) metrics.add_changes(state_.step, restored_.changes);
   sync_folder(run_);

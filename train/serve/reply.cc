@@ -86,7 +86,9 @@ Reply::Reply(GenerationRequest request, std::vector<ReadPrompt> prompts, const T
     for (size_t at = prompt.has_begin ? 1 : 0; at < prompt.ids.size(); ++at)
       bytes += token_bytes(prompt.ids[at]);
     choices_[i].drops_space = bytes == " " + prompt.text;
-    if (!prompt.has_begin) append(choices_[i], {token_bytes(prompt.ids[0]), std::nullopt, {}});
+    if (!prompt.has_begin)
+      append(choices_[i],
+             {.bytes = token_bytes(prompt.ids[0]), .log_probability = std::nullopt, .top = {}});
   }
 }
 
@@ -106,7 +108,8 @@ std::vector<ServedText> Reply::texts() const {
 }
 
 ReplyPart::Token Reply::scored(const TokenScore& score) const {
-  ReplyPart::Token token{token_bytes(score.id), score.log_probability, {}};
+  ReplyPart::Token token{
+      .bytes = token_bytes(score.id), .log_probability = score.log_probability, .top = {}};
   for (const auto& [id, log_probability] : score.top)
     token.top.emplace_back(token_bytes(id), log_probability);
   return token;
@@ -143,6 +146,7 @@ bool Reply::on_token(size_t text, const TokenScore& score) {
 void Reply::on_end(size_t text, TextEnd end, const std::string& why) {
   const std::lock_guard lock(mutex_);
   ++ended_;
+
   switch (end) {
     case TextEnd::stop:
     case TextEnd::length: {
@@ -162,6 +166,7 @@ void Reply::on_end(size_t text, TextEnd end, const std::string& why) {
       error_.emplace(503, "the server stopped before the text was complete", "server_stopping");
       break;
   }
+
   // The other texts of a request that failed are of no use.
   if (error_) cancel();
   changed_.notify_one();

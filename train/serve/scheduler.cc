@@ -20,8 +20,8 @@ Scheduler::Submitted Scheduler::submit(std::vector<ServedText> texts,
   const std::lock_guard lock(mutex_);
   if (is_stopping_) return Submitted::stopping;
   if (waiting_.size() >= queue_ + free_rows_) return Submitted::full;
-  waiting_.push_back(
-      std::make_shared<Request>(Request{std::move(texts), std::move(receiver), deadline}));
+  waiting_.push_back(std::make_shared<Request>(
+      Request{.texts = std::move(texts), .receiver = std::move(receiver), .deadline = deadline}));
   changed_.notify_one();
   return Submitted::accepted;
 }

@@ -81,17 +81,18 @@ LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& devic
   if (average && frozen && !adapters)
     fail(Exit::usage, "command line: --weights ema is in float32; leave --load-dtype out");
 
-  const FrozenFormat keep{kept, double_quant || (dtype.empty() && adapted.double_quant),
-                          matmul_dtype(compute.dtype)};
+  const FrozenFormat keep{.dtype = kept,
+                          .double_quant = double_quant || (dtype.empty() && adapted.double_quant),
+                          .other_dtype = matmul_dtype(compute.dtype)};
   const ModelKind& kind = *find_model_kind(config.model.kind);
-  LoadedModel m{state,
-                config,
-                device,
-                frozen ? load_frozen(base, config, state.sizes, keep, device)
-                       : kind.make(config.model.own, state.sizes),
-                compute,
-                dtype_of_file(checkpoint),
-                kept};
+  LoadedModel m{.state = state,
+                .config = config,
+                .device = device,
+                .model = frozen ? load_frozen(base, config, state.sizes, keep, device)
+                                : kind.make(config.model.own, state.sizes),
+                .compute = compute,
+                .saved_dtype = dtype_of_file(checkpoint),
+                .load_dtype = kept};
 
   const bool quantizes = kept == "int8" || kept == "nf4";
   if (quantizes && !adapters && !has_quantized(*m.model)) {
@@ -104,7 +105,7 @@ LoadedModel open_checkpoint(const fs::path& checkpoint, const std::string& devic
   // Only float32 weights are converted to fp8.
   RunConfig transformed = config;
   if (frozen && !adapters && config.amp.dtype == "fp8") transformed.amp.dtype = "bf16";
-  apply_transforms(*m.model, {transformed, device, at::kFloat});
+  apply_transforms(*m.model, {.config = transformed, .device = device, .matrices = at::kFloat});
   if (adapters || !frozen) load_parameters(checkpoint, saved_tensors(*m.model));
   if (average) load_averages(checkpoint, trained_parameters(*m.model));
 

@@ -49,6 +49,7 @@ std::vector<GpuModel> gpu_table() {
     g.portable_share = portable_share;
     return g;
   };
+
   // clang-format off
   return {
       //               GB   GB/s   bf16  fp8   TF32  fp32  SMs  link  shares
@@ -209,7 +210,8 @@ const SoftwareModel& HardwareTable::program(const std::string& name) const {
 }
 
 const HardwareTable& known_hardware() {
-  static const HardwareTable table{gpu_table(), link_table(), software_table(), {}};
+  static const HardwareTable table{
+      .gpus = gpu_table(), .links = link_table(), .software = software_table(), .constants = {}};
   return table;
 }
 

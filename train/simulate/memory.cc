@@ -51,14 +51,16 @@ StageLayers stage_layers(int64_t layers, const ParallelLayout& l) {
   const int64_t parts = l.pipeline * l.virtual_stages;
   if (layers % parts == 0) {
     const double each = as_double(layers / l.pipeline);
-    return {each, each, each};
+    return {.first = each, .middle = each, .last = each};
   }
   if ((layers + 2) % parts == 0) {
     const double each = as_double((layers + 2) / l.pipeline);
-    return {each - 1, each, each - 1};
+    return {.first = each - 1, .middle = each, .last = each - 1};
   }
   const double each = as_double((layers + parts - 1) / parts * l.virtual_stages);
-  return {each, each, std::max(0.0, as_double(layers) - each * as_double(l.pipeline - 1))};
+  return {.first = each,
+          .middle = each,
+          .last = std::max(0.0, as_double(layers) - each * as_double(l.pipeline - 1))};
 }
 
 double layer_activations(const StepWorkload& step, const ParallelLayout& l,

@@ -153,8 +153,9 @@ std::vector<StagePass> stage_schedule(int stage, int stages, int parts, int64_t 
   const int64_t group = parts == 1 ? 1 : stages, in_group = group * parts;
   const auto pass = [&](int64_t i, bool is_backward) {
     const auto part = static_cast<int>(i % in_group / group);
-    return StagePass{i / in_group * group + i % group, is_backward,
-                     is_backward ? parts - 1 - part : part};
+    return StagePass{.micro_batch = i / in_group * group + i % group,
+                     .is_backward = is_backward,
+                     .part = is_backward ? parts - 1 - part : part};
   };
 
   std::vector<StagePass> passes;

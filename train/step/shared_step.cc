@@ -55,7 +55,10 @@ void DeferRunningStatistics::apply() {
     for (int64_t layer = n * layers; layer < (n + 1) * layers; ++layer) {
       const RunningStatistic& s = recorded_[static_cast<size_t>(layer)];
       const at::Tensor value = all.select(0, rank).narrow(0, offset, s.value.numel());
-      apply_running({s.running, value.view(s.value.sizes()), s.momentum, s.count});
+      apply_running({.running = s.running,
+                     .value = value.view(s.value.sizes()),
+                     .momentum = s.momentum,
+                     .count = s.count});
       offset += s.value.numel();
     }
   });

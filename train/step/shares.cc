@@ -57,6 +57,36 @@ void check_virtual_stages(const LoadedConfig& loaded, int64_t groups) {
   }
 }
 
+/// Throws Exit::usage for a number of processes that a replica of `sizes` does not divide.
+void refuse_grid(const LoadedConfig& loaded, const GridSizes& sizes, int64_t all) {
+  const int64_t replica = sizes.replica();
+  std::string key, product;  // the first of the keys, and all of them
+  for (const auto& [name, size] : {std::pair("dist.pipeline", sizes.pipeline),
+                                   {"dist.context", sizes.context},
+                                   {"dist.tensor", sizes.tensor}}) {
+    if (size == 1) continue;
+    if (key.empty()) key = name;
+    product += (product.empty() ? "" : " times ") + std::string(name);
+  }
+  fail(Exit::usage, origin_of(loaded, key), ": ", product, " = ", replica, " does not divide the ",
+       all, " processes; start a multiple of ", replica, ", or change ", key);
+}
+
+/// Returns, for an error message, another way to cut the same global batch, with as few more
+/// micro-batches as possible; empty if there is none.
+std::string same_global_batch(const TrainConfig& c, int64_t processes) {
+  const int64_t global = c.grad_accum * c.batch_size;
+  const int64_t first = (c.grad_accum + processes - 1) / processes * processes,
+                last = std::min(global, first + 1'000'000 * processes);  // a second at most
+  for (int64_t accum = first; accum <= last; accum += processes) {
+    if (global % accum == 0) {
+      return str(", or set train.grad_accum = ", accum, " and train.batch_size = ", global / accum,
+                 ", which is the same global batch");
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 GridSizes replica_of(const RunConfig& config, int64_t processes) {
@@ -76,19 +106,7 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
   const TrainConfig& c = loaded.config.train;
   const GridSizes sizes = replica_of(loaded.config, all);
   const int64_t replica = sizes.replica(), processes = all / replica;
-  if (all % replica != 0) {
-    std::string key, product;  // the first of the keys, and all of them
-    for (const auto& [name, size] : {std::pair("dist.pipeline", sizes.pipeline),
-                                     {"dist.context", sizes.context},
-                                     {"dist.tensor", sizes.tensor}}) {
-      if (size == 1) continue;
-      if (key.empty()) key = name;
-      product += (product.empty() ? "" : " times ") + std::string(name);
-    }
-    fail(Exit::usage, origin_of(loaded, key), ": ", product, " = ", replica,
-         " does not divide the ", all, " processes; start a multiple of ", replica, ", or change ",
-         key);
-  }
+  if (all % replica != 0) refuse_grid(loaded, sizes, all);
   if (sizes.pipeline > 1) check_stages(loaded);
   if (c.sum_order == "sequence" && (processes > 1 || sizes.context > 1)) {
     fail(Exit::usage, origin_of(loaded, "train.sum_order"),
@@ -118,21 +136,10 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
     if (can_share_out(loaded.config, n * replica)) counts.push_back(n * replica);
   }
 
-  // Find another way to cut the same global batch, with as few more micro-batches as possible.
-  const int64_t global = c.grad_accum * c.batch_size;
-  std::string other;
-  const int64_t first = (c.grad_accum + processes - 1) / processes * processes,
-                last = std::min(global, first + 1'000'000 * processes);  // a second at most
-  for (int64_t accum = first; accum <= last && other.empty(); accum += processes) {
-    if (global % accum == 0) {
-      other = str(", or set train.grad_accum = ", accum, " and train.batch_size = ", global / accum,
-                  ", which is the same global batch");
-    }
-  }
   fail(Exit::usage, origin_of(loaded, "train.grad_accum"), ": the ", c.grad_accum,
        " micro-batches of a step (train.grad_accum) can't be shared out equally among ", processes,
        replica > 1 ? str(" groups of ", replica) : "", " processes; start ", alternatives(counts),
-       other);
+       same_global_batch(c, processes));
 }
 
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes) {

@@ -28,8 +28,9 @@
 namespace lathe {
 
 StepRandom random_of(const RunConfig& c, int64_t step, int64_t micro_batch) {
-  return {static_cast<uint64_t>(c.train.seed), static_cast<uint64_t>(step),
-          micro_batch * c.train.batch_size};
+  return {.seed = static_cast<uint64_t>(c.train.seed),
+          .step = static_cast<uint64_t>(step),
+          .first_sample = micro_batch * c.train.batch_size};
 }
 
 BatchPlan batch_plan(const RunConfig& config) {
@@ -148,7 +149,12 @@ at::Tensor run_micro_batches(Session& s, const std::function<Batch()>& next, int
       if (s.shards) s.shards->end_step();
       waited += gradients.end();
     };
-    return sum_of_losses(run_stage(s, {next, step, divisor, plan, around_backward}, waited), plan);
+    const StageStep passes{.next = next,
+                           .step = step,
+                           .divisor = divisor,
+                           .plan = plan,
+                           .around_backward = around_backward};
+    return sum_of_losses(run_stage(s, passes, waited), plan);
   }
 
   for (int64_t n = 0; n < plan.count; ++n) {

@@ -57,6 +57,7 @@ const Series* Curves::find(const std::string& name) const {
 void Curves::add(const Json& line, const std::string& where) {
   const int64_t step = json_integer(line, "step", 0, int64_t{1} << 53, where, Exit::io);
   if (line.contains("memory") && line["memory"].is_object()) memory_ = line["memory"];
+
   const auto put = [&](const std::string& name, const Json& value) {
     if (const auto number = number_of(value)) {
       Series& s = series[name];
@@ -64,13 +65,16 @@ void Curves::add(const Json& line, const std::string& where) {
       s.values.push_back(*number);
     }
   };
+
   for (const auto& [key, value] : line.items()) {
     if (key == "step" || key == "memory" || (key == "time" && !line.contains("loss"))) continue;
     if (key == "samples") unit = key;
     if (key == "changed" && value.is_object()) {
       for (const auto& [name, change] : value.items()) {
-        changes.push_back({step, name, json_get<std::string>(change, "was", where, Exit::io),
-                           json_get<std::string>(change, "is", where, Exit::io)});
+        changes.push_back({.step = step,
+                           .key = name,
+                           .was = json_get<std::string>(change, "was", where, Exit::io),
+                           .is = json_get<std::string>(change, "is", where, Exit::io)});
       }
     } else if (key == "layers" && value.is_object()) {
       for (const auto& [layer, metrics] : value.items()) {
@@ -87,6 +91,7 @@ void Curves::add(const Json& line, const std::string& where) {
       put(key, value);
     }
   }
+
   if (line.contains("loss")) {  // a line has "memory" only if a peak has changed
     for (const auto& [category, bytes] : memory_.items()) put("memory/" + category, bytes);
   }
@@ -184,6 +189,27 @@ std::vector<std::string> last_lines(const fs::path& path, uint64_t most) {
   return lines;
 }
 
+/// Adds the newest step, losses and speed that the last lines of metrics.jsonl, at `path`, have.
+void add_last_metrics(const std::vector<std::string>& lines, const fs::path& path, RunSummary& s) {
+  bool has_step = false;
+  for (auto line = lines.rbegin(); line != lines.rend() && !(has_step && s.val_loss); ++line) {
+    const std::string where =
+        str(path.string(), ", line ", line - lines.rbegin() + 1, " from the end");
+    const Json j = parse_json(*line, where, Exit::io);
+    const auto number = [&](const char* key) {
+      return j.contains(key) ? number_of(j[key]) : std::nullopt;
+    };
+    s.step = std::max(s.step, json_integer(j, "step", 0, int64_t{1} << 53, where, Exit::io));
+    if (!s.val_loss) s.val_loss = number(j.contains("val_loss") ? "val_loss" : "mse");
+    if (has_step || !j.contains("loss")) continue;
+    has_step = true;
+    if (j.contains("samples")) s.unit = "samples";
+    s.loss = number("loss");
+    s.units_per_sec = number((s.unit + "_per_sec").c_str());
+    s.mfu = number("mfu");
+  }
+}
+
 /// Returns the time of the last start in events.jsonl, in seconds since 1970; 0 if there is none.
 double last_start(const fs::path& run) {
   double time = 0;
@@ -219,26 +245,13 @@ RunSummary summarize(const fs::path& run) {
   RunSummary s{.run = run, .state = "stopped"};
   const fs::path path = run / "metrics.jsonl";
   const auto lines = last_lines(path, uint64_t{4} << 20);
-  bool has_step = false;
-  for (auto line = lines.rbegin(); line != lines.rend() && !(has_step && s.val_loss); ++line) {
-    const std::string where =
-        str(path.string(), ", line ", line - lines.rbegin() + 1, " from the end");
-    const Json j = parse_json(*line, where, Exit::io);
-    const auto number = [&](const char* key) {
-      return j.contains(key) ? number_of(j[key]) : std::nullopt;
-    };
-    s.step = std::max(s.step, json_integer(j, "step", 0, int64_t{1} << 53, where, Exit::io));
-    if (!s.val_loss) s.val_loss = number(j.contains("val_loss") ? "val_loss" : "mse");
-    if (has_step || !j.contains("loss")) continue;
-    has_step = true;
-    if (j.contains("samples")) s.unit = "samples";
-    s.loss = number("loss"), s.units_per_sec = number((s.unit + "_per_sec").c_str()),
-    s.mfu = number("mfu");
-  }
+  add_last_metrics(lines, path, s);
+
   struct stat file{};
   s.age_s = std::nan("");
   if (::stat(path.c_str(), &file) == 0)
     s.age_s = std::max(0.0, difftime(::time(nullptr), file.st_mtime));
+
   const auto keys = config_keys(run);
   const auto whole = [&](const char* key) {
     const auto found = keys.find(key);
@@ -249,6 +262,7 @@ RunSummary summarize(const fs::path& run) {
   const auto data = keys.find("data.dir");
   const bool is_imported = lines.empty() && data != keys.end() && data->second == "\"\"";
   if (is_imported) s.steps = 0;
+
   int64_t saved = 0;
   bool is_due = false, stalled = false, is_merged = false;
   if (const auto all = list_checkpoints(run); !all.empty()) {
@@ -264,12 +278,14 @@ RunSummary summarize(const fs::path& run) {
     } catch (const Error&) {  // deleted meanwhile or damaged: use what the metrics have
     }
   }
+
   s.step = std::max(s.step, saved);
   const bool no_number =
       s.val_loss && !std::isfinite(*s.val_loss) && s.steps > 0 && s.step >= s.steps;
   const bool finished = s.steps > 0 && (saved >= s.steps || stalled) && !is_due && !no_number;
   const bool diverged = no_number || diverged_step(run) >= std::max<int64_t>(s.step, 0);
   const bool moving = s.age_s < 60 && s.step > saved && (s.steps == 0 || s.step < s.steps);
+
   if (is_locked(run) || (moving && !finished && !diverged))
     s.state = "running";
   else if (is_imported)

@@ -37,23 +37,27 @@ void visit_fields(Visitor& v, State& s) {
   v.optional("eval_due", s.eval_due);
   v.optional("sample_due", s.sample_due);
   v.optional("config_path", s.config_path);
+
   v.list("changes", s.changes, [&](auto& each, auto& change) {
     each.field("step", change.step, {.max = s.step});
     each.field("key", change.key);
     each.field("was", change.was);
     each.field("is", change.is);
   });
+
   v.optional("branched_from", s.branched_from);
   v.optional("branched_id", s.branched_id);
   v.group("imported", !s.imported_from.empty(), [&](auto& part) {
     part.field("folder", s.imported_from);
     part.field("ignored_keys", s.ignored_keys);
   });
+
   v.optional("val_loss", s.val_loss);
   v.optional("best_val_loss", s.best_val_loss);
   v.optional("val_step", s.val_step, int64_t{-1}, {.min = -1, .max = s.step});
   v.optional("best_step", s.best_step, int64_t{-1}, {.min = -1, .max = s.step});
   v.optional("evaluations_since_best", s.evaluations_since_best, int64_t{0}, {.min = 0});
+
   v.optional("task", s.task, std::string("language"));
   v.group("sizes", s.sizes.outputs > 0, [&](auto& part) {
     part.field("input", s.sizes.input);
@@ -62,6 +66,7 @@ void visit_fields(Visitor& v, State& s) {
   v.optional("examples", s.encoding);
   v.optional("base_hash", s.base_hash);
   v.optional("frozen_hash", s.frozen_hash);
+
   v.optional_parts("scaler", s.scaler, [&](auto& part, auto& scaler) {
     part.field("loss_scale", scaler.scale);
     part.field("growth_tracker", scaler.growth_tracker,
@@ -70,6 +75,7 @@ void visit_fields(Visitor& v, State& s) {
     part.field("skipped", scaler.skipped, {.max = s.step + 1});
     part.field("skipped_in_row", scaler.skipped_in_row, {.max = scaler.skipped});
   });
+
   v.optional_parts("spikes", s.spikes, [&](auto& part, auto& spikes) {
     part.field("seen", spikes.seen, {.max = s.step});
     part.field("mean", spikes.mean);
@@ -77,6 +83,7 @@ void visit_fields(Visitor& v, State& s) {
     part.field("skipped", spikes.skipped, {.max = s.step});
     part.field("skipped_in_row", spikes.skipped_in_row, {.max = s.step});
   });
+
   v.optional("tokenizer", s.tokenizer);
 }
 

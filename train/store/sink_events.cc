@@ -69,8 +69,9 @@ RunEvents read_events(const fs::path& run) {
       events.samples.push_back({step, json_get<std::string>(line, "text", where, Exit::io)});
     } else {
       std::erase_if(events.samples, [&](const RunEvents::Sample& s) { return s.step > step; });
-      events.starts.push_back({step, json_get<std::string>(line, "from", where, Exit::io),
-                               json_real(line, "time", where, Exit::io)});
+      events.starts.push_back({.step = step,
+                               .from = json_get<std::string>(line, "from", where, Exit::io),
+                               .time = json_real(line, "time", where, Exit::io)});
     }
   }
   return events;

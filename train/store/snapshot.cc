@@ -134,12 +134,23 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
     const auto [kept, end] = kept_of(p);
-    all.push_back({true, p.path, kept, is_saved_lower(t, dtype) ? *dtype : t.scalar_type(),
-                   t.sizes().vec(), end, cut_of(p.parameter)});
+    all.push_back({.in_model = true,
+                   .name = p.path,
+                   .tensor = kept,
+                   .dtype = is_saved_lower(t, dtype) ? *dtype : t.scalar_type(),
+                   .sizes = t.sizes().vec(),
+                   .own_end = end,
+                   .cut = cut_of(p.parameter)});
     all.back().is_updated = p.parameter.as_leaf() != nullptr;  // running statistics are not
   }
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
-    all.push_back({false, name, t, t.scalar_type(), part.sizes, part.own.end, part.cut.get()});
+    all.push_back({.in_model = false,
+                   .name = name,
+                   .tensor = t,
+                   .dtype = t.scalar_type(),
+                   .sizes = part.sizes,
+                   .own_end = part.own.end,
+                   .cut = part.cut.get()});
     all.back().is_updated = !name.ends_with(".fp8_history");
     if (!t.is_meta()) return;
     all.back().optimizer = &optimizer;
@@ -149,8 +160,13 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
     const at::Tensor& t = p.parameter.data();
     if (!is_saved_lower(t, dtype)) continue;
     const auto [kept, end] = kept_of(p);
-    all.push_back({false, p.path + ".master", kept, t.scalar_type(), t.sizes().vec(), end,
-                   cut_of(p.parameter)});
+    all.push_back({.in_model = false,
+                   .name = p.path + ".master",
+                   .tensor = kept,
+                   .dtype = t.scalar_type(),
+                   .sizes = t.sizes().vec(),
+                   .own_end = end,
+                   .cut = cut_of(p.parameter)});
   }
 
   if (!collects_state(optimizer)) return all;
@@ -214,7 +230,8 @@ std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model) {
     return leaf == nullptr || !leaf->is_saved;
   });
   for (const NamedBuffer& b : buffers(model))
-    all.push_back({b.path, Variable(b.tensor), Role{.name = "buffer"}});
+    all.push_back(
+        {.path = b.path, .parameter = Variable(b.tensor), .role = Role{.name = "buffer"}});
   return all;
 }
 

@@ -13,7 +13,9 @@ std::vector<MultipleChoice> read_choices(const std::string& file) {
     each_line(part, [&](uint64_t line, std::string_view text) {
       const std::string where = str(file, ":", line);
       const Json json = parse_json(text, where, Exit::data);
-      MultipleChoice c{json_get<std::string>(json, "context", where, Exit::data), {}, 0};
+      MultipleChoice c{.context = json_get<std::string>(json, "context", where, Exit::data),
+                       .endings = {},
+                       .label = 0};
 
       const Json endings = json_get<Json>(json, "endings", where, Exit::data);
       if (!endings.is_array()) fail(Exit::data, where, ": \"endings\" must be a list of strings");

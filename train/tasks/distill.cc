@@ -31,8 +31,9 @@ class Distill final : public TokenTask {
 
   std::string name() const override { return "distill"; }
   std::optional<TaskKeys> keys() const override {
-    return TaskKeys{"distill", "the task distill: a teacher (Hinton et al. 2015)",
-                    AnyConfig::of<DistillConfig>()};
+    return TaskKeys{.name = "distill",
+                    .doc = "the task distill: a teacher (Hinton et al. 2015)",
+                    .config = AnyConfig::of<DistillConfig>()};
   }
   ModelSizes fit(const LoadedConfig& loaded, const Data& data) const override {
     check_no_pairs(loaded, data);

@@ -31,8 +31,9 @@ class Dpo final : public TokenTask {
 
   std::string name() const override { return "dpo"; }
   std::optional<TaskKeys> keys() const override {
-    return TaskKeys{"dpo", "the task dpo: preferences (Rafailov et al. 2023)",
-                    AnyConfig::of<DpoConfig>()};
+    return TaskKeys{.name = "dpo",
+                    .doc = "the task dpo: preferences (Rafailov et al. 2023)",
+                    .config = AnyConfig::of<DpoConfig>()};
   }
 
   /// Checks that there are pairs to learn from, a model to begin with, and an even batch size.

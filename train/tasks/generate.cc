@@ -20,6 +20,52 @@ std::string logits_fault(const at::Tensor& logits_V) {
   return "";
 }
 
+namespace {
+
+/// Tokens from the likeliest on, and equally likely ones by id, so that a choice is the same
+/// everywhere. The heap sorts only as many tokens as are needed.
+class RankedTokens {
+ public:
+  RankedTokens(const double* logits, int64_t n, double temperature)
+      : x_(logits), temperature_(temperature), heap_(static_cast<size_t>(n)) {
+    std::iota(heap_.begin(), heap_.end(), 0);
+    std::make_heap(heap_.begin(), heap_.end(), After{x_});
+    top_ = x_[heap_.front()];
+  }
+  /// Returns the probability of a token with this logit, relative to the likeliest.
+  double relative(double logit) const { return std::exp((logit - top_) / temperature_); }
+  /// Returns the probability of the i-th token, relative to the likeliest.
+  double p(size_t i) {
+    while (p_.size() <= i) {
+      std::pop_heap(heap_.begin(), heap_.end(), After{x_});
+      order_.push_back(heap_.back());
+      heap_.pop_back();
+      p_.push_back(relative(x_[order_.back()]));
+    }
+    return p_[i];
+  }
+  /// Returns the i-th token, for which p() was called.
+  int64_t token(size_t i) const { return order_[i]; }
+  /// Returns the sum of p() over the first tokens.
+  double sum_first(size_t count) {
+    double sum = 0;
+    for (size_t i = 0; i < count; ++i) sum += p(i);
+    return sum;
+  }
+
+ private:
+  struct After {
+    const double* x;
+    bool operator()(int64_t a, int64_t b) const { return x[a] < x[b] || (x[a] == x[b] && a > b); }
+  };
+  const double* x_;
+  double temperature_, top_ = 0;
+  std::vector<int64_t> heap_, order_;
+  std::vector<double> p_;  // of order_
+};
+
+}  // namespace
+
 int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw) {
   const at::Tensor logits = logits_V.to(at::kCPU, at::kDouble).contiguous();
   LATHE_CHECK(logits.numel() > 0, "sample_token: there are no logits");
@@ -28,37 +74,15 @@ int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw)
   const int64_t n = logits.numel();
   if (s.temperature == 0) return std::max_element(x, x + n) - x;
 
-  // Order tokens from the likeliest on, and equally likely ones by id, so that the choice is the
-  // same everywhere. The heap sorts only as many tokens as are needed.
-  const auto after = [x](int64_t a, int64_t b) { return x[a] < x[b] || (x[a] == x[b] && a > b); };
-  std::vector<int64_t> heap(static_cast<size_t>(n)), order;
-  std::iota(heap.begin(), heap.end(), 0);
-  std::make_heap(heap.begin(), heap.end(), after);
-  const double top = x[heap.front()];
-  std::vector<double> p;  // of `order`, relative to the likeliest
-  const auto p_at = [&](size_t i) {
-    while (p.size() <= i) {
-      std::pop_heap(heap.begin(), heap.end(), after);
-      order.push_back(heap.back());
-      heap.pop_back();
-      p.push_back(std::exp((x[order.back()] - top) / s.temperature));
-    }
-    return p[i];
-  };
-
-  const auto sum_first = [&](size_t count) {
-    double sum = 0;
-    for (size_t i = 0; i < count; ++i) sum += p_at(i);
-    return sum;
-  };
+  RankedTokens ranked(x, n, s.temperature);
 
   // `total` is the probability of the kept tokens, relative to the likeliest.
   auto kept = static_cast<size_t>(s.top_k > 0 ? std::min(s.top_k, n) : n);
   double total = 0;
   if (static_cast<int64_t>(kept) < n) {
-    total = sum_first(kept);
+    total = ranked.sum_first(kept);
   } else {
-    for (int64_t i = 0; i < n; ++i) total += std::exp((x[i] - top) / s.temperature);
+    for (int64_t i = 0; i < n; ++i) total += ranked.relative(x[i]);
   }
 
   if (s.top_p < 1) {
@@ -66,24 +90,24 @@ int64_t sample_token(const at::Tensor& logits_V, const Sampling& s, double draw)
     double reached = 0;
     kept = 0;
     do {
-      reached += p_at(kept++);
+      reached += ranked.p(kept++);
     } while (kept < most && reached < s.top_p * total);
     total = reached;
   }
 
   if (s.min_p > 0) {
     size_t likely = 1;
-    while (likely < kept && p_at(likely) >= s.min_p) ++likely;
-    if (likely < kept) total = sum_first(kept = likely);
+    while (likely < kept && ranked.p(likely) >= s.min_p) ++likely;
+    if (likely < kept) total = ranked.sum_first(kept = likely);
   }
 
   double left = draw * total;
   for (size_t i = 0; i < kept; ++i) {
-    left -= p_at(i);
-    if (left <= 0) return order[i];
+    left -= ranked.p(i);
+    if (left <= 0) return ranked.token(i);
   }
   // Rounding may leave a remainder after the last token.
-  return order[kept - 1];
+  return ranked.token(kept - 1);
 }
 
 std::vector<std::vector<int64_t>> generate(
@@ -110,7 +134,9 @@ std::vector<std::vector<int64_t>> generate(
       const double log_probability = w.log_probabilities
                                          ? score_token(token.logits_V, token.id, 0).log_probability
                                          : std::numeric_limits<double>::quiet_NaN();
-      if (on_token && !on_token({token.row, token.id, log_probability})) batch.leave(token.row);
+      if (on_token &&
+          !on_token({.text = token.row, .id = token.id, .log_probability = log_probability}))
+        batch.leave(token.row);
     }
   }
   return out;

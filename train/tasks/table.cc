@@ -206,8 +206,9 @@ std::optional<EvalResult> evaluate(const Task& task, const Model& model, const D
         "the validation batches have no target; raise data.window (or model.block_size) if it cuts "
         "off the answers of conversations, else take more batches (train.eval_batches), or other "
         "data");
-  return EvalResult{task.metrics(scores), scores.targets,
-                    detailed ? task.details(scores, data.facts()) : Json::object()};
+  return EvalResult{.metrics = task.metrics(scores),
+                    .targets = scores.targets,
+                    .details = detailed ? task.details(scores, data.facts()) : Json::object()};
 }
 
 }  // namespace lathe

@@ -118,7 +118,8 @@ std::vector<NextToken> TextBatch::next() {
     BatchText& text = rows_[i].text;
     const at::Tensor own = logits[i].to(at::kCPU, at::kDouble).contiguous();
     if (std::string fault = logits_fault(own); !fault.empty()) {
-      tokens.push_back({static_cast<int64_t>(i), -1, {}, std::move(fault)});
+      tokens.push_back(
+          {.row = static_cast<int64_t>(i), .id = -1, .logits_V = {}, .error = std::move(fault)});
       continue;
     }
 
@@ -133,7 +134,7 @@ std::vector<NextToken> TextBatch::next() {
     const double draw = unit(philox(counter(rows_[i].tokens++, text.index), key)[0]);
     const int64_t id = sample_token(penalized, text.sampling, draw);
     text.ids.push_back(id);
-    tokens.push_back({static_cast<int64_t>(i), id, own});
+    tokens.push_back({.row = static_cast<int64_t>(i), .id = id, .logits_V = own});
   }
   return tokens;
 }

@@ -58,7 +58,7 @@ TextScore score_text(const Scoring& s, std::string_view text) {
 
   // The first token can be predicted only after a token that begins texts. If the tokenizer has no
   // such token, the bytes of the first token do not count.
-  TextScore score{0, 0, static_cast<int64_t>(text.size())};
+  TextScore score{.loss = 0, .tokens = 0, .bytes = static_cast<int64_t>(text.size())};
   if (const int64_t begin = text_begin_token(s.tokenizer); begin >= 0)
     ids.insert(ids.begin(), begin);
   else

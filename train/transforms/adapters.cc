@@ -92,6 +92,24 @@ bool has_no_layer(const ModelConfig& config) {
   }
 }
 
+/// Resets the fields of a state that describe the training of the adapters and the unmerged model.
+void forget_training(RunState& state) {
+  state.metrics_bytes = 0;
+  state.sink_bytes.clear();
+  state.eval_due = state.sample_due = false;
+  state.val_loss.reset();
+  state.best_val_loss.reset();  // of the unmerged model
+  state.val_step = state.best_step = -1;
+  state.evaluations_since_best = 0;
+  state.scaler.reset();
+  state.spikes.reset();
+  state.branched_from.clear();
+  state.branched_id.clear();
+  state.config_path.clear();
+  state.changes.clear();
+  state.base_hash.clear();
+}
+
 }  // namespace
 
 void add_adapters(Model& model, const TransformContext& context) {
@@ -185,11 +203,13 @@ std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
   const AdaptersConfig& c = adapters_of(config);
   // Each tensor rank reads its own part of the base.
   const auto cut = [&](Model& shapes) {
-    cut_for_tensor_ranks(shapes, {config, device, at::kFloat});
+    cut_for_tensor_ranks(shapes, {.config = config, .device = device, .matrices = at::kFloat});
   };
   return load_frozen(base, config, sizes,
-                     {c.dtype, c.double_quant, matmul_dtype(compute_dtype(config.amp))}, device,
-                     cut);
+                     {.dtype = c.dtype,
+                      .double_quant = c.double_quant,
+                      .other_dtype = matmul_dtype(compute_dtype(config.amp))},
+                     device, cut);
 }
 
 std::string base_hash(const fs::path& base) {
@@ -231,7 +251,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   // Merging happens in float32, whatever dtype the run kept the base in.
   const auto model = load_frozen(base, config, state.sizes, {}, at::kCPU);
   const std::string base_weights = weights_checksum(*model);
-  add_adapters(*model, {config, at::kCPU, at::kFloat});
+  add_adapters(*model, {.config = config, .device = at::kCPU, .matrices = at::kFloat});
   load_parameters(checkpoint, saved_tensors(*model));
   if (average) load_averages(checkpoint, trained_parameters(*model));
 
@@ -259,20 +279,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   stateless.kind = "sgd";
 
   state.config = config.schema().to_toml(&config, /*comments=*/false);
-  state.metrics_bytes = 0;
-  state.sink_bytes.clear();
-  state.eval_due = state.sample_due = false;
-  state.val_loss.reset();
-  state.best_val_loss.reset();  // of the unmerged model
-  state.val_step = state.best_step = -1;
-  state.evaluations_since_best = 0;
-  state.scaler.reset();
-  state.spikes.reset();
-  state.branched_from.clear();
-  state.branched_id.clear();
-  state.config_path.clear();
-  state.changes.clear();
-  state.base_hash.clear();
+  forget_training(state);
 
   const fs::path written = save_checkpoint(merged.path(), state, saved_tensors(*model),
                                            Optimizer(stateless, parameters(*model)), Retention{});

@@ -23,6 +23,7 @@ using lathe::test::message_of;
 
 TEST_CASE("inputs that PyTorch refuses are refused with a sentence", "[extreme_values]") {
   const auto ones = [](at::IntArrayRef sizes) { return Variable::parameter(torch::ones(sizes)); };
+
   const std::vector<std::pair<const char*, std::function<void()>>> refused{
       {"squeeze of one dim twice", [&] { squeeze(ones({1, 2}), {0, 0}); }},
       {"squeeze of one dim twice, once from the end", [&] { squeeze(ones({1, 2}), {0, -2}); }},
@@ -44,6 +45,7 @@ TEST_CASE("inputs that PyTorch refuses are refused with a sentence", "[extreme_v
          optimizer.step(0.1, {.loss = loss.data().to(at::kDouble)});
        }},
   };
+
   for (const auto& [what, run] : refused) {
     INFO(what);
     const std::string message = message_of(run);

@@ -67,6 +67,7 @@ std::vector<LayoutCase> layout_cases() {
   using T = const Tensors&;
   using I = const at::Tensor&;
   const auto classes = [](int64_t c) { return std::min<int64_t>(c, wide); };
+
   std::vector<LayoutCase> all{
       {"linear", [](int64_t r, int64_t c) -> std::vector<Sizes> { return {{r, c}, {wide, c}}; },
        [](V v, I) { return linear(v[0], v[1]); }, [](T x, I) { return torch::linear(x[0], x[1]); }},
@@ -140,6 +141,7 @@ std::vector<LayoutCase> layout_cases() {
          const TrainingStep step(step_random);
          return x[0] * dropout(Variable(torch::ones(x[0].sizes(), at::kDouble)), 0.4, 11).data();
        }}};
+
   all[7].scale = 8;  // two matmuls and a softmax, each rounded
   all[7].least_rows =
       1;  // ATen's kernel, which handles empty tensors, divides by the number of positions
@@ -230,12 +232,14 @@ TEST_CASE("ops with CPU kernels take inputs of any layout and size", "[memory_la
         } catch (const std::exception& e) {
           problem = e.what();
         }
+
         if (problem.empty()) continue;
         std::string where = str(c.op, " ", rows, " x ", columns, " ", dtype_name(dtype), " (");
         for (const Layout l : layouts_of) where += str(name(l), ", ");
         FAIL_CHECK(where << "the cotangent's last): " << problem);
       }
     };
+
     // Each size along rows and along columns, all inputs alike.
     for (const Layout l : layouts) {
       const std::vector<Layout> alike(inputs + 1, l);
@@ -245,6 +249,7 @@ TEST_CASE("ops with CPU kernels take inputs of any layout and size", "[memory_la
         if (l == Layout::sliced && n != 33 && n != 17) check(n, n, alike);
       }
     }
+
     // One input, or the cotangent, at a time.
     for (size_t i = 0; i <= inputs; ++i) {
       for (const Layout l : layouts) {

@@ -32,6 +32,7 @@ constexpr int64_t c = 37;  // whole vectors of 16, 8 and 4 floats, and a part of
 std::vector<NanCase> nan_cases() {
   using V = const std::vector<Variable>&;
   using T = const Tensors&;
+
   return {{"linear",
            {{3, 19}, {c, 19}, {c}, {3, c}},
            [](V v) { return linear(v[0], v[1], v[2], v[3]); },
@@ -314,6 +315,7 @@ TEST_CASE("ignored rows change neither loss nor gradients, even if they are not 
       CHECK(dx[0].eq(0).all().item<bool>());
       CHECK(torch::allclose(dx.slice(0, 1).to(at::kDouble), counted, 1e-5, 1e-6));
     }
+
     // The same through the head. The ignored row is finite, but its logits are inf, NaN and inf.
     // The logits of the other row are 1, 2 and 3.
     const at::Tensor w = torch::tensor({1.0, 1.0, -2.0, 6.0, 3.0, 3.0}, at::kFloat).view({3, 2});
@@ -325,6 +327,7 @@ TEST_CASE("ignored rows change neither loss nor gradients, even if they are not 
       const auto g = grad(loss, {x, weight});
       return std::tuple(loss.item(), g[0].data(), g[1].data());
     };
+
     const auto [loss, dx, dw] = head(3e38);
     const auto [loss_0, dx_0, dw_0] = head(0);
     INFO(kernels << ", dx:\n" << dx << "\ndw:\n" << dw);
@@ -333,6 +336,7 @@ TEST_CASE("ignored rows change neither loss nor gradients, even if they are not 
     CHECK(dx[0].eq(0).all().item<bool>());
     CHECK(dx.equal(dx_0));
     CHECK(dw.equal(dw_0));  // a gradient of zero times finite values
+
     // A NaN in x itself reaches the weight's gradient by 0 * NaN, but neither the loss nor x's
     // gradient.
     const auto [loss_nan, dx_nan, dw_nan] = head(NAN);

@@ -51,11 +51,11 @@ struct WrongSecond {
 
 TEST_CASE("a wrong op fails the harness", "[op_table]") {
   const auto cube = [](const std::vector<at::Tensor>& x) { return x[0].pow(3); };
-  OpCase row{"wrong_cube",
-             "",
-             {{{2, 3}}},
-             [](const std::vector<Variable>& v) { return apply(WrongCube{}, v[0]); },
-             cube};
+  OpCase row{.op = "wrong_cube",
+             .label = "",
+             .inputs = {{.shape = {2, 3}}},
+             .ours = [](const std::vector<Variable>& v) { return apply(WrongCube{}, v[0]); },
+             .oracle = cube};
   const auto failures = check_op(row);
   REQUIRE(!failures.empty());
   CHECK_THAT(failures[0], ContainsSubstring("gradient 0"));
@@ -71,15 +71,19 @@ TEST_CASE("a wrong op fails the harness", "[op_table]") {
 
 TEST_CASE("an op's error names the op, its inputs and the requirement", "[op_table]") {
   const Variable x(at::randn({2, 3})), w(at::randn({4, 5}));
-  CHECK(error_of([&] { softmax(x, 5); }) == "softmax(float32[2,3]): dim 5 is outside [-2, 2)");
-  CHECK(error_of([&] { linear(x, w); }) ==
-        "linear(float32[2,3], float32[4,5]): the last dim of x must be 5");
-  CHECK(error_of([&] { matmul(x, x); }) ==
-        "matmul(float32[2,3], float32[2,3]): the inner sizes 3 and 2 differ");
-  CHECK_THAT(error_of([&] { add(x, w); }),
-             ContainsSubstring("add(float32[2,3], float32[4,5]): The size of tensor a (3)"));
+  CHECK_THAT(error_of([&] { softmax(x, 5); }),
+             ContainsSubstring("softmax(float32[2,3]): dim 5") && ContainsSubstring("[-2, 2)"));
+  CHECK_THAT(error_of([&] { linear(x, w); }),
+             ContainsSubstring("linear(float32[2,3], float32[4,5]): ") &&
+                 ContainsSubstring("last dim") && ContainsSubstring(" 5"));
+  CHECK_THAT(
+      error_of([&] { matmul(x, x); }),
+      ContainsSubstring("matmul(float32[2,3], float32[2,3]): ") && ContainsSubstring("3 and 2"));
+  CHECK_THAT(error_of([&] { add(x, w); }), ContainsSubstring("add(float32[2,3], float32[4,5]): ") &&
+                                               ContainsSubstring("(3)") &&
+                                               ContainsSubstring("(5)"));
   CHECK_THAT(error_of([&] { reshape(x, {4, 4}); }),
-             ContainsSubstring("reshape(float32[2,3]): shape '[4, 4]' is invalid"));
+             ContainsSubstring("reshape(float32[2,3]): ") && ContainsSubstring("[4, 4]"));
 }
 
 }  // namespace

@@ -119,6 +119,7 @@ TEST_CASE("binary ops agree with LibTorch at NaN, infinities and ties", "[specia
        [](T x) {
          return torch::binary_cross_entropy_with_logits(x[0], x[1], {}, {}, at::Reduction::None);
        }}};
+
   const std::vector<double> at{nan_value, infinite, -infinite, 0, 1, -1, 2.5};
   const at::Tensor a = torch::tensor(at, at::kDouble);
   for (const ValueCase& k : cases)
@@ -162,9 +163,12 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros and ties, an
   CHECK(argmax(Variable(t)).item<int64_t>() == 1);
   CHECK(argmin(Variable(t.slice(0, 2)), -1, true).equal(torch::tensor({1})));
   CHECK(argmax(Variable(torch::ones({3, 4})), 1).equal(torch::zeros({3}, at::kLong)));
-  CHECK(error_of([] { max(zeros({0})); }) == "max(float32[0]): needs at least one element");
-  CHECK(error_of([] { argmax(zeros({0})); }) == "argmax(float32[0]): needs at least one element");
-  CHECK(error_of([] { min(zeros({2, 0}), 1); }) == "min(float32[2,0]): dim 1 has no elements");
+  CHECK_THAT(error_of([] { max(zeros({0})); }),
+             ContainsSubstring("max(float32[0]): ") && ContainsSubstring("one element"));
+  CHECK_THAT(error_of([] { argmax(zeros({0})); }),
+             ContainsSubstring("argmax(float32[0]): ") && ContainsSubstring("one element"));
+  CHECK_THAT(error_of([] { min(zeros({2, 0}), 1); }),
+             ContainsSubstring("min(float32[2,0]): dim 1"));
 }
 
 TEST_CASE("losses handle ignored targets and large logits, and refuse wrong shapes",
@@ -181,13 +185,12 @@ TEST_CASE("losses handle ignored targets and large logits, and refuse wrong shap
   const Variable far(torch::tensor({-800.0, 800.0}, at::kDouble)),
       wrong(torch::tensor({1.0, 0.0}, at::kDouble));
   CHECK(binary_cross_entropy_with_logits(far, wrong).item() == 800);
-  CHECK_THAT(
-      error_of([&] { cross_entropy(logits, torch::zeros({2}, at::kLong), smooth); }),
-      ContainsSubstring(
-          "cross_entropy(float64[3,4], int64[2]): needs [N, C, ...] and int64 targets [N, ...]"));
+  CHECK_THAT(error_of([&] { cross_entropy(logits, torch::zeros({2}, at::kLong), smooth); }),
+             ContainsSubstring("cross_entropy(float64[3,4], int64[2])") &&
+                 ContainsSubstring("[N, C, ...]"));
   smooth.weight = torch::ones({3});
-  CHECK(error_of([&] { cross_entropy(logits, ignored, smooth); }) ==
-        "cross_entropy: weight must have shape [4]");
+  CHECK_THAT(error_of([&] { cross_entropy(logits, ignored, smooth); }),
+             ContainsSubstring("cross_entropy: weight") && ContainsSubstring("[4]"));
 }
 
 TEST_CASE("an in-place op reuses memory, and never gives a wrong gradient", "[special_values]") {
@@ -203,16 +206,18 @@ TEST_CASE("an in-place op reuses memory, and never gives a wrong gradient", "[sp
   Variable held = linear(x, w);
   const Variable other = held;
   CHECK_THAT(error_of([&] { relu_(held); }),
-             ContainsSubstring("its memory is also held by another handle"));
+             ContainsSubstring("relu_(float64[5,4])") && ContainsSubstring("held"));
   Variable saved = exp(linear(x, w));  // exp's backward needs its result
   CHECK_THAT(error_of([&] { mul_(saved, 2); }),
-             ContainsSubstring("an op that saved it for backward"));
+             ContainsSubstring("mul_(float64[5,4])") && ContainsSubstring("held"));
   Variable whole = linear(x, w), part = whole[0];
-  CHECK_THAT(error_of([&] { tanh_(part); }), ContainsSubstring("a view"));
-  CHECK_THAT(error_of([&] { tanh_(whole); }), ContainsSubstring("a view"));
+  CHECK_THAT(error_of([&] { tanh_(part); }),
+             ContainsSubstring("tanh_(float64[4])") && ContainsSubstring("held"));
+  CHECK_THAT(error_of([&] { tanh_(whole); }),
+             ContainsSubstring("tanh_(float64[5,4])") && ContainsSubstring("held"));
   Variable parameter = w;
   CHECK_THAT(error_of([&] { relu_(parameter); }),
-             ContainsSubstring("change its values under NoGrad"));
+             ContainsSubstring("relu_(float64[4,3])") && ContainsSubstring("NoGrad"));
 
   // sigmoid_ saves its result, so a later change of it is noticed.
   Variable late = linear(x, w);
@@ -223,12 +228,13 @@ TEST_CASE("an in-place op reuses memory, and never gives a wrong gradient", "[sp
     mul_(handle, 2);
   }
   CHECK_THAT(error_of([&] { backward(sum(late)); }),
-             ContainsSubstring("sigmoid_: a tensor saved for backward"));
+             ContainsSubstring("sigmoid_: ") && ContainsSubstring("in place"));
   // If no graph is recorded, every handle sees the change.
   Variable a = ones({2}), b = a;
   add_(a, ones({2}));
   CHECK(b.data().eq(2).all().item<bool>());
-  CHECK_THAT(error_of([&] { leaky_relu_(a, -1); }), ContainsSubstring("below 0"));
+  CHECK_THAT(error_of([&] { leaky_relu_(a, -1); }),
+             ContainsSubstring("leaky_relu_(float32[2])") && ContainsSubstring("slope of -1"));
 }
 
 TEST_CASE("views share x's storage, and copies do not", "[special_values]") {

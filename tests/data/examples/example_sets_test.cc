@@ -476,22 +476,30 @@ TEST_CASE("keys that do not fit the data are reported", "[example_sets]") {
     }
     return std::string();
   };
+
+  // The control, then keys that need images.
   CHECK(problem([](DataConfig&) {}).empty());
   CHECK_THAT(problem([](DataConfig& c) { c.flip = true; }),
-             ContainsSubstring("data.flip is for images"));
-  CHECK_THAT(problem([](DataConfig& c) { c.crop = 1; }), ContainsSubstring("--shape C,H,W"));
-  CHECK_THAT(problem([](DataConfig& c) { c.folds = 1; }),
-             ContainsSubstring("leaves nothing to train on"));
+             ContainsSubstring("data.flip") && ContainsSubstring("--shape C,H,W"));
+  CHECK_THAT(problem([](DataConfig& c) { c.crop = 1; }),
+             ContainsSubstring("data.crop") && ContainsSubstring("--shape C,H,W"));
+
+  // Folds.
+  CHECK_THAT(problem([](DataConfig& c) { c.folds = 1; }), ContainsSubstring("data.folds = 1"));
   CHECK_THAT(problem([](DataConfig& c) {
                c.folds = 5;
                c.fold = 5;
              }),
-             ContainsSubstring("folds count from 0"));
-  CHECK_THAT(problem([](DataConfig& c) { c.fold = 2; }), ContainsSubstring("set data.folds"));
+             ContainsSubstring("data.fold = 5") && ContainsSubstring("data.folds = 5"));
+  CHECK_THAT(problem([](DataConfig& c) { c.fold = 2; }),
+             ContainsSubstring("data.fold = 2") && ContainsSubstring("data.folds = 0"));
   CHECK_THAT(problem([](DataConfig& c) { c.folds = 31; }), ContainsSubstring("data.folds = 31"));
+
+  // A crop may not move a whole image out of its frame.
   prepared(f, images(4), {.shape = {2, 4, 6}});
   CHECK(problem([](DataConfig& c) { c.crop = 3; }).empty());
-  CHECK_THAT(problem([](DataConfig& c) { c.crop = 4; }), ContainsSubstring("out of sight"));
+  CHECK_THAT(problem([](DataConfig& c) { c.crop = 4; }),
+             ContainsSubstring("data.crop = 4") && ContainsSubstring("4x6"));
 }
 
 TEST_CASE("an example set of safetensors can be written by hand, and wrong manifests are refused",
@@ -511,9 +519,15 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
                     .labels = {},
                     .inputs = {{1, 2, 3}, {2, 2, 2}},
                     .targets = {},
-                    .train = {6,
-                              {"all.safetensors", "x", ArrayType::bf16, sum},
-                              {"all.safetensors", "y", ArrayType::u8, sum}},
+                    .train = {.examples = 6,
+                              .inputs = {.file = "all.safetensors",
+                                         .tensor = "x",
+                                         .type = ArrayType::bf16,
+                                         .xxh3 = sum},
+                              .targets = {.file = "all.safetensors",
+                                          .tensor = "y",
+                                          .type = ArrayType::u8,
+                                          .xxh3 = sum}},
                     .val = {}};
   const auto open = [&] {
     write_example_manifest(f.path(), m);
@@ -544,28 +558,37 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
   };
   CHECK(problem([](auto&) {}).empty());
   CHECK_THAT(problem([](auto& c) { c.outputs = 2; }),
-             ContainsSubstring("is 2; it must be a whole number below 2"));
+             ContainsSubstring("is 2") && ContainsSubstring("below 2"));
   CHECK_THAT(problem([](auto& c) { c.train.examples = 7; }),
-             ContainsSubstring("claims 7 examples of bfloat16 and the file has 6"));
+             ContainsSubstring("7 examples of bfloat16") && ContainsSubstring("6 of bfloat16"));
   CHECK_THAT(problem([](auto& c) { c.train.inputs.type = ArrayType::f32; }),
-             ContainsSubstring("claims 6 examples of float32"));
+             ContainsSubstring("6 examples of float32") && ContainsSubstring("6 of bfloat16"));
   CHECK_THAT(problem([](auto& c) { c.train.inputs.tensor = "z"; }),
-             ContainsSubstring("has no tensor \"z\""));
+             ContainsSubstring("all.safetensors") && ContainsSubstring("\"z\""));
   CHECK_THAT(problem([](auto& c) { c.train.examples = 0; }),
-             ContainsSubstring("has no training examples"));
+             ContainsSubstring(f.path().string()) && ContainsSubstring("no training examples"));
   CHECK_THAT(problem([](auto& c) { c.labels = {"a", "b"}; }),
-             ContainsSubstring("2 labels for 3 classes"));
-  CHECK_THAT(problem([](auto& c) { c.inputs.scale[1] = 0; }), ContainsSubstring("is not above 0"));
+             ContainsSubstring("2 labels") && ContainsSubstring("3 classes"));
+  CHECK_THAT(problem([](auto& c) { c.inputs.scale[1] = 0; }),
+             ContainsSubstring("\"inputs\"") && ContainsSubstring("above 0"));
   CHECK_THAT(problem([](auto& c) { c.inputs.mean.pop_back(); }),
-             ContainsSubstring("must have 3 means"));
+             ContainsSubstring("\"inputs\"") && ContainsSubstring("3 means"));
   CHECK_THAT(problem([](auto& c) { c.task = "language"; }),
-             ContainsSubstring("neither classification nor regression"));
-  CHECK_THAT(problem([](auto& c) { c.input_sizes = {1}, c.inputs = {{0}, {1}}; }),
-             ContainsSubstring("examples of 3 elements, manifest.json claims 1"));
-  CHECK_THAT(problem([](auto& c) { c.task = "regression", c.targets = {{0, 0, 0}, {1, 1, 1}}; }),
-             ContainsSubstring("targets of 1 numbers, manifest.json asks for 3"));
+             ContainsSubstring("\"language\"") && ContainsSubstring("classification"));
+  CHECK_THAT(problem([](auto& c) {
+               c.input_sizes = {1};
+               c.inputs = {{0}, {1}};
+             }),
+             ContainsSubstring("all.safetensors") && ContainsSubstring("3 elements") &&
+                 ContainsSubstring("claims 1"));
+  CHECK_THAT(problem([](auto& c) {
+               c.task = "regression";
+               c.targets = {{0, 0, 0}, {1, 1, 1}};
+             }),
+             ContainsSubstring("all.safetensors") && ContainsSubstring("targets of 1") &&
+                 ContainsSubstring("for 3"));
   CHECK_THAT(problem([](auto& c) { c.train.inputs.file = "../all.safetensors"; }),
-             ContainsSubstring("is not the name of a file in the same folder"));
+             ContainsSubstring("\"file\"") && ContainsSubstring("same folder"));
 }
 
 TEST_CASE("a manifest that claims longer examples than the file has is refused", "[example_sets]") {
@@ -578,15 +601,15 @@ TEST_CASE("a manifest that claims longer examples than the file has is refused",
   m.input_sizes = {1, 1};
   m.outputs = 1;
   m.inputs = m.targets = {{0}, {1}};
-  m.train = {
-      6, {"x.safetensors", "x", ArrayType::f32, sum}, {"x.safetensors", "x", ArrayType::f32, sum}};
+  const ArrayInfo all{.file = "x.safetensors", .tensor = "x", .type = ArrayType::f32, .xxh3 = sum};
+  m.train = {.examples = 6, .inputs = all, .targets = all};
   write_example_manifest(f.path(), m);
   CHECK(open_examples(config_of(f.path()))->train_size() == 6);  // the control
   m.input_sizes = {3};
   m.inputs = {{0, 0, 0}, {1, 1, 1}};
   write_example_manifest(f.path(), m);
   CHECK_THAT(error_of([&] { open_examples(config_of(f.path())); }),
-             ContainsSubstring("manifest.json claims 3"));
+             ContainsSubstring("x.safetensors") && ContainsSubstring("claims 3"));
 }
 
 TEST_CASE("a changed byte is found by verify, the hash and the manifest's own checksum",
@@ -604,14 +627,13 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
     write_file(dir / name, other);
     const auto data = open_examples(config_of(dir));
     CHECK_THAT(error_of([&] { data->verify(); }),
-               ContainsSubstring(std::string(name) + " is damaged"));
+               ContainsSubstring(name) && ContainsSubstring("damaged"));
     CHECK(!data->matches(hash));
     write_file(dir / name, whole);
     CHECK(open_examples(config_of(dir))->matches(hash));
   }
   const auto data = open_examples(config_of(dir));
-  CHECK_THAT(error_of([&] { data->verify([] { return true; }); }),
-             ContainsSubstring("stopped while"));
+  CHECK_THAT(error_of([&] { data->verify([] { return true; }); }), ContainsSubstring("stopped"));
   const std::string manifest = slurp(dir / "manifest.json");
   const size_t at = manifest.find("\"mean\": [") + 20;
   std::string changed = manifest;
@@ -619,7 +641,7 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
   REQUIRE(changed != manifest);
   write_file(dir / "manifest.json", changed);
   CHECK_THAT(error_of([&] { open_examples(config_of(dir)); }),
-             ContainsSubstring("its own checksum differs"));
+             ContainsSubstring("manifest.json") && ContainsSubstring("own checksum"));
 }
 
 TEST_CASE("a partial evaluation has each class in proportion, also in sorted data",

@@ -41,9 +41,9 @@ TEST_CASE("NumPy's files are read, and written with the same bytes", "[npy]") {
   NpyWriter writer(f / "b.npy", ArrayType::f32, {2, 3});
   writer.write(a.bytes().data(), 8);
   CHECK_THAT(error_of([&] { writer.write(a.bytes().data(), 24); }),
-             ContainsSubstring("more elements"));
+             ContainsSubstring("b.npy") && ContainsSubstring("more elements"));
   CHECK_THAT(error_of([&] { writer.finish(); }),
-             ContainsSubstring("16 bytes of elements are missing"));
+             ContainsSubstring("b.npy") && ContainsSubstring("16 bytes"));
   writer.write(a.bytes().data() + 8, 16);
   CHECK(writer.finish() == file_checksum(f / "b.npy"));
   CHECK(slurp(f / "b.npy") == from_numpy());
@@ -78,6 +78,7 @@ TEST_CASE("headers of every version, spelling and type are read", "[npy]") {
       {1, "{'descr': '<u2', 'fortran_order': False, 'shape': (2,)}", ArrayType::u16, {2}},
       {1, "{'descr': '<u4', 'fortran_order': False, 'shape': (2,)}", ArrayType::u32, {2}},
   };
+
   for (const auto& row : rows) {
     INFO(row.header);
     int64_t bytes = array_type_bytes(row.type);
@@ -87,6 +88,8 @@ TEST_CASE("headers of every version, spelling and type are read", "[npy]") {
     const NpyFile a(f / "a.npy");
     CHECK(a.type() == row.type);
     CHECK(a.sizes() == row.sizes);
+
+    // What is written again has the same type and sizes.
     NpyWriter again(f / "b.npy", row.type, row.sizes);
     again.write(a.bytes().data(), a.bytes().size());
     again.finish();
@@ -111,14 +114,17 @@ TEST_CASE("elements of every type are converted as by LibTorch", "[npy]") {
       writer.write(bytes.data(), bytes.size());
       writer.finish();
     }
+
     const ExampleArray a(f / (safetensors != nullptr ? "a.safetensors" : "a.npy"), "");
     REQUIRE(a.type() == type);
     REQUIRE(a.examples() == t.numel());
+
     const at::Tensor wanted = t.to(at::kDouble), got = torch::empty({t.numel()}, at::kDouble);
     for (int64_t i = 0; i < a.examples(); ++i) a.read(i, got.mutable_data_ptr<double>() + i);
     CHECK(torch::equal(got.isnan(), wanted.isnan()));
     CHECK(torch::equal(got.nan_to_num(), wanted.nan_to_num()));
   };
+
   const at::Tensor bits = torch::arange(65536).to(at::kShort);  // every pattern
   check(bits.view(at::kHalf), ArrayType::f16, nullptr);
   check(bits.view(at::kHalf), ArrayType::f16, "F16");
@@ -149,33 +155,39 @@ TEST_CASE("files that are not arrays are refused with an error that names the fi
     }
     return std::string();
   };
+
   const auto header = [&](const std::string& text, size_t bytes = 24) {
     return problem(npy(1, text, std::string(bytes, 'x')));
   };
+
   CHECK(problem(from_numpy()).empty());  // the control
   for (size_t n = 0; n < from_numpy().size(); ++n)
     CHECK(!problem(from_numpy().substr(0, n)).empty());
   CHECK_THAT(problem(from_numpy() + "x"),
-             ContainsSubstring("claims 24 bytes of elements and the file has 25"));
-  CHECK_THAT(problem("a,b\n1,2\n"), ContainsSubstring("is not a .npy file"));
+             ContainsSubstring("24 bytes") && ContainsSubstring("has 25"));
+  CHECK_THAT(problem("a,b\n1,2\n"), ContainsSubstring("not a .npy"));
   CHECK_THAT(problem(npy(4, "{}", "")), ContainsSubstring(".npy version 4"));
   CHECK_THAT(problem(std::string("\x93NUMPY\x02\x00\xFF\xFF\xFF\xFF", 12)),
-             ContainsSubstring("claims 4294967295"));
+             ContainsSubstring("4294967295 bytes"));
+
+  // Well-formed headers of arrays that are not supported.
   CHECK_THAT(header("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }"),
-             ContainsSubstring("is in Fortran order; save it with numpy.ascontiguousarray"));
+             ContainsSubstring("Fortran") && ContainsSubstring("numpy.ascontiguousarray"));
   CHECK_THAT(header("{'descr': '>f4', 'fortran_order': False, 'shape': (2, 3), }"),
              ContainsSubstring("big-endian"));
   CHECK_THAT(header("{'descr': '<c8', 'fortran_order': False, 'shape': (3,), }"),
-             ContainsSubstring("elements of type \"<c8\""));
+             ContainsSubstring("\"<c8\""));
   CHECK_THAT(header("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }"),
-             ContainsSubstring("type \"|O\""));
+             ContainsSubstring("\"|O\""));
   CHECK_THAT(header("{'descr': '', 'fortran_order': False, 'shape': (3,), }"),
              ContainsSubstring("type \"\""));
   CHECK_THAT(header("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (6,), }"),
-             ContainsSubstring("records of several fields"));
+             ContainsSubstring("records"));
   CHECK_THAT(
       header("{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 3), }"),
-      ContainsSubstring("too large for any file"));
+      ContainsSubstring("too large"));
+
+  // Malformed headers.
   for (const char* text :
        {"", "{", "{}", "{'descr': '<f4'}",
         "{'descr': '<f4', 'fortran_order': 0, 'shape': (2, 3), }",
@@ -190,7 +202,7 @@ TEST_CASE("files that are not arrays are refused with an error that names the fi
         ("{'descr': '<f4', 'fortran_order': False, 'shape': "
          "(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,2,3), }")}) {
     INFO(text);
-    CHECK_THAT(header(text), ContainsSubstring("header is malformed"));
+    CHECK_THAT(header(text), ContainsSubstring("malformed"));
   }
 }
 
@@ -200,10 +212,11 @@ TEST_CASE("arrays of examples need a first dimension, and safetensors need the n
   write_file(f / "one.npy",
              npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': ()}", "xxxx"));
   CHECK_THAT(error_of([&] { ExampleArray(f / "one.npy", ""); }),
-             ContainsSubstring("holds a single number"));
+             ContainsSubstring("one.npy") && ContainsSubstring("single number"));
   write_file(f / "none.npy",
              npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 0)}", ""));
-  CHECK_THAT(error_of([&] { ExampleArray(f / "none.npy", ""); }), ContainsSubstring("are empty"));
+  CHECK_THAT(error_of([&] { ExampleArray(f / "none.npy", ""); }),
+             ContainsSubstring("none.npy") && ContainsSubstring("empty"));
   const std::string bytes(16, 'x');
   const auto span = std::as_bytes(std::span(bytes));
   write_safetensors(f / "two.safetensors", {{"a", "F32", {2, 1, 1}, span.subspan(0, 8)},
@@ -211,7 +224,7 @@ TEST_CASE("arrays of examples need a first dimension, and safetensors need the n
   CHECK(ExampleArray(f / "two.safetensors", "b").type() == ArrayType::i64);
   CHECK(ExampleArray(f / "two.safetensors", "a").sizes() == std::vector<int64_t>{1, 1});
   CHECK_THAT(error_of([&] { ExampleArray(f / "two.safetensors", ""); }),
-             ContainsSubstring("has no tensor \"inputs\""));
+             ContainsSubstring("two.safetensors") && ContainsSubstring("\"inputs\""));
   write_file(f / "bad.safetensors", "abc");
   try {
     const ExampleArray bad(f / "bad.safetensors", "");

@@ -76,7 +76,7 @@ TEST_CASE("the answers of conversations and their end tokens are learned, in eac
   CHECK(manifest->documents["kept"] == 2);
   TokenFile(o.out, "train", manifest).check_ids(259);
   CHECK_THAT(error_of([&] { TokenFile(o.out, "train", manifest).check_ids(258); }),
-             ContainsSubstring("is 258, beyond the vocabulary of 258"));
+             ContainsSubstring("is 258") && ContainsSubstring("model.vocab_size"));
   CHECK(TokenFile(o.out, "train", manifest).largest_id() == 258);
 
   o.tokenizer = byte_tokenizer_with({"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
@@ -96,8 +96,9 @@ TEST_CASE("the answers of conversations and their end tokens are learned, in eac
 
   o.tokenizer = Tokenizer::byte();
   o.out = f / "bytes";
-  CHECK_THAT(error_of([&] { prepare_documents(o); }),
-             ContainsSubstring("a.jsonl: the tokenizer has no chat template"));
+  CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("a.jsonl") &&
+                                                          ContainsSubstring("<|im_start|>") &&
+                                                          ContainsSubstring("<|start_header_id|>"));
   write_file(f / "a.jsonl", "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n");
   prepare_documents(o);
   CHECK(marked_text(o.out, "train") == "2+2=[4\n]");
@@ -221,9 +222,9 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
        "<|start_header_id|>assistant<|end_header_id|>\n\n");
   CHECK(named.settings().eos_token == "<|eot_id|>");
   CHECK_THAT(error_of([&] { set_chat_template(named, "chatml"); }),
-             ContainsSubstring("<|im_start|> and <|im_end|>"));
+             ContainsSubstring("chatml") && ContainsSubstring("<|im_start|> and <|im_end|>"));
   CHECK_THAT(error_of([&] { set_chat_template(named, "nowhere"); }),
-             ContainsSubstring("there is no file nowhere"));
+             ContainsSubstring("--chat-template") && ContainsSubstring("nowhere"));
 
   // Templates are refused if they write another format, or have a date, an exception, a macro or
   // ChatML within a loop, or if they change an answer.
@@ -238,8 +239,9 @@ TEST_CASE("a chat template is followed where it writes ChatML or Llama 3's forma
                     "}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
                     "{% endif %}")}) {
     INFO(other);
-    CHECK_THAT(error_of([&] { ChatTemplate(with_template(chatml_tokens(), other), "it", "act"); }),
-               ContainsSubstring("it: the tokenizer's chat template writes neither ChatML"));
+    CHECK_THAT(
+        error_of([&] { ChatTemplate(with_template(chatml_tokens(), other), "it", "act"); }),
+        ContainsSubstring("it:") && ContainsSubstring("ChatML") && ContainsSubstring("Llama 3"));
   }
 }
 
@@ -299,15 +301,14 @@ TEST_CASE("ShareGPT's and Alpaca's formats are read as chats", "[conversations]"
              ContainsSubstring("user\nHi.<"));
 
   for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
-           {R"({"instruction": "a"})", "it needs a list"},
-           {R"({"instruction": "a", "output": 3})", "has no text in \"output\""},
-           {R"({"instruction": "a", "output": "b", "input": 3})", "has no text in \"input\""},
-           {R"({"conversations": [{"from": "human", "value": "a"}]})",
-            "has no message of the assistant"},
-           {R"({"conversations": [{"from": "gpt"}]})", "a message has no text in \"value\""},
+           {R"({"instruction": "a"})", "--field"},
+           {R"({"instruction": "a", "output": 3})", "text in \"output\""},
+           {R"({"instruction": "a", "output": "b", "input": 3})", "\"input\""},
+           {R"({"conversations": [{"from": "human", "value": "a"}]})", "of the assistant"},
+           {R"({"conversations": [{"from": "gpt"}]})", "\"value\""},
            {R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]})",
             "tool_calls"},
-           {R"({"conversations": [{"from": "a|b", "value": ""}]})", "can't be a role"}}) {
+           {R"({"conversations": [{"from": "a|b", "value": ""}]})", "\"a|b\""}}) {
     INFO(line);
     CHECK_THAT(error_of([&] { prepared(line); }), ContainsSubstring("a.jsonl:1"));
     CHECK_THAT(error_of([&] { prepared(line); }), ContainsSubstring(what));
@@ -446,24 +447,22 @@ TEST_CASE("a line that is not a conversation is refused with its number", "[conv
     CHECK(!fs::exists(f / "out"));
     return what;
   };
+
   const std::string place = "a.jsonl:2";
   for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
-           {"{\"text\": \"a\"}", "is not a conversation: it needs a list \"messages\""},
-           {"[1]", "is not a conversation"},
-           {"{\"prompt\": \"a\"}", "is not a conversation"},
-           {"{\"prompt\": \"a\", \"completion\": 3}", "is not a conversation"},
-           {"{\"system\": \"s\", \"prompt\": \"a\", \"completion\": \"b\"}",
-            "\"system\" belongs to a chat"},
-           {"{\"messages\": []}", "has no message of the assistant"},
-           {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",
-            "has no message of the assistant"},
-           {"{\"messages\": [3]}", "has a message that is not an object"},
-           {"{\"messages\": [{\"role\": \"assistant\"}]}", "a message has no text in \"content\""},
-           {"{\"messages\": [{\"role\": \"assistant\", \"content\": [1]}]}",
-            "a message has no text in \"content\""},
-           {"{\"messages\": [{\"content\": \"a\"}]}", "a message has no text in \"role\""},
+           {"{\"text\": \"a\"}", "--field"},
+           {"[1]", "--field"},
+           {"{\"prompt\": \"a\"}", "--field"},
+           {"{\"prompt\": \"a\", \"completion\": 3}", "--field"},
+           {"{\"system\": \"s\", \"prompt\": \"a\", \"completion\": \"b\"}", "\"system\""},
+           {"{\"messages\": []}", "of the assistant"},
+           {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "of the assistant"},
+           {"{\"messages\": [3]}", "not an object"},
+           {"{\"messages\": [{\"role\": \"assistant\"}]}", "\"content\""},
+           {"{\"messages\": [{\"role\": \"assistant\", \"content\": [1]}]}", "\"content\""},
+           {"{\"messages\": [{\"content\": \"a\"}]}", "\"role\""},
            {"{\"messages\": [{\"role\": \"<|im_end|>\", \"content\": \"a\"}]}",
-            "can't be a role"}}) {
+            "\"<|im_end|>\""}}) {
     INFO(line);
     CHECK_THAT(refusal(line), ContainsSubstring(place));
     CHECK_THAT(refusal(line), ContainsSubstring(what));
@@ -481,6 +480,7 @@ TEST_CASE("a warning reports steps without a target, and `find lr` leaves them o
   REQUIRE(
       lathe_in(f, {"prepare", "long.jsonl", "--format", "instructions", "--out", "long"}).code ==
       0);
+
   // A window has 16 tokens, so most of them lie in a prompt.
   const std::vector<std::string> keys{"--data.dir=long", "--train.batch_size=1",
                                       "--train.grad_accum=1", "--train.eval_interval=0"};
@@ -491,10 +491,11 @@ TEST_CASE("a warning reports steps without a target, and `find lr` leaves them o
     CHECK(r.code == 0);
     return r;
   };
+
   const std::string warned = lathe({"train", "tiny.toml", "--train.steps=12"}).err;
-  const size_t at = warned.find("has no target to learn from");
+  const size_t at = warned.find("no target");
   REQUIRE(at != std::string::npos);
-  CHECK(warned.find("has no target to learn from", at + 1) == std::string::npos);  // once
+  CHECK(warned.find("no target", at + 1) == std::string::npos);  // once
 
   const std::string out = lathe({"find", "lr", "tiny.toml", "--steps=60"}).out;
   const Json found = parse_json(out.substr(out.rfind('{')), "", Exit::internal);
@@ -519,6 +520,7 @@ TEST_CASE(
       lathe_in(f, {"prepare", "sums.jsonl", "--format", "instructions", "--out", "sums"});
   INFO(made.err);
   REQUIRE(made.code == 0);
+
   const auto train = [&](const std::string& out, std::vector<std::string> more, int code = 0) {
     std::vector<std::string> args{"train", "tiny.toml", "--data.dir=sums", "--model.dropout=0",
                                   "--train.out_dir=" + out};
@@ -528,6 +530,7 @@ TEST_CASE(
     CHECK(done.code == code);
     return done;
   };
+
   const auto losses = [&](const std::string& out) {
     std::vector<double> all;
     std::istringstream text(slurp(f / out / "metrics.jsonl"));
@@ -537,10 +540,12 @@ TEST_CASE(
     }
     return all;
   };
+
   train("whole", {});
   train("parts", {"--train.pause_at=9"}, 75);
   train("parts", {});
   CHECK(difference(f / "whole", f / "parts").empty());
+
   // Split the 6 windows of a step as 3 x 2, 1 x 6 and 6 x 1. Micro-batches have different numbers
   // of targets, so the mean of their mean losses would differ by some percent.
   const auto wanted = losses("whole");
@@ -554,6 +559,7 @@ TEST_CASE(
     for (size_t i = 0; i < 10; ++i)
       CHECK(got[i] == Approx(wanted[i]).epsilon(1e-5));  // float32 sums, ten updates
   }
+
   // The loss is a mean over the learned targets. At first it is about the logarithm of the
   // vocabulary size, as for any untrained model.
   CHECK(wanted[0] == Approx(std::log(256.0)).epsilon(0.1));
@@ -561,17 +567,20 @@ TEST_CASE(
   REQUIRE(eval.code == 0);
   const Json json = parse_json(eval.out.substr(eval.out.rfind('\n', eval.out.size() - 2) + 1),
                                "eval", Exit::internal);
+
   DataConfig c;
   c.dir = (f / "sums").string();
   const auto data = open_data(c);
   int64_t learned = 0;
-  const auto windows = data->evaluation({4, 16, 256}, 0, at::kCPU);
+  const BatchSizes sizes{.batch_size = 4, .block_size = 16, .vocab_size = 256};
+  const auto windows = data->evaluation(sizes, 0, at::kCPU);
   for (Batch b; windows->next(b);) learned += count_targets(b);
   CHECK(json["tokens"] == learned);
   CHECK((learned > data->val_size() / 4 && learned < data->val_size()));
-  const auto training = data->training({4, 16, 256}, 3);
+
+  const auto training = data->training(sizes, 3);
   int64_t n = 0;
-  for (const Batch& b : draw_batches(*data, {4, 16, 256}, 3, 0, 9, at::kCPU)) {
+  for (const Batch& b : draw_batches(*data, sizes, 3, 0, 9, at::kCPU)) {
     CHECK(training->targets(n++) == count_targets(b));
     const at::Tensor read = b.targets.slice(1, 0, 15), next = b.inputs.slice(1, 1, 16);
     CHECK((read.eq(next) | read.eq(-100)).all().item<bool>());

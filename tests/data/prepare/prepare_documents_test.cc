@@ -77,9 +77,10 @@ TEST_CASE("compressed files decompress to their text, and damage is detected",
     const std::string packed = pack(text);
     write_file(f / "a", packed.substr(0, packed.size() / 2));
     CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }),
-               ContainsSubstring("ends within its compressed data"));
+               ContainsSubstring((f / "a").string()) && ContainsSubstring("ends within"));
     write_file(f / "a", packed + "tail");
-    CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }), ContainsSubstring("is damaged"));
+    CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }),
+               ContainsSubstring((f / "a").string()) && ContainsSubstring("damaged"));
     std::string other = packed;
     for (size_t i = other.size() / 2; i < other.size() / 2 + 64; ++i)
       other[i] = static_cast<char>(~other[i]);
@@ -95,7 +96,7 @@ TEST_CASE("compressed files decompress to their text, and damage is detected",
   write_file(f / "a", "");
   CHECK(all_of(f / "a", 10).empty());
   CHECK_THAT(error_of([&] { InputStream(f.path().string()); }),
-             ContainsSubstring("is not a regular file"));
+             ContainsSubstring(f.path().string()) && ContainsSubstring("regular file"));
 }
 
 Tokenizer trained(const TempFolder& f) {
@@ -192,18 +193,19 @@ TEST_CASE("lines that are not documents are refused with their line numbers",
   };
   const std::string good = line_of("one") + line_of("two");
   CHECK_THAT(refusal(good + "{\"text\": 3}\n"),
-             ContainsSubstring("a.jsonl:3 has no text in the field \"text\""));
+             ContainsSubstring("a.jsonl:3") && ContainsSubstring("\"text\""));
   CHECK_THAT(refusal(good, "body"),
-             ContainsSubstring("a.jsonl:1 has no text in the field \"body\""));
-  CHECK_THAT(refusal(good + "\n[1]\n"), ContainsSubstring("a.jsonl:4 has no text"));
-  CHECK_THAT(refusal(good + "{\"text\": \"x\n"), ContainsSubstring("a.jsonl:3 is not valid JSON"));
+             ContainsSubstring("a.jsonl:1") && ContainsSubstring("\"body\""));
+  CHECK_THAT(refusal(good + "\n[1]\n"),
+             ContainsSubstring("a.jsonl:4") && ContainsSubstring("\"text\""));
+  CHECK_THAT(refusal(good + "{\"text\": \"x\n"),
+             ContainsSubstring("a.jsonl:3") && ContainsSubstring("JSON"));
   CHECK_THAT(refusal(good + "{\"text\": \"x\"} x\n"),
-             ContainsSubstring("a.jsonl:3 is not valid JSON"));
+             ContainsSubstring("a.jsonl:3") && ContainsSubstring("JSON"));
   CHECK_THAT(refusal(line_of("ab\x01") + "{\"text\": \"\xFF\"}\n"),
-             ContainsSubstring("a.jsonl:2 is not valid JSON"));
-  CHECK_THAT(refusal("\n\n"), ContainsSubstring("too few to train on"));
-  CHECK_THAT(refusal(line_of("")),
-             ContainsSubstring("too few to train on") && ContainsSubstring("1 empty"));
+             ContainsSubstring("a.jsonl:2") && ContainsSubstring("JSON"));
+  CHECK_THAT(refusal("\n\n"), ContainsSubstring(" 0 tokens"));
+  CHECK_THAT(refusal(line_of("")), ContainsSubstring(" 0 tokens") && ContainsSubstring("1 empty"));
 }
 
 TEST_CASE("documents are dropped, repaired and split by their content, and all of it is counted",
@@ -250,7 +252,8 @@ TEST_CASE("documents are dropped, repaired and split by their content, and all o
 
   write_file(f / "bad.txt", "good \xFF\xFE bytes\xC3");
   DocumentOptions bad{.source = {.files = {(f / "bad.txt").string()}}, .out = f / "bad"};
-  CHECK_THAT(error_of([&] { prepare_documents(bad); }), ContainsSubstring("byte 5"));
+  CHECK_THAT(error_of([&] { prepare_documents(bad); }),
+             ContainsSubstring("bad.txt") && ContainsSubstring("byte 5"));
   bad.repair = true;
   bad.val_share = 0;
   prepare_documents(bad);
@@ -350,7 +353,7 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
       o.stop = [&] { return ++asked > after; };
       const std::string what = error_of([&] { prepare_documents(o); });
       if (what.empty()) break;
-      CHECK_THAT(what, ContainsSubstring("to resume"));
+      CHECK_THAT(what, ContainsSubstring((f / "parts").string()) && ContainsSubstring("resume"));
       CHECK(fs::exists(f / "parts/.unfinished-manifest.json-progress"));
       ++times;
       if (times != 2) {  // bytes after the recorded length must be discarded
@@ -363,7 +366,8 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
         DocumentOptions other = o;
         other.tokenizer = Tokenizer::byte();
         asked = -3;
-        CHECK_THAT(error_of([&] { prepare_documents(other); }), ContainsSubstring("to resume"));
+        CHECK_THAT(error_of([&] { prepare_documents(other); }),
+                   ContainsSubstring((f / "parts").string()) && ContainsSubstring("resume"));
       }
     }
     CHECK(times >= 2);
@@ -385,7 +389,8 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
   const auto cut_short = [&] {
     int64_t asked = 0;
     o.stop = [&] { return ++asked > 4; };
-    CHECK_THAT(error_of([&] { prepare_documents(o); }), ContainsSubstring("to resume"));
+    CHECK_THAT(error_of([&] { prepare_documents(o); }),
+               ContainsSubstring((f / "parts").string()) && ContainsSubstring("resume"));
     o.stop = nullptr;
   };
   cut_short();
@@ -393,10 +398,10 @@ TEST_CASE("an interrupted preparation resumes, and gives the same bytes in every
   changed.at(changed.find("cuts")) = 'C';
   write_file(f / "a.jsonl", changed);
   CHECK_THAT(error_of([&] { prepare_documents(o); }),
-             ContainsSubstring("the input is not what it was"));
+             ContainsSubstring(o.out.string()) && ContainsSubstring("input is not"));
   write_file(f / "a.jsonl", lines.substr(0, lines.find('\n', 5000)));
   CHECK_THAT(error_of([&] { prepare_documents(o); }),
-             ContainsSubstring("the input is shorter than"));
+             ContainsSubstring(o.out.string()) && ContainsSubstring("shorter"));
   write_file(f / "a.jsonl", lines);
   fs::remove(f / "parts/.unfinished-train_000000.bin");
   prepare_documents(o);
@@ -447,7 +452,7 @@ TEST_CASE("the total size of the input is unknown if standard input is among the
   CHECK(input_bytes({"-", a}) == 0);
   CHECK(input_bytes({a, "-", b}) == 0);
   CHECK_THAT(error_of([&] { input_bytes({a, "-", (f / "none").string()}); }),
-             ContainsSubstring("there is no file"));
+             ContainsSubstring((f / "none").string()));
 }
 
 }  // namespace

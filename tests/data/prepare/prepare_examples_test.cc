@@ -86,27 +86,33 @@ TEST_CASE("CsvReader reads fields, quotes, line ends and byte-order marks", "[pr
   CHECK(fields == std::vector<std::string_view>{"x,\ny", "", "3"});
   CHECK(reader.line() == 4);
   CHECK(reader.where(2) == "t.csv:4: column 2");
+
+  // The end of the file.
   CHECK(!reader.next(fields));
   CHECK(reader.at() == text.size());
+
   const auto problem = [&](const std::string& bad) {
     return error_of([&] {
       for (CsvReader r(bad, "t.csv"); r.next(fields);) {
       }
     });
   };
+
   CHECK_THAT(problem("1,2\n3,\"4\n5\n"),
-             ContainsSubstring("t.csv:2: column 2 begins a quote that never ends"));
+             ContainsSubstring("t.csv:2: column 2") && ContainsSubstring("quote"));
   CHECK_THAT(problem("1,2\n\"3\"4,5\n"),
-             ContainsSubstring("t.csv:2: column 1 has text after its closing quote"));
+             ContainsSubstring("t.csv:2: column 1") && ContainsSubstring("closing quote"));
   CHECK_THAT(problem("\xFF\xFE"
                      "1"),
              ContainsSubstring("UTF-16"));
   CHECK_THAT(problem("1,2\r3,4\r"),
-             ContainsSubstring("t.csv has lines that end in a carriage return alone"));
+             ContainsSubstring("t.csv") && ContainsSubstring("tr '\\r' '\\n'"));
   CHECK(problem("1,2\r").empty());  // the end of a last line without its line feed
   CHECK_THAT(problem("1," + std::string(70000, 'x')),
-             ContainsSubstring("t.csv:1: column 2 has more than 65536 bytes"));
-  CHECK_THAT(problem(std::string(1000000, ',')), ContainsSubstring("more than 1000000 columns"));
+             ContainsSubstring("t.csv:1: column 2") && ContainsSubstring("65536 bytes"));
+  CHECK_THAT(problem(std::string(1000000, ',')),
+             ContainsSubstring("t.csv:1:") && ContainsSubstring("1000000 columns"));
+
   CHECK(csv_number("+1.5e3") == 1500);
   CHECK(csv_number("-.5") == -0.5);
   for (const char* none : {"", "1 2", "0x1", "1,5", "+-1", "one", "1e"}) CHECK(!csv_number(none));
@@ -175,13 +181,15 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   }
   for (const char* target : {"4", "0", "d", ""}) {
     p.options.table.target = target;
-    CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is not a column of"));
+    CHECK_THAT(p.csv_problem(table, Exit::usage),
+               ContainsSubstring(str("--target ", target)) && ContainsSubstring("1 to 3"));
   }
   p.options.table.target = "last";
   p.options.shape = {1, 2, 1};
   CHECK(p.csv(table).input_sizes == std::vector<int64_t>{1, 2, 1});
   p.options.shape = {1, 3};
-  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("--shape 1x3 does not fit"));
+  CHECK_THAT(p.csv_problem(table, Exit::usage),
+             ContainsSubstring("--shape 1x3") && ContainsSubstring("2 numbers"));
   p.options.shape = {};
   // Several files with the same columns.
   p.write("b.csv", "a,2,c\n7,8,3\n");
@@ -189,57 +197,74 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(p({"a.csv", "b.csv"}).train.examples == 3);
   p.write("b.csv", "a,b,c\n7,8,3\n");
   CHECK_THAT(p.problem({"a.csv", "b.csv"}),
-             ContainsSubstring("b.csv:1 has another header line than"));
+             ContainsSubstring("b.csv:1") && ContainsSubstring("header line"));
 }
 
 TEST_CASE("invalid cells of a table are refused with their line and column", "[prepare_examples]") {
   Prepared p;
   const std::string good = "a,b,kind\n1,2,x\n3,4,y\n";
   CHECK(p.csv_problem(good).empty());  // the control
-  const auto refused = [&](const std::string& line, const std::string& message) {
+  const auto refused = [&](const std::string& line, const std::vector<std::string>& facts) {
     INFO(line);
-    CHECK_THAT(p.csv_problem(good + line + "\n"), ContainsSubstring(message));
+    const std::string message = p.csv_problem(good + line + "\n");
+    for (const auto& fact : facts) CHECK_THAT(message, ContainsSubstring(fact));
   };
-  refused("1,,x", "a.csv:4: column 2 (b) is empty");
-  refused("1,2,", "a.csv:4: column 3 (kind) is empty");
-  refused("1,two,x", "a.csv:4: column 2 (b) is \"two\", which is not a number");
-  refused(std::string("1,\0,x", 5), "a.csv:4: column 2 (b) is \"\\x00\", which is not a number");
-  refused("1,nan,x", "a.csv:4: column 2 (b) is \"nan\", which is not finite");
-  refused("inf,2,x", "a.csv:4: column 1 (a) is \"inf\", which is not finite");
-  refused("1e999,2,x", "a.csv:4: column 1 (a) is \"1e999\", which is not finite");
-  refused("1e-400,2,x", "too small for float64");
-  refused("1,2", "a.csv:4 has 2 columns and the first line of");
-  refused("1,2,x,", "a.csv:4 has 4 columns");
-  refused("\n\n1,2,NaN", "a.csv:6: column 3 (kind) is \"NaN\", which is not finite");
-  refused("1,2,7", "a.csv:4: column 3 (kind) is a number, but earlier targets are text");
-  refused("1,2,\xFF", "a.csv:4: column 3 (kind) is not UTF-8");
-  refused("1,2," + std::string(1001, 'x'), "too long for a class");
+
+  // Cells, then the number of columns, then targets.
+  refused("1,,x", {"a.csv:4: column 2 (b)", "empty"});
+  refused("1,2,", {"a.csv:4: column 3 (kind)", "empty"});
+  refused("1,two,x", {"a.csv:4: column 2 (b)", "\"two\"", "number"});
+  refused(std::string("1,\0,x", 5), {"a.csv:4: column 2 (b)", "\"\\x00\"", "number"});
+  refused("1,nan,x", {"a.csv:4: column 2 (b)", "\"nan\"", "finite"});
+  refused("inf,2,x", {"a.csv:4: column 1 (a)", "\"inf\"", "finite"});
+  refused("1e999,2,x", {"a.csv:4: column 1 (a)", "\"1e999\"", "finite"});
+  refused("1e-400,2,x", {"a.csv:4: column 1 (a)", "\"1e-400\"", "float64"});
+
+  refused("1,2", {"a.csv:4", "2 columns"});
+  refused("1,2,x,", {"a.csv:4", "4 columns"});
+
+  refused("\n\n1,2,NaN", {"a.csv:6: column 3 (kind)", "\"NaN\"", "finite"});
+  refused("1,2,7", {"a.csv:4: column 3 (kind)", "is a number"});
+  refused("1,2,\xFF", {"a.csv:4: column 3 (kind)", "UTF-8"});
+  refused("1,2," + std::string(1001, 'x'), {"a.csv:4: column 3 (kind)", "1001 bytes"});
   CHECK_THAT(p.csv_problem("1,2\n2,0.5\n3,NA\n"),
-             ContainsSubstring("a.csv:3: column 2 is text, but earlier targets are numbers"));
-  CHECK_THAT(p.csv_problem(",a,b\n0,1,x\n1,2,y\n"), ContainsSubstring("column 1 has no name"));
-  CHECK_THAT(p.csv_problem("a|b\n1|2\n"), ContainsSubstring("has one column"));
-  CHECK_THAT(p.csv_problem(""), ContainsSubstring("has no lines"));
-  CHECK_THAT(p.csv_problem("a,b\n"), ContainsSubstring("holds no examples"));
-  CHECK_THAT(p.csv_problem("1,x\n2,x\n"), ContainsSubstring("there must be two classes or more"));
+             ContainsSubstring("a.csv:3: column 2") && ContainsSubstring("is text"));
+
+  // Whole files.
+  CHECK_THAT(p.csv_problem(",a,b\n0,1,x\n1,2,y\n"),
+             ContainsSubstring("a.csv:1: column 1") && ContainsSubstring("no name"));
+  CHECK_THAT(p.csv_problem("a|b\n1|2\n"), ContainsSubstring("a.csv") &&
+                                              ContainsSubstring("one column") &&
+                                              ContainsSubstring("--separator"));
+  CHECK_THAT(p.csv_problem(""), ContainsSubstring("a.csv") && ContainsSubstring("no lines"));
+  CHECK_THAT(p.csv_problem("a,b\n"),
+             ContainsSubstring("a.csv") && ContainsSubstring("no examples"));
+  CHECK_THAT(p.csv_problem("1,x\n2,x\n"),
+             ContainsSubstring("a.csv") && ContainsSubstring("target is x"));
+
+  // Targets that do not fit the task.
   p.options.task = "regression";
-  CHECK_THAT(p.csv_problem(good),
-             ContainsSubstring("a.csv:2: column 3 (kind) is \"x\", which is not a number"));
+  CHECK_THAT(p.csv_problem(good), ContainsSubstring("a.csv:2: column 3 (kind)") &&
+                                      ContainsSubstring("\"x\"") && ContainsSubstring("number"));
   p.options.task = "classification";
   CHECK_THAT(p.csv_problem("1,2\n2,0.5\n"),
-             ContainsSubstring("a.csv:2: column 2 is 0.5; a class is text or a whole number"));
+             ContainsSubstring("a.csv:2: column 2") && ContainsSubstring("0.5"));
   p.options.task = "";
   std::string labels;
   for (int i = 0; i < 65537; ++i) labels += str("1,l", i, "\n");
-  CHECK_THAT(p.csv_problem(labels), ContainsSubstring("more than 65536 different targets"));
-  CHECK_THAT(p.problem({"nowhere.csv"}), ContainsSubstring("there is no file"));
+  CHECK_THAT(p.csv_problem(labels),
+             ContainsSubstring("65536") && ContainsSubstring("number of classes"));
+
+  // Files that are missing or have another format.
+  CHECK_THAT(p.problem({"nowhere.csv"}), ContainsSubstring((p.f / "nowhere.csv").string()));
   p.write("a.gz",
           "\x1F\x8B\x08"
           "abc");
-  CHECK_THAT(p.problem({"a.gz"}), ContainsSubstring("unpack it with gunzip first"));
+  CHECK_THAT(p.problem({"a.gz"}), ContainsSubstring("a.gz") && ContainsSubstring("gunzip"));
   p.write("a.npz",
           "PK\x03\x04"
           "abc");
-  CHECK_THAT(p.problem({"a.npz"}), ContainsSubstring("is a ZIP archive"));
+  CHECK_THAT(p.problem({"a.npz"}), ContainsSubstring("a.npz") && ContainsSubstring("ZIP"));
 }
 
 std::string idx(int type, const std::vector<uint32_t>& sizes, const std::string& elements) {
@@ -289,26 +314,32 @@ TEST_CASE("IDX files and arrays become the same examples", "[prepare_examples]")
   CHECK(m.outputs == 2);
   CHECK(p.rows()[2] == std::vector<double>{8, 9, 10, 255, 'e', 'f'});
 
-  CHECK_THAT(p.problem({"labels", "images"}), ContainsSubstring("give the inputs first"));
-  CHECK_THAT(p.problem({"x.npy"}), ContainsSubstring("is one array"));
+  CHECK_THAT(p.problem({"labels", "images"}), ContainsSubstring("labels") &&
+                                                  ContainsSubstring("images") &&
+                                                  ContainsSubstring("inputs first"));
+  CHECK_THAT(p.problem({"x.npy"}), ContainsSubstring("x.npy") && ContainsSubstring("one array"));
   p.write("a.csv", "1,2\n");
-  CHECK_THAT(p.problem({"x.npy", "a.csv"}), ContainsSubstring("are not a pair"));
+  CHECK_THAT(p.problem({"x.npy", "a.csv"}),
+             ContainsSubstring("x.npy") && ContainsSubstring("not a pair"));
   p.write("short", idx(8, {4}, labels));
-  CHECK_THAT(p.problem({"images", "short"}),
-             ContainsSubstring("claims 4 bytes of elements and the file has 3"));
+  CHECK_THAT(p.problem({"images", "short"}), ContainsSubstring("short") &&
+                                                 ContainsSubstring("4 bytes") &&
+                                                 ContainsSubstring("has 3"));
   p.write("huge", idx(8, {0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF}, labels));
-  CHECK_THAT(p.problem({"huge", "labels"}), ContainsSubstring("claims"));
+  CHECK_THAT(p.problem({"huge", "labels"}),
+             ContainsSubstring("huge") && ContainsSubstring(std::to_string(int64_t{1} << 62)));
   p.write("y3.npy", npy("|u1", "(2,)", "ab"));
-  CHECK_THAT(p.problem({"x.npy", "y3.npy"}), ContainsSubstring("holds 3 examples and"));
+  CHECK_THAT(p.problem({"x.npy", "y3.npy"}),
+             ContainsSubstring("3 examples") && ContainsSubstring("y3.npy 2"));
   p.write("nan.npy", npy("<f4", "(3, 1)", std::string("\0\0\0\0\0\0\xC0\x7F\0\0\0\0", 12)));
   CHECK_THAT(p.problem({"nan.npy", "y.npy"}),
-             ContainsSubstring("nan.npy: example 1 (from 0) holds nan"));
+             ContainsSubstring("nan.npy: example 1 ") && ContainsSubstring("finite"));
   p.write("big.npy", npy("<i8", "(1, 1)", std::string("\1\0\0\0\0\0\x20\0", 8)));
   p.write("y1.npy", npy("|u1", "(1,)", "a"));
-  CHECK_THAT(p.problem({"big.npy", "y1.npy"}), ContainsSubstring("2^53 or beyond"));
+  CHECK_THAT(p.problem({"big.npy", "y1.npy"}),
+             ContainsSubstring("big.npy: example 0 ") && ContainsSubstring("2^53"));
   p.options.table.target = "first";
-  CHECK_THAT(p.problem({"x.npy", "y.npy"}, Exit::usage),
-             ContainsSubstring("names a column of CSV"));
+  CHECK_THAT(p.problem({"x.npy", "y.npy"}, Exit::usage), ContainsSubstring("--target first"));
 }
 
 TEST_CASE("the validation split is a share of each class, or files of its own",
@@ -345,11 +376,10 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   CHECK(p.csv(text).train.examples == 100);
   CHECK(p.rows("val") == Rows{{200, 1}, {201.25, 2}});
   p.write("val.csv", "200,odd\n201.25,new\n");
-  CHECK_THAT(
-      p.csv_problem(text),
-      ContainsSubstring("val.csv:2: column 2 is \"new\", a class that no training example has"));
+  CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:2: column 2") &&
+                                      ContainsSubstring("\"new\"") && ContainsSubstring("class"));
   p.write("val.csv", "1,200,odd\n");
-  CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:1 has 3 columns"));
+  CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:1") && ContainsSubstring("3 columns"));
 }
 
 /// Prepares in another process, which is killed when it reaches a fault point for the n-th time.
@@ -412,12 +442,14 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
   REQUIRE(prepare_killed(options, "prepare: shard renamed", 2) == 137);
   write_file(options.out / "train_inputs.npy", "mine");
   CHECK_THAT(error_of([&] { prepare_examples(options); }),
-             ContainsSubstring("is not what an interrupted"));
+             ContainsSubstring((options.out / "train_inputs.npy").string()) &&
+                 ContainsSubstring("interrupted"));
   CHECK(slurp(options.out / "train_inputs.npy") == "mine");
   fs::create_directories(f / "raw");
   write_file(f / "raw/val_inputs.npy", "mine");
   options.out = f / "raw";
-  CHECK_THAT(error_of([&] { prepare_examples(options); }), ContainsSubstring("already holds data"));
+  CHECK_THAT(error_of([&] { prepare_examples(options); }),
+             ContainsSubstring(options.out.string()) && ContainsSubstring("holds data"));
   CHECK(names(f / "raw") == std::set<std::string>{"val_inputs.npy"});
 }
 
@@ -439,7 +471,7 @@ TEST_CASE("reading a table checks for a stop every few megabytes, and a stop lea
     asked = 0;
     last = n;
     CHECK_THAT(error_of([&] { prepare_examples(options); }),
-               ContainsSubstring("stopped; nothing is left"));
+               ContainsSubstring(options.out.string()) && ContainsSubstring("nothing"));
     CHECK(!fs::exists(f / "a"));
   }
 }
@@ -465,14 +497,18 @@ TEST_CASE("the separator follows from the file name or the first line, or is giv
   CHECK(is_example_file(p.f / "a.tsv"));
 
   // A tab that separates is not blank space, so cells between tabs are empty.
-  CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t\tx\n"), p.problem({"a.tsv"})),
-             ContainsSubstring("a.tsv:2: column 2 (b) is empty"));
-  CHECK_THAT((p.write("a.tsv", "a\tb\tkind\n1\t2\tx\n\t\t\n"), p.problem({"a.tsv"})),
-             ContainsSubstring("a.tsv:3: column 1 (a) is empty"));
-  CHECK_THAT(p.csv_problem("a;b;kind\n1;2,5;x\n"),
-             ContainsSubstring("column 2 (b) has numbers with commas"));
+  p.write("a.tsv", "a\tb\tkind\n1\t\tx\n");
+  CHECK_THAT(p.problem({"a.tsv"}),
+             ContainsSubstring("a.tsv:2: column 2 (b)") && ContainsSubstring("empty"));
+  p.write("a.tsv", "a\tb\tkind\n1\t2\tx\n\t\t\n");
+  CHECK_THAT(p.problem({"a.tsv"}),
+             ContainsSubstring("a.tsv:3: column 1 (a)") && ContainsSubstring("empty"));
+  CHECK_THAT(p.csv_problem("a;b;kind\n1;2,5;x\n"), ContainsSubstring("column 2 (b)") &&
+                                                       ContainsSubstring("\"2,5\"") &&
+                                                       ContainsSubstring("commas"));
   CHECK_THAT(p.csv_problem("a;b;kind\n1;2;x\n1;2,5;y\n"),
-             ContainsSubstring("write it with a decimal point"));
+             ContainsSubstring("a.csv:3: column 2 (b)") && ContainsSubstring("\"2,5\"") &&
+                 ContainsSubstring("decimal point"));
 }
 
 TEST_CASE("text columns become one input per category", "[prepare_examples]") {
@@ -493,13 +529,17 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   CHECK(p.rows()[1] == std::vector<double>{1, 0, 0, 1, 0, 1});
   p.options.table.categories.clear();
   p.options.table.drop = {"1"};
-  CHECK((p.csv(table), p.rows()) == Rows{{1, 0}, {2, 1}, {3, 0}});
-  p.options.table.drop = {"size"}, p.options.table.id = "color";
-  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("no columns left for inputs"));
+  p.csv(table);
+  CHECK(p.rows() == Rows{{1, 0}, {2, 1}, {3, 0}});
+  p.options.table.drop = {"size"};
+  p.options.table.id = "color";
+  CHECK_THAT(p.csv_problem(table, Exit::usage),
+             ContainsSubstring("a.csv") && ContainsSubstring("no columns"));
   p.options.table.drop = {"kind"};
-  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("is the target too"));
+  CHECK_THAT(p.csv_problem(table, Exit::usage),
+             ContainsSubstring("--drop kind") && ContainsSubstring("the target"));
   p.options.table.drop = {"shade"};
-  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("--drop shade is not a column"));
+  CHECK_THAT(p.csv_problem(table, Exit::usage), ContainsSubstring("--drop shade"));
   p.options.table.drop.clear();
   m = p.csv(table);
   CHECK(m.table->columns[0].role == ColumnRole::id);
@@ -512,21 +552,26 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   CHECK(!m.table->has_header);
   CHECK(p.csv("color,1,x\nblue,2,y\nred,3,x\n").table->has_header);
 
-  CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"),
-             ContainsSubstring("a.csv:3: column 1 (a) is the number \"5\", but earlier cells of "
-                               "the column are text, such as \"red\""));
+  CHECK_THAT(p.csv_problem("a,b\nred,x\n5,y\n"), ContainsSubstring("a.csv:3: column 1 (a)") &&
+                                                     ContainsSubstring("\"5\"") &&
+                                                     ContainsSubstring("\"red\""));
   // Numbers with commas are not categories, in a column of texts and as targets.
-  CHECK_THAT(p.csv_problem("a;kind\n1,5;x\n2,5;y\n"),
-             ContainsSubstring("a.csv: column 1 (a) has numbers with commas, such as \"1,5\""));
+  CHECK_THAT(p.csv_problem("a;kind\n1,5;x\n2,5;y\n"), ContainsSubstring("a.csv: column 1 (a)") &&
+                                                          ContainsSubstring("\"1,5\"") &&
+                                                          ContainsSubstring("commas"));
   CHECK_THAT(p.csv_problem("a;b\n1;1,5\n2;1,000\n"),
-             ContainsSubstring("number with a comma, such as \"1,000\""));
+             ContainsSubstring("comma") && ContainsSubstring("\"1,000\""));
   CHECK(p.csv("a;kind\n1,5;x\nlow;y\n").input_sizes == std::vector<int64_t>{2});
-  CHECK_THAT(p.csv_problem("a,a,kind\n1,2,x\n1,2,y\n"),
-             ContainsSubstring("a.csv:1: column 2 has the name \"a\", which another column has"));
-  CHECK_THAT(p.csv_problem("a,kind\n\xFF,x\nz,y\n"), ContainsSubstring("is not UTF-8"));
+  CHECK_THAT(p.csv_problem("a,a,kind\n1,2,x\n1,2,y\n"), ContainsSubstring("a.csv:1: column 2") &&
+                                                            ContainsSubstring("\"a\"") &&
+                                                            ContainsSubstring("--drop 2"));
+  CHECK_THAT(p.csv_problem("a,kind\n\xFF,x\nz,y\n"),
+             ContainsSubstring("a.csv:2: column 1 (a)") && ContainsSubstring("UTF-8"));
   std::string many = "a,kind\n";
   for (int i = 0; i < 1001; ++i) many += str("t", i, ",", i % 2, "\n");
-  CHECK_THAT(p.csv_problem(many), ContainsSubstring("more than 1000 different texts"));
+  CHECK_THAT(p.csv_problem(many), ContainsSubstring("column 1 (a)") &&
+                                      ContainsSubstring("1000 different") &&
+                                      ContainsSubstring("--id 1"));
   p.options.table.drop = {"2"};
   CHECK(p.csv("a,a,kind\n1,2,x\n1,2,y\n").train.examples == 2);
   p.options.table.drop.clear();
@@ -538,7 +583,7 @@ TEST_CASE("text columns become one input per category", "[prepare_examples]") {
   CHECK(p.rows("val") == Rows{{1, 0, 1, 0}});
   p.write("val.csv", "color,size,kind\ngreen,1,x\n");
   CHECK_THAT(p.csv_problem(table),
-             ContainsSubstring("is \"green\", which no training example has"));
+             ContainsSubstring("val.csv:2: column 1 (color)") && ContainsSubstring("\"green\""));
 }
 
 TEST_CASE("empty cells are an error, are filled from the training split, or drop their line",
@@ -564,8 +609,10 @@ TEST_CASE("empty cells are an error, are filled from the training split, or drop
 
   // The target is never filled; a column without any number is refused.
   CHECK_THAT(p.csv_problem("a,b,kind\n1,1,x\n2,2,\n"),
-             ContainsSubstring("a.csv:3: column 3 (kind) is empty"));
-  CHECK_THAT(p.csv_problem("a,b,kind\n,1,x\n,2,y\n"), ContainsSubstring("is empty in every"));
+             ContainsSubstring("a.csv:3: column 3 (kind)") && ContainsSubstring("empty"));
+  CHECK_THAT(p.csv_problem("a,b,kind\n,1,x\n,2,y\n"), ContainsSubstring("a.csv: column 1 (a)") &&
+                                                          ContainsSubstring("empty") &&
+                                                          ContainsSubstring("--drop 1"));
 
   // The fill is computed from the training lines only.
   std::string long_table = "a,kind\n,0\n,1\n";
@@ -621,10 +668,10 @@ TEST_CASE("a manifest records how a table was read, and older manifests need no 
                c.table->columns.pop_back();
                c.table->columns.pop_back();
              }),
-             ContainsSubstring("give 2 inputs, but \"sizes\" is 3"));
+             ContainsSubstring("2 inputs") && ContainsSubstring("\"sizes\" is 3"));
   CHECK_THAT(changed([](auto& c) { c.table->missing = "x"; }), ContainsSubstring("\"missing\""));
   CHECK_THAT(changed([](auto& c) { c.table->columns[1].values = {"a", "a"}; }),
-             ContainsSubstring("different \"values\""));
+             ContainsSubstring("\"values\"") && ContainsSubstring("different"));
 }
 
 TEST_CASE("channels-last images are stored with channels first", "[prepare_examples]") {
@@ -646,8 +693,9 @@ TEST_CASE("channels-last images are stored with channels first", "[prepare_examp
   CHECK(m.inputs.mean.size() == 3);
   CHECK(m.inputs.mean[0] == Approx(7.5 + 9));  // of both images
   p.write("flat.npy", npy("|u1", "(2, 18)", pixels));
-  CHECK_THAT(p.problem({"flat.npy", "y.npy"}, Exit::usage),
-             ContainsSubstring("--layout hwc is for images of three sizes"));
+  CHECK_THAT(p.problem({"flat.npy", "y.npy"}, Exit::usage), ContainsSubstring("--layout hwc") &&
+                                                                ContainsSubstring("flat.npy") &&
+                                                                ContainsSubstring("--shape H,W,C"));
   p.options.shape = {2, 3, 3};
   CHECK(p({"flat.npy", "y.npy"}).input_sizes == std::vector<int64_t>{3, 2, 3});
 

@@ -39,6 +39,7 @@ std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& pie
       if (!special && d.tokens[id] == std::string(1, c)) ids.push_back(static_cast<int64_t>(id));
     }
   }
+
   for (;;) {
     size_t best = d.merges.size(), at = 0;
     for (size_t i = 0; i + 1 < ids.size(); ++i) {
@@ -50,6 +51,7 @@ std::vector<int64_t> plain_encode(const BPEDefinition& d, const std::string& pie
       }
     }
     if (best == d.merges.size()) return ids;
+
     const std::string joined =
         d.tokens[static_cast<size_t>(ids[at])] + d.tokens[static_cast<size_t>(ids[at + 1])];
     ids[at] = std::find(d.tokens.begin(), d.tokens.end(), joined) - d.tokens.begin();
@@ -124,9 +126,10 @@ TEST_CASE("texts, also those that are not UTF-8, are split by GPT-2's pattern", 
         Pieces{"ab", "\xFF\xC3", " c", "\xE2\x82"});
   CHECK(pieces_of("b+", "abba") == Pieces{"a", "bb", "a"});
   CHECK_THAT(error_of([] { Pretokenizer("(", "x.json"); }),
-             Catch::Matchers::StartsWith("x.json: the pattern ( can't be used"));
+             Catch::Matchers::StartsWith("x.json: ") && ContainsSubstring("pattern ( "));
   // This pattern would match a single byte of a character.
-  CHECK_THAT(error_of([] { Pretokenizer("\\C", "x.json"); }), ContainsSubstring("can't be used"));
+  CHECK_THAT(error_of([] { Pretokenizer("\\C", "x.json"); }),
+             Catch::Matchers::StartsWith("x.json: ") && ContainsSubstring("pattern \\C "));
 
   // The text is longer than a window of the pretokenizer, with white space across the window's end.
   std::string text(size_t{1} << 20, 'a');
@@ -218,14 +221,14 @@ TEST_CASE("special tokens in a text are encoded as tokens or as text, or are ref
   CHECK(as_text.size() > 5);
   CHECK(bpe.decode({as_text.begin(), as_text.end()}) == text);
   CHECK_THAT(error_of([&] { ids_of(text, SpecialText::refuse); }),
-             ContainsSubstring("byte 1 of the text begins"));
+             ContainsSubstring("byte 1 ") && ContainsSubstring("\"<|endoftext|>\""));
   CHECK(ids_of("<|endoftext", SpecialText::refuse).size() > 3);
 
   // Of several special tokens with the same beginning, the longest one matches.
   BPEDefinition more = bpe.definition();
   const auto first = static_cast<int32_t>(more.tokens.size());
   for (const char* name : {"<x>", "<x>yz", "<x>y"}) {
-    more.special.push_back({static_cast<int32_t>(more.tokens.size()), name});
+    more.special.push_back({.id = static_cast<int32_t>(more.tokens.size()), .text = name});
     more.tokens.emplace_back(name);
   }
   std::vector<int32_t> ids;
@@ -254,7 +257,8 @@ TEST_CASE("training agrees with a simple implementation on any number of threads
   for (const char* name : {"a.jsonl", "a.jsonl.gz", "a.txt.gz"})
     CHECK(train_bpe({.files = {f / name}, .field = "body"}, {.vocab_size = 300, .threads = 2}) ==
           d);
-  CHECK_THAT(error_of([&] { trained_on(f, "ab", 256); }), ContainsSubstring("make it 257 or more"));
+  CHECK_THAT(error_of([&] { trained_on(f, "ab", 256); }),
+             ContainsSubstring("vocabulary of 256 ") && ContainsSubstring("257"));
 
   // No merge makes the text of a special token, which would then have two ids.
   write_file(f / "text.txt", std::string(sample_text(2000) + " user user user users"));
@@ -266,7 +270,7 @@ TEST_CASE("training agrees with a simple implementation on any number of threads
   CHECK_THAT(error_of([&] {
                train_bpe({.files = {f / "text.txt"}}, {.vocab_size = 400, .special = {"a"}});
              }),
-             ContainsSubstring("single byte"));
+             ContainsSubstring("\"a\"") && ContainsSubstring("single byte"));
 }
 
 TEST_CASE("tokenizer files are read as written, and unsupported settings are refused by name",
@@ -288,11 +292,12 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
   CHECK(read_bpe(old) == d);
   write_file(old / "merges.txt", merges + "a zz\n");
   CHECK_THAT(error_of([&] { read_bpe(old); }),
-             ContainsSubstring("names a token that the vocabulary lacks: \"zz\""));
+             ContainsSubstring((old / "merges.txt").string()) && ContainsSubstring("\"zz\""));
   fs::remove(old / "merges.txt");
   CHECK_THAT(error_of([&] { read_bpe(old); }),
-             ContainsSubstring("has neither a tokenizer.json nor"));
-  CHECK_THAT(error_of([&] { read_bpe(f / "none"); }), ContainsSubstring("there is no tokenizer"));
+             ContainsSubstring(old.string()) && ContainsSubstring("neither a tokenizer.json"));
+  CHECK_THAT(error_of([&] { read_bpe(f / "none"); }),
+             ContainsSubstring("no tokenizer " + (f / "none").string()));
 
   const auto refused = [&](const std::function<void(Json&)>& change, const std::string& refusal) {
     Json changed = json;
@@ -300,19 +305,20 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
     CHECK_THAT(error_of([&] { BPE(bpe_from_json(changed, "t.json"), "t.json"); }),
                Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(refusal));
   };
-  refused([](Json& j) { j["model"]["type"] = "WordPiece"; }, "the model WordPiece");
-  refused([](Json& j) { j["model"]["byte_fallback"] = true; }, "byte_fallback");
+  refused([](Json& j) { j["model"]["type"] = "WordPiece"; }, "model WordPiece");
+  // With byte_fallback, the file must have SentencePiece's form.
+  refused([](Json& j) { j["model"]["byte_fallback"] = true; }, "pre-tokenizer Sequence");
   refused([](Json& j) { j["model"]["dropout"] = 0.1; }, "dropout");
-  refused([](Json& j) { j["normalizer"] = {{"type", "Lowercase"}}; }, "the normalizer Lowercase");
+  refused([](Json& j) { j["normalizer"] = {{"type", "Lowercase"}}; }, "normalizer Lowercase");
   refused([](Json& j) { j["pre_tokenizer"] = {{"type", "Whitespace"}}; },
-          "the pre-tokenizer Whitespace");
+          "pre-tokenizer Whitespace");
   refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; }, "add_prefix_space");
-  refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }, "with lstrip");
+  refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }, "lstrip");
   refused([](Json& j) { j["added_tokens"][0]["id"] = -1; }, "\"id\"");
-  refused([](Json& j) { j["model"]["vocab"]["\xE2\x82\xAC"] = 400; }, "not a sequence of bytes");
-  refused([](Json& j) { j["model"]["vocab"]["ab"] = 300; }, "is given to two tokens");
-  refused([](Json& j) { j["model"]["merges"][0] = "a"; }, "a merge must be two tokens");
-  refused([](Json& j) { j["model"].erase("merges"); }, "\"merges\" is missing");
+  refused([](Json& j) { j["model"]["vocab"]["\xE2\x82\xAC"] = 400; }, "alphabet");
+  refused([](Json& j) { j["model"]["vocab"]["ab"] = 300; }, "id 300 ");
+  refused([](Json& j) { j["model"]["merges"][0] = "a"; }, "not \"a\"");
+  refused([](Json& j) { j["model"].erase("merges"); }, "\"merges\"");
 
   // The token at the beginning of a text, and added tokens that are not special.
   Json begins = json;
@@ -351,9 +357,8 @@ TEST_CASE("tokenizer files are read as written, and unsupported settings are ref
         j["post_processor"] = begins["post_processor"];
         j["post_processor"]["processors"][1]["single"][0]["SpecialToken"]["id"] = "<s>";
       },
-      "texts begin with \"<s>\", which is not an added token");
-  refused([](Json& j) { j["model"]["vocab"]["a"] = 2'000'000; },
-          "one has the id 2000000; ids may go up to");
+      "begin with \"<s>\"");
+  refused([](Json& j) { j["model"]["vocab"]["a"] = 2'000'000; }, "id 2000000");
 
   Json pairs = json;  // merges as lists, as newer files have them
   for (auto& merge : pairs["model"]["merges"]) {
@@ -435,7 +440,9 @@ TEST_CASE(
   const BPE as_gemma(bpe_from_json(gemma, "t.json"), "t.json");
   CHECK(encoded(as_gemma, "a  b\tab") == encoded(none, "a  b\tab"));
   CHECK(encoded(as_gemma, "a  b\tab").first == "a|__|b|<0x09>|ab");
+}
 
+TEST_CASE("unsupported settings of SentencePiece's BPE are refused by name", "[bpe]") {
   const Json json = bpe_to_json(sentencepiece(SpaceBefore::each));
   const auto refused = [&](const std::function<void(Json&)>& change, const std::string& refusal) {
     Json changed = json;
@@ -443,21 +450,17 @@ TEST_CASE(
     CHECK_THAT(error_of([&] { BPE(bpe_from_json(changed, "t.json"), "t.json"); }),
                Catch::Matchers::StartsWith("t.json: ") && ContainsSubstring(refusal));
   };
-  refused([](Json& j) { j["model"]["vocab"].erase("<0x0A>"); },
-          "byte_fallback without the token <0x0A>");
-  refused([](Json& j) { j["model"]["vocab"]["a b"] = 900; }, "has a space");
-  refused([](Json& j) { j["model"]["ignore_merges"] = true; },
-          "ignore_merges beside byte_fallback");
-  refused([](Json& j) { j["normalizer"] = nullptr; }, "without spaces that become U+2581");
-  refused([](Json& j) { j["normalizer"] = {{"type", "NFKC"}}; }, "the normalizer NFKC");
-  refused([](Json& j) { j["normalizer"]["normalizers"][0]["prepend"] = "_"; },
-          "Prepend with another prepend");
-  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; },
-          "the pre-tokenizer ByteLevel");
+  refused([](Json& j) { j["model"]["vocab"].erase("<0x0A>"); }, "token <0x0A>");
+  refused([](Json& j) { j["model"]["vocab"]["a b"] = 900; }, "\"a b\"");
+  refused([](Json& j) { j["model"]["ignore_merges"] = true; }, "ignore_merges");
+  refused([](Json& j) { j["normalizer"] = nullptr; }, "without spaces");
+  refused([](Json& j) { j["normalizer"] = {{"type", "NFKC"}}; }, "normalizer NFKC");
+  refused([](Json& j) { j["normalizer"]["normalizers"][0]["prepend"] = "_"; }, "another prepend");
+  refused([](Json& j) { j["pre_tokenizer"] = {{"type", "ByteLevel"}}; }, "pre-tokenizer ByteLevel");
   refused(
       [](Json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", space_mark}}; },
       "prepend_scheme");
-  refused([](Json& j) { j["added_tokens"][0]["normalized"] = true; }, "in normalized text");
+  refused([](Json& j) { j["added_tokens"][0]["normalized"] = true; }, "normalized");
 }
 
 TEST_CASE("data prepared with a BPE has the ids of the text, and records the tokenizer", "[bpe]") {
@@ -588,33 +591,33 @@ TEST_CASE("a run on BPE data trains, resumes and generates, and `lathe tokenizer
     CHECK(done.code == code);
     CHECK_THAT(done.err, ContainsSubstring(refusal));
   };
-  refused({"tokenizer", "encode", "in.txt"}, 2, "needs --tokenizer PATH");
-  refused({"tokenizer", "encode", "in.txt", "--tokenizer", "bpe", "--out", "x"}, 2, "has no --out");
-  refused({"tokenizer", "spell", "in.txt"}, 2, "has train, inspect, encode and decode");
-  refused({"tokenizer", "encode", "in.txt", "--tokenizer", "nothing"}, 3,
-          "there is no tokenizer nothing");
-  refused({"tokenizer", "train", "in.txt", "--out", "bpe"}, 2, "is there already");
+  refused({"tokenizer", "encode", "in.txt"}, 2, "needs --tokenizer");
+  refused({"tokenizer", "encode", "in.txt", "--tokenizer", "bpe", "--out", "x"}, 2, "no --out");
+  refused({"tokenizer", "spell", "in.txt"}, 2, "not spell");
+  refused({"tokenizer", "encode", "in.txt", "--tokenizer", "nothing"}, 3, "no tokenizer nothing");
+  refused({"tokenizer", "train", "in.txt", "--out", "bpe"}, 2, "bpe/tokenizer.json");
   {
     const ClaimedFolder other(f / "new", "");
-    refused({"tokenizer", "train", "in.txt", "--out", "new"}, 8,
-            "new is in use: another `lathe tokenizer train`");
+    refused({"tokenizer", "train", "in.txt", "--out", "new"}, 8, "`lathe tokenizer train`");
   }
   CHECK(!fs::exists(f / "new"));
   refused({"tokenizer", "train", "nothing.txt", "--out", "new/er"}, 3, "nothing.txt");
   CHECK(!fs::exists(f / "new"));
 
   // On a full disk neither the file nor its folders stay.
-  const Finished full = run({"lathe_faults",
-                             {"tokenizer", "train", "in.txt", "--out", "new/er"},
-                             f.path(),
-                             {{"LATHE_TEST_FAIL", "write ENOSPC 1 1"}}});
+  const Finished full = run({.binary = "lathe_faults",
+                             .args = {"tokenizer", "train", "in.txt", "--out", "new/er"},
+                             .folder = f.path(),
+                             .environment = {{"LATHE_TEST_FAIL", "write ENOSPC 1 1"}}});
   CHECK(full.code == 6);
   CHECK_THAT(full.err, ContainsSubstring("free space"));
   CHECK(!fs::exists(f / "new"));
-  refused({"tokenizer", "decode", "--tokenizer", "bpe", "in.txt"}, 3, "\"the\" is not an id");
+  refused({"tokenizer", "decode", "--tokenizer", "bpe", "in.txt"}, 3, "\"the\"");
   write_file(f / "lines.txt", "1\n");
-  refused({"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json=true"}, 3,
-          "line 1 of the input is not a JSON string");
+  const Finished number =
+      lathe_in(f, {"tokenizer", "encode", "--tokenizer", "bpe", "lines.txt", "--json=true"});
+  CHECK(number.code == 3);
+  CHECK_THAT(number.err, ContainsSubstring("line 1 ") && ContainsSubstring("JSON string"));
 }
 
 }  // namespace

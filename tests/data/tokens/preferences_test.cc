@@ -34,6 +34,7 @@ std::string rows_text(const fs::path& folder, const char* split = "train") {
   std::vector<int64_t> ids(static_cast<size_t>(file.size())), targets(ids.size());
   file.read(0, file.size(), manifest->vocab_size, ids.data());
   file.read_targets(0, file.size(), targets.data());
+
   const std::vector<int64_t> begins = file.begins();
   std::string text;
   bool learned = false;
@@ -42,10 +43,13 @@ std::string rows_text(const fs::path& folder, const char* split = "train") {
     CHECK((!is_target || targets[i] == ids[i]));
     const bool begins_row =
         std::find(begins.begin(), begins.end(), static_cast<int64_t>(i)) != begins.end();
+
+    // A learned part ends with its row.
     if (learned && (!is_target || begins_row)) {
       text += "]";
       learned = false;
     }
+
     if (begins_row && i > 0) text += "\n";
     if (is_target && !learned) text += "[";
     learned = is_target;
@@ -111,6 +115,7 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
   const TempFolder f;
   const std::string good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
   const std::string hi = says("user", "Hi"), yes = says("assistant", "Yes");
+
   for (const std::string& bad :
        {std::string("{\"prompt\": \"a\", \"chosen\": \"b\"}"),
         std::string("{\"chosen\": \"b\", \"rejected\": \"c\"}"),
@@ -124,15 +129,18 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
     INFO(bad);
     Exit code = Exit::done;
     std::string message;
+
     try {
       pairs_of(f, good + bad + "\n", chat_tokens());
     } catch (const Error& e) {
       code = e.code();
       message = e.what();
     }
+
     CHECK(code == Exit::data);
     CHECK_THAT(message, ContainsSubstring(".jsonl:2"));
   }
+
   CHECK(rows_text(pairs_of(f, good, chat_tokens())) != "");  // the control
 }
 

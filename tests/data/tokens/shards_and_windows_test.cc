@@ -35,7 +35,7 @@ TEST_CASE("decoding the ids of a text gives the text", "[shards_and_windows]") {
   CHECK(chars.decode(chars.encode(text)) == text);
   CHECK(chars.vocabulary().front() == "\n");
   CHECK_THAT(error_of([&] { chars.encode("x"); }),
-             ContainsSubstring("character \"x\" is not in the vocabulary"));
+             ContainsSubstring("\"x\"") && ContainsSubstring("vocabulary"));
   CHECK(Tokenizer::byte().decode(Tokenizer::byte().encode(text)) == text);
   CHECK(chars.decode({99}) == "\xEF\xBF\xBD");
 }
@@ -45,10 +45,12 @@ TEST_CASE("text that is not UTF-8 is refused with the position of the byte",
   for (const char* bad : {"ab\x80", "ab\xC0\x80", "ab\xE0\x80\x80", "ab\xED\xA0\x80",
                           "ab\xF5\x80\x80\x80", "ab\xE2\x82"}) {
     CHECK_THAT(error_of([&] { Tokenizer::characters(bad); }),
-               ContainsSubstring("byte 2 of the text is not UTF-8"));
+               ContainsSubstring("byte 2 ") && ContainsSubstring("UTF-8") &&
+                   ContainsSubstring("--tokenizer byte"));
     // The error for a prompt must not advise another --tokenizer.
-    CHECK(error_of([&] { Tokenizer::characters("ab").encode(bad); }) ==
-          "byte 2 of the text is not UTF-8; convert it to UTF-8");
+    const std::string of_prompt = error_of([&] { Tokenizer::characters("ab").encode(bad); });
+    CHECK_THAT(of_prompt, ContainsSubstring("byte 2 ") && ContainsSubstring("UTF-8"));
+    CHECK_THAT(of_prompt, !ContainsSubstring("--tokenizer"));
   }
 }
 
@@ -83,23 +85,27 @@ TEST_CASE("malformed shards are refused", "[shards_and_windows]") {
     write_file(f / "train.bin", bytes);
     return error_of([&] { TokenFile(f.path(), "train", std::nullopt); });
   };
-  CHECK_THAT(problem(""), ContainsSubstring("has no train tokens"));
-  CHECK_THAT(problem("abc"), ContainsSubstring("not a whole number of 16-bit tokens"));
+  CHECK_THAT(problem(""), ContainsSubstring(f.path().string()) && ContainsSubstring("train_*.bin"));
+  CHECK_THAT(problem("abc"), ContainsSubstring("train.bin") && ContainsSubstring("3 bytes") &&
+                                 ContainsSubstring("16-bit"));
   CHECK_THAT(problem(llmc_header(20240520, 1, 7) + "abcd"),
-             ContainsSubstring("claims 7 tokens, but it has 2"));
+             ContainsSubstring("train.bin: its header") && ContainsSubstring("7 tokens") &&
+                 ContainsSubstring("has 2"));
   write_file(f / "train.bin", packed(counting(50)));
   const TokenFile tokens(f.path(), "train", std::nullopt);
   std::vector<int64_t> out(50);
-  CHECK_THAT(error_of([&] { tokens.read(0, 50, 40, out.data()); }),
-             ContainsSubstring("token 40 is 40, beyond the vocabulary of 40"));
+  CHECK_THAT(
+      error_of([&] { tokens.read(0, 50, 40, out.data()); }),
+      ContainsSubstring("train.bin: token 40 is 40") && ContainsSubstring("model.vocab_size"));
   CHECK_THAT(error_of([&] { TokenFile(f / "nowhere", "train", std::nullopt); }),
-             ContainsSubstring("lathe prepare"));
+             ContainsSubstring((f / "nowhere").string()) && ContainsSubstring("data.dir"));
 }
 
 TEST_CASE("an epoch has every window once, and epochs differ", "[shards_and_windows]") {
   const WindowSampler sampler(1000, 16, 42);
   const int64_t n = sampler.windows_per_epoch();
   CHECK(n == (1000 - 16) / 16);
+
   std::vector<std::set<int64_t>> starts(2);
   std::vector<int64_t> order[2];
   for (int64_t i = 0; i < 2 * n; ++i) {
@@ -109,12 +115,14 @@ TEST_CASE("an epoch has every window once, and epochs differ", "[shards_and_wind
     starts[static_cast<size_t>(i / n)].insert(s);
     order[i / n].push_back(s);
   }
+
   for (const auto& epoch : starts) {
     CHECK(static_cast<int64_t>(epoch.size()) == n);
     for (int64_t s : epoch) CHECK((s - *epoch.begin()) % 16 == 0);
   }
   CHECK(order[0] != order[1]);
   CHECK(!std::is_sorted(order[0].begin(), order[0].end()));
+
   // With barely enough text there is one window, which stays within the text.
   const WindowSampler tight(17, 16, 1);
   for (int64_t i = 0; i < 5; ++i) CHECK(tight.start_of(i) == 0);
@@ -127,7 +135,7 @@ TEST_CASE("batches depend only on the step, not on workers or the first step of 
   const TempFolder f;
   write_file(f / "train.bin", packed(counting(2000)));
   const TokenData tokens(f.path());
-  const BatchSizes shape{3, 8, 1000};
+  const BatchSizes shape{.batch_size = 3, .block_size = 8, .vocab_size = 1000};
   const auto batch = [&](int64_t workers, int64_t first, int64_t n) {
     DataConfig c;
     c.workers = workers;
@@ -150,8 +158,9 @@ TEST_CASE("a worker's error reaches the training thread", "[shards_and_windows]"
   const TempFolder f;
   write_file(f / "train.bin", packed(counting(2000)));
   const TokenData tokens(f.path());
-  Loader loader(tokens, {3, 8, 10}, 7, 0, {}, at::kCPU);
-  CHECK_THAT(error_of([&] { loader.next(); }), ContainsSubstring("beyond the vocabulary of 10"));
+  Loader loader(tokens, {.batch_size = 3, .block_size = 8, .vocab_size = 10}, 7, 0, {}, at::kCPU);
+  CHECK_THAT(error_of([&] { loader.next(); }),
+             ContainsSubstring("train.bin") && ContainsSubstring("vocabulary of 10"));
 }
 
 TEST_CASE("evaluation scores every target once, including those of the short last window",
@@ -159,7 +168,8 @@ TEST_CASE("evaluation scores every target once, including those of the short las
   const TempFolder f;
   write_file(f / "val.bin", packed(counting(100)));
   const TokenData tokens(f.path());
-  const auto windows = tokens.evaluation({4, 16, 1000}, 0, at::kCPU);
+  const auto windows =
+      tokens.evaluation({.batch_size = 4, .block_size = 16, .vocab_size = 1000}, 0, at::kCPU);
   std::vector<int64_t> seen;
   for (Batch b; windows->next(b);) {
     const at::Tensor t = b.targets.contiguous();
@@ -167,7 +177,10 @@ TEST_CASE("evaluation scores every target once, including those of the short las
   }
   REQUIRE(seen.size() == 99);
   for (size_t i = 0; i < 99; ++i) CHECK(seen[i] == static_cast<int64_t>(i) + 1);
-  const auto two = tokens.evaluation({1, 16, 1000}, 2, at::kCPU);
+
+  // Two batches of one window each.
+  const auto two =
+      tokens.evaluation({.batch_size = 1, .block_size = 16, .vocab_size = 1000}, 2, at::kCPU);
   int64_t scored = 0;
   for (Batch b; two->next(b);) scored += b.targets.numel();
   CHECK(scored == 32);
@@ -182,7 +195,8 @@ TEST_CASE("a partial evaluation takes evenly spread windows, the same ones each 
   const TokenData tokens(f.path());
   const auto windows_of = [&](int64_t batches) {
     std::vector<int64_t> begins;
-    const auto windows = tokens.evaluation({4, 16, 2000}, batches, at::kCPU);
+    const auto windows = tokens.evaluation({.batch_size = 4, .block_size = 16, .vocab_size = 2000},
+                                           batches, at::kCPU);
     for (Batch b; windows->next(b);) {
       CHECK(b.inputs.sizes() == at::IntArrayRef({4, 16}));
       for (int64_t row = 0; row < b.inputs.size(0); ++row) {

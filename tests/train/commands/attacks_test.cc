@@ -85,11 +85,13 @@ class Cases {
   Cases() : folder_(lathe::test::fast_folder()) {
     lathe::test::write_file(folder_ / "text.txt", lathe::test::sample_text(12000));
     lathe::test::write_file(folder_ / "other.txt", lathe::test::sample_text(9000).substr(500));
+
     std::string table;
     for (int i = 0; i < 60; ++i)
       table += std::to_string(i * 37 % 11) + "," + std::to_string(i * 5 % 7) + "," +
                std::to_string(i % 3) + "\n";
     lathe::test::write_file(folder_ / "table.csv", table);
+
     lathe::test::write_file(
         folder_ / "c.toml",
         "[model]\nn_layer = 1\nn_head = 2\nn_embd = 16\nblock_size = 16\nvocab_size = 512\n"
@@ -102,12 +104,15 @@ class Cases {
     make({"train", "c.toml"});
     make({"train", "c.toml", "--adapters.rank=2", "--adapters.base=runs/c",
           "--train.out_dir=runs/adapted"});
+
+    // A model of examples, beside the language model.
     make({"prepare", "table.csv", "--out", "table"});
     lathe::test::write_file(folder_ / "table.toml",
                             "[model]\nkind = \"mlp\"\nn_hidden = 8\n[data]\ndir = \"table\"\n"
                             "[schedule]\nwarmup_steps = 1\n[train]\nsteps = 3\nbatch_size = 4\n"
                             "eval_interval = 3\nthreads = 1\n");
     make({"train", "table.toml"});
+
     make({"export", "runs/c", "--out", "hf"});
     make({"profile", "c.toml", "--steps",
           "1:2"});  // measures the matmul ceiling, so that the copies need not

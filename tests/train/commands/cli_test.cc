@@ -36,8 +36,10 @@ void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
   for (const auto& bad : cases) {
     std::string line;
     for (const auto& a : bad.args) line += a + " ";
-    const Finished r =
-        run({"lathe", bad.args, f.path(), {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a GPU
+    const Finished r = run({.binary = "lathe",
+                            .args = bad.args,
+                            .folder = f.path(),
+                            .environment = {{"CUDA_VISIBLE_DEVICES", ""}}});  // as if without a GPU
     INFO(line << "\n" << r.err);
     CHECK(r.code == bad.code);
     CHECK_THAT(r.err, ContainsSubstring(bad.text));
@@ -49,122 +51,82 @@ void refuse(const TempFolder& f, const std::vector<Bad>& cases) {
 TEST_CASE("bad command lines are refused with an exit code and one sentence", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  refuse(
-      f,
-      {{{"trian"}, 2, "no command trian; did you mean train?"},
-       {{"train"}, 2, "usage: lathe train CONFIG"},
-       {{"train", "tiny.toml", "other.toml"}, 2, "usage: lathe train"},
-       {{"train", "tiny.toml", "--train.stesp=5"},
-        2,
-        "has no option --train.stesp=5; did you mean --train.steps?"},
-       {{"train", "tiny.toml", "--train.steps=5", "--train.steps=6"},
-        2,
-        "--train.steps is given 2 times"},
-       {{"train", "tiny.toml", "--train.steps=x"},
-        2,
-        "command line: --train.steps=x: train.steps must be a whole number"},
-       {{"train", "tiny.toml", "--train.steps"},
-        2,
-        "command line: --train.steps needs a value: --train.steps=..."},
-       {{"train", "tiny.toml", "--model.bias", "maybe"}, 2, "model.bias must be true or false"},
-       {{"train", "nowhere.toml"}, 2, "there is no config file nowhere.toml"},
-       {{"train", "data"},
-        2,
-        "data is a data folder, not a config file; name it with --data.dir=data"},
-       {{"config", "check", "."}, 2, ". is a folder, not a config file"},
-       {{"config", "check", "tiny.toml", "--memory.budget=lots"}, 2, "memory.budget: lots"},
-       {{"runs", "--json", "2024runs"}, 2, "2024runs"},
-       {{"bench", "generate", "tiny.toml", "--amp.dtype=bf16"}, 2, "--amp.dtype has no effect"},
-       {{"bench", "generate", "tiny.toml", "--load-dtype=int8", "--double-quant"},
-        2,
-        "--load-dtype nf4"},
-       {{"train", "tiny.toml", "--train.steps=1.5e0"},
-        2,
-        "train.steps must be a whole number, not 1.5"},
-       {{"train", "tiny.toml", "--train.steps=1e19"},
-        2,
-        "train.steps = 1e+19 is too large for a whole number"},
-       {{"train", "tiny.toml", "--train.steps=1e"},
-        2,
-        "train.steps must be a whole number, not \"1e\""},
-       {{"train", "tiny.toml", "--optim.lr=.1.2"}, 2, "optim.lr must be a number, not \".1.2\""},
-       {{"train", "tiny.toml", "--optim.lr=1e999"}, 2, "optim.lr must be a number, not \"1e999\""},
-       {{"train", "tiny.toml", "--model.n_embd=15"},
-        2,
-        "command line: model.n_embd = 15 is not divisible"},
-       {{"train", "tiny.toml", "--data.dir=nowhere"},
-        3,
-        "there is no data folder nowhere; make it with `lathe prepare"},
-       {{"train", "tiny.toml", "--model.vocab_size=3"}, 2, "model.vocab_size = 3 is smaller than"},
-       {{"train", "tiny.toml", "--model.block_size=100000"}, 3, "too few for windows"},
-       {{"train", "tiny.toml", "--checkpoint.resume=nowhere"}, 4, "nowhere is neither a run"},
-       {{"train", "tiny.toml", "--train.device=cuda"}, 2, "the device cuda can't be used"},
-       {{"generate", "runs/none"}, 4, "runs/none is neither a run"},
-       {{"generate", "data", "--temperature=-1"}, 2, "--temperature = -1 is not allowed"},
-       {{"generate", "data", "--tokens=1.5"}, 2, "--tokens must be a whole number, not 1.5"},
-       {{"generate", "data", "--tokens=1e3x"}, 2, "--tokens must be a whole number, not 1e3x"},
-       {{"generate", "none", "--tokens=1e3", "--temperature=.5", "--top-p=1.", "--seed=+3",
-         "--top-k=1_0"},
-        4,
-        "none is neither a run"},
-       {{"generate", "data", "--seed=9223372036854775807"},
-        2,
-        "it must be >= 0, <= 9007199254740992"},
-       {{"eval", "data"},
-        4,
-        "data is a data folder; lathe eval wants a run or a checkpoint, and data as --data"},
-       {{"generate", "data/"},
-        4,
-        "data/ is a data folder; lathe generate wants a run or a checkpoint"},
-       {{"gradients", "data"},
-        4,
-        "data is a data folder; lathe gradients wants a run or a checkpoint"},
-       {{"merge", "data", "--out", "new"},
-        4,
-        "data is a data folder; lathe merge wants a run or a checkpoint"},
-       {{"help", "trian"}, 2, "no command trian; did you mean train?"},
-       {{"help", "train", "eval"}, 2, "lathe help takes one command"},
-       {{"train", "tiny.toml", "--amp.tf32=true", "--train.device=cpu"},
-        2,
-        "command line: amp.tf32 needs an NVIDIA GPU"},
-       {{"train", "tiny.toml", "--adapters.rank=4", "--adapters.base=nowhere"},
-        4,
-        "adapters.base: nowhere is neither a run"},
-       {{"eval", "data", "--load-dtype=int4"},
-        2,
-        "--load-dtype must be fp32, bf16, fp16, int8 or nf4"},
-       {{"eval", "data", "--load-dtype=int8", "--double-quant=true"},
-        2,
-        "belongs to --load-dtype nf4"},
-       {{"eval", "data", "--double-quant=1"}, 2, "--double-quant must be true or false"},
-       {{"merge", "data"}, 2, "needs --out"},
-       {{"merge", "nowhere", "--out", "new"}, 4, "nowhere is neither a run"},
-       {{"gradients", "nowhere"}, 4, "nowhere is neither a run"},
-       {{"bench", "accumulation", "--powers=9"}, 2, "--powers = 9 is not allowed"},
-       {{"prepare", "text.txt"}, 2, "needs --out"},
-       {{"prepare", "nowhere.txt", "--out", "new"}, 3, "there is no file nowhere.txt"},
-       {{"prepare", "text.txt", "--out", "new", "--tokenizer", "words"},
-        2,
-        "must be byte, char, or the path of a tokenizer"},
-       {{"prepare", "text.txt", "--out", "new", "--val", "1.5"}, 2, "--val = 1.5 is not allowed"},
-       {{"prepare", "text.txt", "--out", "data"}, 2, "already holds data"},
-       {{"inspect", "nowhere"}, 2, "nowhere does not exist"},
-       {{"inspect", "text.txt"}, 2, "is not a run"},
-       {{"verify", "nowhere"}, 2, "does not exist"},
-       {{"bench", "nothing"}, 2, "there are `bench step`, `bench generate`, `bench ops`"},
-       {{"bench", "ops", "--width", "100"}, 2, "--width must be a multiple of 64, not 100"},
-       {{"bench", "ops", "--train.threads=1"}, 2, "`lathe bench ops` has no --train.threads"},
-       {{"bench", "peak", "--batch", "3"}, 2, "`lathe bench peak` has no --batch"},
-       {{"config", "kernels", "tiny.toml"}, 2, "config kernels"},
-       {{"bench", "step", "tiny.toml", "--dtype=bf16"}, 2, "`lathe bench step` has no --dtype"},
-       {{"train", "tiny.toml", "--data.dir=\xE9"}, 2, "data.dir must be UTF-8"},
-       {{"generate", "data", "--prompt=" + std::string(100000, 'x')}, 4, "data"},
-       {{"generate", "data", "--prompt=a\nb"}, 4, "data"},
-       {{"config", "check"}, 2, "needs a config file"},
-       {{"config", "check", "tiny.toml", "--train.batch_size=0"},
-        2,
-        "train.batch_size = 0 is not allowed"},
-       {{"plan", "tiny.toml", "--data.dir=nowhere"}, 2, "model.vocab_size is 0"}});
+
+  refuse(f,
+         {{{"trian"}, 2, "train?"},
+          {{"train"}, 2, "lathe train CONFIG"},
+          {{"train", "tiny.toml", "other.toml"}, 2, "other.toml"},
+          {{"train", "tiny.toml", "--train.stesp=5"}, 2, "--train.steps?"},
+          {{"train", "tiny.toml", "--train.steps=5", "--train.steps=6"}, 2, "2 times"},
+          {{"train", "tiny.toml", "--train.steps=x"}, 2, "whole number, not \"x\""},
+          {{"train", "tiny.toml", "--train.steps"}, 2, "--train.steps=..."},
+          {{"train", "tiny.toml", "--model.bias", "maybe"}, 2, "true or false, not \"maybe\""},
+          {{"train", "nowhere.toml"}, 2, "nowhere.toml"},
+          {{"train", "data"}, 2, "--data.dir=data"},
+          {{"config", "check", "."}, 2, ". is a folder"},
+          {{"config", "check", "tiny.toml", "--memory.budget=lots"}, 2, "memory.budget: lots"},
+          {{"runs", "--json", "2024runs"}, 2, "2024runs"},
+          {{"bench", "generate", "tiny.toml", "--amp.dtype=bf16"}, 2, "[model] and [data]"},
+          {{"bench", "generate", "tiny.toml", "--load-dtype=int8", "--double-quant"},
+           2,
+           "--load-dtype nf4"},
+          {{"train", "tiny.toml", "--train.steps=1.5e0"}, 2, "whole number, not 1.5"},
+          {{"train", "tiny.toml", "--train.steps=1e19"}, 2, "train.steps = 1e+19 is too large"},
+          {{"train", "tiny.toml", "--train.steps=1e"}, 2, "whole number, not \"1e\""},
+          {{"train", "tiny.toml", "--optim.lr=.1.2"}, 2, "number, not \".1.2\""},
+          {{"train", "tiny.toml", "--optim.lr=1e999"}, 2, "number, not \"1e999\""},
+          {{"train", "tiny.toml", "--model.n_embd=15"}, 2, "command line: model.n_embd = 15"},
+          {{"train", "tiny.toml", "--data.dir=nowhere"}, 3, "`lathe prepare TEXT --out nowhere`"},
+          {{"train", "tiny.toml", "--model.vocab_size=3"}, 2, "model.vocab_size = 3 is smaller"},
+          {{"train", "tiny.toml", "--model.block_size=100000"}, 3, "windows of 100000"},
+          {{"train", "tiny.toml", "--checkpoint.resume=nowhere"}, 4, "nowhere is neither"},
+          {{"train", "tiny.toml", "--train.device=cuda"}, 2, "device cuda"},
+          {{"generate", "runs/none"}, 4, "runs/none is neither"},
+          {{"generate", "data", "--temperature=-1"}, 2, "--temperature = -1"},
+          {{"generate", "data", "--tokens=1.5"}, 2, "whole number, not 1.5"},
+          {{"generate", "data", "--tokens=1e3x"}, 2, "whole number, not 1e3x"},
+          {{"generate", "none", "--tokens=1e3", "--temperature=.5", "--top-p=1.", "--seed=+3",
+            "--top-k=1_0"},
+           4,
+           "none is neither"},
+          {{"generate", "data", "--seed=9223372036854775807"}, 2, ">= 0, <= 9007199254740992"},
+          {{"eval", "data"}, 4, "--data data"},
+          {{"generate", "data/"}, 4, "data/ is a data folder"},
+          {{"gradients", "data"}, 4, "data is a data folder"},
+          {{"merge", "data", "--out", "new"}, 4, "data is a data folder"},
+          {{"help", "trian"}, 2, "train?"},
+          {{"help", "train", "eval"}, 2, "`lathe help train`"},
+          {{"train", "tiny.toml", "--amp.tf32=true", "--train.device=cpu"}, 2, "NVIDIA"},
+          {{"train", "tiny.toml", "--adapters.rank=4", "--adapters.base=nowhere"},
+           4,
+           "adapters.base: nowhere"},
+          {{"eval", "data", "--load-dtype=int4"}, 2, "fp32, bf16, fp16, int8 or nf4"},
+          {{"eval", "data", "--load-dtype=int8", "--double-quant=true"}, 2, "--load-dtype nf4"},
+          {{"eval", "data", "--double-quant=1"}, 2, "true or false, not 1"},
+          {{"merge", "data"}, 2, "--out"},
+          {{"merge", "nowhere", "--out", "new"}, 4, "nowhere is neither"},
+          {{"gradients", "nowhere"}, 4, "nowhere is neither"},
+          {{"bench", "accumulation", "--powers=9"}, 2, "--powers = 9"},
+          {{"prepare", "text.txt"}, 2, "--out"},
+          {{"prepare", "nowhere.txt", "--out", "new"}, 3, "nowhere.txt"},
+          {{"prepare", "text.txt", "--out", "new", "--tokenizer", "words"}, 2, "byte, char"},
+          {{"prepare", "text.txt", "--out", "new", "--val", "1.5"}, 2, "--val = 1.5"},
+          {{"prepare", "text.txt", "--out", "data"}, 2, "data already"},
+          {{"inspect", "nowhere"}, 2, "nowhere does not exist"},
+          {{"inspect", "text.txt"}, 2, "text.txt is not"},
+          {{"verify", "nowhere"}, 2, "nowhere does not exist"},
+          {{"bench", "nothing"}, 2, "`bench step`, `bench generate`, `bench ops`"},
+          {{"bench", "ops", "--width", "100"}, 2, "multiple of 64, not 100"},
+          {{"bench", "ops", "--train.threads=1"}, 2, "no --train.threads"},
+          {{"bench", "peak", "--batch", "3"}, 2, "no --batch"},
+          {{"config", "kernels", "tiny.toml"}, 2, "config kernels"},
+          {{"bench", "step", "tiny.toml", "--dtype=bf16"}, 2, "no --dtype"},
+          {{"train", "tiny.toml", "--data.dir=\xE9"}, 2, "UTF-8"},
+          {{"generate", "data", "--prompt=" + std::string(100000, 'x')}, 4, "data folder"},
+          {{"generate", "data", "--prompt=a\nb"}, 4, "data folder"},
+          {{"config", "check"}, 2, "lathe config check"},
+          {{"config", "check", "tiny.toml", "--train.batch_size=0"}, 2, "train.batch_size = 0"},
+          {{"plan", "tiny.toml", "--data.dir=nowhere"}, 2, "model.vocab_size is 0"}});
 }
 
 TEST_CASE("bad data folders are refused with an exit code and one sentence", "[cli]") {
@@ -175,6 +137,8 @@ TEST_CASE("bad data folders are refused with an exit code and one sentence", "[c
     fs::copy(f / "data", f / name);
     return f / name;
   };
+
+  // Copies of the data with a fault in a file.
   fs::resize_file(folder("cut") / "train.bin", 1000);
   fs::remove(folder("missing") / "train.bin");
   write_file(folder("torn") / "manifest.json", manifest.substr(0, 50));
@@ -185,6 +149,8 @@ TEST_CASE("bad data folders are refused with an exit code and one sentence", "[c
   std::string bytes = slurp(ids / "train.bin");
   std::fill(bytes.begin(), bytes.end(), '\xff');
   write_file(ids / "train.bin", bytes);
+
+  // Folders without a manifest.
   fs::create_directories(f / "empty");
   fs::create_directories(f / "raw");
   write_file(f / "raw/train.bin", slurp(f / "data/train.bin"));
@@ -193,29 +159,30 @@ TEST_CASE("bad data folders are refused with an exit code and one sentence", "[c
   fs::create_directories(f / "huge");
   write_file(f / "huge/train.bin", "");
   fs::resize_file(f / "huge/train.bin", 100'000'001);
+
   const auto with = [](const std::string& dir) {
     return std::vector<std::string>{"train", "tiny.toml", "--data.dir=" + dir};
   };
-  refuse(f, {{with("cut"), 3, "claims 18000 tokens and the file has 500"},
-             {with("missing"), 3, "cannot read missing/train.bin"},
+  refuse(f, {{with("cut"), 3, "claims 18000"},
+             {with("missing"), 3, "missing/train.bin"},
              {with("torn"), 3, "torn/manifest.json: parse error"},
-             {with("foreign"), 3, "a format that this build does not know"},
-             {with("number"), 3,
-              "number/manifest.json: the field \"kind\" is missing or of the wrong type"},
-             {with("list"), 3, "list/manifest.json holds no JSON object"},
-             {with("ids"), 3, "beyond the vocabulary"},
-             {with("empty"), 3, "has no train tokens"},
-             {with("blank"), 3, "has no train tokens"},
-             {with("huge"), 3, "not a whole number of 16-bit tokens"},
-             {with("raw"), 2, "model.vocab_size must be given"},
+             {with("foreign"), 3, "foreign/manifest.json: a format"},
+             {with("number"), 3, "number/manifest.json: the field \"kind\""},
+             {with("list"), 3, "JSON object"},
+             {with("ids"), 3, "is 65535"},
+             {with("empty"), 3, "empty has no train"},
+             {with("blank"), 3, "blank has no train"},
+             {with("huge"), 3, "100000001 bytes"},
+             {with("raw"), 2, "raw has no manifest.json"},
              {{"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"},
               3,
-              "no validation tokens"}});
+              "train.eval_interval = 0"}});
 }
 
 /// Runs a command that must succeed, and returns its standard output.
 std::string output_of(const fs::path& folder, std::vector<std::string> args) {
-  const Finished r = run({"lathe", std::move(args), folder, {}});
+  const Finished r =
+      run({.binary = "lathe", .args = std::move(args), .folder = folder, .environment = {}});
   INFO(r.err);
   CHECK(r.code == 0);
   return r.out;
@@ -226,16 +193,19 @@ TEST_CASE("help and version are printed, in lines of limited length", "[cli]") {
   const auto out = [&](std::vector<std::string> args) {
     return output_of(f.path(), std::move(args));
   };
+
   const std::string all = out({"--help"});
   CHECK_THAT(all, ContainsSubstring("usage: lathe COMMAND"));
   CHECK_THAT(all, ContainsSubstring("\n  lathe train configs/quickstart.toml"));  // an example
   CHECK(out({"help"}) == all);
   std::istringstream all_lines(all);
   for (std::string line; std::getline(all_lines, line);) CHECK(line.size() <= 80);
-  CHECK(run({"lathe", {}, f.path(), {}}).code == 2);
+
+  CHECK(run({.binary = "lathe", .args = {}, .folder = f.path(), .environment = {}}).code == 2);
   CHECK_THAT(out({"--version"}), ContainsSubstring("lathe 0."));
   CHECK_THAT(out({"generate", "-h"}), ContainsSubstring("--top-p"));
   CHECK(out({"launch", "-n", "2", "--", "train", "--help"}) == out({"train", "--help"}));
+
   for (const Command& command : commands()) {
     INFO(command.name);
     CHECK_THAT(all, ContainsSubstring(std::string("\n  ") + command.name + " "));
@@ -267,20 +237,20 @@ TEST_CASE("paths that are not UTF-8 are refused before anything is created", "[c
   const TempFolder f;
   make_tiny_run(f.path());
   fs::copy_file(f / "tiny.toml", f / "tin\xE9.toml");
-  refuse(f,
-         {{{"train", "tin\xE9.toml"}, 2, "the config's path tin\\xe9.toml is not UTF-8"},
-          {{"train", "tin\xE9.toml", "--train.out_dir=runs/x"},
-           2,
-           "the config's path tin\\xe9.toml is not UTF-8"},
-          {{"train", "tiny.toml", "--train.out_dir=\xE9"}, 2, "train.out_dir must be UTF-8 text"}});
+  refuse(f, {{{"train", "tin\xE9.toml"}, 2, "tin\\xe9.toml is not UTF-8"},
+             {{"train", "tin\xE9.toml", "--train.out_dir=runs/x"}, 2, "tin\\xe9.toml is not UTF-8"},
+             {{"train", "tiny.toml", "--train.out_dir=\xE9"}, 2, "UTF-8"}});
   write_file(f / "null.toml", slurp(f / "tiny.toml") + "\n[memory]\noffload_dir = \"a\\u0000b\"\n");
-  refuse(f, {{{"train", "null.toml"}, 2, "memory.offload_dir must be UTF-8 text without null"}});
+  refuse(f, {{{"train", "null.toml"}, 2, "null characters"}});
   const fs::path inside = f / "fold\xE9r";
   fs::create_directories(inside);
-  const Finished r = run({"lathe", {"train", "../tiny.toml", "--data.dir=../data"}, inside, {}});
+  const Finished r = run({.binary = "lathe",
+                          .args = {"train", "../tiny.toml", "--data.dir=../data"},
+                          .folder = inside,
+                          .environment = {}});
   CHECK(r.code == 2);
-  CHECK_THAT(r.err, ContainsSubstring("the working folder"));
-  CHECK_THAT(r.err, ContainsSubstring("fold\\xe9r is not UTF-8; run lathe in another"));
+  CHECK_THAT(r.err,
+             ContainsSubstring("working folder") && ContainsSubstring("fold\\xe9r is not UTF-8"));
   CHECK(fs::is_empty(inside));
 }
 
@@ -310,16 +280,21 @@ TEST_CASE("a file that may not be read or written is reported with a remedy", "[
     WARN("skipped: there is no setpriv");
     return;
   }
+
   const auto refused = [&](std::vector<std::string> args, const std::string& text) {
     if (root)
       args.insert(args.begin(), {"--bounding-set=-all", (binary_folder() / "lathe").string()});
-    const Finished r = run({root ? "/usr/bin/setpriv" : "lathe", std::move(args), f.path(), {}});
+    const Finished r = run({.binary = root ? "/usr/bin/setpriv" : "lathe",
+                            .args = std::move(args),
+                            .folder = f.path(),
+                            .environment = {}});
     INFO(r.err);
     CHECK((r.code >= 2 && r.code <= 6));
-    CHECK_THAT(r.err, ContainsSubstring(text));
+    CHECK_THAT(r.err, ContainsSubstring(text) && ContainsSubstring("permissions"));
     CHECK_THAT(r.err, !ContainsSubstring("filesystem error"));
     CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
   };
+
   const auto copy = [&](const char* name) {
     fs::copy(f / "data", f / name);
     return f / name;
@@ -328,16 +303,18 @@ TEST_CASE("a file that may not be read or written is reported with a remedy", "[
   for (const char* name : {"manifest.json", "train.bin"}) fs::remove(open / name);
   fs::permissions(closed, fs::perms::none);
   fs::permissions(open, fs::perms::owner_exec);
-  const std::string remedy = ": Permission denied; change the permissions, or give another path";
-  refused({"train", "tiny.toml", "--data.dir=closed"}, "closed/manifest.json" + remedy);
-  refused({"inspect", "closed"}, "closed/config.json" + remedy);
-  refused({"eval", "closed/run"}, "closed/run" + remedy);
-  refused({"train", "closed/tiny.toml"}, "closed/tiny.toml" + remedy);
-  refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run" + remedy);
-  refused({"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, "raw" + remedy);
+
+  const std::string denied = ": Permission denied";
+  refused({"train", "tiny.toml", "--data.dir=closed"}, "closed/manifest.json" + denied);
+  refused({"inspect", "closed"}, "closed/config.json" + denied);
+  refused({"eval", "closed/run"}, "closed/run" + denied);
+  refused({"train", "closed/tiny.toml"}, "closed/tiny.toml" + denied);
+  refused({"train", "tiny.toml", "--train.out_dir=closed/run"}, "closed/run" + denied);
+  refused({"train", "tiny.toml", "--data.dir=raw", "--model.vocab_size=50"}, "raw" + denied);
+
   const fs::path bins = copy("bins");
   fs::permissions(bins / "train.bin", fs::perms::none);
-  refused({"train", "tiny.toml", "--data.dir=bins"}, "cannot read bins/train.bin" + remedy);
+  refused({"train", "tiny.toml", "--data.dir=bins"}, "bins/train.bin" + denied);
   for (const auto& folder : {closed, open}) fs::permissions(folder, fs::perms::owner_all);
 }
 
@@ -345,35 +322,24 @@ TEST_CASE("an error names what was given instead of a config or a run", "[cli]")
   const TempFolder f;
   make_tiny_run(f.path());
   output_of(f.path(), {"train", "tiny.toml", "--train.steps=1", "--train.eval_interval=0"});
+
   refuse(
       f,
-      {{{"train", "runs/tiny"},
-        2,
-        "runs/tiny is a run, not a config file; to resume it: lathe train "
-        "runs/tiny/config.toml"},
+      {{{"train", "runs/tiny"}, 2, "lathe train runs/tiny/config.toml"},
        {{"train", "runs/tiny/checkpoints/step-00000001"},
         2,
-        "is a checkpoint, not a config file; to resume from it: lathe train CONFIG "
-        "--checkpoint.resume=runs/tiny"},
-       {{"config", "check", "data"}, 2, "data is a data folder, not a config file"},
-       {{"train", "tiny.toml", "--train.out_dir=data"},
-        2,
-        "train.out_dir: data is taken by prepared data"},
-       {{"train", "tiny.toml", "--checkpoint.resume=nope"}, 4, "nope is neither a run"},
-       {{"train", "tiny.toml", "--train.out_dir=tiny.toml"}, 2, "is taken by a file"},
-       {{"prepare", "tiny.toml", "--out", "runs/tiny"}, 2, "is taken by a run"},
-       {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--out", "runs/tiny"},
-        2,
-        "is taken by a run"},
-       {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--out", "data"},
-        2,
-        "is taken by prepared data"},
+        "--checkpoint.resume=runs/tiny/checkpoints/step-00000001"},
+       {{"config", "check", "data"}, 2, "--data.dir=data"},
+       {{"train", "tiny.toml", "--train.out_dir=data"}, 2, "train.out_dir: data is taken"},
+       {{"train", "tiny.toml", "--checkpoint.resume=nope"}, 4, "nope is neither"},
+       {{"train", "tiny.toml", "--train.out_dir=tiny.toml"}, 2, "by a file"},
+       {{"prepare", "tiny.toml", "--out", "runs/tiny"}, 2, "by a run"},
+       {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--out", "runs/tiny"}, 2, "by a run"},
+       {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--out", "data"}, 2, "by prepared data"},
        {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--train.max_time=1"}, 2, "train.max_time"},
        {{"sweep", "tiny.toml", "--optim.lr=1e-3,2e-3", "--seed", "2"}, 2, "--seed"},
-       {{"launch", "-n", "2", "-n", "3", "--", "train", "tiny.toml"}, 2, "-n is given 2 times"},
-       {{"eval", "tiny.toml"},
-        4,
-        "tiny.toml is a file; lathe eval wants a run or a checkpoint folder"}});
+       {{"launch", "-n", "2", "-n", "3", "--", "train", "tiny.toml"}, 2, "-n is given 2"},
+       {{"eval", "tiny.toml"}, 4, "tiny.toml is a file"}});
 }
 
 TEST_CASE("text is generated with a vocabulary that has no line break", "[cli]") {
@@ -399,10 +365,10 @@ TEST_CASE("a refused thread ends a command with a sentence, not with a hang", "[
   make_tiny_run(f.path());
   REQUIRE(lathe_in(f, {"train", "tiny.toml"}).code == 0);
   const auto with_threads = [&](int most, std::vector<std::string> words) {
-    return run({"lathe_faults",
-                std::move(words),
-                f.path(),
-                {{"LATHE_TEST_THREADS", std::to_string(most)}}});
+    return run({.binary = "lathe_faults",
+                .args = std::move(words),
+                .folder = f.path(),
+                .environment = {{"LATHE_TEST_THREADS", std::to_string(most)}}});
   };
   if (with_threads(1, {"--version"}).code == 77) {
     WARN("skipped: this process can't give up the right to any number of threads");
@@ -426,7 +392,7 @@ TEST_CASE("a refused thread ends a command with a sentence, not with a hang", "[
     const Finished refused = with_threads(1, words);
     INFO(words[0] << " " << words[1] << "\n" << refused.out << refused.err);
     CHECK(refused.code == 9);
-    CHECK_THAT(refused.err, ContainsSubstring("raise the limit of processes"));
+    CHECK_THAT(refused.err, ContainsSubstring("ulimit -u"));
     CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
   }
 
@@ -456,11 +422,12 @@ TEST_CASE("more threads than a machine can use are refused", "[cli]") {
            {{"prepare", "text.txt", "--out", "more", "--dedup", "--workers=1024"}, {}},
            {{"prepare", "text.txt", "--out", "more", "--dedup"}, {{"OMP_NUM_THREADS", "100000"}}},
        }) {
-    const Finished refused = run({"lathe", words, f.path(), environment});
+    const Finished refused =
+        run({.binary = "lathe", .args = words, .folder = f.path(), .environment = environment});
     INFO(words[0] << "\n" << refused.out << refused.err);
     CHECK(refused.code == 2);
-    CHECK_THAT(refused.err, ContainsSubstring(" threads are too many for the ") &&
-                                ContainsSubstring("LATHE_MAX_THREADS"));
+    CHECK_THAT(refused.err,
+               ContainsSubstring("too many") && ContainsSubstring("LATHE_MAX_THREADS="));
     CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
   }
   for (const std::string made : {"new", "bpe", "more"}) CHECK(!fs::exists(f / made));
@@ -470,8 +437,11 @@ TEST_CASE("more threads than a machine can use are refused", "[cli]") {
   const std::vector<std::string> train{"train", "tiny.toml", "--train.steps=1",
                                        "--train.out_dir=many",
                                        "--train.threads=" + std::to_string(many)};
-  CHECK(run({"lathe", train, f.path(), {}}).code == 2);
-  CHECK(run({"lathe", train, f.path(), {{"LATHE_MAX_THREADS", std::to_string(many)}}}).code == 0);
+  const auto trained = [&](const std::map<std::string, std::string>& environment) {
+    return run({.binary = "lathe", .args = train, .folder = f.path(), .environment = environment});
+  };
+  CHECK(trained({}).code == 2);
+  CHECK(trained({{"LATHE_MAX_THREADS", std::to_string(many)}}).code == 0);
 }
 
 TEST_CASE("LATHE_ISA is read before any command", "[cli]") {
@@ -479,9 +449,12 @@ TEST_CASE("LATHE_ISA is read before any command", "[cli]") {
   const std::vector<std::vector<std::string>> some{
       {"bench", "peak"}, {"inspect", "."}, {"config", "kernels"}};
   for (const auto& args : some) {
-    const Finished r = run({"lathe", args, f.path(), {{"LATHE_ISA", "sse9"}}});
+    const Finished r = run({.binary = "lathe",
+                            .args = args,
+                            .folder = f.path(),
+                            .environment = {{"LATHE_ISA", "sse9"}}});
     CHECK(r.code == 2);
-    CHECK_THAT(r.err, ContainsSubstring("LATHE_ISA=sse9: it is one of baseline, avx2"));
+    CHECK_THAT(r.err, ContainsSubstring("LATHE_ISA=sse9") && ContainsSubstring("baseline, avx2"));
   }
 }
 
@@ -514,21 +487,15 @@ TEST_CASE("token shards of other trainers can be trained on, inspected and verif
   CHECK_THAT(llmc, ContainsSubstring("fineweb_val_000000.bin  "));
   CHECK_THAT(nano, ContainsSubstring("train.bin  18000 tokens  uint16, no header"));
   CHECK_THAT(nano, !ContainsSubstring("meta.pkl"));
-  CHECK_THAT(output_of(f.path(), {"verify", "llmc"}),
-             ContainsSubstring("the largest token id is 1"));
-  CHECK_THAT(output_of(f.path(), {"verify", "nano"}),
-             ContainsSubstring("no checksums to compare with"));
+  CHECK_THAT(output_of(f.path(), {"verify", "llmc"}), ContainsSubstring("token id is 1"));
+  CHECK_THAT(output_of(f.path(), {"verify", "nano"}), ContainsSubstring("no checksums"));
 
   write_file(f / "llmc/fineweb_train_000002.bin", with_header(train.substr(20000)).substr(0, 5000));
   write_file(f / "two/a_train_0.bin", train);
   write_file(f / "two/b_train_0.bin", train);
-  refuse(f, {{{"verify", "llmc"},
-              3,
-              "fineweb_train_000002.bin: its header claims 8000 tokens, but it has 1988"},
-             {{"inspect", "llmc"}, 3, "its header claims 8000 tokens"},
-             {{"verify", "two"},
-              3,
-              "two holds shards of more than one data set (a_train_0.bin, b_train_0.bin)"}});
+  refuse(f, {{{"verify", "llmc"}, 3, "1988"},
+             {{"inspect", "llmc"}, 3, "fineweb_train_000002.bin: its header claims 8000"},
+             {{"verify", "two"}, 3, "(a_train_0.bin, b_train_0.bin)"}});
 }
 
 /// Runs ./dev with this build's binary, skipping its setup and build.
@@ -542,13 +509,13 @@ Finished dev(const TempFolder& f, std::vector<std::string> args) {
   fs::create_directories(f / "torch/include/ATen/ops");
   write_file(f / "torch/lib/libtorch_cpu.so", "");
   write_file(f / "torch/include/ATen/ops/text.h", sample_text(20000));
-  return run({source_folder() / "dev",
-              std::move(args),
-              f.path(),
-              {{"PATH", (f / "stand-ins").string() + ":" + getenv("PATH")},
-               {"LATHE_PACKAGES", "skip"},
-               {"LIBTORCH", "torch"},
-               {"LATHE_BUILD", binary_folder().string()}}});
+  return run({.binary = source_folder() / "dev",
+              .args = std::move(args),
+              .folder = f.path(),
+              .environment = {{"PATH", (f / "stand-ins").string() + ":" + getenv("PATH")},
+                              {"LATHE_PACKAGES", "skip"},
+                              {"LIBTORCH", "torch"},
+                              {"LATHE_BUILD", binary_folder().string()}}});
 }
 
 TEST_CASE("./dev works in the folder that it is called from", "[cli]") {
@@ -575,7 +542,7 @@ TEST_CASE("plan --chart draws the memory of two settings by category", "[cli]") 
   make_tiny_run(f.path());
   const auto plan = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"plan", "tiny.toml"});
-    return run({"lathe", more, f.path(), {}});
+    return run({.binary = "lathe", .args = more, .folder = f.path(), .environment = {}});
   };
   const Finished r = plan({"--model.n_embd=1024", "--chart", "optim.kind=sgd,train.batch_size=64"});
   INFO(r.out << r.err);
@@ -598,19 +565,21 @@ TEST_CASE("plan --chart draws the memory of two settings by category", "[cli]") 
   CHECK(bars.at("program")[0].size() == bars.at("program")[1].size());
 
   for (const auto& [keys, says] : std::vector<std::pair<std::string, std::string>>{
-           {"sgd", "--chart takes keys"}, {"optim.kid=sgd", "optim.kid"}}) {
+           {"sgd", "memory.recompute=blocks"}, {"optim.kid=sgd", "optim.kid"}}) {
     const Finished refused = plan({"--chart", keys});
     CHECK(refused.code == 2);
     CHECK_THAT(refused.err, ContainsSubstring(says));
   }
-  CHECK_THAT(plan({"--chart", "optim.kind=sgd", "--json"}).err,
-             ContainsSubstring("cannot be combined"));
+  const Finished both = plan({"--chart", "optim.kind=sgd", "--json"});
+  CHECK(both.code == 2);
+  CHECK_THAT(both.err, ContainsSubstring("--chart") && ContainsSubstring("--json"));
 }
 
 TEST_CASE("a plan prints parameters, memory, FLOPs, time and disk", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const Finished r = run({"lathe", {"plan", "tiny.toml"}, f.path(), {}});
+  const Finished r = run(
+      {.binary = "lathe", .args = {"plan", "tiny.toml"}, .folder = f.path(), .environment = {}});
   INFO(r.err);
   CHECK(r.code == 0);
   for (const char* word :
@@ -622,8 +591,10 @@ TEST_CASE("a plan prints parameters, memory, FLOPs, time and disk", "[cli]") {
 TEST_CASE("bench step prints its measurements and creates no run", "[cli]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const Finished r = run(
-      {"lathe", {"bench", "step", "tiny.toml", "--train.steps=6", "--skip", "2"}, f.path(), {}});
+  const Finished r = run({.binary = "lathe",
+                          .args = {"bench", "step", "tiny.toml", "--train.steps=6", "--skip", "2"},
+                          .folder = f.path(),
+                          .environment = {}});
   CHECK(r.code == 0);
   for (const char* key :
        {"ms_median", "ms_min", "tokens_per_s", "first_step_s", "peak_rss_mb", "final_loss"})

@@ -82,6 +82,7 @@ TEST_CASE("regression on other data reports errors in the units of its targets",
     }
     return text;
   };
+
   write_file(f / "mlp.toml",
              "[model]\nkind = \"mlp\"\nn_hidden = 32\n[optim]\nlr = 1e-2\nweight_decay = "
              "0.0\n[schedule]\nwarmup_steps = 10\n[train]\nsteps = 400\nthreads = 1\n");
@@ -91,6 +92,7 @@ TEST_CASE("regression on other data reports errors in the units of its targets",
                          "regression", "--val", "0.5"})
                 .code == 0);
   }
+
   REQUIRE(lathe_in(f, {"train", "mlp.toml", "--data.dir=train", "--train.out_dir=run"}).code == 0);
   const Finished r = lathe_in(f, {"eval", "run", "--data", "test"});
   INFO(r.err << r.out);
@@ -173,7 +175,7 @@ TEST_CASE("weights of other classes are refused", "[example_data]") {
   const Finished task = lathe_in(run.f, {"train", "mlp.toml", "--data.dir=pairs",
                                          "--train.init_from=run", "--train.out_dir=other"});
   CHECK(task.code == 3);
-  CHECK_THAT(task.err, ContainsSubstring("another task"));
+  CHECK_THAT(task.err, ContainsSubstring("pairs") && ContainsSubstring("another task"));
   CHECK(!fs::exists(run.f / "other"));
 }
 
@@ -247,7 +249,7 @@ TEST_CASE("a file's name may be in capital letters, and a compressed table is re
   write_file(f / "T.CSV", table_of(40, 0));
   const Finished table = lathe_in(f, {"prepare", "T.CSV", "--out", "t"});
   CHECK(table.code == 0);
-  CHECK_THAT(table.err + table.out, ContainsSubstring("classification with 2 classes"));
+  CHECK_THAT(table.err + table.out, ContainsSubstring("2 classes"));
 
   write_file(f / "T.JSONL", "{\"text\": \"one\"}\n{\"text\": \"two and three\"}\n");
   const Finished lines = lathe_in(f, {"prepare", "T.JSONL", "--out", "j", "--val", "0"});
@@ -257,7 +259,7 @@ TEST_CASE("a file's name may be in capital letters, and a compressed table is re
   write_file(f / "t.csv.gz", "nothing that is read");
   const Finished packed = lathe_in(f, {"prepare", "t.csv.gz", "--out", "z"});
   CHECK(packed.code == 2);
-  CHECK_THAT(packed.err, ContainsSubstring("t.csv.gz is a compressed table"));
+  CHECK_THAT(packed.err, ContainsSubstring("t.csv.gz") && ContainsSubstring("compressed table"));
   CHECK(!fs::exists(f / "z"));
 }
 
@@ -268,7 +270,7 @@ TEST_CASE(
   write_file(f / "h.csv", "x,y\n1e200,a\n-1e200,b\n1e200,a\n-1e200,b\n1,a\n2,b\n3,a\n4,b\n");
   const Finished r = lathe_in(f, {"prepare", "h.csv", "--out", "h"});
   CHECK(r.code == 3);
-  CHECK_THAT(r.err, ContainsSubstring("too large for their mean and standard deviation"));
+  CHECK_THAT(r.err, ContainsSubstring("target 1 ") && ContainsSubstring("standard deviation"));
   CHECK(!fs::exists(f / "h/manifest.json"));
 
   // So are classes that are equal in float64.
@@ -277,7 +279,7 @@ TEST_CASE(
   write_file(f / "ids.csv", ids);
   const Finished large = lathe_in(f, {"prepare", "ids.csv", "--out", "ids"});
   CHECK(large.code == 3);
-  CHECK_THAT(large.err, ContainsSubstring("beyond 2^53"));
+  CHECK_THAT(large.err, ContainsSubstring("ids.csv") && ContainsSubstring("2^53"));
 }
 
 TEST_CASE("find batch, plan and train know that batch norm needs two examples", "[example_data]") {
@@ -318,6 +320,7 @@ TEST_CASE("find batch proposes no batch that took more than the limit", "[exampl
   }
   write_file(f / "images.csv", rows);
   REQUIRE(lathe_in(f, {"prepare", "images.csv", "--out", "images", "--shape", "1,8,8"}).code == 0);
+
   int proposals = 0;
   for (const int64_t limit : {160, 200, 330}) {
     const Finished found =
@@ -437,11 +440,12 @@ TEST_CASE("prepare warns if no example is left for validation", "[example_data]"
   const Finished few = lathe_in(f, {"prepare", "prices.csv", "--out", "few", "--target", "price",
                                     "--task", "classification", "--val", "0.5"});
   CHECK(few.code == 0);
-  CHECK_THAT(few.err + few.out, ContainsSubstring("--task regression"));
+  CHECK_THAT(few.err + few.out,
+             ContainsSubstring(" 0 validation") && ContainsSubstring("--task regression"));
   const Finished numbers = lathe_in(f, {"prepare", "prices.csv", "--out", "numbers", "--target",
                                         "price", "--task", "regression", "--val", "0.4"});
   CHECK(numbers.code == 0);
-  CHECK((numbers.err + numbers.out).find("no validation") == std::string::npos);
+  CHECK_THAT(numbers.err + numbers.out, ContainsSubstring(" 1 validation"));
 }
 
 TEST_CASE("a run that diverges before its first logged step is listed as diverged",

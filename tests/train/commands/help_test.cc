@@ -213,8 +213,9 @@ TEST_CASE("errors for unknown options and commands suggest the right one", "[hel
                     {"a.toml", "--steps", "5", "--train.seed=1", "--model.n_hed=3"});
   });
   CHECK(std::count(both.begin(), both.end(), '\n') == 1);
-  CHECK_THAT(both, ContainsSubstring("--steps; did you mean --train.steps?\n") &&
-                       ContainsSubstring("--model.n_hed=3; did you mean --model.n_head?"));
+  CHECK_THAT(both, ContainsSubstring(" --steps;") && ContainsSubstring(" --train.steps?\n") &&
+                       ContainsSubstring(" --model.n_hed=3;") &&
+                       ContainsSubstring(" --model.n_head?"));
 
   // If several sections have a key with this last part, each is named.
   CHECK_THAT(error_of([] { parse_arguments(find_command("train"), {"a.toml", "--dtype=bf16"}); }),
@@ -225,8 +226,10 @@ TEST_CASE("errors for unknown options and commands suggest the right one", "[hel
                                                         {"predct", "predict"},
                                                         {"generat", "generate"},
                                                         {"reports", "report"}})
-    CHECK_THAT(error_of([&] { find_command(given); }), ContainsSubstring("did you mean " + meant));
-  CHECK_THAT(error_of([] { find_command("zzz"); }), !ContainsSubstring("did you mean"));
+    CHECK_THAT(error_of([&] { find_command(given); }),
+               ContainsSubstring(given) && ContainsSubstring(" " + meant + "?"));
+  CHECK_THAT(error_of([] { find_command("zzz"); }),
+             ContainsSubstring("zzz") && !ContainsSubstring("?"));
 }
 
 TEST_CASE("bash completes subcommands, values and runs", "[help]") {
@@ -297,7 +300,7 @@ TEST_CASE("completion and the man page name every command and key", "[help]") {
   for (const Field& field : all_fields())
     CHECK_THAT(text, ContainsSubstring("\n.B --" + field.key + "="));
   CHECK_THAT(error_of([] { completion_script("tcsh"); }),
-             ContainsSubstring("there are bash, zsh and fish"));
+             ContainsSubstring("tcsh") && ContainsSubstring("bash, zsh and fish"));
 
   // Run the script in bash.
   const TempFolder f;

@@ -82,10 +82,8 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
   CHECK_THAT(table.out, ContainsSubstring("runs/deep/same"));
   CHECK(std::count(table.out.begin(), table.out.end(), '\n') == 6);
 
-  CHECK_THAT(
-      lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
-      ContainsSubstring("No key differs") &&
-          ContainsSubstring("All 8 logged steps that they have in common have the same bits"));
+  CHECK_THAT(lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
+             ContainsSubstring("No key") && ContainsSubstring("All 8 logged steps"));
   const Finished apart = lathe_in(f, {"compare", "runs/a", "runs/other", "--json=true"});
   const Json j = parse_json(apart.out, "compare", Exit::internal);
   CHECK(j["keys"]["train.seed"] == Json({"1337", "2"}));
@@ -98,7 +96,7 @@ TEST_CASE("runs lists runs with their states, and compare shows how two differ",
   lines.insert(lines.find('.', at) + 6, "7");
   write_file(f / "runs/deep/same/metrics.jsonl", lines);
   CHECK_THAT(lathe_in(f, {"compare", "runs/a", "runs/deep/same"}).out,
-             ContainsSubstring("The first logged step with different bits is 6"));
+             ContainsSubstring("different bits is 6"));
   CHECK(lathe_in(f, {"compare", "runs/a", "data"}).code == 2);
 
   const Finished watched = lathe_in(f, {"watch", "runs/a", "runs/other"});
@@ -136,7 +134,10 @@ std::optional<Finished> lathe_without_rights(const TempFolder& folder,
   if (!fs::exists("/usr/bin/setpriv")) return std::nullopt;
 
   args.insert(args.begin(), {"--bounding-set=-all", (binary_folder() / "lathe").string()});
-  return run({"/usr/bin/setpriv", std::move(args), folder.path(), {}});
+  return run({.binary = "/usr/bin/setpriv",
+              .args = std::move(args),
+              .folder = folder.path(),
+              .environment = {}});
 }
 
 TEST_CASE("runs that can't be read are named, and the others listed", "[runs]") {
@@ -166,8 +167,7 @@ TEST_CASE("runs that can't be read are named, and the others listed", "[runs]") 
   CHECK(json[1]["run"] == "runs/deep/b");
   for (const char* bad : {"runs/damaged/metrics.jsonl, line 1 from the end",
                           "runs/no_config/config.toml", "runs/closed"})
-    CHECK_THAT(listed->err,
-               ContainsSubstring(std::string("not listed: ")) && ContainsSubstring(bad));
+    CHECK_THAT(listed->err, ContainsSubstring("not listed") && ContainsSubstring(bad));
   CHECK(std::count(listed->err.begin(), listed->err.end(), '\n') == 3);
 
   CHECK(table->code == 6);
@@ -177,7 +177,8 @@ TEST_CASE("runs that can't be read are named, and the others listed", "[runs]") 
   // If the only run is damaged, there is no table.
   const Finished alone = lathe_in(f, {"runs", "runs/damaged"});
   CHECK(alone.code == 6);
-  CHECK(alone.out == "no run in runs/damaged can be read\n");
+  CHECK_THAT(alone.out, ContainsSubstring("runs/damaged"));
+  CHECK(std::count(alone.out.begin(), alone.out.end(), '\n') == 1);
 }
 
 TEST_CASE("report replaces a page that it wrote, and other files only with --force", "[runs]") {
@@ -187,8 +188,7 @@ TEST_CASE("report replaces a page that it wrote, and other files only with --for
   write_file(f / "page.html", "<title>mine</title>");
   const Finished refused = lathe_in(f, {"report", "run", "--out", "page.html"});
   CHECK(refused.code == 2);
-  CHECK_THAT(refused.err,
-             ContainsSubstring("page.html is there already, and lathe report did not write it"));
+  CHECK_THAT(refused.err, ContainsSubstring("page.html") && ContainsSubstring("--force true"));
   CHECK(slurp(f / "page.html") == "<title>mine</title>");
 
   CHECK(lathe_in(f, {"report", "run", "--out", "page.html", "--force", "true"}).code == 0);

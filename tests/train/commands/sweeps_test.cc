@@ -24,11 +24,14 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
   REQUIRE(grid.size() == 6);
   CHECK(grid[0] == Overrides{{"optim.lr", "1e-3"}, {"train.seed", "1"}});
   CHECK(grid[4] == Overrides{{"optim.lr", "3e-3"}, {"train.seed", "2"}});
+
+  // Random draws depend on the seed only.
   const auto some = make_points({axis("optim.lr", "1,2,3,4,5"), axis("train.seed", "1,2,3")}, 9, 7);
   REQUIRE(some.size() == 9);
   for (size_t i = 0; i < 9; ++i) CHECK(std::count(some.begin(), some.end(), some[i]) == 1);
   CHECK(some == make_points({axis("optim.lr", "1,2,3,4,5"), axis("train.seed", "1,2,3")}, 9, 7));
   CHECK(some != make_points({axis("optim.lr", "1,2,3,4,5"), axis("train.seed", "1,2,3")}, 9, 8));
+
   int low = 0;
   for (const Overrides& p :
        make_points({axis("optim.lr", "1e-4..1e-2"), axis("model.n_layer", "2..4")}, 200, 1)) {
@@ -38,6 +41,7 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
     low += lr < 1e-3 ? 1 : 0;
   }
   CHECK((low > 70 && low < 130));  // half, on a logarithmic scale
+
   // A narrow range has as many different points as a wide one, all of them within it.
   for (const char* range : {"0.999..0.9999", "0.9..0.99999", "1.0001e-3..1.0009e-3", "0..1e-9"}) {
     INFO(range);
@@ -49,23 +53,29 @@ TEST_CASE("a sweep's points are a grid or random draws, each point once", "[swee
       CHECK((x >= narrow.low && x <= narrow.high));
     }
   }
+
   // No point is drawn twice, even if that gives fewer points than requested.
   for (const int64_t samples : {3, 5}) {
     const auto points = make_points({axis("model.n_layer", "1..3")}, samples, 1);
     CHECK(std::set<Overrides>(points.begin(), points.end()).size() == 3);
     CHECK(points.size() == 3);
   }
+
   CHECK_THAT(error_of([] { axis("optim.lr", "1e-2..1e-4"); }),
-             ContainsSubstring("must end above its beginning"));
-  CHECK_THAT(error_of([] { axis("model.n_layer", "1..2.5"); }), ContainsSubstring("whole"));
-  CHECK_THAT(error_of([] { axis("optim.lr", "1,,2"); }), ContainsSubstring("empty value"));
+             ContainsSubstring("1e-2..1e-4") && ContainsSubstring("above"));
+  CHECK_THAT(error_of([] { axis("model.n_layer", "1..2.5"); }),
+             ContainsSubstring("1..2.5") && ContainsSubstring("whole"));
+  CHECK_THAT(error_of([] { axis("optim.lr", "1,,2"); }),
+             ContainsSubstring("1,,2") && ContainsSubstring("empty"));
   CHECK_THAT(error_of([] { axis("optim.lr", "1,1"); }), ContainsSubstring("twice"));
   CHECK_THAT(error_of([] { make_points({axis("optim.lr", "0..1")}, 0, 0); }),
-             ContainsSubstring("as --samples"));
+             ContainsSubstring("optim.lr") && ContainsSubstring("--samples"));
+
   CHECK(make_rungs(900, 100, 3, 50) == std::vector<int64_t>{100, 300, 900});
   // Rungs are whole numbers of evaluations, rounded to nearest: 333.3 to 350, and 111.1 to 100.
   CHECK(make_rungs(1000, 100, 3, 50) == std::vector<int64_t>{100, 350, 1000});
-  CHECK_THAT(error_of([] { make_rungs(900, 10, 3, 300); }), ContainsSubstring("too seldom"));
+  CHECK_THAT(error_of([] { make_rungs(900, 10, 3, 300); }),
+             ContainsSubstring("every 300") && ContainsSubstring("--min-steps"));
 }
 
 TEST_CASE("lists are separated by semicolons, and equal numbers are refused", "[sweeps]") {
@@ -110,7 +120,10 @@ TEST_CASE("successive halving promotes the best points, and resumes a job that w
   // A loss that is NaN comes last, wherever it is in the list.
   const std::vector<double> losses{std::nan(""), 3, std::nan(""), 1, 2, std::nan("")};
   std::vector<PointState> some(losses.size());
-  for (size_t i = 0; i < losses.size(); ++i) some[i].target = 0, some[i].losses = {losses[i]};
+  for (size_t i = 0; i < losses.size(); ++i) {
+    some[i].target = 0;
+    some[i].losses = {losses[i]};
+  }
   CHECK(ranking(some) == std::vector<size_t>{3, 4, 1, 0, 2, 5});
   CHECK(next_job(some, std::vector<bool>(6, false), 2, 6) == std::pair<size_t, int>(3, 1));
 }
@@ -224,13 +237,14 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[sweeps]") {
   const auto sweep = [&](const std::string& out, const std::string& kill) {
     std::map<std::string, std::string> environment;
     if (!kill.empty()) environment["LATHE_TEST_KILL"] = kill;
-    return run({"lathe_faults",
-                {"sweep", "tiny.toml", "--optim.lr=1e-3,3e-2", "--train.seed=1,2",
-                 "--train.steps=8", "--train.eval_interval=4", "--checkpoint.interval=2", "--out",
-                 out, "--jobs=2", "--train.threads=1"},
-                f.path(),
-                environment});
+    return run({.binary = "lathe_faults",
+                .args = {"sweep", "tiny.toml", "--optim.lr=1e-3,3e-2", "--train.seed=1,2",
+                         "--train.steps=8", "--train.eval_interval=4", "--checkpoint.interval=2",
+                         "--out", out, "--jobs=2", "--train.threads=1"},
+                .folder = f.path(),
+                .environment = environment});
   };
+
   const Finished whole = sweep("whole", "");
   INFO(whole.out << whole.err);
   REQUIRE(whole.code == 0);
@@ -238,6 +252,7 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[sweeps]") {
                             ContainsSubstring("steps     32 in total"));
   check_means(f / "whole", whole);
   REQUIRE(lathe_in(f, {"config", "check", "whole/best.toml"}).code == 0);
+
   const std::vector<std::string> kills{"sweep: target kept 2", "sweep: point ended 1",
                                        "sweep: result kept 1"};
   std::map<std::string, std::string> done;  // events of points whose result was kept
@@ -252,11 +267,13 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[sweeps]") {
         done[name] = slurp(f / ("killed/points/" + name + "/events.jsonl"));
     }
   };
+
   for (const std::string& kill : kills) {
     CHECK(sweep("killed", kill).code == 128 + 9);
     check_done();
   }
   CHECK(!done.empty());
+
   const Finished last = sweep("killed", "");
   INFO(last.out << last.err);
   CHECK(last.code == 0);
@@ -267,13 +284,15 @@ TEST_CASE("a sweep that is killed loses and repeats no point", "[sweeps]") {
     CHECK(difference(f / ("whole/points/" + name), f / ("killed/points/" + name)) == "");
   CHECK(difference(f / "whole/points" / points[0], f / "whole/points" / points[1]) !=
         "");  // control: different points differ
+
   // Another start of the finished sweep does nothing.
   CHECK(sweep("killed", "").code == 0);
   check_done();
+
   const Finished other =
       lathe_in(f, {"sweep", "tiny.toml", "--optim.lr=1e-3,3e-3", "--out", "killed"});
   CHECK(other.code == 2);
-  CHECK_THAT(other.err, ContainsSubstring("holds another sweep"));
+  CHECK_THAT(other.err, ContainsSubstring("killed") && ContainsSubstring("another sweep"));
 }
 
 TEST_CASE("a sweep that is stopped while its points start ends with 75, and is resumed exactly",
@@ -281,12 +300,12 @@ TEST_CASE("a sweep that is stopped while its points start ends with 75, and is r
   const TempFolder f;
   make_tiny_run(f.path());
   const auto sweep = [&](const std::string& out, std::map<std::string, std::string> environment) {
-    return run({"lathe_faults",
-                {"sweep", "tiny.toml", "--train.seed=1,2", "--train.steps=1500",
-                 "--train.eval_interval=1500", "--checkpoint.interval=1500", "--out", out,
-                 "--jobs=2", "--train.threads=1"},
-                f.path(),
-                std::move(environment)});
+    return run({.binary = "lathe_faults",
+                .args = {"sweep", "tiny.toml", "--train.seed=1,2", "--train.steps=1500",
+                         "--train.eval_interval=1500", "--checkpoint.interval=1500", "--out", out,
+                         "--jobs=2", "--train.threads=1"},
+                .folder = f.path(),
+                .environment = std::move(environment)});
   };
   REQUIRE(sweep("reference", {}).code == 0);
 
@@ -300,7 +319,7 @@ TEST_CASE("a sweep that is stopped while its points start ends with 75, and is r
                           {"LATHE_TEST_SLOW", str("sweep: point started ", after_ms)}});
     INFO(after_ms << " ms: " << stopped.out << stopped.err);
     CHECK(stopped.code == 75);
-    CHECK_THAT(stopped.out, ContainsSubstring("stopped; run the same command again to resume"));
+    CHECK_THAT(stopped.out, ContainsSubstring("stopped"));
   }
   REQUIRE(sweep("stopped", {}).code == 0);
   for (const std::string name : {"seed=1", "seed=2"})
@@ -325,10 +344,12 @@ TEST_CASE("a sweep lists a point that ends without a finite loss as diverged", "
                                    method.empty() ? "--out=grid" : "--out=asha"};
     if (method.empty()) words[7] = "--train.steps=1";
     words.insert(words.end(), method.begin(), method.end());
+
     const Finished r = lathe_in(f, words);
     INFO(r.out << r.err);
     REQUIRE(r.code == 0);
     CHECK_THAT(r.out, ContainsSubstring("optim.lr=1e30  diverged"));
+
     const std::string table = slurp(f / (method.empty() ? "grid" : "asha") / "table.txt");
     INFO(table);
     CHECK_THAT(table, ContainsSubstring("diverged"));
@@ -386,7 +407,10 @@ TEST_CASE(
                                       "--train.eval_interval=2"};
   const auto lathe = [&](std::vector<std::string> words, const std::string& environment = "") {
     words.insert(words.end(), keys.begin(), keys.end());
-    return run({"lathe", words, f.path(), {{"LATHE_OPTIM_WEIGHT_DECAY", environment}}});
+    return run({.binary = "lathe",
+                .args = words,
+                .folder = f.path(),
+                .environment = {{"LATHE_OPTIM_WEIGHT_DECAY", environment}}});
   };
   REQUIRE(lathe({"train", "llama.toml", "--train.out_dir=source"}, "0.1").code == 0);
 
@@ -405,7 +429,9 @@ TEST_CASE(
   CHECK(lathe(words, "0.1").code == 0);
 
   // Other keys in the environment define another sweep.
-  CHECK_THAT(lathe(words, "0.2").err, ContainsSubstring("holds another sweep"));
+  const Finished other = lathe(words, "0.2");
+  CHECK(other.code == 2);
+  CHECK_THAT(other.err, ContainsSubstring("another sweep") && ContainsSubstring("LATHE_"));
 }
 
 TEST_CASE("a file can define a sweep with successive halving, and wrong sweeps are refused",
@@ -420,30 +446,34 @@ TEST_CASE("a file can define a sweep with successive halving, and wrong sweeps a
   const Finished r = lathe_in(f, {"sweep", "search.toml"});
   INFO(r.out << r.err);
   REQUIRE(r.code == 0);
-  CHECK_THAT(
-      r.out,
-      ContainsSubstring(
-          "4 to step 2, then 2 to step 4, then 1 to step 8: about 16 in total, instead of 32"));
+  CHECK_THAT(r.out, ContainsSubstring("4 to step 2") && ContainsSubstring("2 to step 4") &&
+                        ContainsSubstring("1 to step 8") && ContainsSubstring("16 in total") &&
+                        ContainsSubstring(" 32"));
+
   const Finished none = lathe_in(f, {"sweep", "search.toml", "--min-steps=2", "--samples=3",
                                      "--optim.lr=1e-5..1e-1", "--out=none"});
   CHECK(none.code == 2);
-  CHECK_THAT(none.err, ContainsSubstring("none of 3 points would reach step 8"));
+  CHECK_THAT(none.err, ContainsSubstring("of 3 points") && ContainsSubstring("step 8") &&
+                           ContainsSubstring("--samples"));
   CHECK(!fs::exists(f / "none"));
+
+  // At least one run reaches the last step, and not all of them.
   int at_end = 0;
   for (const fs::path& run : find_runs(f / "s"))
     at_end += summarize(run).state == "finished" ? 1 : 0;
   CHECK(find_runs(f / "s").size() == 4);
   CHECK(at_end >= 1);
   CHECK(at_end < 4);
+
   for (const auto& [args, refusal] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"tiny.toml"}, "a key with several values"},
-           {{"tiny.toml", "--optim.lr=1e-3,x"}, "must be a number"},
-           {{"tiny.toml", "--train.out_dir=a,b"}, "is set by the sweep"},
+           {{"tiny.toml"}, "--optim.lr=1e-3,3e-3"},
+           {{"tiny.toml", "--optim.lr=1e-3,x"}, "not \"x\""},
+           {{"tiny.toml", "--train.out_dir=a,b"}, "train.out_dir is set"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--train.eval_interval=0"},
-            "compares validation losses"},
-           {{"tiny.toml", "--optim.lr=1e-4..1e-3"}, "as --samples"},
+            "train.eval_interval is 0"},
+           {{"tiny.toml", "--optim.lr=1e-4..1e-3"}, "--samples"},
            {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--method=asha", "--seed=2"}, "--seed"},
-           {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--eta=2"}, "no effect without --method=asha"}}) {
+           {{"tiny.toml", "--optim.lr=1e-3,2e-3", "--eta=2"}, "--method=asha"}}) {
     std::vector<std::string> words{"sweep"};
     words.insert(words.end(), args.begin(), args.end());
     const Finished bad = lathe_in(f, words);
@@ -451,9 +481,10 @@ TEST_CASE("a file can define a sweep with successive halving, and wrong sweeps a
     CHECK(bad.code == 2);
     CHECK_THAT(bad.err, ContainsSubstring(refusal));
   }
+
   const Finished long_rows = lathe_in(f, {"sweep", "tiny.toml", "--model.block_size=16,30000"});
   CHECK(long_rows.code == 3);
-  CHECK_THAT(long_rows.err, ContainsSubstring("too few for windows of 30000"));
+  CHECK_THAT(long_rows.err, ContainsSubstring("30000 tokens") && ContainsSubstring("data.window"));
   CHECK(!fs::exists(f / "sweeps"));
 }
 

@@ -102,8 +102,8 @@ TEST_CASE("a buffer that is changed in place is refused where a forward pass run
        {Keys{{"memory.recompute", "blocks"}},
         Keys{{"memory.update_in_backward", "true"}, {"optim.grad_clip", "1"}}}) {
     INFO(twice[0].first);
-    CHECK_THROWS_WITH(trained(f, twice), ContainsSubstring("changes its buffer seen in place") &&
-                                             ContainsSubstring(twice[0].first));
+    CHECK_THROWS_WITH(trained(f, twice),
+                      ContainsSubstring("buffer seen") && ContainsSubstring(twice[0].first));
     CHECK(trained(f, with(recorded, twice)).equal(plain));
   }
 }

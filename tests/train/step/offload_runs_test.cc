@@ -125,6 +125,7 @@ TEST_CASE("activations on the disk change no bit of a run, for each kind of mode
                                  {cut_gpt, {"--memory.update_in_backward=true"}},
                                  {cut_gpt, {"--amp.dtype=fp8", "--amp.fp8_edge_blocks=0"}}};
   for (const Kind& kind : lathe::test::kinds) cells.push_back({kind, {}});
+
   int n = 0, written = 0;
   for (const OffloadCell& c : cells) {
     INFO(c.kind.name << " " << (c.keys.empty() ? "" : c.keys[0]));
@@ -132,11 +133,14 @@ TEST_CASE("activations on the disk change no bit of a run, for each kind of mode
     const auto results = [&](const std::string& run) {
       return results_of(runs.folder() / ("runs/" + run), "step-00000003");
     };
+
     runs.train("memory-" + name, c.kind, with_keys(large, c.keys));
     runs.train("disk-" + name, c.kind, with_keys(large, with_keys(c.keys, disk)));
     written += runs.done().out.find("\noffload   activations: ") != std::string::npos ? 1 : 0;
     CHECK((results("disk-" + name) == results("memory-" + name)));
   }
+
+  // Small models have no activations of 64 KiB, and write nothing.
   CHECK(written >= 9);
 }
 
@@ -151,12 +155,15 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
       {cut_gpt, {"--amp.dtype=bf16", "--checkpoint.dtype=bf16", "--optim.ema_decay=0.9"}},
       {lathe::test::kinds[3], {"--model.n_embd=128", "--optim.kind=muon"}},
       {lathe::test::kinds[2], {"--model.n_channel=32", "--optim.kind=sgd"}}};
+
   int n = 0;
   for (const OffloadCell& c : cells) {
     INFO(c.kind.name << " " << (c.keys.empty() ? "" : c.keys[0]));
     const std::string name = std::to_string(n++);
     const Words keys = with_keys(base, c.keys);
     runs.train("memory-" + name, c.kind, keys);
+
+    // The last cell is SGD, which keeps no state to offload.
     const bool keeps_state = name != "5";
     for (const std::string offload : {"parameters", "optimizer+activations+parameters"}) {
       if (!keeps_state && offload != "parameters") continue;
@@ -164,6 +171,7 @@ TEST_CASE("parameters on the disk change no bit of a run", "[offload_runs]") {
       CHECK((runs.results(offload + name) == runs.results("memory-" + name)));
     }
   }
+
   // A run may resume with its parameters on the disk or in memory.
   const Words disk = with_keys(base, {"--memory.offload=parameters"});
   runs.train("parts", cut_gpt, with_keys(disk, {"--train.pause_at=2"}), 75);
@@ -206,26 +214,31 @@ TEST_CASE("a run resumes to the bit with its state on the disk or in memory", "[
 
 TEST_CASE("keys that contradict memory.offload are refused with a remedy", "[offload_runs]") {
   OffloadRuns runs;
-  const std::vector<std::pair<Words, std::string>> cases{
-      {{"--memory.offload=optimizer", "--checkpoint.async_save=true"}, "checkpoint.async_save"},
-      {{"--memory.offload=optimizer", "--optim.kind=sgd"}, "keeps no state"},
+  // Keys, and facts of the message beside memory.offload.
+  const std::vector<std::pair<Words, Words>> cases{
+      {{"--memory.offload=optimizer", "--checkpoint.async_save=true"}, {"checkpoint.async_save"}},
+      {{"--memory.offload=optimizer", "--optim.kind=sgd"}, {"optim.kind = \"sgd\""}},
       {{"--memory.offload=optimizer", "--memory.offload_dir=nowhere"},
-       "there is no folder nowhere"},
-      {{"--memory.offload_dir=text"}, "memory.offload_dir has no effect"},
-      {{"--memory.offload=optimizer", "--memory.offload_window_mb=1"}, "has no effect"},
-      {{"--memory.offload=activations", "--memory.saved=bf16"}, "memory.saved packs"},
+       {"memory.offload_dir", "nowhere"}},
+      {{"--memory.offload_dir=text"}, {"memory.offload_dir", "memory.offload = \"none\""}},
+      {{"--memory.offload=optimizer", "--memory.offload_window_mb=1"},
+       {"memory.offload_window_mb"}},
+      {{"--memory.offload=activations", "--memory.saved=bf16"}, {"memory.saved"}},
       {{"--memory.offload=parameters", "--memory.update_in_backward=true", "--train.grad_accum=1"},
-       "gives up"},
-      {{"--memory.offload=parameters", "--memory.recompute=blocks"}, "gives up"},
-      {{"--memory.offload=optimizer+optimizer"}, "NAME+NAME"},
-      {{"--memory.offload=optimizer+"}, "NAME+NAME"},
+       {"memory.recompute", "memory.update_in_backward"}},
+      {{"--memory.offload=parameters", "--memory.recompute=blocks"},
+       {"memory.recompute", "memory.update_in_backward"}},
+      {{"--memory.offload=optimizer+optimizer"}, {"NAME+NAME"}},
+      {{"--memory.offload=optimizer+"}, {"NAME+NAME"}},
   };
-  for (const auto& [keys, says] : cases) {
-    INFO(says);
+  for (const auto& [keys, facts] : cases) {
+    INFO(facts[0]);
     runs.train("refused", offload_gpt, keys, 2);
-    CHECK_THAT(runs.done().err, ContainsSubstring(says) && ContainsSubstring("memory.offload"));
+    CHECK_THAT(runs.done().err, ContainsSubstring("memory.offload"));
+    for (const std::string& fact : facts) CHECK_THAT(runs.done().err, ContainsSubstring(fact));
     CHECK(!fs::exists(runs.folder() / "runs"));
   }
+
   // An existing folder is used, and nothing stays in it.
   fs::create_directory(runs.folder() / "scratch");
   runs.train("other", offload_gpt, with_keys(offloading, {"--memory.offload_dir=scratch"}));
@@ -239,18 +252,20 @@ TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its che
   const auto train = [&](const std::string& run, const std::string& fault) {
     std::map<std::string, std::string> faults;
     if (!fault.empty()) faults = {{"LATHE_TEST_FAIL", fault}};
-    return lathe::test::run({"lathe_faults",
-                             {"train", "tiny.toml", "--train.steps=12", "--checkpoint.interval=4",
-                              "--train.out_dir=" + run, "--memory.offload=optimizer"},
-                             f.path(),
-                             faults});
+    return lathe::test::run(
+        {.binary = "lathe_faults",
+         .args = {"train", "tiny.toml", "--train.steps=12", "--checkpoint.interval=4",
+                  "--train.out_dir=" + run, "--memory.offload=optimizer"},
+         .folder = f.path(),
+         .environment = faults});
   };
   REQUIRE(train("reference", "").code == 0);
+
   const std::vector<std::pair<std::string, std::string>> faults{
-      {"pwrite ENOSPC 60", "No space left on device; free space"},
-      {"pwrite EIO 90", "Input/output error; check the disk"},
-      {"pread EIO 150", "Input/output error; check the disk"},
-      {"fallocate ENOSPC 1", "bytes for a scratch file"},
+      {"pwrite ENOSPC 60", "No space left on device"},
+      {"pwrite EIO 90", "Input/output error"},
+      {"pread EIO 150", "Input/output error"},
+      {"fallocate ENOSPC 1", "reserve"},
   };
   for (const auto& [fault, says] : faults) {
     INFO(fault);
@@ -258,16 +273,20 @@ TEST_CASE("a disk that is full or fails ends a run with exit code 6, and its che
     INFO(failed.out << failed.err);
     CHECK(failed.code == 6);
     CHECK_THAT(failed.err, ContainsSubstring(says) && ContainsSubstring("scratch file"));
+
     // The test's folder may be in memory, which causes a warning.
     const size_t error = failed.err.find("error: ");
     REQUIRE(error != std::string::npos);
     CHECK((error == 0 || failed.err.starts_with("warning: ")));
     CHECK(std::count(failed.err.begin() + static_cast<ptrdiff_t>(error), failed.err.end(), '\n') ==
           1);
+
+    // The space is reserved before the run folder is created.
     if (fault.starts_with("fallocate")) {
       CHECK(!fs::exists(f / "run"));
       continue;
     }
+
     const auto there = list_checkpoints(f / "run");
     CHECK(!there.empty());
     for (const auto& path : there) CHECK_NOTHROW(verify_checkpoint(path));
@@ -296,21 +315,26 @@ TEST_CASE("plan forecasts the memory and the disk space of a run whose state is 
           "[offload_runs][process_memory]") {
   OffloadRuns runs;
   // 24 MB of parameters and 48 MB of state.
-  const Kind deep{"gpt", "text", "n_layer = 2\nn_head = 4\nn_embd = 512\nblock_size = 8\n"};
+  const Kind deep{.name = "gpt",
+                  .data = "text",
+                  .keys = "n_layer = 2\nn_head = 4\nn_embd = 512\nblock_size = 8\n"};
   const auto take = [&](const std::string& name, const Words& more) {
     const Words keys =
         with_keys({"--train.grad_accum=1", "--train.batch_size=1", "--train.eval_interval=0",
                    "--data.workers=0", "--train.device=cpu", "--train.steps=3"},
                   more);
+
     lathe::test::write_config(runs.folder(), deep);
     Words plan{"plan", "kind.toml", "--json"}, bench{"bench", "step", "kind.toml"};
     plan.insert(plan.end(), keys.begin(), keys.end());
     bench.insert(bench.end(), keys.begin(), keys.end());
+
     const Finished planned = lathe::test::lathe_apart(runs.folder(), plan);
     const Finished measured = lathe::test::lathe_apart(runs.folder(), bench);
     INFO(name << planned.err << measured.err);
     REQUIRE(planned.code == 0);
     REQUIRE(measured.code == 0);
+
     Json forecast = parse_json(planned.out, "plan", Exit::internal);
     const double real =
         parse_json(measured.out, "bench", Exit::internal)["peak_rss_mb"].get<double>();
@@ -318,6 +342,7 @@ TEST_CASE("plan forecasts the memory and the disk space of a run whose state is 
     forecast["real"] = real;
     return forecast;
   };
+
   const Json memory = take("memory", {}), disk = take("disk", offloading);
   const double state = 8.0 * 2 * 12 * 512 * 512 / (1 << 20);
   CHECK(disk["scratch_bytes"].get<double>() / (1 << 20) == Approx(state).epsilon(0.05));

@@ -198,7 +198,7 @@ TEST_CASE("a run that diverges in backward ends with exit code 5 and keeps its c
   const Words wild{"--optim.lr=1e30", "--optim.kind=sgd", "--optim.grad_clip=0",
                    "--checkpoint.interval=1"};
   runs.train("wild", text_model, with_keys(wild, updating), 5);
-  CHECK_THAT(runs.error(), ContainsSubstring("step 2 diverged"));
+  CHECK_THAT(runs.error(), ContainsSubstring("step 2") && ContainsSubstring("diverged"));
   CHECK(lathe::test::lathe_in(runs.folder(), {"verify", "runs/wild"}).code == 0);
 }
 

@@ -45,16 +45,19 @@ Json manifest_json() {
 
 TEST_CASE("numbers of a data manifest outside their ranges are refused", "[bad_input]") {
   const TempFolder f;
-  const auto refused = [&](const Json& manifest, const std::string& text) {
+  const auto refused = [&](const Json& manifest, const std::vector<std::string>& facts) {
     write_file(f / "manifest.json", manifest.dump());
     INFO(manifest.dump());
-    CHECK_THAT(error_of([&] { read_manifest(f.path()); }), ContainsSubstring(text));
+    const std::string refusal = error_of([&] { read_manifest(f.path()); });
+    for (const std::string& fact : facts) CHECK_THAT(refusal, ContainsSubstring(fact));
     CHECK(code_of([&] { read_manifest(f.path()); }) == Exit::data);
   };
+
   write_file(f / "manifest.json", manifest_json().dump());
   CHECK(read_manifest(f.path())->vocab_size == 256);
   CHECK(RunConfig::schema("gpt").find("model.vocab_size")->rule.max ==
         static_cast<double>(max_vocab_size));
+
   const std::vector<Json> wrong{-1,         0,
                                 10'000'001, int64_t{1} << 32,
                                 most,       std::numeric_limits<uint64_t>::max(),
@@ -64,40 +67,41 @@ TEST_CASE("numbers of a data manifest outside their ranges are refused", "[bad_i
   for (const Json& value : wrong) {
     Json m = manifest_json();
     m["vocab_size"] = value;
-    refused(m,
-            "\"vocab_size\" is " + value.dump() + "; it must be a whole number from 1 to 10000000");
+    refused(m, {"\"vocab_size\" is " + value.dump(), "1 to 10000000"});
     m = manifest_json();
     if (value != Json(0)) {
       m["largest_id"] = value;
-      refused(m, "\"largest_id\" is " + value.dump() +
-                     "; it must be a whole number from 0 to 10000000");
+      refused(m, {"\"largest_id\" is " + value.dump(), "0 to 10000000"});
     }
   }
   for (const Json& value :
        {Json(-1), Json(most), Json(1e18), Json(std::numeric_limits<uint64_t>::max())}) {
     Json m = manifest_json();
     m["train"][0]["tokens"] = value;
-    refused(m, "\"tokens\" is " + value.dump());
+    refused(m, {"\"tokens\" is " + value.dump()});
   }
+
+  // Numbers that are allowed, but not together.
   Json m = manifest_json();
   m["largest_id"] = 256;
-  refused(m, "vocab_size 256 does not cover the largest id 256");
+  refused(m, {"vocab_size 256", "id 256"});
   m = manifest_json();
   m["vocab_size"] = 200;
   m["largest_id"] = 1;
-  refused(m, "less than the tokenizer's 256");
+  refused(m, {"vocab_size 200", "tokenizer's 256"});
   m = manifest_json();
   m["train"].push_back(m["train"][0]);
   m["train"][0]["tokens"] = (int64_t{1} << 60) - 39;
-  refused(m, "\"tokens\" is 40; it must be a whole number from 0 to 39");
+  refused(m, {"\"tokens\" is 40", "0 to 39"});
+
   for (const std::string& name : {std::string("a/b"), std::string(), std::string("a\0b", 3)}) {
     m = manifest_json();
     m["val"][0]["file"] = name;
-    refused(m, "is not the name of a file in the same folder");
+    refused(m, {"\"file\"", "same folder"});
   }
   m = manifest_json();
   m["train"] = Json(m["train"][0]);
-  refused(m, "\"train\" must be a list");
+  refused(m, {"\"train\"", "list"});
 }
 
 Json state_json() {
@@ -116,13 +120,14 @@ TEST_CASE("numbers of state.json outside their ranges are refused", "[bad_input]
     return read_state(f.path());
   };
   CHECK(read(state_json()).step == 40);
-  const auto refused = [&](const Json& state, const std::string& text) {
+  const auto refused = [&](const Json& state, const std::vector<std::string>& facts) {
     INFO(state.dump());
     const std::string refusal = error_of([&] { read(state); });
     CHECK_THAT(refusal, ContainsSubstring("state.json"));
-    CHECK_THAT(refusal, ContainsSubstring(text));
+    for (const std::string& fact : facts) CHECK_THAT(refusal, ContainsSubstring(fact));
     CHECK(code_of([&] { read(state); }) == Exit::checkpoint);
   };
+
   const std::vector<std::pair<const char*, const char*>> ranges{
       {"step", "0 to 1000000000000000"},
       {"updates", "0 to 40"},
@@ -134,48 +139,50 @@ TEST_CASE("numbers of state.json outside their ranges are refused", "[bad_input]
                               Json(1.5), Json("3"), Json(true), Json::array({1})}) {
       Json state = state_json();
       state[key] = value;
-      refused(state, str("\"", key, "\" is "));
-      refused(state, str("; it must be a whole number from ", range));
+      refused(state, {str("\"", key, "\" is "), range});
     }
     Json state = state_json();
     state.erase(key);
-    refused(state, str("\"", key, "\" is missing"));
+    refused(state, {str("\"", key, "\""), "missing"});
   }
   Json state = state_json();
   state["threads"] = 100000;
-  refused(state, "\"threads\" is 100000; it must be a whole number from 1 to 4096");
+  refused(state, {"\"threads\" is 100000", "1 to 4096"});
   state = state_json();
   state["updates"] = 41;
-  refused(state, "\"updates\" is 41");
+  refused(state, {"\"updates\" is 41"});
+
   for (const char* key : {"growth_tracker", "skipped", "skipped_in_row"}) {
     for (const Json& value : {Json(-1), Json(int64_t{1} << 40), Json(0.5)}) {
       state = state_json();
       state["scaler"][key] = value;
-      refused(state, str("\"", key, "\" is "));
+      refused(state, {str("\"", key, "\" is ")});
     }
   }
   for (const Json& value : {Json(0), Json(-1), Json(1e300), Json("inf"), Json("nan")}) {
     state = state_json();
     state["scaler"]["loss_scale"] = value;
-    refused(state, "\"loss_scale\" is ");
+    refused(state, {"\"loss_scale\" is "});
   }
+
+  // Fields that are not whole numbers.
   state = state_json();
   state["scaler"] = 3;
-  refused(state, "loss_scale");
+  refused(state, {"loss_scale"});
   state = state_json();
   state["eval_due"] = 1;
-  refused(state, "eval_due");
+  refused(state, {"eval_due"});
   state = state_json();
   state.erase("best_val_loss");
-  refused(state, "best_val_loss");  // val_loss needs best_val_loss
+  refused(state, {"best_val_loss"});  // val_loss needs best_val_loss
   state = state_json();
   state["val_loss"] = "much";
-  refused(state, "val_loss");
+  refused(state, {"val_loss"});
   state["val_loss"] = "nan";
   CHECK(std::isnan(*read(state).val_loss));
   state = state_json();
   state["tokenizer"]["vocabulary"] = {"a", "a"};
-  refused(state, "twice");
+  refused(state, {"twice"});
   CHECK(code_of([] { config_from_toml("[train]\nthreads = 100000\n", "x"); }) == Exit::checkpoint);
 
   // Values that are allowed, but not together.
@@ -188,9 +195,9 @@ TEST_CASE("numbers of state.json outside their ranges are refused", "[bad_input]
   state = state_json();
   state["config"] = "[model]\nkind = \"gpt\"\nvocab_size = 1\n";
   const RunState longer = read(state);
-  CHECK_THAT(
-      error_of([&] { saved_config(longer, f.path()); }),
-      ContainsSubstring("state.json: the tokenizer has 2 tokens, and the model a vocabulary of 1"));
+  CHECK_THAT(error_of([&] { saved_config(longer, f.path()); }),
+             ContainsSubstring("state.json: ") && ContainsSubstring("2 tokens") &&
+                 ContainsSubstring("vocabulary of 1"));
   CHECK(code_of([&] { saved_config(longer, f.path()); }) == Exit::checkpoint);
 }
 
@@ -211,6 +218,7 @@ TEST_CASE("TOML deeper than 8 levels is refused, and text with dots is not", "[b
   const auto problem = [](const std::string& text) {
     return error_of([&] { parse_toml(text, "c.toml"); });
   };
+
   constexpr int deep = 250'000;
   for (const std::string& text :
        {times("a.", deep) + "a = 1\n", "[" + times("a.", deep) + "a]\n",
@@ -220,31 +228,35 @@ TEST_CASE("TOML deeper than 8 levels is refused, and text with dots is not", "[b
         times("''.", deep) + "a = 1",
         "[t]\nk = {x = \"\"\"a\"\"\"\", " + times("a.", deep) + "a = 1}",
         "[t]\nk = '\\'\n" + times("a.", deep) + "a = 1"})
-    CHECK_THAT(problem(text),
-               ContainsSubstring(": deeper than 8 levels; a config has sections and keys"));
+    CHECK_THAT(problem(text), ContainsSubstring("c.toml:") && ContainsSubstring("8 levels"));
   CHECK_THAT(problem("[t]\n\n" + times("a.", deep) + "a = 1\n"), ContainsSubstring("c.toml:3:1"));
+
+  // Dots and brackets in comments and strings are not levels.
   const std::string dots = times(".[{", 1000);
   CHECK(problem("# " + dots + "\n[t]\na = '" + dots + "' # " + dots + "\nb = \"\\\"" + dots +
                 "\"\nc = \"\"\"\n" + dots + "\"\"\"\"\"\nd = '''" + dots + "'" + dots + "'''\n") ==
         "");
+
   // On a command line such a value is read as text.
   for (const std::string& text :
        {times("[", deep), times("{a=", deep), times("{a.", deep), dots, "\"" + dots})
     CHECK((parse_value(text) == ConfigValue(text)));
   CHECK((parse_value("{" + times("a.", deep) + "a = 1}") ==
          ConfigValue("{" + times("a.", deep) + "a = 1}")));
+
   // Any text is written so that it can be read back, also with a byte-order mark. Non-ASCII letters
   // outside a string are an error.
   const std::string mark = "a\xEF\xBB\xBF\"\xC3\xA9";
   CHECK((parse_value(toml_text(mark)) == ConfigValue(mark)));
   CHECK_THAT(problem("[t]\n\xC3\xA9 = 1\n"), ContainsSubstring("c.toml:2:1"));
+
   // An unknown key of any length gives an error without delay.
   RunConfig config;
   CHECK_THAT(error_of([&] {
                RunConfig::schema("gpt").set(&config, "train." + times("x", 1'000'000), int64_t{1},
                                             "c.toml:1:1");
              }),
-             ContainsSubstring("there is no key"));
+             ContainsSubstring("c.toml:1:1: ") && ContainsSubstring("no key train.xxx"));
 }
 
 TEST_CASE("JSON is read in time that grows with its length", "[bad_input]") {
@@ -258,8 +270,9 @@ TEST_CASE("JSON is read in time that grows with its length", "[bad_input]") {
   CHECK(json.size() == 200'001);
   CHECK(json.begin().key() == "key0");
   CHECK(parse_json(objects + "\"end\": 1}", "j", Exit::data).size() == 200'001);
-  CHECK_THAT(error_of([&] { parse_json(text + "\"key0\": 1}", "j", Exit::data); }),
-             ContainsSubstring("j: the key \"key0\" occurs twice"));
+  CHECK_THAT(
+      error_of([&] { parse_json(text + "\"key0\": 1}", "j", Exit::data); }),
+      ContainsSubstring("j: ") && ContainsSubstring("\"key0\"") && ContainsSubstring("twice"));
 
   const TempFolder f;
   const std::byte one{7};
@@ -277,15 +290,18 @@ TEST_CASE("JSON that is incomplete, too deep or too long is refused", "[bad_inpu
     return error_of([&] { parse_json(text, "j", Exit::checkpoint); });
   };
   CHECK(problem("[[[[[[[[1]]]]]]]]") == "");
-  CHECK_THAT(problem("[[[[[[[[[1]]]]]]]]]"), ContainsSubstring("j: JSON deeper than 8 levels"));
-  CHECK_THAT(problem(std::string("{\"a\": 1}\0{}", 11)), ContainsSubstring("j: byte 8 is NUL"));
-  CHECK_THAT(problem(std::string("{\"a\": 1}\0", 9)), ContainsSubstring("j: byte 8 is NUL"));
+  CHECK_THAT(problem("[[[[[[[[[1]]]]]]]]]"),
+             ContainsSubstring("j: ") && ContainsSubstring("8 levels"));
+  for (const std::string& text :
+       {std::string("{\"a\": 1}\0{}", 11), std::string("{\"a\": 1}\0", 9)})
+    CHECK_THAT(problem(text), ContainsSubstring("j: byte 8 ") && ContainsSubstring("NUL"));
   for (const char* text :
        {"", "{", "{} {}", "{\"a\"}", "[1,]", "1e999", "\"\xFF\"", "{\"a\": 1, \"\\u0061\": 2}"})
     CHECK_THAT(problem(text), ContainsSubstring("j: "));
   std::string zeros = "[0";
   for (int i = 0; i < 10'000'000; ++i) zeros += ",0";
-  CHECK_THAT(problem(zeros + "]"), ContainsSubstring("j: JSON of more than 10000000 values"));
+  CHECK_THAT(problem(zeros + "]"),
+             ContainsSubstring("j: ") && ContainsSubstring("10000000 values"));
 }
 
 TEST_CASE("a safetensors header whose parts have the wrong kind is refused", "[bad_input]") {
@@ -299,14 +315,15 @@ TEST_CASE("a safetensors header whose parts have the wrong kind is refused", "[b
   };
   CHECK(problem(R"({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})") == "");
   CHECK_THAT(problem(R"({"a": {"dtype": "U8", "shape": 8, "data_offsets": [0, 8]}})"),
-             ContainsSubstring("not a list"));
+             ContainsSubstring("tensor \"a\"") && ContainsSubstring("list"));
   CHECK_THAT(problem(R"({"a": {"dtype": "U8", "shape": {"b": 8}, "data_offsets": [0, 8]}})"),
-             ContainsSubstring("not a list"));
+             ContainsSubstring("tensor \"a\"") && ContainsSubstring("list"));
   CHECK_THAT(
       problem(
           R"({"__metadata__": "m", "a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})"),
-      ContainsSubstring("must hold strings"));
-  CHECK_THAT(problem(R"({"a": 3})"), ContainsSubstring("missing"));
+      ContainsSubstring("__metadata__"));
+  CHECK_THAT(problem(R"({"a": 3})"),
+             ContainsSubstring("tensor \"a\"") && ContainsSubstring("\"dtype\""));
 }
 
 TEST_CASE("sums and products of config values do not overflow", "[bad_input]") {
@@ -322,11 +339,11 @@ TEST_CASE("sums and products of config values do not overflow", "[bad_input]") {
   }
   const TempFolder f;
   write_file(f / "c.toml", "[train]\nsteps = 4611686018427387904\n");
-  CHECK_THAT(
-      error_of([&] { load_config((f / "c.toml").string(), {}); }),
-      ContainsSubstring(
-          "c.toml:2:1: train.steps = 4611686018427387904 times train.grad_accum = 1, "
-          "train.batch_size = 12 and model.block_size = 64 are more tokens than can be counted"));
+  CHECK_THAT(error_of([&] { load_config((f / "c.toml").string(), {}); }),
+             ContainsSubstring("c.toml:2:1: train.steps = 4611686018427387904") &&
+                 ContainsSubstring("train.grad_accum = 1") &&
+                 ContainsSubstring("train.batch_size = 12") &&
+                 ContainsSubstring("model.block_size = 64"));
   CHECK(error_of([&] { load_config((f / "c.toml").string(), {{"train.steps", "1000000000"}}); }) ==
         "");
 
@@ -359,8 +376,7 @@ TEST_CASE("a worker that can't be started gives one sentence, and workers before
   const std::string refusal =
       error_of([&] { Loader(tokens, {3, 8, 1000}, 7, 0, config, at::kCPU); });
   REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
-  CHECK_THAT(refusal, ContainsSubstring("of data.workers = 64: "));
-  CHECK_THAT(refusal, ContainsSubstring("lower data.workers"));
+  CHECK_THAT(refusal, ContainsSubstring("data.workers = 64") && ContainsSubstring("ulimit -u"));
 }
 
 TEST_CASE("a run with closed standard streams damages no file, and commands with lost output fail",
@@ -390,7 +406,7 @@ TEST_CASE("a run with closed standard streams damages no file, and commands with
     CHECK(sh(lathe + " " + command).code == 0);
     const Finished lost = sh(lathe + " " + command + " >&-");
     CHECK(lost.code == static_cast<int>(Exit::io));
-    CHECK_THAT(lost.err, ContainsSubstring("standard output can't be written"));
+    CHECK_THAT(lost.err, ContainsSubstring("standard output"));
   }
 }
 

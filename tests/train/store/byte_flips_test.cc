@@ -73,6 +73,7 @@ TEST_CASE(
   const fs::path older = small.save(f, 1), newer = small.save(f, 2);
   open_log_file((f / "log.txt").string());
   set_console_level(Level::error);
+
   const std::string manifest = slurp(newer / "manifest.json");
   const Json meaning = parse_json(manifest, "", Exit::internal);
   int taken = 0, refused = 0;
@@ -90,6 +91,7 @@ TEST_CASE(
       ++refused;
     }
   };
+
   for (const char* name :
        {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
     const std::string text = slurp(newer / name);
@@ -100,9 +102,10 @@ TEST_CASE(
     REQUIRE(newest_checkpoint(f.path()) == newer);
   }
   CHECK(taken < refused / 100);
+
   set_console_level(Level::info);
-  CHECK_THAT(slurp(f / "log.txt"), ContainsSubstring("checkpoint step-00000002 can't be used: "));
-  CHECK_THAT(slurp(f / "log.txt"), ContainsSubstring("its checksum differs"));
+  CHECK_THAT(slurp(f / "log.txt"),
+             ContainsSubstring("checkpoint step-00000002 ") && ContainsSubstring("checksum"));
 }
 
 TEST_CASE("parsers of a checkpoint return a value or throw an Error, whatever byte is changed",
@@ -110,6 +113,7 @@ TEST_CASE("parsers of a checkpoint return a value or throw an Error, whatever by
   const TempFolder f;
   Saver small;
   const fs::path checkpoint = small.save(f, 1);
+
   const auto ends = [&](const char* name, auto&& read) {
     const std::string text = slurp(checkpoint / name);
     const auto flip = [&](const std::string& changed, size_t at) {
@@ -125,6 +129,7 @@ TEST_CASE("parsers of a checkpoint return a value or throw an Error, whatever by
     each_flip(text, 0, std::string(name).ends_with(".json") ? text.size() : header_end(text), flip);
     write_file(checkpoint / name, text);
   };
+
   ends("state.json", [&] {
     const RunState s = read_state(checkpoint);
     REQUIRE(s.step >= 0);
@@ -147,6 +152,8 @@ TEST_CASE("a changed byte of data is noticed, and one of its manifest is refused
   const TempFolder f;
   write_file(f / "text.txt", sample_text(4000));
   prepare({.inputs = {(f / "text.txt").string()}, .out = f / "data", .tokenizer = "char"});
+
+  // All that a run takes from the folder.
   const auto print = [&] {
     const auto m = read_manifest(f / "data");
     const TokenFile train(f / "data", "train", m), val(f / "data", "val", m);
@@ -155,6 +162,7 @@ TEST_CASE("a changed byte of data is noticed, and one of its manifest is refused
     for (const auto& c : m->tokenizer.vocabulary()) all += c;
     return all;
   };
+
   const std::string before = print();
   int refused = 0, same = 0;
   for (const char* name : {"manifest.json", "train.bin", "val.bin"}) {
@@ -177,6 +185,7 @@ TEST_CASE("a changed byte of data is noticed, and one of its manifest is refused
     random_flips(text, whole() ? 10'000 : 200, flip);
     write_file(f / "data" / name, text);
   }
+
   CHECK(print() == before);
   CHECK(same < refused / 5);  // white space, and the name of the manifest's own checksum
 }

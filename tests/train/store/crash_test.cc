@@ -49,6 +49,7 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
   static const TempFolder folder(fast_folder());
   const size_t calls = record.calls().size();
   const Keep extremes[]{Keep::none, Keep::all, Keep::folders_alone, Keep::zeros};
+
   std::mt19937 random(seed());
   size_t looked_at = 0;
   for (; looked_at < std::max(states, 4 * (calls + 1)); ++looked_at) {
@@ -58,6 +59,7 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
     const Keep keep = regular ? extremes[looked_at % 4] : Keep::random;
     const fs::path state = folder / "state";
     record.crash(n, keep, random, state);
+
     std::string fault;
     try {
       fault = check(state, n);
@@ -68,6 +70,7 @@ std::string first_fault(const DiskRecord& record, size_t states, const Check& ch
     if (!fault.empty())
       return str("state ", looked_at, ", behind call ", n, " of ", calls, ": ", fault);
   }
+
   WARN(looked_at << " states of " << calls << " calls");
   return "";
 }
@@ -95,11 +98,14 @@ struct Saves {
     if (record.points_before(n, "start: metrics cut") > 0 &&
         slurp(in / "config.toml") != slurp(run / "config.toml"))
       return "config.toml is not what was written";
+
     if (all.empty()) {
       if (whole > 0) return "no checkpoint is left";
       clean_checkpoints(in);
       return unfinished(in);
     }
+
+    // The newest checkpoint is whole, and no older than the last one that was durable.
     for (const auto& path : all) verify_checkpoint(path);
     const RunState state = read_state(all[0]);
     const auto at =
@@ -109,11 +115,13 @@ struct Saves {
       return str("step ", state.step, " is the newest, and a later one was saved");
     if (all.size() < std::min(at + 1, keep))
       return str(all.size(), " checkpoints are left at step ", state.step);
+
     const std::string lines = slurp(in / "metrics.jsonl");
     if (lines.size() < state.metrics_bytes ||
         lines.substr(0, state.metrics_bytes) != metrics.substr(0, state.metrics_bytes))
       return str("metrics.jsonl has ", lines.size(), " bytes, not the ", state.metrics_bytes,
                  " of the checkpoint");
+
     // Do what a start does.
     clean_checkpoints(in);
     quarantine_newer(all[0]);
@@ -205,6 +213,7 @@ void cut_a_run(bool async_save, size_t states) {
                        {"checkpoint.async_save", async_save ? "true" : "false"},
                        {"log.level", "error"}}));
   };
+
   static int left = 0;
   fault_hook = [](const char* point) {
     if (std::string_view(point) == "step" && --left == 0) throw Stop();
@@ -212,6 +221,7 @@ void cut_a_run(bool async_save, size_t states) {
     if (std::string_view(point) == "save: folder made")
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
   };
+
   DiskRecord record(saves.root.path());
   left = 6;  // after the checkpoints of steps 2 and 4, with metrics beyond them
   CHECK_THROWS_AS(start(), Stop);
@@ -219,6 +229,7 @@ void cut_a_run(bool async_save, size_t states) {
   record.stop();
   fault_hook = nullptr;
   configure_backend("cpu", 2, false);
+
   saves.steps = {2, 4, 6, 8};
   saves.metrics = slurp(saves.run / "metrics.jsonl");
   REQUIRE(record.points_before(record.calls().size(), "save: parent synced") == 4);
@@ -249,6 +260,7 @@ TEST_CASE(
   const std::vector<std::string> texts{"the first text\n", "",
                                        "a third, longer text that takes the place of both\n"};
   write_file(root / "file", texts[0]);
+
   DiskRecord record(root.path());
   std::vector<uint64_t> lengths{0};
   std::string lines;
@@ -268,6 +280,7 @@ TEST_CASE(
     fault_point("test: written");
   }
   record.stop();
+
   const Check check = [&](const fs::path& folder, size_t n) -> std::string {
     const size_t written = record.points_before(n, "test: written");
     const std::string text = slurp(folder / "file");
@@ -278,6 +291,8 @@ TEST_CASE(
     return has == lines.substr(0, length) ? "" : "the lines: " + has;
   };
   CHECK(first_fault(record, wanted_states() / 5, check) == "");
+
+  // The control: the check must fail for a program without these syncs.
   for (const bool of_folders : {false, true}) {
     DiskRecord without = record;
     without.drop_syncs(of_folders);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <functional>
 
 #include "core/io/log.h"
@@ -131,11 +132,13 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
     run.save(30);
     return run.written();
   }();
+
   // The first three renames are for state.json, manifest.json and the new checkpoint. The fourth
   // begins the deletion of the old checkpoint, once the new one is safe.
   size_t deletes = 0;
   for (int renames = 0; renames < 4; ++deletes) renames += calls.at(deletes) == "rename";
   --deletes;
+
   const TempFolder logs(fast_folder());
   open_log_file((logs / "log.txt").string());
   set_console_level(Level::error);
@@ -144,6 +147,7 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
       for (size_t nth = 0; nth < calls.size(); ++nth) {
         INFO("call " << nth << " of " << calls.size() << ", " << calls[nth] << ", fails with errno "
                      << number << (once ? " once" : ", as do later calls that need space"));
+
         Run run;
         const size_t logged = slurp(logs / "log.txt").size();
         const at::Tensor before = run.params[0].parameter.data().clone();
@@ -164,24 +168,25 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
             refusal = e.what();
           }
         }
+
         const std::string warned = slurp(logs / "log.txt").substr(logged);
         if (nth >= deletes) {
           CHECK(code == -1);
-          CHECK_THAT(warned, ContainsSubstring("old checkpoints are not deleted: ") ||
-                                 ContainsSubstring(".unfinished-step-00000010 is left: "));
+          CHECK_THAT(warned, ContainsSubstring("not deleted") ||
+                                 ContainsSubstring(".unfinished-step-00000010"));
         } else {
           CHECK(code == 6);
-          CHECK_THAT(refusal, ContainsSubstring("run the same command again"));
-          CHECK_THAT(refusal, ContainsSubstring(number == EIO ? "check the disk" : "free space"));
+          CHECK_THAT(refusal, ContainsSubstring(std::strerror(number)));
         }
+
         // No old checkpoint may be deleted until the new one has its name and the folder is synced.
         const auto names = run.names();
         const bool renamed = fs::exists(run.checkpoint(30));
         if (!renamed) {
           CHECK(names == std::vector<std::string>{"step-00000010", "step-00000020"});
-          CHECK_THAT(refusal, ContainsSubstring("checkpoint step-00000030 is not saved"));
+          CHECK_THAT(refusal, ContainsSubstring("checkpoint step-00000030 "));
           if (number != EIO) {
-            CHECK_THAT(refusal, ContainsSubstring("it takes a little over 180 bytes"));
+            CHECK_THAT(refusal, ContainsSubstring("180 bytes"));
             // The disk has space, so the error must not report the number of free bytes.
             CHECK_THAT(refusal, !ContainsSubstring(" are free"));
           }
@@ -189,6 +194,7 @@ TEST_CASE("a save that fails at any call keeps the checkpoints, reports why, and
         for (const auto& path : list_checkpoints(run.folder.path())) verify_checkpoint(path);
         CHECK(list_checkpoints(run.folder.path()).size() >= 2);
         CHECK(run.params[0].parameter.data().equal(before));
+
         // Repeat the command: it removes what was left behind, and the save writes the bytes of a
         // save that never failed.
         clean_checkpoints(run.folder.path());
@@ -210,6 +216,7 @@ TEST_CASE("a save completes despite interrupted calls and short writes", "[fault
   const auto calls = calls_of_a_save();
   Run reference;
   reference.save(30);
+
   for (size_t nth = 0; nth <= calls.size(); ++nth) {
     Run run;
     size_t at = 0;
@@ -230,6 +237,7 @@ TEST_CASE("a save completes despite interrupted calls and short writes", "[fault
     CHECK(run.names() == std::vector<std::string>{"step-00000020", "step-00000030"});
     CHECK(run.written() == reference.written());
   }
+
   // The other files that a run writes: the lock, the metrics and the config.
   Run run;
   write_file(run.folder / "metrics.jsonl", "one\ntwo\n");
@@ -240,6 +248,7 @@ TEST_CASE("a save completes despite interrupted calls and short writes", "[fault
         return interrupted ? EINTR : 0;
       },
       3);
+
   const FolderLock lock(run.folder.path());
   Metrics metrics(run.folder.path(), 4);
   metrics.add_validation(1, {{"val_loss", 2}});
@@ -264,10 +273,11 @@ TEST_CASE("creating nested folders syncs the parent of each new one", "[faults_i
   CHECK(fs::is_directory(folder / "a/b/c"));
   CHECK(std::count(calls.begin(), calls.end(), "fsync") == 3);
   write_file(folder / "file", "");
-  CHECK_THAT(error_of([&] { make_folders(folder / "file/x"); }),
-             ContainsSubstring("cannot create the folder"));
-  CHECK_THAT(error_of([&] { make_folders(folder / "file"); }),
-             ContainsSubstring("cannot create the folder"));
+  const std::string file = (folder / "file").string();
+  CHECK_THAT(error_of([&] { make_folders(file + "/x"); }),
+             ContainsSubstring(file + "/x: ") && ContainsSubstring(std::strerror(ENOTDIR)));
+  CHECK_THAT(error_of([&] { make_folders(file); }),
+             ContainsSubstring(file + ": ") && ContainsSubstring(std::strerror(EEXIST)));
 }
 
 TEST_CASE("a failed write keeps the old file and leaves no partial one", "[faults_io]") {
@@ -277,8 +287,9 @@ TEST_CASE("a failed write keeps the old file and leaves no partial one", "[fault
     INFO(call);
     const Interposed failing(
         [&](const char* now) { return std::string(call) == now ? ENOSPC : 0; });
-    CHECK_THAT(error_of([&] { write_file_durably(folder / "file", "new"); }),
-               ContainsSubstring("free space"));
+    CHECK_THAT(
+        error_of([&] { write_file_durably(folder / "file", "new"); }),
+        ContainsSubstring((folder / "file").string()) && ContainsSubstring(std::strerror(ENOSPC)));
     CHECK(slurp(folder / "file") == "old");
     CHECK(list_folder(folder.path()).size() == 1);
   }
@@ -309,7 +320,8 @@ TEST_CASE("opening a pipe, a socket or a device in place of a file fails instead
     const fs::path path = folder / "special.bin";
     make_special(kind, path);
     const auto says = [](const auto& action) {
-      CHECK_THAT(error_of(action), ContainsSubstring("special.bin is not a regular file"));
+      CHECK_THAT(error_of(action),
+                 ContainsSubstring("special.bin") && ContainsSubstring("regular"));
     };
     says([&] { read_file(path, Exit::data); });
     says([&] { MappedFile(path, Exit::data); });
@@ -319,7 +331,7 @@ TEST_CASE("opening a pipe, a socket or a device in place of a file fails instead
     says([&] { truncate_file(path, 0); });
     fs::create_symlink("special.bin", folder / "lock");
     CHECK_THAT(error_of([&] { FolderLock lock(folder.path()); }),
-               ContainsSubstring("lock is not a regular file"));
+               ContainsSubstring((folder / "lock").string()) && ContainsSubstring("regular"));
   }
   alarm(0);
 }
@@ -329,9 +341,10 @@ TEST_CASE("a pipe in place of any file that a run opens ends the run with an err
   const TempFolder folder(fast_folder());
   make_tiny_run(folder.path());
   const auto train = [&](const std::string& steps = "3") {
-    return run({"lathe", {"train", "tiny.toml", "--train.steps=" + steps}, folder.path(), {}});
+    return lathe_in(folder, {"train", "tiny.toml", "--train.steps=" + steps});
   };
   REQUIRE(train("2").code == 0);
+
   const fs::path checkpoint = "runs/tiny/checkpoints/step-00000002";
   const struct {
     fs::path file;
@@ -346,6 +359,7 @@ TEST_CASE("a pipe in place of any file that a run opens ends the run with an err
              {checkpoint / "state.json", 4},
              {checkpoint / "manifest.json", 4},
              {checkpoint / "model.safetensors", 4}};
+
   for (const auto& [file, code] : places) {
     INFO(file);
     fs::rename(folder / file.string(), folder / "aside");
@@ -356,8 +370,9 @@ TEST_CASE("a pipe in place of any file that a run opens ends the run with an err
     fs::remove(folder / file.string());
     fs::rename(folder / "aside", folder / file.string());
   }
+
   make_special("pipe", folder / "text");
-  CHECK(run({"lathe", {"prepare", "text", "--out", "more"}, folder.path(), {}}).code == 3);
+  CHECK(lathe_in(folder, {"prepare", "text", "--out", "more"}).code == 3);
   CHECK(train().code == 0);
 }
 
@@ -365,26 +380,30 @@ TEST_CASE("a run whose disk fills up ends with exit code 6 and resumes exactly",
   const TempFolder folder(fast_folder());
   make_tiny_run(folder.path());
   const auto train = [&](const std::string& run, const std::string& fault) {
-    return lathe::test::run({"lathe_faults",
-                             {"train", "tiny.toml", "--train.steps=12", "--checkpoint.interval=4",
-                              "--train.out_dir=" + run},
-                             folder.path(),
-                             fault.empty()
-                                 ? std::map<std::string, std::string>()
-                                 : std::map<std::string, std::string>{{"LATHE_TEST_FAIL", fault}}});
+    std::map<std::string, std::string> environment;
+    if (!fault.empty()) environment = {{"LATHE_TEST_FAIL", fault}};
+    return lathe::test::run({.binary = "lathe_faults",
+                             .args = {"train", "tiny.toml", "--train.steps=12",
+                                      "--checkpoint.interval=4", "--train.out_dir=" + run},
+                             .folder = folder.path(),
+                             .environment = environment});
   };
   REQUIRE(train("reference", "").code == 0);
-  for (const auto& [fault, says] : std::vector<std::pair<std::string, std::string>>{
-           {"write ENOSPC 2 2", "No space left on device; it takes "},
-           {"fsync EIO 2 3", "Input/output error; check the disk"},
-           {"mkdir EDQUOT 1 1", "Disk quota exceeded; it takes "},
-           {"rename ENOSPC 3 2", "; free space and run the same command again"}}) {
+
+  const std::vector<std::pair<std::string, std::vector<std::string>>> faults{
+      {"write ENOSPC 2 2", {"No space left on device", " bytes"}},
+      {"fsync EIO 2 3", {"Input/output error"}},
+      {"mkdir EDQUOT 1 1", {"Disk quota exceeded", " bytes"}},
+      {"rename ENOSPC 3 2", {"No space left on device"}}};
+  for (const auto& [fault, facts] : faults) {
     INFO(fault);
     const Finished failed = train("run", fault);
     INFO(failed.out << failed.err);
     CHECK(failed.code == 6);
-    CHECK_THAT(failed.err, ContainsSubstring(says));
+    for (const std::string& fact : facts) CHECK_THAT(failed.err, ContainsSubstring(fact));
     CHECK(std::count(failed.err.begin(), failed.err.end(), '\n') == 1);
+
+    // What is there is intact, and the same command completes the run.
     for (const auto& path : list_folder(folder / "run/checkpoints"))
       CHECK_NOTHROW(verify_checkpoint(path));
     CHECK(train("run", "").code == 0);
@@ -411,9 +430,8 @@ TEST_CASE("a command that exceeds the file size limit ends with an error, not wi
     const Finished f = run({"/usr/bin/prlimit", std::move(words), folder.path(), {}});
     INFO(f.out << f.err);
     CHECK(f.code == 6);
-    CHECK_THAT(f.err, ContainsSubstring(
-                          "File too large; files are limited to " + bytes +
-                          " bytes (ulimit -f), raise the limit and run the same command again"));
+    CHECK_THAT(f.err, ContainsSubstring("File too large") && ContainsSubstring(bytes + " bytes") &&
+                          ContainsSubstring("ulimit -f"));
     CHECK(std::count(f.err.begin(), f.err.end(), '\n') == 1);
   };
   limited("20000", {"train", "tiny.toml", "--train.steps=12", "--train.out_dir=run"});
@@ -447,8 +465,8 @@ TEST_CASE("a log file that can't grow causes a single warning", "[faults_io]") {
                                 {}});
   INFO(trained.out << trained.err);
   CHECK(trained.code == 0);
-  CHECK_THAT(trained.err, ContainsSubstring("warning: ") &&
-                              ContainsSubstring("log.txt: File too large; later lines"));
+  CHECK_THAT(trained.err,
+             ContainsSubstring("warning: ") && ContainsSubstring("log.txt: File too large"));
   CHECK(std::count(trained.err.begin(), trained.err.end(), '\n') == 1);
 }
 

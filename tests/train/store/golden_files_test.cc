@@ -179,10 +179,11 @@ TEST_CASE("a checkpoint of a newer format is refused", "[golden_files]") {
   std::string manifest = manifest_1;
   replace(manifest, "lathe-checkpoint-1", "lathe-checkpoint-2");
   write_file(checkpoint / "manifest.json", manifest);
+  const std::string path = (checkpoint / "manifest.json").string();
   CHECK_THAT(error_of([&] { verify_checkpoint(checkpoint); }),
-             ContainsSubstring("a format that this build does not know"));
+             ContainsSubstring(path) && ContainsSubstring("this build"));
   CHECK_THAT(error_of([&] { newest_checkpoint(f.path()); }),
-             ContainsSubstring("a format that this build does not know"));
+             ContainsSubstring(path) && ContainsSubstring("this build"));
 }
 
 // lathe-data-1
@@ -247,13 +248,14 @@ TEST_CASE("data of format 1 is read, and newer data is refused", "[golden_files]
   std::string changed = again;
   replace(changed, "\"a\"", "\"b\"");
   write_file(f / "again/manifest.json", changed);
-  CHECK_THAT(error_of([&] { read_manifest(f / "again"); }),
-             ContainsSubstring("its own checksum differs"));
+  CHECK_THAT(
+      error_of([&] { read_manifest(f / "again"); }),
+      ContainsSubstring((f / "again/manifest.json").string()) && ContainsSubstring("own checksum"));
   std::string newer = data_1;
   replace(newer, "lathe-data-1", "lathe-data-2");
   write_file(f / "manifest.json", newer);
   CHECK_THAT(error_of([&] { read_manifest(f.path()); }),
-             ContainsSubstring("a format that this build does not know"));
+             ContainsSubstring((f / "manifest.json").string()) && ContainsSubstring("this build"));
 }
 
 TEST_CASE("llm.c's shards of another version are refused", "[golden_files]") {
@@ -266,7 +268,8 @@ TEST_CASE("llm.c's shards of another version are refused", "[golden_files]") {
     write_file(f / "train.bin", std::string(reinterpret_cast<const char*>(words.data()), 1024) +
                                     std::string(4, '\1'));
     CHECK_THAT(error_of([&] { TokenFile(f.path(), "train", std::nullopt); }),
-               ContainsSubstring("train.bin is an llm.c shard of version 2, which"));
+               ContainsSubstring("train.bin") && ContainsSubstring("llm.c") &&
+                   ContainsSubstring("version 2"));
   }
 }
 
@@ -280,6 +283,7 @@ TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
           R"("step_ms":3.0,)"
           R"("mfu":null,"data_wait_ms":0.5,"memory_bytes":77,"loss_scale":512.0,"time":)",
       val = R"({"step":7,"val_loss":"nan","time":)";
+
   {
     Metrics metrics(f.path(), 0);
     StepMetrics m;
@@ -295,12 +299,15 @@ TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
     m.memory_bytes = 77;
     m.loss_scale = 512;
     metrics.add(m);
+
+    // The second line has the optional fields too.
     m.skipped = 3;
     m.updates_lost = 0.25;
     m.mfu = 0.5;
     metrics.add(m);
     metrics.add_validation(7, {{"val_loss", std::nan("")}});
   }
+
   std::istringstream lines(slurp(f / "metrics.jsonl"));
   std::string first, second, third;
   std::getline(lines, first);
@@ -310,6 +317,7 @@ TEST_CASE("lines of metrics keep their names and order", "[golden_files]") {
   CHECK_THAT(second, ContainsSubstring("\"mfu\":0.5"));
   CHECK_THAT(second, Catch::EndsWith("\"skipped\":3,\"updates_lost\":0.25}"));
   CHECK_THAT(third, Catch::StartsWith(val));
+
   // A file of old lines is continued: lines that a checkpoint covers stay, and others are cut.
   const std::string old = step + "1.0}\n" + val + "1.0}\n";
   write_file(f / "metrics.jsonl", old + "half a li");

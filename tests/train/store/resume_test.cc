@@ -52,7 +52,7 @@ TEST_CASE(
   const Finished pruned = r.train({from, "--train.out_dir=branch", "--train.max_time=0.001"});
   INFO(pruned.err);
   CHECK(pruned.code == 75);
-  CHECK_THAT(pruned.out, ContainsSubstring("resuming from branch/checkpoints/step-00000011"));
+  CHECK_THAT(pruned.out, ContainsSubstring("branch/checkpoints/step-00000011"));
   CHECK(steps_of(r / "branch").at(0) == 12);
 
   // The project is moved: relative paths stay relative.
@@ -68,13 +68,15 @@ TEST_CASE(
   // The branch can't resume from another checkpoint.
   const Finished another = r.train({"--checkpoint.resume=runs/tiny", "--train.out_dir=branch"});
   CHECK(another.code == 2);
-  CHECK_THAT(another.err, ContainsSubstring("already holds step-00000012"));
+  CHECK_THAT(another.err, ContainsSubstring("step-00000012") && ContainsSubstring("runs/tiny") &&
+                              ContainsSubstring("--train.out_dir"));
+
   // A checkpoint that does not exist is an error, whatever the branch holds.
   for (const char* gone :
        {"runs/gone/checkpoints/step-00000010", "runs/tiny/checkpoints/step-00000009"}) {
     const Finished missing = r.train({str("--checkpoint.resume=", gone), "--train.out_dir=branch"});
     CHECK(missing.code == 4);
-    CHECK_THAT(missing.err, ContainsSubstring(str(gone, " is neither a run nor a checkpoint")));
+    CHECK_THAT(missing.err, ContainsSubstring(gone) && ContainsSubstring("neither"));
   }
 }
 
@@ -98,7 +100,8 @@ TEST_CASE("a run stopped within its last evaluation evaluates once, on resume", 
   CHECK(r.lathe({"eval", "cut", "--checkpoint=best"}).code == 0);
   for (const auto& path : fs::directory_iterator(r / "cut/checkpoints"))
     CHECK_THAT(path.path().filename().string(), Catch::Matchers::StartsWith("step-"));
-  CHECK_THAT(r.train({end, cut}).out, ContainsSubstring("nothing to do"));
+  CHECK_THAT(r.train({end, cut}).out,
+             ContainsSubstring("cut/checkpoints/step-00000003") && ContainsSubstring("nothing"));
 }
 
 TEST_CASE("a branch recognizes its checkpoint by its contents, under another path too",
@@ -121,8 +124,8 @@ TEST_CASE("a finished run keeps its record, and a new start lists the keys that 
                     log = slurp(r / "runs/tiny/log.txt");
   const Finished again = r.train({"--train.steps=10", "--optim.lr=0.5"});
   CHECK(again.code == 0);
-  CHECK_THAT(again.out, ContainsSubstring("these keys differ from what was trained:"));
-  CHECK_THAT(again.out, ContainsSubstring("optim.lr 0.001 -> 0.5"));
+  CHECK_THAT(again.out, ContainsSubstring("runs/tiny/checkpoints/step-00000010") &&
+                            ContainsSubstring("optim.lr 0.001 -> 0.5"));
   CHECK(slurp(r / "runs/tiny/config.toml") == record);
   CHECK(slurp(r / "runs/tiny/log.txt") == log);
 
@@ -146,7 +149,8 @@ TEST_CASE("two configs of one name do not share a run folder unless the user ask
   REQUIRE(r.train({"--train.steps=2"}).code == 0);
   const Finished other = r.train({"--train.steps=4"}, "other/tiny.toml");
   CHECK(other.code == 2);
-  CHECK_THAT(other.err, ContainsSubstring("is the run of tiny.toml, not of other/tiny.toml"));
+  CHECK_THAT(other.err, ContainsSubstring("other/tiny.toml") &&
+                            ContainsSubstring("--train.out_dir=runs/tiny"));
   CHECK(r.train({"--train.steps=4"}, (r / "tiny.toml").string()).code ==
         0);  // the same config, by another path
   CHECK(r.train({"--train.steps=6", "--train.out_dir=runs/tiny"}, "other/tiny.toml").code == 0);
@@ -160,7 +164,8 @@ TEST_CASE("files that lathe did not write are not replaced, and backups of metri
   write_file(r / "mine/config.toml", own);
   const Finished refused = r.train({"--train.out_dir=mine", "--train.steps=2"}, "mine/config.toml");
   CHECK(refused.code == 2);
-  CHECK_THAT(refused.err, ContainsSubstring("mine/config.toml is not a file that lathe wrote"));
+  CHECK_THAT(refused.err,
+             ContainsSubstring("mine/config.toml") && ContainsSubstring("--train.out_dir"));
   CHECK(slurp(r / "mine/config.toml") == own);
   CHECK(std::distance(fs::directory_iterator(r / "mine"), fs::directory_iterator()) == 1);
 
@@ -184,7 +189,7 @@ TEST_CASE("the step in a checkpoint's state counts, not the name of its folder",
   fs::rename(r / "runs/tiny/checkpoints/step-00000010", r / "runs/tiny/checkpoints/step-00000030");
   CHECK(steps_of(r / "runs/tiny") == std::vector<int64_t>{20, 10});
   const Finished on = r.train({constant});
-  CHECK_THAT(on.out, ContainsSubstring("resuming from runs/tiny/checkpoints/step-00000020"));
+  CHECK_THAT(on.out, ContainsSubstring("runs/tiny/checkpoints/step-00000020"));
   CHECK(on.code == 0);
   CHECK(difference(r / "whole", r / "runs/tiny") == "");
   fs::rename(r / "runs/tiny", r / "step-by-step");
@@ -279,7 +284,8 @@ TEST_CASE("weights that are not finite are never saved", "[resume]") {
   write_file(damaged, bytes);
   const Finished verified = r.lathe({"verify", "runs/tiny"});
   CHECK(verified.code == 4);
-  CHECK_THAT(verified.err, ContainsSubstring("step-00000004/model.safetensors is damaged") &&
+  CHECK_THAT(verified.err, ContainsSubstring("step-00000004/model.safetensors") &&
+                               ContainsSubstring("checksum") &&
                                ContainsSubstring("intact: step-00000002"));
 }
 
@@ -293,7 +299,7 @@ TEST_CASE("weights beyond the range of checkpoint.dtype are named", "[resume]") 
                  str("--optim.lr=", lr), str("--checkpoint.dtype=", dtype)});
     CHECK(done.code == 0);
     const bool exceeds = std::string(dtype) == "fp16" && std::string(lr) == "1e6";
-    CHECK((done.err.find("beyond the range of float16") != std::string::npos) == exceeds);
+    CHECK((done.err.find("checkpoint.dtype = \"bf16\"") != std::string::npos) == exceeds);
   }
 }
 
@@ -306,7 +312,8 @@ TEST_CASE("lost metrics do not stop a run, but a lock file that is gone or repla
              metrics.substr(0, metrics.size() - 5));  // a line cut short
   const Finished shorter = r.train({"--train.steps=6"});
   CHECK(shorter.code == 0);
-  CHECK_THAT(shorter.err, ContainsSubstring("lines are lost; training is not affected"));
+  CHECK_THAT(shorter.err, ContainsSubstring("runs/tiny/metrics.jsonl") &&
+                              ContainsSubstring(str(metrics.size() - 5, " bytes")));
   const std::string after = slurp(r / "runs/tiny/metrics.jsonl");
   CHECK(after.starts_with(metrics.substr(0, metrics.rfind('\n', metrics.size() - 2) + 1) + "{"));
   fs::remove(r / "runs/tiny/metrics.jsonl");

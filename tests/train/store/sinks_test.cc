@@ -177,7 +177,8 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
     std::vector<std::string> args{"train", "tiny.toml", "--train.out_dir=" + out,
                                   "--train.steps=24"};
     args.insert(args.end(), more.begin(), more.end());
-    return run({"lathe_faults", args, f.path(), environment});
+    return run(
+        {.binary = "lathe_faults", .args = args, .folder = f.path(), .environment = environment});
   };
   const std::vector<std::string> all{"--log.csv=true", "--log.tensorboard=true",
                                      "--log.histograms=8", "--log.layers=3",
@@ -197,12 +198,13 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   const Finished on = train("killed", all);
   INFO(on.err << on.out);
   REQUIRE(on.code == 0);
-  CHECK_THAT(on.out, ContainsSubstring("cut killed/metrics.csv back by"));
-  CHECK_THAT(on.out, ContainsSubstring("cut killed/" + events + " back by"));
+  CHECK_THAT(on.out, ContainsSubstring("cut killed/metrics.csv"));
+  CHECK_THAT(on.out, ContainsSubstring("cut killed/" + events));
   CHECK(difference(f / "whole", f / "killed") == "");
   CHECK(cells(f / "whole/metrics.csv", 6) == cells(f / "killed/metrics.csv", 6));
   CHECK(cells(f / "whole/evaluations.csv", 2) == cells(f / "killed/evaluations.csv", 2));
   CHECK(cells(f / "whole/metrics.csv", 1).size() == 25);
+
   // Memory by category is written when it changes, but its curve has a value for every step.
   Curves curves(f / "whole");
   curves.read();
@@ -215,6 +217,7 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   for (const double value : parameters->values)
     CHECK(value == Approx(1.15 * bytes).epsilon(0.15));  // and the unused ends of their blocks
   CHECK(cells(f / "whole/metrics.csv", 3).at(0) == "step,updates,loss");
+
   // The event with the file's version comes first and only once, also after a resume.
   for (const char* out : {"whole", "killed"}) {
     INFO(out);
@@ -249,7 +252,7 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
   write_file(f / "short" / events, slurp(f / "short" / events).substr(0, 1000));
   const Finished lost = train("short", all);
   CHECK(lost.code == 0);
-  CHECK_THAT(lost.err, ContainsSubstring("lines are lost"));
+  CHECK_THAT(lost.err, ContainsSubstring("short/" + events) && ContainsSubstring("1000 bytes"));
   CHECK(!event_steps(slurp(f / "short" / events)).empty());
 
   // A sink that is enabled later begins then, and one that is disabled keeps its length.
@@ -263,7 +266,7 @@ TEST_CASE("every sink has each step once, also after a kill, and none changes tr
 
   const Finished none = train("none", {"--log.histograms=8"});
   CHECK(none.code == 2);
-  CHECK_THAT(none.err, ContainsSubstring("log.histograms has no effect without log.tensorboard"));
+  CHECK_THAT(none.err, ContainsSubstring("log.histograms") && ContainsSubstring("log.tensorboard"));
   CHECK(!fs::exists(f / "none"));
 }
 
@@ -287,6 +290,7 @@ TEST_CASE("layer statistics agree with the checkpoints", "[sinks]") {
               .code == 0);
   const SafetensorsFile now(f / "run/checkpoints/step-00000006/model.safetensors"),
       before(f / "run/checkpoints/step-00000005/model.safetensors");
+
   std::istringstream text(slurp(f / "run/metrics.jsonl"));
   Json layers;
   double grad_norm = 0;
@@ -299,6 +303,8 @@ TEST_CASE("layer statistics agree with the checkpoints", "[sinks]") {
     steps.push_back(j["step"].get<int64_t>());
   }
   CHECK(steps == std::vector<int64_t>{2, 4, 6});
+
+  // The norms of a layer follow from its weights in the last two checkpoints.
   const std::string layer = "blocks.1.attn.qkv";
   REQUIRE(layers.contains(layer));
   const std::string weight = layer + ".weight", bias = layer + ".bias";
@@ -309,6 +315,8 @@ TEST_CASE("layer statistics agree with the checkpoints", "[sinks]") {
                                    norm_of(now.at(bias), before.find(bias)));
   const double was = std::hypot(norm_of(before.at(weight)), norm_of(before.at(bias)));
   CHECK(layers[layer]["update_ratio"].get<double>() == Approx(change / was).epsilon(1e-4));
+
+  // The gradients of all layers have the norm of the step.
   double squares = 0;
   int dead = 0, most = 0;
   for (const auto& [name, figures] : layers.items()) {

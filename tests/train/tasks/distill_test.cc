@@ -73,6 +73,7 @@ TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[di
   };
   make_tiny_run(f.path());
   ran({"train", "tiny.toml", "--train.out_dir=teacher", "--optim.lr=1e-2"});
+
   const auto student = [](const std::string& out, const std::vector<std::string>& more = {}) {
     std::vector<std::string> words{"train",
                                    "tiny.toml",
@@ -89,6 +90,7 @@ TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[di
     }
     return words;
   };
+
   ran(student("whole"));
   const std::string metrics = slurp(f / "whole/metrics.jsonl");
   const Json first = parse_json(metrics.substr(0, metrics.find('\n')), "", Exit::internal);
@@ -106,12 +108,15 @@ TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[di
     CHECK(done.code != 0);
     CHECK_THAT(done.err, ContainsSubstring(key));
   };
+
   refused(student("new", {"--distill.teacher="}), "distill.teacher");
   refused(student("new", {"--distill.teacher=nothing"}), "distill.teacher");
   refused(student("new", {"--model.vocab_size=200"}), "distill.teacher");
   refused(student("new", {"--model.block_size=32"}), "distill.teacher");
   refused({"train", "tiny.toml", "--train.out_dir=new", "--distill.mix=0.7"}, "distill.mix");
   CHECK(!fs::exists(f / "new"));
+
+  // A teacher that was trained further is another teacher.
   ran({"train", "tiny.toml", "--train.out_dir=teacher", "--optim.lr=1e-2", "--train.steps=41"});
   refused(student("whole", {"--train.steps=50"}), "distill.teacher");
   ran(student("new", {"--train.steps=50"}));  // the control

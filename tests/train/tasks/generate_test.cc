@@ -28,7 +28,11 @@ TEST_CASE("logits that are not finite are refused with any sampling options", "[
   const std::vector<std::vector<double>> bad{
       {0, nan, 1},  {nan, nan, nan},    {0, inf, 1}, {inf, inf, inf},
       {0, -inf, 1}, {-inf, -inf, -inf}, {nan}};
+
   for (const auto& values : bad) {
+    const auto first =
+        std::find_if_not(values.begin(), values.end(), [](double x) { return std::isfinite(x); }) -
+        values.begin();
     const at::Tensor logits = at::tensor(at::ArrayRef<double>(values));
     for (const double temperature : {0.0, 0.8}) {
       for (const int64_t top_k : {0, 1, 2, 100}) {
@@ -39,7 +43,8 @@ TEST_CASE("logits that are not finite are refused with any sampling options", "[
             sample_token(logits, s, 0.5);
           } catch (const Error& e) {
             code = e.code();
-            CHECK_THAT(e.what(), ContainsSubstring("logits are not finite"));
+            CHECK_THAT(e.what(),
+                       ContainsSubstring("logits") && ContainsSubstring(str("for token ", first)));
           }
           CHECK(code == Exit::diverged);
         }
@@ -113,7 +118,8 @@ std::vector<Tested> tested() {
   g.n_embd = 48;
   g.block_size = 72;
   g.vocab_size = 97;
-  all.push_back({"gpt", model_of<GPT>(g), 72});
+  all.push_back({.name = "gpt", .model = model_of<GPT>(g), .context = 72});
+
   LlamaConfig l;
   l.n_layer = 2;
   l.n_head = 6;
@@ -123,13 +129,15 @@ std::vector<Tested> tested() {
   l.block_size = 72;
   l.vocab_size = 97;
   l.qkv_bias = l.qk_norm = true;
-  all.push_back({"llama", model_of<Llama>(l), 72});
+  all.push_back({.name = "llama", .model = model_of<Llama>(l), .context = 72});
+
   l.n_kv_head = 1;
   l.n_head = 10;
   l.head_dim = 10;
   l.qk_norm = false;
   l.tie_weights = false;
-  all.push_back({"llama of one head of keys", model_of<Llama>(l), 72});
+  all.push_back({.name = "llama of one head of keys", .model = model_of<Llama>(l), .context = 72});
+
   // Windows within a block of attention and beyond it, layers without positions, and caps.
   l.n_kv_head = 2;
   l.n_head = 6;
@@ -144,11 +152,11 @@ std::vector<Tested> tested() {
   l.query_pre_attn_scalar = 5;
   l.norm_position = "both";
   l.activation = "gelu";
-  all.push_back({"llama with windows", model_of<Llama>(l), 72});
+  all.push_back({.name = "llama with windows", .model = model_of<Llama>(l), .context = 72});
   l.sliding_window = 66;
   l.window_layers = "1";
   l.attention_softcap = 0;
-  all.push_back({"llama with a long window", model_of<Llama>(l), 72});
+  all.push_back({.name = "llama with a long window", .model = model_of<Llama>(l), .context = 72});
   return all;
 }
 
@@ -181,6 +189,7 @@ TEST_CASE(
       {.top_k = 5},
       {.top_p = 0.7},
       {.temperature = 1, .min_p = 0.1, .repetition_penalty = 1.3}};
+
   for (const Tested& t : tested()) {
     for (size_t i = 0; i < samplings.size(); ++i) {
       INFO(t.name << ", sampling " << i);
@@ -192,6 +201,7 @@ TEST_CASE(
       CHECK(p == wanted_p);
       CHECK(std::set<int64_t>(ids[1].begin(), ids[1].end()).size() > 3);  // not one token repeated
     }
+
     // Text 0 of a batch is the same as alone.
     GenerateOptions w{.context = t.context, .tokens = 10};
     CHECK(write(*t.model, {prompts[0]}, w).second[0] == write(*t.model, prompts, w).second[0]);
@@ -325,7 +335,8 @@ TEST_CASE(
         "id|>assistant"
         "<|end_header_id|>\n\n");
   CHECK_THAT(error_of([] { ChatTemplate(Tokenizer::byte(), "runs/a", ""); }),
-             ContainsSubstring("runs/a: the tokenizer has no chat template"));
+             ContainsSubstring("runs/a: ") && ContainsSubstring("<|im_end|>") &&
+                 ContainsSubstring("<|eot_id|>"));
 }
 
 TEST_CASE(
@@ -353,18 +364,21 @@ TEST_CASE(
     CHECK(done.code == 0);
     return done.out;
   };
+
   const std::string whole = out({"--prompt=the "});
   CHECK(whole.size() == 4 + 30 + 1);
   CHECK(out({"--prompt=the ", "--cache=false"}) == whole);
   const std::string stop = whole.substr(12, 3);
   CHECK(out({"--prompt=the ", "--stop=not there", "--stop=" + stop}) ==
         whole.substr(0, whole.find(stop, 4)) + "\n");
+
   const std::string two = out({"--prompt-file=prompts.txt", "--samples=2"});
   CHECK(two.starts_with(whole));
   size_t cuts = 0;
   for (size_t at = 0; (at = two.find("\n----\n", at)) != std::string::npos; ++at) ++cuts;
   CHECK(cuts >= 3);
   CHECK_THAT(two, ContainsSubstring("\n----\nand the"));
+
   // A byte order mark does not belong to a text.
   test::write_file(f / "a.txt", test::sample_text(300));
   test::write_file(f / "b.txt", "\xEF\xBB\xBF" + test::sample_text(300));
@@ -389,18 +403,21 @@ TEST_CASE(
   }
   CHECK("the " + text + "\n" == whole);
   CHECK(least < -1);
+
   const auto refused = [&](std::vector<std::string> args, int code) {
     const test::Finished done = run(args);
     CHECK(done.code == code);
     return done.err;
   };
-  CHECK_THAT(refused({"generate", "run", "--stop="}, 2), ContainsSubstring("--stop is empty"));
+  CHECK_THAT(refused({"generate", "run", "--stop="}, 2),
+             ContainsSubstring("--stop") && ContainsSubstring("empty"));
   CHECK_THAT(refused({"generate", "run", "--prompt=a", "--prompt-file=prompts.txt"}, 2),
-             ContainsSubstring("give one"));
+             ContainsSubstring("--prompt ") && ContainsSubstring("--prompt-file"));
   CHECK_THAT(refused({"generate", "run", "--seed=1", "--seed=2"}, 2),
-             ContainsSubstring("given 2 times"));
-  CHECK_THAT(refused({"chat", "run"}, 2),
-             ContainsSubstring("run: the tokenizer has no chat template"));
+             ContainsSubstring("--seed") && ContainsSubstring("2 times"));
+  CHECK_THAT(refused({"chat", "run"}, 2), ContainsSubstring("run: ") &&
+                                              ContainsSubstring("<|im_end|>") &&
+                                              ContainsSubstring("<|eot_id|>"));
 }
 
 }  // namespace

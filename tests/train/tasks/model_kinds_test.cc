@@ -57,11 +57,10 @@ TEST_CASE("every kind learns, stops and resumes with the same bits, in each prec
       CHECK(last_line(lathe_in(f, {"bench", "step", "kind.toml", "--train.steps=4"}))
                 .contains("ms_median"));
       const Finished written = lathe_in(f, {"generate", "whole", "--tokens=5"});
-      if (kind.data == "text")
-        CHECK(written.code == 0);
-      else
+      CHECK(written.code == (kind.data == "text" ? 0 : 2));
+      if (kind.data != "text")
         CHECK_THAT(written.err,
-                   ContainsSubstring("is not a language model: its kind is " + kind.name));
+                   ContainsSubstring(kind.name) && ContainsSubstring("`lathe predict`"));
     }
   }
 }
@@ -83,6 +82,7 @@ TEST_CASE(
       INFO(done.out << done.err);
       return done.code;
     };
+
     REQUIRE(train("whole", {}) == 0);
     REQUIRE(train("again", {"--memory.recompute=blocks", "--train.max_time=0.01"}) == 75);
     REQUIRE(train("again", {"--memory.recompute=selective", "--train.max_time=0.01"}) == 75);
@@ -90,14 +90,14 @@ TEST_CASE(
     CHECK(difference(f / "whole", f / "again") == "");
     CHECK(lathe_in(f, {"plan", "kind.toml", "--memory.recompute=blocks"}).code == 0);
   }
+
+  // Without blocks, memory.recompute has nothing to act on.
   write_config(f, kinds[1]);
   const Finished none =
       lathe_in(f, {"train", "kind.toml", "--model.n_layer=0", "--memory.recompute=blocks"});
   CHECK(none.code == 2);
-  CHECK_THAT(none.err,
-             ContainsSubstring(
-                 "memory.recompute = \"blocks\" has nothing to act on: model.kind = \"mlp\" ran "
-                 "no blocks"));
+  CHECK_THAT(none.err, ContainsSubstring("memory.recompute = \"blocks\"") &&
+                           ContainsSubstring("model.kind = \"mlp\""));
   const Finished wrong = lathe_in(f, {"train", "kind.toml", "--memory.recompute=all"});
   CHECK(wrong.code == 2);
 
@@ -107,8 +107,7 @@ TEST_CASE(
   };
   const Finished refusal = diverge("--train.detect_anomaly=true");
   CHECK(refusal.code == 5);
-  CHECK_THAT(refusal.err, ContainsSubstring("anomaly: "));
-  CHECK_THAT(refusal.err, ContainsSubstring("produced values that are not finite"));
+  CHECK_THAT(refusal.err, ContainsSubstring("anomaly: ") && ContainsSubstring("produced values"));
   fs::remove_all(f / "bad");
   CHECK(diverge("--train.detect_anomaly=false").err.find("anomaly") == std::string::npos);
 }

@@ -175,6 +175,7 @@ TEST_CASE("micro-batches have the loss of the whole batch", "[tasks]") {
     if (kind.keys.find("batch") != std::string::npos || kind.name == "convnet")
       continue;  // batch norm depends on the micro-batch
     INFO(kind.name << " on " << kind.data);
+
     write_config(f, kind);
     const auto losses = [&](const std::string& out, const std::string& rows,
                             const std::string& micro) {
@@ -189,6 +190,7 @@ TEST_CASE("micro-batches have the loss of the whole batch", "[tasks]") {
       fs::remove_all(f / out);
       return all;
     };
+
     const auto one = losses("one", "8", "1"), four = losses("four", "2", "4"),
                less = losses("less", "2", "3");
     REQUIRE(one.size() == 6);
@@ -203,37 +205,43 @@ TEST_CASE("wrong keys, and keys that do not fit the data or model, are refused w
   const TempFolder f(fast_folder());
   make_data(f);
   write_config(f, kinds[0]);
-  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
-      {{"--model.n_head=2"},
-       "model.n_head is a key of model.kind = \"gpt\" or \"llama\", and this model's is \"mlp\""},
+
+  // Keys, and facts of the message.
+  using Words = std::vector<std::string>;
+  const std::vector<std::pair<Words, Words>> cases{
+      {{"--model.n_head=2"}, {"model.n_head", "\"gpt\" or \"llama\"", "\"mlp\""}},
       {{"--model.kind=nonsense"},
-       "model.kind = \"nonsense\" is not allowed; it must be gpt | llama | rnn | mlp | convnet"},
-      {{"--data.dir=text"}, "model.kind = \"mlp\" does not model tokens, which text holds"},
-      {{"--train.task=regression"}, "images has classes for targets, not numbers"},
-      {{"--train.task=dance"}, "train.task = \"dance\" is not allowed; it must be auto | language"},
-      {{"--data.fold=1"}, "data.fold = 1 is not below data.folds = 0"},
-      {{"--data.folds=1"}, "data.folds = 1 leaves nothing to train on"},
-      {{"--model.lora=4"}, "model.lora is called adapters.rank now"},
-      {{"--data.dir=numbers", "--data.crop=1"}, "data.crop"}};
-  for (const auto& [more, wanted] : cases) {
+       {"model.kind = \"nonsense\"", "gpt | llama | rnn | mlp | convnet"}},
+      {{"--data.dir=text"}, {"model.kind = \"mlp\"", "tokens", "text"}},
+      {{"--train.task=regression"}, {"images", "classes", "classification"}},
+      {{"--train.task=dance"}, {"train.task = \"dance\"", "auto | language"}},
+      {{"--data.fold=1"}, {"data.fold = 1", "data.folds = 0"}},
+      {{"--data.folds=1"}, {"data.folds = 1"}},
+      {{"--model.lora=4"}, {"model.lora", "adapters.rank"}},
+      {{"--data.dir=numbers", "--data.crop=1"}, {"data.crop"}}};
+  for (const auto& [more, facts] : cases) {
     std::vector<std::string> args{"train", "kind.toml", "--train.out_dir=never"};
     args.insert(args.end(), more.begin(), more.end());
     const Finished done = lathe_in(f, args);
-    INFO(wanted);
+    INFO(more.back());
     CHECK((done.code == 2 || done.code == 3));
-    CHECK_THAT(done.err, ContainsSubstring(wanted));
+    for (const std::string& fact : facts) CHECK_THAT(done.err, ContainsSubstring(fact));
     CHECK(!fs::exists(f / "never"));
   }
+
+  // Keys that do not fit an RNN.
   write_config(
       f, *std::find_if(kinds.begin(), kinds.end(), [](const Kind& k) { return k.name == "rnn"; }));
   CHECK_THAT(lathe_in(f, {"train", "kind.toml", "--data.dir=images"}).err,
-             ContainsSubstring("model.kind = \"rnn\" models tokens, and images holds examples"));
+             ContainsSubstring("model.kind = \"rnn\"") && ContainsSubstring("images") &&
+                 ContainsSubstring("mlp"));
   CHECK_THAT(lathe_in(f, {"train", "kind.toml", "--amp.dtype=fp8", "--model.n_layer=4",
                           "--train.batch_size=8", "--model.block_size=16"})
                  .err,
-             ContainsSubstring("has none; use \"bf16\""));
+             ContainsSubstring("amp.dtype = \"fp8\"") &&
+                 ContainsSubstring("model.kind = \"rnn\"") && ContainsSubstring("\"bf16\""));
   CHECK_THAT(lathe_in(f, {"train", "kind.toml", "--data.flip=true"}).err,
-             ContainsSubstring("are for examples"));
+             ContainsSubstring("data.flip") && ContainsSubstring("tokens"));
 }
 
 TEST_CASE("eval uses the validation split of other data, whatever folds the run has", "[tasks]") {
@@ -279,24 +287,28 @@ TEST_CASE("a model that leaves nothing to train is refused before anything is cr
   write_config(
       f, *std::find_if(kinds.begin(), kinds.end(), [](const Kind& k) { return k.name == "rnn"; }));
   REQUIRE(lathe_in(f, {"train", "kind.toml", "--train.out_dir=base", "--train.steps=2"}).code == 0);
+
   // The second config has no model kind and takes the base's, so a check of only the config
   // finds no error.
   std::string text = slurp(f / "kind.toml");
   const size_t model = text.find("[model]"), behind = text.find('[', model + 1);
   REQUIRE(behind != std::string::npos);
   write_file(f / "other.toml", text.substr(0, model) + text.substr(behind));
+
   for (const char* config : {"kind.toml", "other.toml"}) {
     for (const std::string key : {"adapters.base", "train.init_from"}) {
       INFO(config << ", " << key);
       const Finished refused = lathe_in(
           f, {"train", config, "--train.out_dir=never", "--adapters.rank=2", "--" + key + "=base"});
       CHECK(refused.code == 2);
-      CHECK_THAT(refused.err, ContainsSubstring("adapters.rank = 2 has nothing to act on"));
+      CHECK_THAT(refused.err, ContainsSubstring("adapters.rank = 2") &&
+                                  ContainsSubstring("model.kind = \"rnn\""));
       CHECK(!fs::exists(f / "never"));
     }
   }
+
   CHECK_THAT(error_of([] { parameters_to_train(Echo(), RunConfig()); }),
-             ContainsSubstring("there is nothing to train"));
+             ContainsSubstring("model.kind") && ContainsSubstring("frozen"));
 }
 
 TEST_CASE("lathe eval --batches gives the validation loss of training", "[tasks]") {
@@ -345,11 +357,13 @@ class Tables {
                      is_rose ? "rose" : "iris, blue", "\n");
       prices += str(20 + i % 50, ";", 1 + i % 4, ";", 1000 * (20 + i % 50) + 500 * (i % 4), ".5\n");
     }
+
     write_file(f / "flowers.csv", flowers);
     write_file(f / "prices.csv", prices);
     make({"prepare", "flowers.csv", "--out", "flowers", "--id", "name", "--drop", "junk",
           "--missing", "mean"});
     make({"prepare", "prices.csv", "--out", "prices", "--task", "regression"});
+
     for (const std::string name : {"flowers", "prices"}) {
       write_file(f / (name + ".toml"),
                  "[model]\nkind = \"mlp\"\nn_hidden = 16\ndropout = 0.2\n[data]\ndir = \"" + name +
@@ -423,7 +437,8 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
     const Finished refused =
         lathe_in(t.f, {"predict", "runs/flowers", "new.csv", "--out", out, "--force", "true"});
     CHECK(refused.code == 2);
-    CHECK_THAT(refused.err, ContainsSubstring(out + " is also an input"));
+    CHECK_THAT(refused.err,
+               ContainsSubstring(out) && ContainsSubstring("input") && ContainsSubstring("--out"));
   }
   CHECK(slurp(t.f / "new.csv") == input);
 
@@ -431,7 +446,7 @@ TEST_CASE("a model predicts classes for the rows of a new table", "[tasks]") {
   write_file(t.f / "plain.csv", "size,color,extra\n8,red,1\n");
   const Finished plain = t.predict("flowers", "plain.csv");
   CHECK_THAT(plain.out, ContainsSubstring("row,class") && ContainsSubstring("\n1,rose,"));
-  CHECK_THAT(plain.err, ContainsSubstring("ignored: \"extra\""));
+  CHECK_THAT(plain.err, ContainsSubstring("plain.csv") && ContainsSubstring("\"extra\""));
 }
 
 TEST_CASE("predictions are those of the evaluation, in the target's units", "[tasks]") {
@@ -452,6 +467,7 @@ TEST_CASE("predictions are those of the evaluation, in the target's units", "[ta
     rows += str(m.table->columns[1].values[color], ",", x[3], "\n");
     wanted.push_back(m.labels[static_cast<size_t>(y)]);
   }
+
   write_file(t.f / "val.csv", rows);
   t.make({"predict", "runs/flowers", "val.csv", "--out", "val.jsonl"});
   const auto lines = lines_of(slurp(t.f / "val.jsonl"));
@@ -462,6 +478,7 @@ TEST_CASE("predictions are those of the evaluation, in the target's units", "[ta
     right += line["class"] == wanted[i] ? 1 : 0;
     loss -= std::log(line["probabilities"][wanted[i]].get<double>());
   }
+
   const Json eval = last_line(lathe_in(t.f, {"eval", "runs/flowers"}));
   const auto n = static_cast<double>(lines.size());
   CHECK(eval["accuracy"].get<double>() == Approx(right / n));
@@ -479,30 +496,31 @@ TEST_CASE("predictions are those of the evaluation, in the target's units", "[ta
 TEST_CASE("input that predict can't use is refused with a reason, and nothing is written",
           "[tasks]") {
   const Tables t;
-  const auto refused = [&](const std::string& text, const std::string& what,
+  const auto refused = [&](const std::string& text, const std::vector<std::string>& facts,
                            Exit code = Exit::data) {
     INFO(text);
     write_file(t.f / "new.csv", text);
     const Finished done = t.predict("flowers", "new.csv", {"--out", "out.csv"});
     CHECK(done.code == static_cast<int>(code));
-    CHECK_THAT(done.err, ContainsSubstring(what));
+    for (const std::string& fact : facts) CHECK_THAT(done.err, ContainsSubstring(fact));
     CHECK(!fs::exists(t.f / "out.csv"));
     for (const std::string& name : names(t.f.path())) CHECK(name.find("unfinished") == name.npos);
   };
-  refused("color,name\nred,a\n", "the column \"size\", which the model needs");
-  refused(
-      "color,size\nred,1\nred,big\n",
-      "new.csv:3: column 2 (size) is \"big\", which is not a number; repair it, or leave the line");
-  refused("color,size\npink,1\n", "column 1 (color) is \"pink\", which no training example has");
-  refused("color,size,size\nred,1,2\n", "several times");
-  refused("color,size\n", "holds no examples");
-  refused("color,size\nred\n", "new.csv:2");
+
+  refused("color,name\nred,a\n", {"new.csv:", "column \"size\""});
+  refused("color,size\nred,1\nred,big\n", {"new.csv:3: column 2 (size)", "\"big\""});
+  refused("color,size\npink,1\n", {"column 1 (color)", "\"pink\""});
+  refused("color,size,size\nred,1,2\n", {"new.csv:", "name \"size\""});
+  refused("color,size\n", {"new.csv", "no examples"});
+  refused("color,size\nred\n", {"new.csv:2"});
+
   write_file(t.f / "new.csv", "color,size\nred,1\n");
   write_file(t.f / "mine.csv", "mine");
   CHECK(t.predict("flowers", "new.csv", {"--out", "mine.csv"}).code == 2);
   CHECK(slurp(t.f / "mine.csv") == "mine");
   CHECK_THAT(t.predict("flowers", "new.csv", {"--out", "x.txt"}).err,
-             ContainsSubstring("must end in .csv or .jsonl"));
+             ContainsSubstring("--out") && ContainsSubstring(".csv or .jsonl") &&
+                 ContainsSubstring("x.txt"));
   CHECK(t.predict("flowers", "nowhere.csv").code == 3);
   CHECK(t.predict("nowhere", "new.csv").code == 4);
 
@@ -540,7 +558,7 @@ TEST_CASE("predict takes arrays with or without their image shape, and checkpoin
   CHECK(rewritten({n, 16}, all).out == whole.out);
   const Finished refused = rewritten({n, 2, 8}, all);
   CHECK(refused.code == 3);
-  CHECK_THAT(refused.err, ContainsSubstring("examples of 2x8 elements, and the model takes 1x4x4"));
+  CHECK_THAT(refused.err, ContainsSubstring("2x8") && ContainsSubstring("1x4x4"));
 
   // A checkpoint of an earlier build has no encoding, so predict reads it from the data folder.
   const fs::path state = find_checkpoint(f / "runs/kind") / "state.json";

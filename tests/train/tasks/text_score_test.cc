@@ -93,12 +93,15 @@ TEST_CASE("the likeliest of several endings is chosen, in total and per byte", "
       text += static_cast<char>('a' + torch::randint(26, {1}).item<int64_t>());
     return text;
   };
+
   int64_t differ = 0;
   for (int question = 0; question < 60; ++question) {
-    MultipleChoice c{word(1 + question % 9), {}, 0};
+    MultipleChoice c{.context = word(1 + question % 9), .endings = {}, .label = 0};
     if (question % 3 == 0) c.context += " ";
     for (int64_t i = 0; i < 4; ++i) c.endings.push_back(word(1 + (question + 3 * i) % 7));
     if (question % 5 == 0) c.endings[1] = " " + c.endings[1];
+
+    // A space separates the context and an ending, unless one of them has it.
     std::vector<double> whole, by_byte;
     for (const std::string& ending : c.endings) {
       const bool apart = c.context.empty() || c.context.back() == ' ' || ending[0] == ' ';
@@ -116,14 +119,16 @@ TEST_CASE("the likeliest of several endings is chosen, in total and per byte", "
       whole.push_back(sum);
       by_byte.push_back(sum / static_cast<double>(ending.size()));
     }
+
     const auto best = [](const std::vector<double>& v) {
       return std::max_element(v.begin(), v.end()) - v.begin();
     };
-    const Answer a = answer({*model, bytes, context}, c);
+    const Answer a = answer({.model = *model, .tokenizer = bytes, .context = context}, c);
     CHECK(a.by_total == best(whole));
     CHECK(a.by_byte == best(by_byte));
     differ += a.by_total != a.by_byte;
   }
+
   CHECK(differ > 10);
 }
 
@@ -143,9 +148,10 @@ TEST_CASE("lathe eval reports the token that precedes a text", "[text_score]") {
   };
   const Finished with = evaluated("bpe"), without = evaluated("data");
   CHECK(last_line(with)["begin_token"].is_number());
-  CHECK_THAT(with.err, ContainsSubstring(" precedes each text"));
+  const auto token = last_line(with)["begin_token"].get<int64_t>();
+  CHECK_THAT(with.err, ContainsSubstring(str("token ", token, " ")));
   CHECK(!last_line(without).contains("begin_token"));
-  CHECK_THAT(without.err, !ContainsSubstring("precedes"));
+  CHECK_THAT(without.err, !ContainsSubstring("token "));
 }
 
 TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[text_score]") {
@@ -162,6 +168,7 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
     CHECK(done.code == code);
     return done.code == 0 ? parse_json(done.out, "eval", Exit::internal) : Json(done.err);
   };
+
   const Json both = last({"a.txt", "b.txt"}), a = last({"a.txt"});
   CHECK(both["files"].size() == 2);
   CHECK(both["files"][0]["loss"] == a["loss"]);
@@ -170,6 +177,7 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
         Approx(a["loss"].get<double>() / std::log(2.0)));  // one byte per token
   CHECK(a["perplexity"].get<double>() == Approx(std::exp(a["loss"].get<double>())));
   CHECK(last({"a.txt", "--stride", "4"})["loss"] != a["loss"]);
+
   const std::string some = sample_text(200);
   const auto question = [&](size_t at, int label) {
     return Json{{"context", some.substr(at, 20)},
@@ -181,6 +189,7 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
   const Json answers = last({"--choices", "q.jsonl"});
   CHECK(answers["questions"] == 2);
   CHECK((answers["accuracy"] == 0.0 || answers["accuracy"] == 0.5 || answers["accuracy"] == 1.0));
+
   // A context may lose its beginning, but an ending is scored as a whole or not at all.
   const auto of_length = [&](size_t length) {
     write_file(f / "long.jsonl", Json{{"context", some + " "},
@@ -191,7 +200,10 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
     return last({"--choices", "long.jsonl"}, length > 16 ? 3 : 0);
   };
   CHECK(of_length(16)["questions"] == 1);
-  CHECK_THAT(of_length(17).get<std::string>(), ContainsSubstring("the model's context is"));
+  CHECK_THAT(of_length(17).get<std::string>(),
+             ContainsSubstring("17 tokens") && ContainsSubstring(" 16"));
+
+  // Lines that are not questions.
   const auto refusal = [&](const std::string& line) {
     write_file(f / "bad.jsonl",
                "{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}\n" + line);
@@ -200,31 +212,35 @@ TEST_CASE("lathe eval scores files and questions, and refuses wrong ones", "[tex
   CHECK_THAT(refusal("{\"context\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}"),
              ContainsSubstring("bad.jsonl:2") && ContainsSubstring("label"));
   CHECK_THAT(refusal("{\"context\": \"a\", \"endings\": [\"b\"], \"label\": 0}"),
-             ContainsSubstring("needs at least two"));
+             ContainsSubstring("bad.jsonl:2") && ContainsSubstring("\"endings\"") &&
+                 ContainsSubstring("two"));
   CHECK_THAT(refusal("{\"context\": \"a\", \"endings\": [\"b\", \"\"], \"label\": 0}"),
-             ContainsSubstring("list of non-empty strings"));
+             ContainsSubstring("bad.jsonl:2") && ContainsSubstring("\"endings\"") &&
+                 ContainsSubstring("non-empty"));
   CHECK_THAT(refusal("{\"endings\": [\"b\", \"c\"], \"label\": 0}"),
-             ContainsSubstring("\"context\" is missing"));
+             ContainsSubstring("bad.jsonl:2") && ContainsSubstring("\"context\""));
   CHECK_THAT(refusal("x"), ContainsSubstring("bad.jsonl:2"));
+
+  // Files and flags that can't be used.
   CHECK_THAT(last({"--choices", "q.jsonl", "--stride", "4"}, 2).get<std::string>(),
-             ContainsSubstring("--stride is for"));
+             ContainsSubstring("--stride") && ContainsSubstring("questions"));
   write_file(f / "empty.jsonl",
              Json{{"context", ""}, {"endings", {"a", "e"}}, {"label", 1}}.dump());
   CHECK_THAT(last({"--choices", "empty.jsonl"}, 3).get<std::string>(),
-             ContainsSubstring("has no context"));
+             ContainsSubstring("no context"));
   write_file(f / "none.jsonl", "\n");
   CHECK_THAT(last({"--choices", "none.jsonl"}, 3).get<std::string>(),
-             ContainsSubstring("has no questions"));
+             ContainsSubstring("none.jsonl") && ContainsSubstring("no questions"));
   write_file(f / "empty.txt", "");
   CHECK_THAT(last({"empty.txt"}, 3).get<std::string>(),
-             ContainsSubstring("empty.txt is too short for a loss: 0 bytes"));
+             ContainsSubstring("empty.txt") && ContainsSubstring(" 0 bytes"));
   CHECK_THAT(last({"nowhere.txt"}, 3).get<std::string>(), ContainsSubstring("nowhere.txt"));
   CHECK_THAT(last({"a.txt", "--data", "data"}, 2).get<std::string>(),
-             ContainsSubstring("--data is for"));
+             ContainsSubstring("--data ") && ContainsSubstring("--choices"));
   CHECK_THAT(last({"--stride", "4"}, 2).get<std::string>(),
-             ContainsSubstring("--stride is for text files"));
+             ContainsSubstring("--stride") && ContainsSubstring("text files"));
   CHECK_THAT(last({"a.txt", "--stride", "17"}, 2).get<std::string>(),
-             ContainsSubstring("--stride"));
+             ContainsSubstring("--stride = 17"));
 }
 
 }  // namespace

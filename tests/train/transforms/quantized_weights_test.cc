@@ -37,6 +37,7 @@ TEST_CASE("quantized tensors have the expected error and size", "[quantized_weig
        {std::pair{64, 64}, {1, 1}, {7, 13}, {1000, 700}, {4096, 256}}) {
     const at::Tensor t = torch::randn({rows, columns}) * torch::rand({rows, 1}).add(0.1);
     const double n = static_cast<double>(t.numel());
+
     // The largest value of each element's block.
     const int64_t whole = (t.numel() + 63) / 64 * 64;
     const at::Tensor largest = torch::constant_pad_nd(t.view(-1), {0, whole - t.numel()})
@@ -47,22 +48,27 @@ TEST_CASE("quantized tensors have the expected error and size", "[quantized_weig
                                    .reshape(-1)
                                    .slice(0, 0, t.numel())
                                    .view(t.sizes());
+
     const auto error = [&](const QuantizedTensor& q) {
       CHECK(q.sizes() == t.sizes());
       CHECK(q.dequantize(at::kBFloat16).equal(q.dequantize(at::kFloat).to(at::kBFloat16)));
       return ((q.dequantize(at::kFloat) - t).abs() / largest).max().item<double>();
     };
+
     const QuantizedTensor int8(t, Format::int8, false, at::kCPU),
         nf4(t, Format::nf4, false, at::kCPU), twice(t, Format::nf4, true, at::kCPU);
     CHECK(error(int8) <= 0.5 / 127 * 1.0001);
     CHECK(error(nf4) <= 0.15194);  // half the widest gap, between -1 and -0.696
     CHECK((twice.dequantize(at::kFloat) - nf4.dequantize(at::kFloat)).abs().max().item<double>() <=
           0.02 * largest.max().item<double>());
+
+    // The sizes are exact where the tensor consists of complete blocks.
     if (t.numel() % 16384 != 0) continue;
     CHECK(static_cast<double>(int8.nbytes()) == Approx((1 + 4.0 / 64) * n));
     CHECK(static_cast<double>(nf4.nbytes()) == Approx((0.5 + 4.0 / 64) * n));
     CHECK(static_cast<double>(twice.nbytes()) == Approx((0.5 + 1.0 / 64 + 4.0 / 16384) * n + 4));
   }
+
   CHECK(QuantizedTensor(torch::zeros({2, 64}), Format::nf4, true, at::kCPU)
             .dequantize(at::kFloat)
             .equal(torch::zeros({2, 64})));
@@ -76,6 +82,7 @@ TEST_CASE("matrix products with few rows read quantized weights directly", "[qua
         const QuantizedTensor w(torch::randn({n, k}), format, twice, at::kCPU);
         const auto bits = w.view();
         REQUIRE(bits);
+
         const at::Tensor exact = w.dequantize(at::kFloat).to(at::kDouble), bias = torch::randn({n});
         for (const int64_t rows : {1, 2, 3, 8}) {
           for (const auto dtype : {at::kFloat, at::kBFloat16}) {
@@ -83,6 +90,7 @@ TEST_CASE("matrix products with few rows read quantized weights directly", "[qua
             gemv_quantized(
                 {x.const_data_ptr(), k, element_of(dtype)}, *bits, rows, n, k,
                 {.out = {y.data_ptr(), n, Element::f32}, .bias = bias.const_data_ptr<float>()});
+
             const at::Tensor wanted = x.to(at::kDouble).matmul(exact.t()) + bias;
             INFO(n << " x " << k << ", " << rows << " rows");
             CHECK((y - wanted).abs().max().item<double>() <
@@ -92,6 +100,8 @@ TEST_CASE("matrix products with few rows read quantized weights directly", "[qua
       }
     }
   }
+
+  // The rows are not a multiple of 64 elements.
   CHECK(!QuantizedTensor(torch::randn({8, 96}), QuantizedTensor::Format::int8, false, at::kCPU)
              .view());
 }
@@ -152,6 +162,7 @@ TEST_CASE("weights are loaded without having all of them in float32 at the same 
   const auto bytes = static_cast<double>(
       fs::file_size(f / "runs/tiny/checkpoints/step-00000001/model.safetensors"));
   CHECK(bytes > 1e8);
+
   const auto eval = [&](std::vector<std::string> flags) {
     std::vector<std::string> args{"eval", "runs/tiny", "--threads=2"};
     args.insert(args.end(), flags.begin(), flags.end());
@@ -160,6 +171,7 @@ TEST_CASE("weights are loaded without having all of them in float32 at the same 
     REQUIRE(r.code == 0);
     return parse_json(r.out, "", Exit::internal);
   };
+
   const Json wide = eval({});
   CHECK(wide["weight_bytes"].get<double>() == Approx(bytes).epsilon(0.01));
   const double rss = wide["peak_rss_bytes"];
@@ -169,6 +181,7 @@ TEST_CASE("weights are loaded without having all of them in float32 at the same 
       {{"--load-dtype=int8"}, 0.25 + 1.0 / 64},
       {{"--load-dtype=nf4"}, 0.125 + 1.0 / 64},
       {{"--load-dtype=nf4", "--double-quant=true"}, 0.125 + 1.0 / 256}};
+
   for (const auto& [flags, share] : kept) {
     INFO(flags[0]);
     const Json r = eval(flags);
@@ -179,6 +192,7 @@ TEST_CASE("weights are loaded without having all of them in float32 at the same 
     // After one step logits are near zero, whatever the rounding.
     CHECK(r["val_loss"].get<double>() == Approx(wide["val_loss"].get<double>()).epsilon(0.01));
   }
+
   CHECK(lathe_in(f, {"generate", "runs/tiny", "--load-dtype=int8", "--tokens=3", "--prompt=the "})
             .out.size() == 4 + 3 + 1);
 }
@@ -197,6 +211,7 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
     return parse_json(r.out, "", Exit::internal)["val_loss"].get<double>();
   };
   const double base = val_loss("base");
+
   const auto command = [](const std::string& out, const std::string& dtype,
                           std::vector<std::string> more = {}) {
     std::vector<std::string> args{"train",
@@ -214,11 +229,13 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
     args.insert(args.end(), more.begin(), more.end());
     return args;
   };
+
   for (const std::string dtype : {"fp32", "bf16", "fp16", "int8", "nf4"}) {
     INFO(dtype);
     const Finished r = lathe_in(f, command(dtype, dtype));
     INFO(r.out << r.err);
     REQUIRE(r.code == 0);
+
     // A plan has no values of the base or of document starts, and must work without them.
     std::vector<std::string> planned =
         command(dtype, dtype, {"--data.documents=separate", "--data.document_end=10"});
@@ -233,6 +250,7 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
     const size_t last = metrics.rfind("\"memory_bytes\":");
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) ==
           Approx(std::stod(metrics.substr(last + 15))).epsilon(0.02));
+
     const double first =
         parse_json(metrics.substr(0, metrics.find('\n')), "", Exit::internal)["val_loss"];
     CHECK(first ==
@@ -244,9 +262,11 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
           fs::file_size(list_checkpoints(f / "base").at(0) / "model.safetensors"));
     CHECK_THAT(lathe_in(f, {"inspect", model.string()}).out,
                ContainsSubstring("blocks.0.attn.qkv.lora_a  F32 [4,16]"));
+
     REQUIRE(lathe_in(f, command(dtype + "-parts", dtype, {"--train.max_time=0.01"})).code == 75);
     REQUIRE(lathe_in(f, command(dtype + "-parts", dtype)).code == 0);
     CHECK(difference(f / dtype, f / (dtype + "-parts")) == "");
+
     // The merged model is the float32 base with the adapters.
     REQUIRE(lathe_in(f, {"merge", dtype, "--out", dtype + "-merged"}).code == 0);
     CHECK(lathe_in(f, {"verify", dtype + "-merged"}).code == 0);
@@ -274,17 +294,19 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
   }
 
   CHECK_THAT(lathe_in(f, {"merge", "base", "--out", "x"}).err,
-             ContainsSubstring("has no adapters"));
+             ContainsSubstring("base ") && ContainsSubstring("adapters.rank"));
   CHECK_THAT(lathe_in(f, command("more", "fp32", {"--model.n_layer=3"})).err,
-             ContainsSubstring("command line: model.n_layer = 3, but adapters.base has 2"));
+             ContainsSubstring("command line: model.n_layer = 3") &&
+                 ContainsSubstring("adapters.base has 2"));
   std::string other = sample_text(20000);
   std::replace(other.begin(), other.end(), 'a', 'A');
   write_file(f / "other.txt", other);
   REQUIRE(lathe_in(f, {"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
   const Finished elsewhere = lathe_in(f, command("more", "fp32", {"--data.dir=other"}));
   CHECK(elsewhere.code == 3);
-  CHECK_THAT(elsewhere.err, ContainsSubstring("another tokenizer or vocabulary"));
+  CHECK_THAT(elsewhere.err, ContainsSubstring("error: other ") && ContainsSubstring("tokenizer"));
   CHECK(!fs::exists(f / "more"));
+
   // A base that was trained further is another base.
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=base", "--train.steps=41",
                        "--checkpoint.keep=1"})
@@ -293,7 +315,7 @@ TEST_CASE("adapters are trained on a frozen model, saved alone, loaded, resumed 
                            command("fp32", "fp32", {"--train.sample_interval=0"})}) {
     const Finished r = lathe_in(f, args);
     CHECK(r.code == 4);
-    CHECK_THAT(r.err, ContainsSubstring("is not what the adapters were trained on"));
+    CHECK_THAT(r.err, ContainsSubstring("adapters.base = base") && ContainsSubstring("checksum"));
   }
 }
 
