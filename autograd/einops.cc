@@ -301,7 +301,7 @@ void RecipeFitter::match(size_t d) {
   } else if (known != size) {
     if (group.axes.empty()) wrong("dim ", d, " is 1 in the pattern and ", size, " in x");
     const bool is_one = group.axes.size() == 1;
-    wrong(is_one ? "axis " : "the axes ",
+    wrong(is_one ? "axis " : "the product of ",
           is_one ? recipe_.axes[group.axes[0]].name : text_of(recipe_, group), " is ", known,
           " by the sizes given and ", size, " in x");
   }

@@ -14,6 +14,7 @@
 #include "autograd/ops/dims.h"
 #include "autograd/ops/shapes.h"
 #include "core/error.h"
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
@@ -150,8 +151,9 @@ FittedEquation fitted(const Equation& e, const std::vector<at::IntArrayRef>& sha
   std::string all;
   for (const at::IntArrayRef s : shapes) all += (all.empty() ? "" : ", ") + describe(s);
   const std::string text = e.text + " of " + all;
-  check(text, shapes.size() == e.in.size(), "the equation has ", e.in.size(), " operands, and ",
-        shapes.size(), " were given");
+  check(text, shapes.size() == e.in.size(), "the equation has ",
+        quantity(std::ssize(e.in), "operand"), ", and ", quantity(std::ssize(shapes), "tensor"),
+        shapes.size() == 1 ? " was given" : " were given");
 
   FittedEquation b;
   int64_t spread = 0;  // number of dims of "..." in the result

@@ -300,17 +300,18 @@ class Pass final : public GradSlots {
   std::priority_queue<std::pair<uint64_t, Node*>> ready_;
 };
 
-at::Tensor seed_of(const Variable& root, const at::Tensor& dy) {
-  LATHE_CHECK(root.requires_grad(), "backward: ", describe(root.data()),
+/// Returns the gradient that a pass begins with. `of` begins messages.
+at::Tensor seed_of(const char* of, const Variable& root, const at::Tensor& dy) {
+  LATHE_CHECK(root.requires_grad(), of, ": ", describe(root.data()),
               " does not depend on any parameter");
   if (dy.defined()) {
-    LATHE_CHECK(dy.sizes() == root.sizes(), "backward: the gradient given is ", describe(dy),
-                " for ", describe(root.data()));
-    LATHE_CHECK(dy.device() == root.data().device(), "backward: the gradient given is on ",
+    LATHE_CHECK(dy.sizes() == root.sizes(), of, ": the gradient given is ", describe(dy), " for ",
+                describe(root.data()));
+    LATHE_CHECK(dy.device() == root.data().device(), of, ": the gradient given is on ",
                 dy.device().str(), ", not ", root.data().device().str());
     return dy.to(root.dtype());
   }
-  LATHE_CHECK(root.numel() == 1, "backward: ", describe(root.data()),
+  LATHE_CHECK(root.numel() == 1, of, ": ", describe(root.data()),
               " has more than one element; give its gradient as `dy`");
   return at::ones_like(root.data());
 }
@@ -403,14 +404,14 @@ at::Tensor Leaf::take_grad() {
 void backward(const Variable& root, at::Tensor dy, bool retain) {
   const NoGrad no_grad;
   const at::AutoDispatchBelowAutograd plain;
-  at::Tensor seed = seed_of(root, dy);
+  at::Tensor seed = seed_of("backward", root, dy);
   dy.reset();
   Pass<at::Tensor>(retain, nullptr).run(root.edge(), std::move(seed));
 }
 
 std::vector<Variable> grad(const Variable& root, const std::vector<Variable>& xs,
                            const Variable& dy, bool create_graph, std::optional<bool> retain) {
-  const at::Tensor seed = seed_of(root, dy.data());
+  const at::Tensor seed = seed_of("grad", root, dy.data());
   const bool keep = retain.value_or(create_graph);
   std::vector<Variable> out;
   const auto collect = [&]<class T>(T first) {

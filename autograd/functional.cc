@@ -7,6 +7,7 @@
 #include "autograd/ops.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/io/text.h"
 #include "core/mode.h"
 
 namespace lathe {
@@ -28,7 +29,8 @@ std::pair<std::vector<Variable>, Variable> evaluate(const char* name, const Func
 
 void check_like(const char* name, const std::vector<Variable>& vs,
                 const std::vector<Variable>& xs) {
-  LATHE_CHECK(vs.size() == xs.size(), name, ": ", vs.size(), " vectors for ", xs.size(), " inputs");
+  LATHE_CHECK(vs.size() == xs.size(), name, ": ", quantity(std::ssize(vs), "vector"), " for ",
+              quantity(std::ssize(xs), "input"));
   for (size_t i = 0; i < xs.size(); ++i) {
     LATHE_CHECK(vs[i].defined() && vs[i].sizes() == xs[i].sizes(), name, ": vector ", i, " is ",
                 describe(vs[i].data()), " for an input of ", describe(xs[i].data()));

@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
 """Mutation tests: check that the tests notice faults that are put into the sources on purpose.
 
-Each mutant of mutants.toml replaces a piece of one source file in a copy of the sources (build-mutants/src; the working
-tree is never written to), which is then built and tested with the tags that should notice. A mutant that no tag notices
-shows a gap in the tests. The tests of the unmutated sources run first as a control.
+The file mutants.toml of a folder of tests lists the mutants that these tests must notice. Each mutant replaces the text
+`find`, which must occur once in `file` (white space between its tokens does not count), in a copy of the sources
+(build-mutants/src; the working tree is never written to). The copy is built and tested with the mutant's tags (X of
+X_test.cc, the likeliest first) until one fails. A mutant that no tag notices shows a gap in the tests. The tests of the
+unmutated sources run first as a control.
+
+After a name in the sources is changed, `tests/mutants.py --rename OLD NEW` changes it in all mutants.
 """
 import argparse
 import re
@@ -125,9 +129,25 @@ class Runner:
                 "broken": ("broken", f"does not build: {said}")}[kind]
 
 
+def lists():
+    return sorted((ROOT / "tests").rglob("mutants.toml"))
+
+
+def rename(old, new):
+    """Changes a name, or a path, wherever mutants have it as a whole word, but not in their own names."""
+    word = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
+    changed = 0
+    for path in lists():
+        lines = path.read_text().split("\n")
+        after = [line if line.startswith(("name = ", "#")) else word.sub(new, line) for line in lines]
+        changed += sum(a != b for a, b in zip(lines, after))
+        if after != lines:
+            path.write_text("\n".join(after))
+    note(f"{changed} lines changed")
+
+
 def load(names):
-    with open(ROOT / "tests/mutants.toml", "rb") as f:
-        mutants = tomllib.load(f)["mutant"]
+    mutants = [m for path in lists() for m in tomllib.loads(path.read_text())["mutant"]]
     seen = set()
     for m in mutants:
         if set(m) != {"name", "file", "find", "replace", "tags"}:
@@ -145,6 +165,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("names", nargs="*", help="mutants whose names contain one of these; default: all")
     parser.add_argument("--list", action="store_true", help="only list them, and check that each applies")
+    parser.add_argument("--rename", nargs=2, metavar=("OLD", "NEW"), help="only change a name in all of them")
     parser.add_argument("--folder", default=ROOT / "build-mutants", help="where the copy and its build are")
     parser.add_argument("--libtorch", default="", help="LibTorch's folder")
     parser.add_argument("--prefix", default="", help="a command that builds and tests run under, such as nice")
@@ -152,6 +173,8 @@ def main():
     parser.add_argument("--but", action="append", default=[], metavar="TEST", help="a test case to leave out")
     parser.add_argument("--no-control", action="store_true", help="trust that the unmutated tests pass")
     args = parser.parse_args()
+    if args.rename:
+        return rename(*args.rename)
     mutants = load(args.names)
     if args.list:
         stale = 0

@@ -32,13 +32,14 @@ struct OpenSplit {
         inputs.sizes().empty() &&
         std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size == 1; });
     if (inputs.sizes() != sizes && !is_number) {
-      fail(Exit::data, inputs.path().string(), ": examples of ", sizes_text(inputs.sizes()),
-           " elements, manifest.json claims ", sizes_text(sizes), "; make the data again");
+      fail(Exit::data, inputs.path().string(), ": examples of shape ", describe(inputs.sizes()),
+           ", manifest.json claims ", describe(at::IntArrayRef(sizes)), "; make the data again");
     }
     const int64_t wanted = manifest.task == "classification" ? 1 : manifest.outputs;
     if (targets.numel() != wanted) {
-      fail(Exit::data, targets.path().string(), ": targets of ", targets.numel(),
-           " numbers, manifest.json asks for ", wanted, "; make the data again");
+      fail(Exit::data, targets.path().string(), ": targets of ",
+           quantity(targets.numel(), "number"), ", manifest.json asks for ", wanted,
+           "; make the data again");
     }
   }
 

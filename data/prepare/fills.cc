@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
@@ -32,8 +33,8 @@ std::vector<double> Fills::result() {
   size_t i = 0;
   for (const TableColumn& column : table_.columns) {
     if (column.width() == 1 && counts_[i] == 0)
-      fail(Exit::data, "the column ", column.name,
-           " is empty in every training example; leave it out with --drop");
+      fail(Exit::data, "the column \"", printable_line(column.name), "\" (input ", i + 1,
+           ") is empty in every training example; leave it out with --drop");
     i += static_cast<size_t>(column.width());
   }
 

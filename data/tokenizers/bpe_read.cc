@@ -128,7 +128,7 @@ void read_marking(const Json& json, BPEDefinition& d, const std::string& where) 
   if (!is_absent(json, "pre_tokenizer") && !(marked && splits_at_spaces(json["pre_tokenizer"]))) {
     const Json& part = json["pre_tokenizer"];
     if (const std::string type = type_of(part, where); type != "Metaspace")
-      unknown(where, "the pre-tokenizer " + type);
+      unknown(where, "byte_fallback with the pre-tokenizer " + type);
     has_mark(part, "replacement");
     marked = true;
     std::string scheme;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/io/json.h"
+#include "core/io/text.h"
 #include "data/folder.h"
 
 namespace lathe {
@@ -53,9 +54,10 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   const Json& json = *found;
   const std::string where = (folder / name).string();
 
-  if (json_get<std::string>(json, "format", where, Exit::data) != "lathe-data-1") {
-    fail(Exit::data, where,
-         ": a format that this build does not know; make the data again with `lathe prepare`");
+  const auto format = json_get<std::string>(json, "format", where, Exit::data);
+  if (format != "lathe-data-1") {
+    fail(Exit::data, where, ": the format is \"", printable_line(format),
+         "\", and this build reads \"lathe-data-1\"; make the data again with `lathe prepare`");
   }
 
   DataManifest m;

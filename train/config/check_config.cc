@@ -191,7 +191,8 @@ void check_run(const LoadedConfig& loaded) {
 
   if (c.data.fold > 0 && c.data.fold >= c.data.folds) {
     fail(Exit::usage, at("data.fold"), ": data.fold = ", c.data.fold,
-         " is not below data.folds = ", c.data.folds, "; folds are counted from 0");
+         " is not below data.folds = ", c.data.folds,
+         c.data.folds == 0 ? "; set data.folds" : "; folds are counted from 0");
   }
 
   if (c.data.folds == 1)

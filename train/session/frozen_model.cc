@@ -44,7 +44,7 @@ void check_context(const LoadedConfig& loaded, const std::string& key) {
   const int64_t window = batch_sizes(loaded.config).block_size;
   if (context == nullptr || window <= *context) return;
   fail(Exit::usage, origin_of(loaded, key), ": the model of ", key, " sees ", *context,
-       " tokens, and a window has ", window, "; lower data.window");
+       " tokens, and a window has ", window, "; lower ", window_key(loaded.config));
 }
 
 std::unique_ptr<Model> make_shapes(const ModelConfig& config, const ModelSizes& sizes) {

@@ -53,17 +53,20 @@ void check_device(const LoadedConfig& loaded, const std::string& device) {
          " has compute capability ", capability / 10, ".", capability % 10,
          " and 8.0 is needed; set train.device = \"cpu\"");
   }
+
   const std::string& offload_dir = loaded.config.memory.offload_dir;
   if (!offload_dir.empty() && !fs::is_directory(offload_dir)) {
     fail(Exit::usage, origin_of(loaded, "memory.offload_dir"), ": there is no folder ", offload_dir,
          ", which memory.offload_dir names; create it, or leave the key out");
   }
+
   const std::string& offload = loaded.config.memory.offload;
   if (offload != "none" && offload != "activations" && device == "cuda") {
     fail(Exit::usage, origin_of(loaded, "memory.offload"),
          ": on a GPU, memory.offload can only be \"activations\", not \"", offload,
          "\"; set it to that, or set train.device = \"cpu\"");
   }
+
   if (amp.tf32 && device == "cpu") {
     fail(Exit::usage, origin_of(loaded, "amp.tf32"),
          ": amp.tf32 needs an NVIDIA GPU, and this run is on ", device_model(device),
@@ -279,7 +282,7 @@ std::unique_ptr<Model> make_transformed_model(const LoadedConfig& loaded, const 
   if (device.is_cuda())
     replace_buffers(*model, [&](const NamedBuffer& b) { return b.tensor.to(device); });
 
-  apply_transforms(*model, {config, device, matrices});
+  apply_transforms(*model, {.config = config, .device = device, .matrices = matrices});
   check_recomputed_blocks(loaded, *model);
   return model;
 }
@@ -337,27 +340,28 @@ Session Session::make_without_values(const LoadedConfig& loaded, const Task& tas
   RunTask run_task = make_run_task(loaded, task, sizes, device);
   const Task& own_task = run_task.own ? *run_task.own : task;
 
-  Session s{config,
-            std::move(run_task),
-            own_task,
-            sizes,
-            device_name,
-            device,
-            {compute, config.amp.cache},
-            std::move(model),
-            params,
-            saved,
-            std::move(own_buffers),
-            std::move(stage),
-            std::move(layout),
-            nullptr,
-            std::move(optimizer),
-            GradScaler::make(config.amp, device),
-            config.train.spike_sigma > 0 ? std::optional<SpikeGuard>(config.train.spike_sigma)
-                                         : std::nullopt,
-            low_grad,
-            {},
-            std::move(mapped)};
+  Session s{.config = config,
+            .run_task = std::move(run_task),
+            .task = own_task,
+            .sizes = sizes,
+            .device_name = device_name,
+            .device = device,
+            .compute = {compute, config.amp.cache},
+            .model = std::move(model),
+            .params = params,
+            .saved = saved,
+            .buffers = std::move(own_buffers),
+            .stage = std::move(stage),
+            .layout = std::move(layout),
+            .shards = nullptr,
+            .optimizer = std::move(optimizer),
+            .scaler = GradScaler::make(config.amp, device),
+            .spikes = config.train.spike_sigma > 0
+                          ? std::optional<SpikeGuard>(config.train.spike_sigma)
+                          : std::nullopt,
+            .low_grad = low_grad,
+            .exchanged = {},
+            .mapped = std::move(mapped)};
   s.config.train.threads = threads;
   if (config.dist.shard == "parameters" && world().data().size > 1)
     s.shards = std::make_unique<ParameterShards>(world(), s.local_params(), *s.layout);

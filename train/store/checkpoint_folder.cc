@@ -167,8 +167,11 @@ void verify_checkpoint(const fs::path& checkpoint) {
   const std::string where = path.string();
   const Json manifest =
       parse_json(read_file(path, Exit::checkpoint, max_checkpoint_json), where, Exit::checkpoint);
-  if (json_get<std::string>(manifest, "format", where, Exit::checkpoint) != checkpoint_format) {
-    fail(Exit::checkpoint, where, ": a format that this build does not know");
+  const auto format = json_get<std::string>(manifest, "format", where, Exit::checkpoint);
+  if (format != checkpoint_format) {
+    fail(Exit::checkpoint, where, ": the format is \"", printable_line(format),
+         "\", and this build reads \"", checkpoint_format,
+         "\"; use the version of lathe that wrote the checkpoint");
   }
 
   const Json files = json_get<Json>(manifest, "files", where, Exit::checkpoint);

@@ -22,7 +22,7 @@ fs::path cut_back(const fs::path& path, uint64_t length, const fs::path& aside,
   const uint64_t has = bytes_of(path);
   if (has < length) {
     log_warn(path.string(), has == 0 ? str(" is gone") : str(" has ", has, " bytes"), " but had ",
-             length, " bytes at the checkpoint: lines are lost; training is not affected");
+             length, " bytes at the checkpoint: records are lost; training is not affected");
     length = has == 0 ? 0 : whole(read_file(path, Exit::io, uint64_t{1} << 40));
   }
   if (has == length) return path;

@@ -116,16 +116,21 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
   const std::string good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
   const std::string hi = says("user", "Hi"), yes = says("assistant", "Yes");
 
-  for (const std::string& bad :
-       {std::string("{\"prompt\": \"a\", \"chosen\": \"b\"}"),
-        std::string("{\"chosen\": \"b\", \"rejected\": \"c\"}"),
-        std::string("{\"prompt\": \"\", \"chosen\": \"b\", \"rejected\": \"c\"}"),
-        std::string("[]"), str("{\"prompt\": \"a\", \"chosen\": [", yes, "], \"rejected\": \"c\"}"),
-        str("{\"prompt\": \"other\", \"chosen\": [", hi, ",", yes, "], \"rejected\": [", hi, ",",
-            yes, "]}"),
-        str("{\"chosen\": [", hi, "], \"rejected\": [", hi, "]}"),
-        str("{\"chosen\": [", hi, ",", yes, ",", hi, "], \"rejected\": [", hi, ",", yes, "]}"),
-        str("{\"chosen\": [", yes, "], \"rejected\": [", yes, "]}")}) {
+  // Each line, and words that tell its error from those of the others.
+  const std::vector<std::pair<std::string, std::string>> faults{
+      {"{\"prompt\": \"a\", \"chosen\": \"b\"}", "\"rejected\""},
+      {"{\"chosen\": \"b\", \"rejected\": \"c\"}", "\"prompt\""},
+      {"{\"prompt\": \"\", \"chosen\": \"b\", \"rejected\": \"c\"}", "empty prompt"},
+      {"[]", "not a preference"},
+      {str("{\"prompt\": \"a\", \"chosen\": [", yes, "], \"rejected\": \"c\"}"), "both lists"},
+      {str("{\"prompt\": \"other\", \"chosen\": [", hi, ",", yes, "], \"rejected\": [", hi, ",",
+           yes, "]}"),
+       "the text of \"prompt\""},
+      {str("{\"chosen\": [", hi, "], \"rejected\": [", hi, "]}"), "its roles are user"},
+      {str("{\"chosen\": [", hi, ",", yes, ",", hi, "], \"rejected\": [", hi, ",", yes, "]}"),
+       "does not end"},
+      {str("{\"chosen\": [", yes, "], \"rejected\": [", yes, "]}"), "the same prompt"}};
+  for (const auto& [bad, words] : faults) {
     INFO(bad);
     Exit code = Exit::done;
     std::string message;
@@ -138,7 +143,7 @@ TEST_CASE("lines that are not preferences are refused with their number", "[pref
     }
 
     CHECK(code == Exit::data);
-    CHECK_THAT(message, ContainsSubstring(".jsonl:2"));
+    CHECK_THAT(message, ContainsSubstring(".jsonl:2") && ContainsSubstring(words));
   }
 
   CHECK(rows_text(pairs_of(f, good, chat_tokens())) != "");  // the control

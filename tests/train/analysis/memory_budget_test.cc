@@ -127,7 +127,7 @@ TEST_CASE("a run within a budget has the same bits, and resumes", "[memory_budge
   const Finished again = runs.train("some", {budget});
   INFO(again.out);
   CHECK(again.code == 0);
-  CHECK(again.out.find("these keys differ") == std::string::npos);
+  CHECK(again.out.find(" -> ") == std::string::npos);
 
   // So does the config that the run recorded.
   const Finished recorded = lathe_in(runs.folder(), {"train", "runs/some/config.toml"});
@@ -186,7 +186,7 @@ TEST_CASE("plan --chart measures the program once, and plan --ranks refuses a bu
 
   const Finished ranks = plan({"--ranks=2", "--memory.budget=4GB", "--train.grad_accum=2"});
   CHECK(ranks.code == 2);
-  CHECK_THAT(ranks.err, ContainsSubstring("memory.budget is for one process"));
+  CHECK_THAT(ranks.err, ContainsSubstring("memory.budget") && ContainsSubstring("one process"));
 }
 
 }  // namespace
