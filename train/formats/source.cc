@@ -63,13 +63,11 @@ LoadedConfig resolve_init_from(LoadedConfig loaded) {
       return adopt_model(std::move(loaded), saved->model, own.string());
   }
 
+  std::optional<ModelConfig> hugging_face;
   try {
-    if (is_hugging_face(name)) {
-      const ModelConfig model = HuggingFaceFolder(name, wanted_context(loaded)).model();
-      loaded.source = name;
-      return adopt_model(std::move(loaded), model, "train.init_from");
-    }
-    loaded.source = find_checkpoint(name);
+    if (is_hugging_face(name))
+      hugging_face = HuggingFaceFolder(name, wanted_context(loaded)).model();
+    loaded.source = hugging_face ? fs::path(name) : find_checkpoint(name);
   } catch (const Error& e) {
     // Exit::usage means here that the wanted context is longer than the model's.
     if (const int64_t context = wanted_context(loaded); context > 0 && e.code() == Exit::usage) {
@@ -78,6 +76,7 @@ LoadedConfig resolve_init_from(LoadedConfig loaded) {
     }
     fail(e.code(), at(), e.what());
   }
+  if (hugging_face) return adopt_model(std::move(loaded), *hugging_face, "train.init_from");
 
   const RunConfig from = saved_config(read_state(loaded.source), loaded.source);
   if (adapters_of(from).rank > 0)

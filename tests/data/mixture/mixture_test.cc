@@ -196,7 +196,7 @@ TEST_CASE(
   CHECK(!fs::exists(f / "three"));
   const auto refusal = [&](const std::vector<std::string>& more) {
     const Finished refused = prepare("other", more);
-    CHECK(refused.code != 0);
+    CHECK(refused.code == static_cast<int>(Exit::usage));
     CHECK(!fs::exists(f / "other"));
     return refused.err;
   };

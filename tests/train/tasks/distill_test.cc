@@ -102,23 +102,28 @@ TEST_CASE("a student approaches its teacher, and resumes to the same bits", "[di
   CHECK(difference(f / "whole", f / "parts") == "");
 
   // A run's teacher must exist, be unchanged, and have the same vocabulary and context.
-  const auto refused = [&](const std::vector<std::string>& words, const std::string& key) {
+  const auto refused = [&](const std::vector<std::string>& words, Exit code,
+                           const std::vector<std::string>& facts) {
     const Finished done = lathe_in(f, words);
     INFO(done.err);
-    CHECK(done.code != 0);
-    CHECK_THAT(done.err, ContainsSubstring(key));
+    CHECK(done.code == static_cast<int>(code));
+    for (const std::string& fact : facts) CHECK_THAT(done.err, ContainsSubstring(fact));
   };
 
-  refused(student("new", {"--distill.teacher="}), "distill.teacher");
-  refused(student("new", {"--distill.teacher=nothing"}), "distill.teacher");
-  refused(student("new", {"--model.vocab_size=200"}), "distill.teacher");
-  refused(student("new", {"--model.block_size=32"}), "distill.teacher");
-  refused({"train", "tiny.toml", "--train.out_dir=new", "--distill.mix=0.7"}, "distill.mix");
+  refused(student("new", {"--distill.teacher="}), Exit::usage, {"needs distill.teacher"});
+  refused(student("new", {"--distill.teacher=nothing"}), Exit::checkpoint,
+          {"distill.teacher", "nothing"});
+  refused(student("new", {"--model.vocab_size=200"}), Exit::usage,
+          {"distill.teacher", "model.vocab_size"});
+  refused(student("new", {"--model.block_size=32"}), Exit::usage,
+          {"distill.teacher", "lower model.block_size"});
+  refused({"train", "tiny.toml", "--train.out_dir=new", "--distill.mix=0.7"}, Exit::usage,
+          {"distill.mix"});
   CHECK(!fs::exists(f / "new"));
 
   // A teacher that was trained further is another teacher.
   ran({"train", "tiny.toml", "--train.out_dir=teacher", "--optim.lr=1e-2", "--train.steps=41"});
-  refused(student("whole", {"--train.steps=50"}), "distill.teacher");
+  refused(student("whole", {"--train.steps=50"}), Exit::checkpoint, {"distill.teacher"});
   ran(student("new", {"--train.steps=50"}));  // the control
 }
 
