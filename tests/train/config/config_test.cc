@@ -34,115 +34,156 @@ TEST_CASE(
     "every key refuses a wrong type, a value out of range, a misspelling, a repeat and a wrong "
     "section",
     "[config]") {
+  // By the index in ConfigValue.
+  constexpr const char* types[]{"true or false", "whole number", "number", "string", "tables"};
   for (const auto& f : RunConfig::schema("gpt").fields()) {
     INFO(f.key);
     const bool text = std::holds_alternative<std::string>(f.initial),
                flag = std::holds_alternative<bool>(f.initial);
-    const std::string head = "[" + section(f) + "]\n";
+    const std::string head = "[" + section(f) + "]\n", value = toml_text(f.initial);
+
+    // Values of another type.
     CHECK_THAT(problem(head + name(f) + (text ? " = 3\n" : " = \"x\"\n")),
-               ContainsSubstring("c.toml:2:1: " + f.key + " must be "));
+               ContainsSubstring("c.toml:2:1: " + f.key + " ") &&
+                   ContainsSubstring(types[f.initial.index()]));
     CHECK_THAT(problem(head + name(f) + " = [1]\n"), ContainsSubstring("c.toml:2:1"));
+    if (std::holds_alternative<int64_t>(f.initial))
+      CHECK_THAT(problem(head + name(f) + " = 1.5\n"),
+                 ContainsSubstring(f.key) && ContainsSubstring("whole number"));
+
+    // Values that the rule of the key excludes. The error has the rule.
+    const auto refused = [&](const std::string& wrong, const std::string& allowed) {
+      CHECK_THAT(problem(head + name(f) + " = " + wrong + "\n"),
+                 ContainsSubstring(f.key + " = " + wrong + " ") && ContainsSubstring(allowed));
+    };
     if (!text && !flag) {
-      if (std::isfinite(f.rule.min))
-        CHECK_THAT(problem(head + name(f) + " = -1000000000\n"),
-                   ContainsSubstring("is not allowed; it must be "));
-      if (std::isfinite(f.rule.max))
-        CHECK_THAT(problem(head + name(f) + " = 1000000000\n"),
-                   ContainsSubstring("is not allowed"));
-      if (std::holds_alternative<double>(f.initial))
-        CHECK_THAT(problem(head + name(f) + " = nan\n"), ContainsSubstring("is not allowed"));
-      if (std::holds_alternative<int64_t>(f.initial))
-        CHECK_THAT(problem(head + name(f) + " = 1.5\n"),
-                   ContainsSubstring("must be a whole number"));
+      if (std::isfinite(f.rule.min)) refused("-1000000000", rule_text(f.rule));
+      if (std::isfinite(f.rule.max)) refused("1000000000", rule_text(f.rule));
+      if (std::holds_alternative<double>(f.initial)) refused("nan", rule_text(f.rule));
     }
-    if (!f.rule.choices.empty())
-      CHECK_THAT(problem(head + name(f) + " = \"nonsense\"\n"),
-                 ContainsSubstring("it must be " + f.rule.choices[0]));
+    if (!f.rule.choices.empty()) refused("\"nonsense\"", f.rule.choices[0]);
+
+    // Misspelled and repeated keys, and keys outside their section.
     CHECK_THAT(problem(head + name(f) + "x = 1\n"),
-               ContainsSubstring("did you mean " + f.key.substr(0, section(f).size() + 1)));
-    const std::string value = toml_text(f.initial);
+               ContainsSubstring(f.key + "x") && ContainsSubstring("mean " + section(f) + "."));
     CHECK_THAT(problem(head + name(f) + " = " + value + "\n" + name(f) + " = " + value + "\n"),
                ContainsSubstring("c.toml:3:"));
-    CHECK_THAT(problem(name(f) + " = " + value + "\n"), ContainsSubstring("outside a section"));
+    CHECK_THAT(
+        problem(name(f) + " = " + value + "\n"),
+        ContainsSubstring("c.toml:1:1: \"" + name(f) + "\"") && ContainsSubstring("[train]"));
     const std::string other = section(f) == "model" ? "train" : "model";
     if (RunConfig::schema("gpt").find(other + "." + name(f)) == nullptr) {
-      CHECK_THAT(problem("[" + other + "]\n" + name(f) + " = " + value + "\n"),
-                 ContainsSubstring("there is no key " + other + "." + name(f) + "; did you mean "));
+      CHECK_THAT(
+          problem("[" + other + "]\n" + name(f) + " = " + value + "\n"),
+          ContainsSubstring("no key " + other + "." + name(f)) && ContainsSubstring("mean "));
     }
+
+    // The control: the default is accepted.
     CHECK(problem(head + name(f) + " = " + value + "\n") == "");
   }
 }
 
 TEST_CASE("keys that contradict each other are refused", "[config]") {
-  CHECK(problem("[model]\nn_embd = 10\nn_head = 3\n") ==
-        "c.toml:3:1: model.n_embd = 10 is not divisible by model.n_head = 3; change one of them");
-  CHECK_THAT(problem("[optim]\nnesterov = true\ndampening = 0.5\n"),
-             ContainsSubstring("c.toml:2:1: optim.nesterov needs"));
-  CHECK(problem("[data]\nwindow = 65\n") ==
-        "c.toml:2:1: data.window = 65 is above model.block_size = 64, the model's context; lower "
-        "it");
+  CHECK_THAT(problem("[model]\nn_embd = 10\nn_head = 3\n"),
+             ContainsSubstring("c.toml:3:1: model.n_embd = 10") && ContainsSubstring("divisible") &&
+                 ContainsSubstring("model.n_head = 3"));
+  CHECK_THAT(
+      problem("[optim]\nnesterov = true\ndampening = 0.5\n"),
+      ContainsSubstring("c.toml:2:1: optim.nesterov") && ContainsSubstring("optim.dampening = 0"));
+  CHECK_THAT(problem("[data]\nwindow = 65\n"), ContainsSubstring("c.toml:2:1: data.window = 65") &&
+                                                   ContainsSubstring("model.block_size = 64"));
   CHECK(problem("[data]\nwindow = 65\n[model]\nblock_size = 60\n").starts_with("c.toml:4:1: "));
-  CHECK_THAT(problem("[data]\nwindow = 8\n[model]\nkind = \"mlp\"\n"),
-             ContainsSubstring("c.toml:2:1: data.window has no effect on model.kind = \"mlp\""));
+  CHECK_THAT(
+      problem("[data]\nwindow = 8\n[model]\nkind = \"mlp\"\n"),
+      ContainsSubstring("c.toml:2:1: data.window") && ContainsSubstring("model.kind = \"mlp\""));
   CHECK(problem("[data]\nwindow = 64\n") == "");
+
   CHECK(problem("[optim]\nlr = 5e-5\n") == "");
-  CHECK(problem("[optim]\nlr = 1e-5\n[schedule]\nmin_lr = 1e-4\n") ==
-        "c.toml:4:1: schedule.min_lr = 0.0001 is above optim.lr = 1e-05");
+  CHECK_THAT(problem("[optim]\nlr = 1e-5\n[schedule]\nmin_lr = 1e-4\n"),
+             ContainsSubstring("c.toml:4:1: schedule.min_lr = 0.0001") &&
+                 ContainsSubstring("optim.lr = 1e-05"));
   CHECK_THAT(problem("[schedule]\nmin_lr = -0.5\n"),
-             ContainsSubstring("c.toml:2:1: schedule.min_lr = -0.5 is not"));
-  const std::vector<std::pair<std::string, std::string>> amp{
-      {"grad = \"low\"", "c.toml:2:1: amp.grad = \"low\" needs amp.dtype"},
-      {"scaler = \"dynamic\"\ndtype = \"bf16\"",
-       "c.toml:2:1: amp.scaler = \"dynamic\" is for amp.dtype = \"fp16\"; bf16 has"},
-      {"scaler = \"fixed\"\ndtype = \"fp8\"", "fp8 scales each tensor, so leave amp.scaler out"},
-      {"loss_scale = 0\ndtype = \"fp16\"",
-       "c.toml:2:1: amp.loss_scale = 0 is not allowed; it must be >= 1e-06"},
-      {"loss_scale = 8\ndtype = \"bf16\"", "c.toml:2:1: amp.loss_scale has no effect"},
-      {"loss_scale = 8\ndtype = \"fp16\"\nscaler = \"none\"",
-       "c.toml:2:1: amp.loss_scale has no effect"},
-      {"growth_interval = 8\ndtype = \"fp16\"\nscaler = \"fixed\"",
-       "amp.growth_interval has no effect without a dynamic"},
-      {"min_loss_scale = 8\nloss_scale = 4\ndtype = \"fp16\"", "is above amp.loss_scale = 4"},
-      {"master = false", "c.toml:2:1: amp.master = false needs amp.dtype"},
-      {"working_copies = false", "c.toml:2:1: amp.working_copies has no effect in fp32"},
-      {"working_copies = false\ndtype = \"bf16\"\nmaster = false",
-       "amp.working_copies has no effect with amp.master"},
-      {"cache = false\ndtype = \"bf16\"",
-       "c.toml:2:1: amp.cache has no effect with amp.working_copies = true"},
-      {"rounding = \"nearest\"\ndtype = \"bf16\"",
-       "amp.rounding has no effect with amp.master = true"},
-      {"rounding = \"stochastic\"\ndtype = \"fp16\"\nmaster = false", "is for bf16 parameters"},
-      {"fp8_scaling = \"delayed\"", "amp.fp8_scaling has no effect without amp.dtype = \"fp8\""},
-      {"dtype = \"fp8\"\nfp8_history = 4", "c.toml:3:1: amp.fp8_history has no effect without"},
-      {"dtype = \"fp8\"\nfp8_edge_blocks = 2",
-       "c.toml:3:1: amp.fp8_edge_blocks = 2 blocks at each end leave none"},
-      {"dtype = \"fp8\"\n[model]\nn_embd = 120",
-       "c.toml:4:1: model.n_embd = 120 is not a multiple of 16"},
-      {"dtype = \"fp8\"\n[train]\nbatch_size = 3\n[model]\nblock_size = 24",
-       "c.toml:4:1: train.batch_size = 3 times model"}};
-  for (const auto& [text, wanted] : amp)
-    CHECK_THAT(problem("[amp]\n" + text + "\n"), ContainsSubstring(wanted));
-  const std::vector<std::pair<std::string, std::string>> lora{
-      {"rank = 4", "c.toml:2:1: adapters.rank needs adapters.base"},
-      {"dtype = \"nf4\"", "c.toml:2:1: adapters.dtype has no effect with adapters.rank = 0"},
-      {"rank = 4\nbase = \"x\"\ndtype = \"nf4\"",
-       "c.toml:4:1: adapters.dtype = \"nf4\" needs amp.dtype = \"bf16\" or"},
-      {"rank = 4\nbase = \"x\"\ndtype = \"bf16\"\n[amp]\ndtype = \"fp16\"",
-       "needs amp.dtype = \"bf16\", and it is"},
-      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"bf16\"",
-       "adapters.dtype = \"fp32\" needs amp.dtype = \"fp32\""},
-      {"rank = 4\nbase = \"x\"\ndouble_quant = true", "is for adapters.dtype = \"nf4\""},
-      {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"fp8\"", "can't be used with adapters"},
-      {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"",
-       "c.toml:5:1: adapters.rank = 4 has nothing to act on: adapters are added to linear layers, "
-       "and "
-       "model.kind = \"rnn\" "
-       "has "
-       "none beside its head"},
-      {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"\ntie_weights = true",
-       "has none beside its head"}};
-  for (const auto& [text, wanted] : lora)
-    CHECK_THAT(problem("[adapters]\n" + text + "\n"), ContainsSubstring(wanted));
+             ContainsSubstring("c.toml:2:1: schedule.min_lr = -0.5") && ContainsSubstring(">= 0"));
+}
+
+/// The keys of a section, and the facts that the error about them must have.
+struct Contradiction {
+  std::string keys;
+  std::vector<std::string> facts;
+};
+void check_contradictions(const std::string& section, const std::vector<Contradiction>& all) {
+  for (const auto& [keys, facts] : all) {
+    INFO(keys);
+    const std::string error = problem("[" + section + "]\n" + keys + "\n");
+    for (const std::string& fact : facts) CHECK_THAT(error, ContainsSubstring(fact));
+  }
+}
+
+TEST_CASE("keys of amp that contradict each other are refused", "[config]") {
+  check_contradictions(
+      "amp",
+      {{"grad = \"low\"", {"c.toml:2:1: amp.grad = \"low\"", "amp.dtype"}},
+       {"scaler = \"dynamic\"\ndtype = \"bf16\"",
+        {"c.toml:2:1: amp.scaler = \"dynamic\"", "amp.dtype = \"fp16\"", "bf16", "float32"}},
+       {"scaler = \"fixed\"\ndtype = \"fp8\"", {"amp.scaler = \"fixed\"", "fp8", "tensor"}}});
+
+  // Keys of the loss scale.
+  check_contradictions(
+      "amp",
+      {{"loss_scale = 0\ndtype = \"fp16\"", {"c.toml:2:1: amp.loss_scale = 0", ">= 1e-06"}},
+       {"loss_scale = 8\ndtype = \"bf16\"", {"c.toml:2:1: amp.loss_scale", "amp.dtype = \"bf16\""}},
+       {"loss_scale = 8\ndtype = \"fp16\"\nscaler = \"none\"",
+        {"c.toml:2:1: amp.loss_scale", "amp.scaler = \"none\""}},
+       {"growth_interval = 8\ndtype = \"fp16\"\nscaler = \"fixed\"",
+        {"amp.growth_interval", "amp.scaler = \"dynamic\""}},
+       {"min_loss_scale = 8\nloss_scale = 4\ndtype = \"fp16\"",
+        {"amp.min_loss_scale = 8", "amp.loss_scale = 4"}}});
+
+  // Keys of parameters and their copies.
+  check_contradictions(
+      "amp",
+      {{"master = false", {"c.toml:2:1: amp.master = false", "amp.dtype"}},
+       {"working_copies = false", {"c.toml:2:1: amp.working_copies", "fp32"}},
+       {"working_copies = false\ndtype = \"bf16\"\nmaster = false",
+        {"amp.working_copies", "amp.master = false"}},
+       {"cache = false\ndtype = \"bf16\"", {"c.toml:2:1: amp.cache", "amp.working_copies = true"}},
+       {"rounding = \"nearest\"\ndtype = \"bf16\"", {"amp.rounding", "amp.master = true"}},
+       {"rounding = \"stochastic\"\ndtype = \"fp16\"\nmaster = false",
+        {"amp.rounding = \"stochastic\"", "amp.dtype = \"bf16\""}}});
+
+  // Keys of fp8, and sizes that fp8 matmuls need.
+  check_contradictions("amp",
+                       {{"fp8_scaling = \"delayed\"", {"amp.fp8_scaling", "amp.dtype = \"fp8\""}},
+                        {"dtype = \"fp8\"\nfp8_history = 4",
+                         {"c.toml:3:1: amp.fp8_history", "amp.fp8_scaling = \"delayed\""}},
+                        {"dtype = \"fp8\"\nfp8_edge_blocks = 2",
+                         {"c.toml:3:1: amp.fp8_edge_blocks = 2", "model.n_layer"}},
+                        {"dtype = \"fp8\"\n[model]\nn_embd = 120",
+                         {"c.toml:4:1: model.n_embd = 120", "16", "amp.dtype"}},
+                        {"dtype = \"fp8\"\n[train]\nbatch_size = 3\n[model]\nblock_size = 24",
+                         {"c.toml:4:1: train.batch_size = 3", "model.block_size = 24", "16"}}});
+}
+
+TEST_CASE("keys of adapters that contradict each other are refused", "[config]") {
+  check_contradictions(
+      "adapters", {{"rank = 4", {"c.toml:2:1: adapters.rank", "adapters.base"}},
+                   {"dtype = \"nf4\"", {"c.toml:2:1: adapters.dtype", "adapters.rank = 0"}},
+                   {"rank = 4\nbase = \"x\"\ndtype = \"nf4\"",
+                    {"c.toml:4:1: adapters.dtype = \"nf4\"", "amp.dtype = \"bf16\"", "\"fp16\""}},
+                   {"rank = 4\nbase = \"x\"\ndtype = \"bf16\"\n[amp]\ndtype = \"fp16\"",
+                    {"adapters.dtype = \"bf16\"", "amp.dtype = \"bf16\"", "\"fp16\""}},
+                   {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"bf16\"",
+                    {"adapters.dtype = \"fp32\"", "amp.dtype = \"fp32\""}},
+                   {"rank = 4\nbase = \"x\"\ndouble_quant = true",
+                    {"adapters.double_quant", "adapters.dtype = \"nf4\""}},
+                   {"rank = 4\nbase = \"x\"\n[amp]\ndtype = \"fp8\"",
+                    {"amp.dtype = \"fp8\"", "adapters", "\"bf16\""}},
+                   {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"",
+                    {"c.toml:5:1: adapters.rank = 4", "model.kind = \"rnn\""}},
+                   {"rank = 4\nbase = \"x\"\n[model]\nkind = \"rnn\"\ntie_weights = true",
+                    {"adapters.rank = 4", "model.kind = \"rnn\""}}});
+
+  // The control: these kinds have linear layers beside their head.
   for (const char* kind :
        {"gpt", "gpt\"\ntie_weights = false\ninit = \"gpt2", "llama", "mlp", "convnet"})
     CHECK(problem(str("[adapters]\nrank = 4\nbase = \"x\"\n[model]\nkind = \"", kind, "\"\n")) ==
@@ -155,16 +196,16 @@ TEST_CASE("an unknown key without a section is refused like any other", "[config
   for (const char* key : {"n_layers", "x", "model.n_layer", ""}) {
     INFO(key);
     CHECK_THAT(error_of([&] { keys.set(memory.data(), key, int64_t{1}, "here"); }),
-               ContainsSubstring(std::string("here: there is no key ") + key));
+               ContainsSubstring("here: ") && ContainsSubstring(std::string("no key ") + key));
   }
 }
 
 TEST_CASE("all wrong keys of a config are reported together", "[config]") {
   const std::string all =
       problem("[optim]\nlr = \"x\"\nlrr = 1\n[train]\nsteps = 0\nbatch_size = 2\n");
-  CHECK_THAT(all, ContainsSubstring("c.toml:2:1: optim.lr must be a number") &&
-                      ContainsSubstring("\nc.toml:3:1: there is no key optim.lrr") &&
-                      ContainsSubstring("\nc.toml:5:1: train.steps = 0 is not allowed"));
+  CHECK_THAT(all, ContainsSubstring("c.toml:2:1: optim.lr ") &&
+                      ContainsSubstring("\nc.toml:3:1:") && ContainsSubstring("optim.lrr") &&
+                      ContainsSubstring("\nc.toml:5:1: train.steps = 0"));
   CHECK(std::count(all.begin(), all.end(), '\n') == 2);
 }
 
@@ -172,10 +213,11 @@ TEST_CASE("files that are not a config are refused", "[config]") {
   CHECK_THAT(problem("[model\n"), ContainsSubstring("c.toml:1:"));
   CHECK_THAT(problem("[="), ContainsSubstring("c.toml"));
   CHECK_THAT(problem(std::string("[train]\nsteps = 1\0\n", 19)),
-             ContainsSubstring("c.toml:2:1: a control byte"));
-  CHECK_THAT(problem(std::string((1 << 20) + 1, '#')), ContainsSubstring("at most 1048576"));
+             ContainsSubstring("c.toml:2:1:") && ContainsSubstring("control"));
+  CHECK_THAT(problem(std::string((1 << 20) + 1, '#')),
+             ContainsSubstring("c.toml") && ContainsSubstring("1048576"));
   CHECK_THAT(error_of([] { load_config("/nowhere/c.toml", {}); }),
-             ContainsSubstring("there is no config file /nowhere/c.toml"));
+             ContainsSubstring("no config file /nowhere/c.toml"));
 }
 
 TEST_CASE("schedule.min_lr is a tenth of optim.lr unless it is given", "[config]") {
@@ -203,6 +245,7 @@ TEST_CASE("numbers are read in any common notation if the value is exact", "[con
   const auto load = [&](const std::string& key, const std::string& text) {
     return load_config((f / "c.toml").string(), {{key, text}, {"schedule.min_lr", "0"}}).config;
   };
+
   const std::vector<std::pair<const char*, int64_t>> whole{
       {"1000", 1000},
       {"1e3", 1000},
@@ -219,6 +262,7 @@ TEST_CASE("numbers are read in any common notation if the value is exact", "[con
     CHECK(error_of([&] { CHECK(load("train.seed", text).train.seed == wanted); }) == "");
   }
   CHECK(load("train.seed", "0e5").train.seed == 0);
+
   const std::vector<std::pair<const char*, double>> real{
       {".001", 0.001}, {"5.", 5}, {"1_000.5", 1000.5}, {"+3", 3},
       {"1e-3", 1e-3},  {"3", 3},  {"1_0e1_0", 1e11}};
@@ -226,17 +270,20 @@ TEST_CASE("numbers are read in any common notation if the value is exact", "[con
     INFO(text);
     CHECK(error_of([&] { CHECK(load("optim.lr", text).optim.lr == wanted); }) == "");
   }
+
   for (const char* text :
        {"1.5e0", "1e-1", "1__0", "_1", "1_", "e3", ".", "", "+", "1e", "--3", "1 0", "0x", "inf"}) {
     INFO(text);
-    CHECK_THAT(error_of([&] { load("train.steps", text); }),
-               ContainsSubstring(std::string("command line: --train.steps=") + text +
-                                 ": train.steps must be a whole"));
+    CHECK_THAT(
+        error_of([&] { load("train.steps", text); }),
+        ContainsSubstring(std::string("command line: --train.steps=") + text + ": train.steps ") &&
+            ContainsSubstring("whole number"));
   }
   for (const char* text : {"1__0", "._5", "e3", ".", "", "1e", "1e_3", "1e999", "nan", "one"}) {
     INFO(text);
     CHECK_THAT(error_of([&] { load("optim.lr", text); }), ContainsSubstring("optim.lr"));
   }
+
   setenv("LATHE_TRAIN_STEPS", "2e3", 1);
   CHECK(load("optim.lr", "1").train.steps == 2000);
   unsetenv("LATHE_TRAIN_STEPS");
@@ -249,17 +296,20 @@ TEST_CASE(
   write_file(f / "c.toml", "[train]\nsteps = 11\nbatch_size = 12\nseed = 13\n");
   setenv("LATHE_TRAIN_BATCH_SIZE", "22", 1);
   setenv("LATHE_TRAIN_SEED", "23", 1);
+
   const LoadedConfig c =
       load_config((f / "c.toml").string(),
                   {{"train.seed", "33"}, {"data.dir", "123"}, {"model.kind", "\"llama\""}});
   CHECK(c.config.model.kind == "llama");  // text may also be within quotes
+
   CHECK_THAT(error_of([&] {
                setenv("LATHE_TRAIN_STESP", "1", 1);
                load_config((f / "c.toml").string(), {});
              }),
-             ContainsSubstring("LATHE_TRAIN_STESP names no key; did you mean LATHE_TRAIN_STEPS?"));
+             ContainsSubstring("LATHE_TRAIN_STESP") && ContainsSubstring("LATHE_TRAIN_STEPS"));
   for (const char* name : {"LATHE_TRAIN_BATCH_SIZE", "LATHE_TRAIN_SEED", "LATHE_TRAIN_STESP"})
     unsetenv(name);
+
   CHECK(c.config.train.log_interval == 10);
   CHECK(c.config.train.steps == 11);
   CHECK(c.config.train.batch_size == 22);
@@ -287,16 +337,30 @@ TEST_CASE("the configs in configs/ load, and the reference pages match the decla
     INFO(entry.path());
     CHECK(error_of([&] { load_config(entry.path().string(), {}); }) == "");
   }
-  const Finished f = run({"lathe", {"config", "docs"}, fs::temp_directory_path(), {}});
+  const Finished f = run({.binary = "lathe",
+                          .args = {"config", "docs"},
+                          .folder = fs::temp_directory_path(),
+                          .environment = {}});
   CHECK(f.out == slurp(test::source_folder() / "docs/reference/config.md"));
-  const Finished cli = run({"lathe", {"config", "docs", "cli"}, fs::temp_directory_path(), {}});
+  const Finished cli = run({.binary = "lathe",
+                            .args = {"config", "docs", "cli"},
+                            .folder = fs::temp_directory_path(),
+                            .environment = {}});
   CHECK(cli.out == slurp(test::source_folder() / "docs/reference/cli.md"));
-  CHECK(run({"lathe", {"config", "docs", "elsewhere"}, fs::temp_directory_path(), {}}).code == 2);
+  CHECK(run({.binary = "lathe",
+             .args = {"config", "docs", "elsewhere"},
+             .folder = fs::temp_directory_path(),
+             .environment = {}})
+            .code == 2);
 }
 
 TEST_CASE("docs/reference/exit-codes.md has every exit code of the help", "[config]") {
   const std::string page = slurp(test::source_folder() / "docs/reference/exit-codes.md");
-  const std::string help = run({"lathe", {"--help"}, fs::temp_directory_path(), {}}).out;
+  const std::string help = run({.binary = "lathe",
+                                .args = {"--help"},
+                                .folder = fs::temp_directory_path(),
+                                .environment = {}})
+                               .out;
   const size_t begin = help.find("Exit codes:");
   REQUIRE(begin != std::string::npos);
 
@@ -311,17 +375,12 @@ TEST_CASE("docs/reference/exit-codes.md has every exit code of the help", "[conf
 TEST_CASE("the reference pages name every field and file that a run writes", "[config]") {
   const TempFolder f;
   write_file(f / "text.txt", std::string(4000, 'a') + std::string(4000, 'b'));
-  REQUIRE(
-      run({"lathe", {"prepare", "text.txt", "--out", "text", "--tokenizer", "char"}, f.path(), {}})
-          .code == 0);
+  REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "text", "--tokenizer", "char"}).code == 0);
   write_file(f / "c.toml",
              "[train]\nsteps = 2\nlog_interval = 1\nbatch_size = 1\nsample_interval = 1\n");
-  REQUIRE(run({"lathe",
-               {"train", "c.toml", "--data.dir=text", "--train.out_dir=run", "--model.n_layer=1",
-                "--model.n_embd=8", "--amp.dtype=fp16", "--train.spike_sigma=9", "--log.layers=1",
-                "--log.csv=true"},
-               f.path(),
-               {}})
+  REQUIRE(lathe_in(f, {"train", "c.toml", "--data.dir=text", "--train.out_dir=run",
+                       "--model.n_layer=1", "--model.n_embd=8", "--amp.dtype=fp16",
+                       "--train.spike_sigma=9", "--log.layers=1", "--log.csv=true"})
               .code == 0);
 
   const auto check_names = [&](const std::string& page, const Json& object) {

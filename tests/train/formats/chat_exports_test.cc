@@ -119,8 +119,7 @@ TEST_CASE("chat templates are exported unchanged, or as --chat-template sets the
         config["chat_template"]);
   const Finished chat = lathe_in(f, {"chat", "list"});
   CHECK(chat.code == 2);
-  CHECK_THAT(chat.err,
-             ContainsSubstring("list: the tokenizer's chat template writes neither ChatML"));
+  CHECK_THAT(chat.err, ContainsSubstring("list: ") && ContainsSubstring("ChatML"));
 
   write_file(folder / "chat_template.jinja", "a\n\n");
   const fs::path file = again("file");

@@ -175,9 +175,12 @@ TEST_CASE("windows are read as transformers defines them for each family", "[fam
     const int64_t width = read_key<int64_t>(type, more, "sliding_window");
     return std::to_string(width) + ":" + read_key<std::string>(type, more, "window_layers", "none");
   };
+
   CHECK(window("mistral", Json::object()) == "4096:1");
   CHECK(window("mistral", {{"sliding_window", 5}}) == "5:1");
   CHECK(window("mistral", {{"sliding_window", nothing}}) == "0:none");
+
+  // Qwen has windows only if use_sliding_window is true, in the layers from max_window_layers on.
   CHECK(window("qwen2", {{"sliding_window", 5}}) == "0:none");
   CHECK(window("qwen2", {{"sliding_window", 5}, {"use_sliding_window", true}}) == "0:none");
   CHECK(window("qwen2",
@@ -186,10 +189,12 @@ TEST_CASE("windows are read as transformers defines them for each family", "[fam
   CHECK(window("qwen3", {{"sliding_window", 5},
                          {"use_sliding_window", true},
                          {"layer_types", types_of("101010")}}) == "5:10");
+
   CHECK(window("gemma2", Json::object()) == "4096:10");
   CHECK(window("gemma2", {{"sliding_window", 5}, {"layer_types", types_of("110110")}}) == "5:110");
   CHECK(window("gemma3_text", {{"sliding_window", 5}}) == "5:111110");
   CHECK(window("gemma3_text", {{"sliding_window", 5}, {"sliding_window_pattern", 3}}) == "5:110");
+
   CHECK(window("smollm3", Json::object()) == "0:none");
   CHECK(window("smollm3", {{"sliding_window", 5}, {"use_sliding_window", true}}) == "5:0001");
   // In a family without windows, a window as long as the context is ignored.
@@ -231,6 +236,7 @@ TEST_CASE("YaRN's keys are read with the formulas of transformers", "[families]"
     more.update(plain);
     return more;
   };
+
   CHECK(yarn(plain, "rope_attention_factor") == 0);
   CHECK(yarn(with({{"attention_factor", 1.5}}), "rope_attention_factor") == 1.5);
   const double deep =
@@ -239,6 +245,7 @@ TEST_CASE("YaRN's keys are read with the formulas of transformers", "[families]"
   CHECK(yarn(with({{"mscale", 0.7}}), "rope_attention_factor") == 0);
   CHECK(yarn(with({{"mscale", 0.7}, {"mscale_all_dim", 1.3}, {"attention_factor", 2.0}}),
              "rope_attention_factor") == 2);
+
   CHECK(yarn(with({{"factor", nothing}}), "rope_factor") == 4);  // 16 / 4 positions
   const Json whole{{"rope_type", "yarn"}, {"factor", 2.0}};
   CHECK(read_key<int64_t>("llama", {{"rope_scaling", whole}}, "rope_original_context") == 16);
@@ -254,6 +261,8 @@ TEST_CASE("a key that a family can't compute is refused by name", "[families]") 
     keys_of(type, more, &error);
     CHECK_THAT(error, ContainsSubstring("config.json: " + what));
   };
+
+  // Windows, and the layers that have one.
   refused("llama", {{"sliding_window", 5}, {"use_sliding_window", true}}, "sliding_window = 5");
   refused("olmo2", {{"sliding_window", 5}, {"layer_types", types_of("101010")}},
           "sliding_window = 5");
@@ -263,15 +272,18 @@ TEST_CASE("a key that a family can't compute is refused by name", "[families]") 
           "layer_types");
   refused("gemma2", {{"layer_types", {"chunked_attention"}}}, "layer_types");
   refused("gemma2", {{"sliding_window", 0}}, "\"sliding_window\" is 0");
+
   refused("gemma2", {{"hidden_activation", "relu"}}, "hidden_activation");
   refused("gemma2", {{"final_logit_softcapping", 0.0}}, "final_logit_softcapping = 0");
-  refused("gemma2", {{"query_pre_attn_scalar", nothing}, {"head_dim", nothing}}, "");
+  refused("gemma2", {{"query_pre_attn_scalar", nothing}, {"head_dim", nothing}}, "head_dim");
   refused("gemma3_text", {{"attn_logit_softcapping", 50.0}}, "attn_logit_softcapping");
   refused("gemma3_text", {{"use_bidirectional_attention", true}}, "use_bidirectional_attention");
   refused(
       "gemma3_text",
       {{"rope_parameters", {{"sliding_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}}}},
       "rope_parameters: sliding_attention: rope_type");
+
+  // Lists of the wrong length, or with other values.
   refused("smollm3", {{"no_rope_layers", {1, 0}}}, "no_rope_layers");
   refused("smollm3", {{"no_rope_layers", {1, 0, 2, 1, 1, 1}}}, "\"no_rope_layers\" is 2");
   refused("smollm3", {{"no_rope_layers", 3}}, "no_rope_layers = 3");
@@ -284,8 +296,8 @@ TEST_CASE("an export to GGUF of a family without a GGUF form is refused, and lea
   for (const auto& [name, keys, what] :
        {std::tuple("mistral", FamilyKeys{{"sliding_window", int64_t{4}}},
                    "model.sliding_window = 4"),
-        std::tuple("gemma", gemma2_keys, "models of type gemma2"),
-        std::tuple("olmo", olmo2_keys, "models of type olmo2")}) {
+        std::tuple("gemma", gemma2_keys, "type gemma2"),
+        std::tuple("olmo", olmo2_keys, "type olmo2")}) {
     const fs::path run = family_run(f, name, keys);
     CHECK_THAT(error_of([&] { export_gguf({.run = run, .out = f / "gguf"}); }),
                ContainsSubstring(what));
@@ -314,10 +326,10 @@ TEST_CASE("Gemma's tokenizer is read although it splits at spaces, which its nor
   Json other = json;
   other["pre_tokenizer"]["pattern"] = {{"String", "a"}};
   CHECK_THAT(error_of([&] { bpe_from_json(other, "here"); }),
-             ContainsSubstring("the pre-tokenizer Split"));
+             ContainsSubstring("pre-tokenizer Split"));
   json["normalizer"] = nullptr;
   CHECK_THAT(error_of([&] { bpe_from_json(json, "here"); }),
-             ContainsSubstring("the pre-tokenizer Split"));
+             ContainsSubstring("pre-tokenizer Split"));
 }
 
 TEST_CASE("a model that belongs to no family is not exported", "[families]") {
@@ -331,7 +343,7 @@ TEST_CASE("a model that belongs to no family is not exported", "[families]") {
                                {{"sliding_window", int64_t{4}}, {"rope_local_theta", 100.0}}}) {
     const fs::path run = family_run(f, "run" + std::to_string(count++), keys);
     CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "hf"}); }),
-               ContainsSubstring("kind llama can't be exported"));
+               ContainsSubstring("kind llama") && ContainsSubstring("--format onnx"));
     CHECK(!fs::exists(f / "hf"));
   }
 }

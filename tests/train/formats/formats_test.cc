@@ -84,7 +84,7 @@ TEST_CASE("matrices are written in the requested dtype and keep it", "[formats]"
              }),
              ContainsSubstring("--block-size = 17"));
   CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "short"}); }),
-             ContainsSubstring("is there already"));
+             ContainsSubstring((f / "short").string()) && ContainsSubstring("already"));
 }
 
 TEST_CASE("an export or import to a folder that another command writes ends with exit code 8",
@@ -104,7 +104,7 @@ TEST_CASE("an export or import to a folder that another command writes ends with
       const NewFolder other(f / "out");
       const Finished done = lathe_in(f, command);
       CHECK(done.code == 8);
-      CHECK_THAT(done.err, ContainsSubstring("out is in use: another lathe command writes there"));
+      CHECK_THAT(done.err, ContainsSubstring("out is in use"));
       CHECK(fs::exists(other.path()));
     }
     CHECK(names(f.path()) == before);
@@ -132,14 +132,19 @@ TEST_CASE(
   for (const auto& command : commands) {
     for (const char* point : {"new folder: created 1", "new folder: written 1"}) {
       INFO(command[0] << " " << command[2] << ", " << point);
-      const Finished stopped =
-          run({"lathe_faults", command, f.path(), {{"LATHE_TEST_STOP", point}}});
+      const Finished stopped = run({.binary = "lathe_faults",
+                                    .args = command,
+                                    .folder = f.path(),
+                                    .environment = {{"LATHE_TEST_STOP", point}}});
       CHECK(stopped.code == 75);
-      CHECK_THAT(stopped.err, ContainsSubstring("nothing is left in a/out"));
+      CHECK_THAT(stopped.err, ContainsSubstring("a/out"));
       CHECK(names(f.path()) == before);
 
-      REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", point}}}).code ==
-              128 + 9);
+      REQUIRE(run({.binary = "lathe_faults",
+                   .args = command,
+                   .folder = f.path(),
+                   .environment = {{"LATHE_TEST_KILL", point}}})
+                  .code == 128 + 9);
       CHECK((names(f / "a") == std::set<std::string>{".unfinished-out"}));
       CHECK(lathe_in(f, command).code == 0);
       CHECK((names(f / "a") == std::set<std::string>{"out"}));
@@ -148,7 +153,10 @@ TEST_CASE(
 
     // If a command is killed after the rename, the next command to the same folder removes what is
     // left beside it.
-    REQUIRE(run({"lathe_faults", command, f.path(), {{"LATHE_TEST_KILL", "new folder: renamed 1"}}})
+    REQUIRE(run({.binary = "lathe_faults",
+                 .args = command,
+                 .folder = f.path(),
+                 .environment = {{"LATHE_TEST_KILL", "new folder: renamed 1"}}})
                 .code == 128 + 9);
     const auto written = names(f / "a/out");
     remove_tree(f / "a/out");
@@ -165,7 +173,7 @@ TEST_CASE("a symbolic link is refused as a new folder before any work", "[format
   for (const char* target : {"there", "missing"}) {
     fs::create_symlink(target, f / "link");
     CHECK_THAT(error_of([&] { const NewFolder out(f / "link"); }),
-               ContainsSubstring("link is a symbolic link"));
+               ContainsSubstring((f / "link").string()) && ContainsSubstring("symbolic"));
     CHECK(fs::is_empty(f / "there"));
     fs::remove(f / "link");
   }
@@ -186,7 +194,7 @@ TEST_CASE("a new folder does not replace another program's files under its tempo
   const fs::path theirs = f / ".unfinished-mine";
   const auto refused = [&] {
     CHECK_THAT(error_of([&] { const NewFolder folder(f / "mine"); }),
-               ContainsSubstring(".unfinished-mine was not left by lathe"));
+               ContainsSubstring(theirs.string()) && ContainsSubstring("--out"));
     CHECK((names(f.path()) == std::set<std::string>{".unfinished-mine"}));
   };
   write_file(theirs, "a file");
@@ -207,7 +215,7 @@ TEST_CASE("a new folder does not replace another program's files under its tempo
   fs::create_directories(f / "elsewhere");
   fs::create_directory_symlink("elsewhere", theirs);
   CHECK_THAT(error_of([&] { const NewFolder folder(f / "mine"); }),
-             ContainsSubstring("was not left by lathe"));
+             ContainsSubstring(theirs.string()) && ContainsSubstring("--out"));
 }
 
 /// Returns the error of an import of a copy of `hf` that `edit` has changed, or "". A refused
@@ -278,10 +286,12 @@ TEST_CASE(
     "[formats]") {
   const TempFolder f;
   export_hugging_face({.run = make_run(f, "run", "gpt", gpt), .out = f / "hf"});
-  const auto says = [&](const std::function<void(const fs::path&)>& edit, const std::string& what) {
+  const auto says = [&](const std::function<void(const fs::path&)>& edit, const std::string& what,
+                        const std::string& also = "") {
     INFO(what);
-    CHECK_THAT(refusal(f, f / "hf", edit), ContainsSubstring(what));
+    CHECK_THAT(refusal(f, f / "hf", edit), ContainsSubstring(what) && ContainsSubstring(also));
   };
+
   // Controls: the unchanged folder, a sharded one, and ones with changes that don't matter.
   const auto nothing = [](const fs::path&) {};
   CHECK(refusal(f, f / "hf", nothing).empty());
@@ -294,6 +304,7 @@ TEST_CASE(
                 }))
             .empty());
 
+  // Keys whose values need another computation.
   says(config_with("n_inner", 31), "n_inner = 31");
   says(config_with("activation_function", "relu"), "activation_function = \"relu\"");
   says(config_with("layer_norm_epsilon", 1e-6), "layer_norm_epsilon");
@@ -303,6 +314,8 @@ TEST_CASE(
   says(config_with("add_cross_attention", true), "add_cross_attention = true");
   says(config_with("rotary_pct", 0.25), "rotary_pct = 0.25");
   says(config_with("model_type", "bert"), "model_type = \"bert\"");
+
+  // Sizes that do not fit each other or the tensors.
   says(config_with("n_head", 3), "n_head");
   says(config_with("n_head", "2"), "n_head");
   says(config_with("n_layer", 0), "n_layer");
@@ -312,12 +325,14 @@ TEST_CASE(
   says(config_with("vocab_size", 260), "transformer.wte.weight");
   says(config_with("n_positions", 17), "transformer.wpe.weight");
   says(config_with("tie_word_embeddings", false), "lm_head.weight");
-  says([](const fs::path& p) { fs::remove(p / "config.json"); }, "has no config.json");
+
+  // Files that are missing or damaged.
+  says([](const fs::path& p) { fs::remove(p / "config.json"); }, "no config.json");
   says([](const fs::path& p) { write_file(p / "config.json", "[]"); }, "model_type");
   says([](const fs::path& p) { fs::remove(p / "model.safetensors"); },
-       "has neither model.safetensors nor");
+       "model.safetensors.index.json");
   says([](const fs::path& p) { fs::resize_file(p / "model.safetensors", 5000); },
-       "outside the file's");
+       "model.safetensors", "outside");
   says(
       [](const fs::path& p) {
         fs::remove(p / "tokenizer.json");
@@ -330,34 +345,39 @@ TEST_CASE(
         j["added_tokens"][0]["id"] = 259;
         write_file(p / "tokenizer.json", j.dump());
       },
-      "a vocabulary of 259");
-  says(tensors_with([](auto& t) { t.erase("transformer.ln_f.bias"); }),
-       "lacks the tensor \"transformer.ln_f.bias\"");
+      "vocabulary of 259");
+
+  // Tensors.
+  says(tensors_with([](auto& t) { t.erase("transformer.ln_f.bias"); }), "\"transformer.ln_f.bias\"",
+       "lacks");
   says(tensors_with([](auto& t) { t["score.weight"] = torch::ones({2, 8}); }), "score.weight");
   says(tensors_with([](auto& t) {
          t["transformer.wte.weight"] = t["transformer.wte.weight"].to(at::kDouble);
        }),
-       "is F64");
+       "transformer.wte.weight", "is F64");
   says(tensors_with([](auto& t) {
          at::Tensor& w = t["transformer.h.0.mlp.c_fc.weight"];
          w = w.t().contiguous();
        }),
-       "must be [8,32]");
+       "transformer.h.0.mlp.c_fc.weight", "[8,32]");
   says(tensors_with([](auto& t) { t["transformer.wpe.weight"][1][1] = std::nan(""); }),
-       "not finite");
+       "transformer.wpe.weight", "not finite");
   says(tensors_with([](auto& t) { t["lm_head.weight"] = t["transformer.wte.weight"] + 1; }),
        "tie_word_embeddings");
   says(tensors_with([](auto& t) { t["wpe.weight"] = t["transformer.wpe.weight"] + 1; }),
-       "\"wpe.weight\" does not belong");
-  says(sharded([](Json& map) { map["transformer.wte.weight"] = "c.safetensors"; }),
-       "c.safetensors, which is not there");
+       "\"wpe.weight\"", "belong");
+
+  // An index that does not agree with the files.
+  says(sharded([](Json& map) { map["transformer.wte.weight"] = "c.safetensors"; }), "c.safetensors",
+       "not there");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "a.safetensors"; }),
-       "should be in a.safetensors but is not");
+       "\"transformer.wte.weight\"", "in a.safetensors");
   says(sharded([](Json& map) { map["transformer.wte.weight"] = "../a.safetensors"; }),
-       "must be the name of");
+       "\"transformer.wte.weight\"", ".safetensors file");
   says(sharded([](Json& map) { map.erase("transformer.wte.weight"); }),
-       "does not name \"transformer.wte.weight\"");
-  says(sharded([](Json& map) { map["made_up"] = "a.safetensors"; }), "\"made_up\" should be in");
+       "\"transformer.wte.weight\"", "/b.safetensors");
+  says(sharded([](Json& map) { map["made_up"] = "a.safetensors"; }), "\"made_up\"",
+       "in a.safetensors");
 }
 
 TEST_CASE("export refuses a kind without a family, and an average that the run does not have",
@@ -366,10 +386,10 @@ TEST_CASE("export refuses a kind without a family, and an average that the run d
   const Values rnn{{"vocab_size", int64_t{259}}, {"block_size", int64_t{8}}};
   const fs::path run = make_run(f, "rnn", "rnn", rnn);
   CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "hf"}); }),
-             ContainsSubstring("kind rnn can't be exported"));
+             ContainsSubstring("kind rnn") && ContainsSubstring("--format onnx"));
   CHECK(!fs::exists(f / "hf"));
   CHECK_THAT(error_of([&] { export_hugging_face({.run = run, .out = f / "hf", .average = true}); }),
-             ContainsSubstring("optim.ema_decay is 0"));
+             ContainsSubstring("optim.ema_decay"));
 }
 
 /// Called by tests/oracles/transformers/oracle.py and tests/oracles/onnx/oracle.py. LATHE_HF names
@@ -384,19 +404,23 @@ TEST_CASE("logits and greedy tokens for another program", "[.hf]") {
         "this");
     return;
   }
+
   std::ifstream lines(list);
   for (std::string line; std::getline(lines, line);) {
     const Json job = Json::parse(line);
     const auto rows = job.at("ids").get<std::vector<std::vector<int64_t>>>();
+
     const LoadedModel m = LoadedModel::open(job.at("run").get<std::string>(), "cpu", 2, "", false);
     at::Tensor ids = at::empty({std::ssize(rows), std::ssize(rows[0])}, at::kLong);
     for (size_t i = 0; i < rows.size(); ++i) ids[static_cast<int64_t>(i)] = torch::tensor(rows[i]);
+
     at::Tensor logits;
     {
       const NoGrad no_grad;
       const Autocast autocast(m.compute);
       logits = (*m.model)(ids).data().to(at::kFloat).contiguous();
     }
+
     const GenerateOptions writing{.context = model_context(m.config),
                                   .tokens = job.at("greedy").get<int64_t>(),
                                   .sampling = {.temperature = 0},

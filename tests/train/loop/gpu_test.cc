@@ -29,9 +29,11 @@ TEST_CASE("a run of each kind on a GPU has the CPU's losses, and resumes a CPU's
   std::vector<Kind> all = kinds;
   all.push_back(
       {"gpt", "text", "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"});
+
   for (const Kind& kind : all) {
     INFO(kind.name << " on " << kind.data);
     write_config(f, kind);
+
     const auto losses = [&](const std::string& out, std::vector<std::string> more) {
       fs::remove_all(f / out);
       more.insert(more.begin(),
@@ -48,12 +50,14 @@ TEST_CASE("a run of each kind on a GPU has the CPU's losses, and resumes a CPU's
       REQUIRE(all_losses.size() >= 20);
       return all_losses;
     };
+
     const auto apart = [](const std::vector<double>& a, const std::vector<double>& b) {
       double most = 0;
       for (size_t i = 0; i < a.size(); ++i)
         most = std::max(most, std::abs(a[i] - b[i]) / std::abs(b[i]));
       return most;
     };
+
     const auto gpu = losses("gpu", {"--train.device=cuda"}),
                cpu = losses("cpu", {"--train.device=cpu"});
     // Rounding of float32 products and sums grows over 20 steps of AdamW. Dropout masks are the
@@ -62,6 +66,8 @@ TEST_CASE("a run of each kind on a GPU has the CPU's losses, and resumes a CPU's
     CHECK(apart(losses("other", {"--train.device=cpu", "--train.seed=2"}), cpu) >
           1e-2);  // the control
     CHECK(apart(gpu, losses("again", {"--train.device=cuda"})) == 0);
+
+    // A GPU resumes the CPU's checkpoint, and the CPU evaluates the result.
     CHECK(lathe_in(f, {"train", "kind.toml", "--train.out_dir=cpu", "--train.device=cuda"}).code ==
           0);
     CHECK(lathe_in(f, {"eval", "cpu", "--device=cpu"}).code == 0);
@@ -75,6 +81,7 @@ TEST_CASE("the keys of memory change no bit of a run on a GPU, except packed act
   make_data(f);
   write_config(
       f, {"gpt", "text", "n_layer = 3\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"});
+
   int runs = 0;
   const auto weights = [&](std::vector<std::string> more) {
     const std::string out = "run" + std::to_string(runs++);
@@ -86,12 +93,14 @@ TEST_CASE("the keys of memory change no bit of a run on a GPU, except packed act
     REQUIRE(done.code == 0);
     return results_of(f / out, "step-00000006");
   };
+
   for (const std::vector<std::string>& base : std::vector<std::vector<std::string>>{
            {"--optim.grad_clip=0"}, {"--amp.dtype=bf16", "--optim.grad_clip=0.5"}}) {
     const auto with = [&](std::vector<std::string> more) {
       more.insert(more.end(), base.begin(), base.end());
       return weights(more);
     };
+
     const std::string plain = with({});
     CHECK(with({"--memory.update_in_backward=true"}) == plain);
     CHECK(with({"--memory.recompute=selective"}) == plain);
@@ -118,6 +127,7 @@ TEST_CASE("activations in host memory are restored for the backward pass on a GP
     backward(loss);
     return w.grad().cpu();
   };
+
   for (const bool recomputes : {false, true}) {
     const at::Tensor wanted = gradient(nullptr, recomputes);
     // With all but three activations on the host, with some of them, and with none.
@@ -126,19 +136,22 @@ TEST_CASE("activations in host memory are restored for the backward pass on a GP
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(gradient(&offload, recomputes).equal(wanted));
       CHECK(offload.times().bytes > 0);
+
       // Freed activations are forgotten when the next one is packed.
       const at::Tensor more = torch::ones({4}).cuda();
       const auto kept = offload.pack(more);
       CHECK(offload.remembered() == 1);
     }
   }
+
+  // A saved tensor that changes in place before the backward pass is noticed.
   PinnedOffloader offload(0, 1);
   const Variable v = Variable::parameter(x.clone());
   std::optional<OffloadActivations> guard(std::in_place, offload);
   const Variable y = v * 2.0, loss = sum(y * y);
   y.data().zero_();
   guard.reset();
-  CHECK_THROWS_WITH(backward(loss), Catch::Matchers::Contains("changed in place"));
+  CHECK_THROWS_WITH(backward(loss), ContainsSubstring("in place"));
 }
 
 TEST_CASE("packed activations of a GPU have nearly the gradients of a CPU's", "[gpu]") {
@@ -192,15 +205,18 @@ TEST_CASE("every optimizer has the CPU's results on a GPU, or reports that it ha
     config.grad_clip = 1;
     config.ema_decay = 0.9;
     row.set(config);
+
     const auto trained = [&](at::DeviceType device) {
       torch::manual_seed(7);
       std::vector<NamedParameter> all;
       for (const auto& sizes :
            std::vector<std::vector<int64_t>>{{}, {517}, {131, 67}, {3, 5}, {40, 200}}) {
         const Role role = sizes.size() > 1 ? Role::weight : Role::bias;
-        all.push_back({"p" + std::to_string(all.size()),
-                       Variable::parameter(torch::randn(sizes).to(device)), role});
+        all.push_back({.path = "p" + std::to_string(all.size()),
+                       .parameter = Variable::parameter(torch::randn(sizes).to(device)),
+                       .role = role});
       }
+
       Optimizer optimizer(config, all);
       for (int step = 0; step < 10; ++step) {
         for (const auto& p : all)
@@ -211,10 +227,13 @@ TEST_CASE("every optimizer has the CPU's results on a GPU, or reports that it ha
       for (const auto& p : all) flat.push_back(p.parameter.data().reshape({-1}).cpu());
       return at::cat(flat);
     };
+
     if (!make_method(config)->runs_on_gpu()) {
-      CHECK_THROWS_WITH(trained(at::kCUDA), Catch::Matchers::Contains("has no code for GPUs"));
+      CHECK_THROWS_WITH(trained(at::kCUDA),
+                        ContainsSubstring(row.kind) && ContainsSubstring("GPU"));
       continue;
     }
+
     // Lion's sign and 8-bit levels may differ where rounding decides.
     const at::Tensor cpu = trained(at::kCPU),
                      far = (trained(at::kCUDA) - cpu).abs().gt(3e-5 * cpu.abs().clamp_min(1));
@@ -232,22 +251,26 @@ TEST_CASE("linear_cross_entropy on a GPU, in several pieces, agrees with ATen", 
   const at::Tensor x = torch::randn({n, c}), w = torch::randn({v, c}) * 0.3;
   at::Tensor targets = torch::randint(v, {n}, at::kLong);
   targets.slice(0, 10, 500).fill_(-100);
+
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     INFO(at::toString(dtype));
     const Variable vx = Variable::parameter(x.to(at::kCUDA, dtype)),
                    vw = Variable::parameter(w.to(at::kCUDA, dtype));
     const Variable loss = linear_cross_entropy(vx, vw, targets.cuda(), 0, -100);
     backward(loss * 3.0);
+
     const at::Tensor tx = x.to(at::kCUDA, dtype).to(at::kFloat).requires_grad_(),
                      tw = w.to(at::kCUDA, dtype).to(at::kFloat).requires_grad_();
     const at::Tensor wanted =
         torch::cross_entropy_loss(tx.matmul(tw.t()), targets.cuda(), {}, at::Reduction::Mean, -100);
     (wanted * 3).backward();
+
     // Logits and their gradients are stored in the dtype.
     const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
     const auto share = [](const at::Tensor& a, const at::Tensor& b) {
       return ((a.to(at::kFloat) - b).norm() / b.norm()).item<double>();
     };
+
     CHECK(std::abs(loss.data().item<double>() / wanted.item<double>() - 1) < unit);
     CHECK(share(vx.grad(), tx.grad()) < unit);
     CHECK(share(vw.grad(), tw.grad()) < unit);
@@ -266,11 +289,11 @@ TEST_CASE("GPU kernels accept unaligned views and refuse CPU tensors", "[gpu]") 
     return v.grad();
   };
   CHECK(distance(run(aside, weight.cuda()), run(flat.slice(0, 1).view({4, 64}), weight)) < 1e-5);
-  CHECK_THROWS_WITH(run(aside, weight), Catch::Matchers::Contains("another input is not"));
+  CHECK_THROWS_WITH(run(aside, weight), ContainsSubstring("x is on cuda:0"));
   const Variable x = Variable::parameter(aside),
                  w = Variable::parameter(torch::randn({8, 64}).cuda());
   CHECK_THROWS_WITH(linear_cross_entropy(x, w, torch::zeros({4}, at::kLong), 0, -100),
-                    Catch::Matchers::Contains("another input is not"));
+                    ContainsSubstring("x is on cuda:0"));
 }
 
 TEST_CASE(

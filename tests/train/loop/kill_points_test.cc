@@ -86,7 +86,7 @@ TEST_CASE("a run killed while it saves a step again keeps the checkpoint and res
     const Finished f = trials.start(run, {});
     INFO(run << ": " << f.out << f.err);
     CHECK(f.code == 0);
-    CHECK_THAT(f.out, ContainsSubstring(str("resuming from ", run, "/checkpoints/step-00000040")));
+    CHECK_THAT(f.out, ContainsSubstring(str("from ", run, "/checkpoints/step-00000040")));
     CHECK(difference(folder / "reference", folder / run) == "");
     CHECK(!is_evaluation_due(folder / run));
     const auto there = list_folder(folder / run / "checkpoints");

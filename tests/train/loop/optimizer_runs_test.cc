@@ -23,29 +23,34 @@ TEST_CASE(
                 "[[optim.groups]]\nmatch = \"*.bias\"\nlr_scale = 0.5\n[[optim.groups]]\nmatch = "
                 "\"tokens.*\"\n"
                 "weight_decay = 0\n");
+
   for (const std::string& kind : optimizer_names()) {
     INFO(kind);
     OptimConfig config;
     config.kind = kind;
     const std::string device = make_method(config)->runs_on_gpu() ? "auto" : "cpu";
+
     const auto train = [&](const std::string& out, const std::string& extra) {
       return lathe_in(f,
                       {"train", "tiny.toml", "--train.out_dir=" + out, "--train.steps=9",
                        "--train.eval_interval=0", "--train.threads=1", "--train.device=" + device,
                        "--optim.ema_decay=0.9", "--optim.kind=" + kind, extra});
     };
+
     const std::string whole = kind + "_whole", parts = kind + "_parts";
     const Finished first = train(whole, "--train.log_interval=1");
     INFO(first.err);
     REQUIRE(first.code == 0);
     REQUIRE(train(parts, "--train.max_time=0.01").code == 75);
     REQUIRE(train(parts, "--train.log_interval=1").code == 0);
+
     const auto last = [&](const std::string& run) { return list_checkpoints(f / run).at(0); };
     for (const char* file : {"model.safetensors", "optimizer.safetensors"})
       CHECK(slurp(last(whole) / file) == slurp(last(parts) / file));
     const SafetensorsFile state(last(whole) / "optimizer.safetensors");
     CHECK(state.find("tokens.weight.ema") != nullptr);
   }
+
   // The control: a different optimizer gives different weights.
   CHECK(slurp(list_checkpoints(f / "adam_whole").at(0) / "model.safetensors") !=
         slurp(list_checkpoints(f / "adamw_whole").at(0) / "model.safetensors"));
@@ -57,6 +62,7 @@ TEST_CASE("eval and generate use the average of the weights if asked", "[optimiz
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--optim.ema_decay=0.8", "--optim.lr=0.01"}).code ==
           0);
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.out_dir=none", "--train.steps=2"}).code == 0);
+
   const auto loss = [&](std::vector<std::string> words) {
     words.insert(words.begin(), {"eval", "runs/tiny"});
     const Finished r = lathe_in(f, words);
@@ -65,9 +71,12 @@ TEST_CASE("eval and generate use the average of the weights if asked", "[optimiz
     return parse_json(r.out.substr(r.out.rfind('{')), "eval", Exit::internal)["val_loss"]
         .get<double>();
   };
+
   const double plain = loss({}), average = loss({"--weights", "ema"});
   CHECK(plain == loss({"--weights", "model"}));
   CHECK(plain != average);
+
+  // The averages that the optimizer saved are the weights of the model.
   const LoadedModel m =
       LoadedModel::open(f / "runs/tiny", "cpu", 1, "", false, "newest", /*average=*/true);
   const fs::path file = list_checkpoints(f / "runs/tiny").at(0) / "optimizer.safetensors";
@@ -76,15 +85,15 @@ TEST_CASE("eval and generate use the average of the weights if asked", "[optimiz
     CHECK(p.parameter.data().equal(
         entry_tensor(state.at(p.path + ".ema"), p.parameter.sizes(), file)));
   CHECK(lathe_in(f, {"generate", "runs/tiny", "--weights", "ema", "--tokens", "5"}).code == 0);
+
   const auto refused = [&](std::vector<std::string> words, const std::string& text) {
     const Finished r = lathe_in(f, words);
     CHECK(r.code == 2);
     CHECK_THAT(r.err, ContainsSubstring(text));
   };
-  refused({"eval", "none", "--weights", "ema"}, "its optim.ema_decay is 0");
-  refused({"eval", "runs/tiny", "--weights", "mean"}, "--weights must be model or ema");
-  refused({"eval", "runs/tiny", "--weights", "ema", "--load-dtype", "bf16"},
-          "leave --load-dtype out");
+  refused({"eval", "none", "--weights", "ema"}, "optim.ema_decay");
+  refused({"eval", "runs/tiny", "--weights", "mean"}, "not mean");
+  refused({"eval", "runs/tiny", "--weights", "ema", "--load-dtype", "bf16"}, "--load-dtype");
 }
 
 TEST_CASE("groups in a config file are saved, compared on resume, and named in errors",
@@ -95,29 +104,31 @@ TEST_CASE("groups in a config file are saved, compared on resume, and named in e
   REQUIRE(lathe_in(f, {"train", "tiny.toml", "--train.steps=4"}).code == 0);
   CHECK_THAT(slurp(f / "runs/tiny/config.toml"),
              ContainsSubstring("groups = [{match = \"*.bias\", lr_scale = 0.5}]"));
+
   const Finished same = lathe_in(f, {"train", "tiny.toml", "--train.steps=6"});
   CHECK(same.code == 0);
   CHECK(same.out.find("optim.groups") == std::string::npos);
   const Finished changed = lathe_in(f, {"train", "tiny.toml", "--train.steps=8",
                                         "--optim.groups=[{match = \"*.bias\", lr_scale = 0.25}]"});
   CHECK(changed.code == 0);
-  CHECK_THAT(changed.out,
-             ContainsSubstring("changed since the checkpoint: optim.groups [{match = \"*.bias\""));
-  const auto refused = [&](const std::string& value, const std::string& text) {
+  CHECK_THAT(changed.out, ContainsSubstring("optim.groups [{match = \"*.bias\""));
+
+  const auto refused = [&](const std::string& value, const std::string& text,
+                           const std::string& also) {
     const Finished r =
         lathe_in(f, {"train", "tiny.toml", "--train.out_dir=other", "--optim.groups=" + value});
     CHECK(r.code == 2);
-    CHECK_THAT(r.err, ContainsSubstring(text));
+    CHECK_THAT(r.err, ContainsSubstring(text) && ContainsSubstring(also));
     CHECK(!fs::exists(f / "other"));
   };
-  refused("[{match = \"*.bais\"}]",
-          "command line: optim.groups: match = \"*.bais\" matches no parameter; there are ");
-  refused("[{mach = \"*.bias\"}]",
-          "command line: optim.groups, group 1: there is no key mach; did you mean match?");
-  refused("3", "optim.groups must be a list of tables, not 3");
+  refused("[{match = \"*.bais\"}]", "command line: optim.groups: match = \"*.bais\"",
+          "no parameter");
+  refused("[{mach = \"*.bias\"}]", "command line: optim.groups, group 1: ", "key mach");
+  refused("3", "optim.groups", "tables");
   const Finished r =
       lathe_in(f, {"train", "tiny.toml", "--train.out_dir=other", "--optim.lr=[{match = \"*\"}]"});
-  CHECK_THAT(r.err, ContainsSubstring("optim.lr must be a number, not [{match = \"*\"}]"));
+  CHECK_THAT(r.err, ContainsSubstring("optim.lr ") && ContainsSubstring("number") &&
+                        ContainsSubstring("[{match = \"*\"}]"));
 }
 
 TEST_CASE("a plan counts the state of an optimizer", "[optimizer_runs]") {

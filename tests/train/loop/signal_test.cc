@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 
 #include "tests/support/catch.h"
@@ -37,6 +38,8 @@ Finished child(void (*body)()) {
   return f;
 }
 
+auto line_count(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
+
 TEST_CASE(
     "the first signal is answered immediately, a second SIGINT ends the run and reports lost steps",
     "[signal]") {
@@ -46,7 +49,8 @@ TEST_CASE(
     _exit(stop_signal());
   });
   CHECK(one.code == SIGINT);
-  CHECK(one.err == "stopping after this step (again to stop immediately)\n");
+  CHECK_THAT(one.err, ContainsSubstring("after this step") && ContainsSubstring("again"));
+  CHECK(line_count(one.err) == 1);
 
   const Finished twice = child([] {
     install_stop_handlers("after this step");
@@ -56,7 +60,7 @@ TEST_CASE(
   });
   CHECK(twice.code == 130);
   CHECK_THAT(twice.err,
-             ContainsSubstring("steps 121 to 124 are lost, the run resumes from step 120"));
+             ContainsSubstring("121") && ContainsSubstring("124") && ContainsSubstring("step 120"));
 
   const Finished early = child([] {
     install_stop_handlers("after this step");
@@ -64,7 +68,7 @@ TEST_CASE(
     raise(SIGINT);
     raise(SIGINT);
   });
-  CHECK_THAT(early.err, ContainsSubstring("there is no checkpoint yet, so 7 steps are lost"));
+  CHECK_THAT(early.err, ContainsSubstring("no checkpoint") && ContainsSubstring("7 steps"));
 }
 
 TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
@@ -74,7 +78,9 @@ TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
     _exit(stop_signal() != 0 ? 75 : 1);
   });
   CHECK(many.code == 75);
-  CHECK(many.err == "stopping after this step\n");
+  // Only after SIGINT does a second signal end the process.
+  CHECK_THAT(many.err, ContainsSubstring("after this step") && !ContainsSubstring("again"));
+  CHECK(line_count(many.err) == 1);
 
   const Finished saving = child([] {
     install_stop_handlers("after this step");
@@ -83,7 +89,7 @@ TEST_CASE("no other signal ends a run that was asked to stop", "[signal]") {
     _exit(75);
   });
   CHECK(saving.code == 75);
-  CHECK_THAT(saving.err, ContainsSubstring("a checkpoint is being written"));
+  CHECK_THAT(saving.err, ContainsSubstring("checkpoint") && ContainsSubstring("written"));
 }
 
 TEST_CASE("signals that are blocked when a process starts are answered once it is ready",
@@ -96,7 +102,8 @@ TEST_CASE("signals that are blocked when a process starts are answered once it i
     _exit(stop_signal());
   });
   CHECK(waited.code == SIGTERM);
-  CHECK(waited.err == "stopping after this step\n");
+  CHECK_THAT(waited.err, ContainsSubstring("after this step") && !ContainsSubstring("again"));
+  CHECK(line_count(waited.err) == 1);
 
   // A command with nothing to save ends by the signal; `train` writes a checkpoint.
   const TempFolder f;
@@ -125,11 +132,14 @@ TEST_CASE("signals that are blocked when a process starts are answered once it i
 TEST_CASE("a lost terminal stops a run with a checkpoint", "[signal]") {
   const TempFolder f;
   make_tiny_run(f.path());
-  const Finished stopped =
-      run({"lathe", {"train", "tiny.toml", "--train.steps=100000"}, f.path(), {}, -1, SIGHUP});
+  const Finished stopped = run({.binary = "lathe",
+                                .args = {"train", "tiny.toml", "--train.steps=100000"},
+                                .folder = f.path(),
+                                .environment = {},
+                                .signal = SIGHUP});
   INFO(stopped.out << stopped.err);
   CHECK(stopped.code == 75);
-  CHECK_THAT(stopped.err, ContainsSubstring("stopping after this step"));
+  CHECK_THAT(stopped.err, ContainsSubstring("after this step"));
   CHECK(list_checkpoints(f / "runs/tiny").size() == 1);
 }
 
@@ -145,7 +155,8 @@ TEST_CASE("a run whose output is closed continues, and counts the lines that it 
   INFO(r.err);
   CHECK(r.code == 0);
   CHECK(list_checkpoints(f / "runs/tiny").at(0).filename() == "step-00000040");
-  CHECK_THAT(slurp(f / "runs/tiny/log.txt"), ContainsSubstring("lines could not be shown"));
+  CHECK_THAT(slurp(f / "runs/tiny/log.txt"),
+             ContainsSubstring("lines ") && ContainsSubstring("runs/tiny/log.txt"));
 }
 
 }  // namespace

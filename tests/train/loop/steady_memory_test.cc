@@ -40,9 +40,8 @@ TEST_CASE(
     "[steady_memory]") {
   const TempFolder f;
   write_file(f / "text.txt", sample_text(200000));
-  REQUIRE(
-      run({"lathe", {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}, f.path(), {}})
-          .code == 0);
+  REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}).code == 0);
+
   // Working copies and 16-bit gradients exist for matmul weights, which are nearly all parameters
   // here. fp8 layers have no copy; only the tied head's remains, 18 of 6200 rows. Activations in
   // bf16 take more than half, since the residual stream is fp32.
@@ -63,6 +62,7 @@ TEST_CASE(
        2,
        0.62},
       {"bf16, no masters", {{"amp.dtype", "bf16"}, {"amp.master", "false"}}, 2, 2, 0.62}};
+
   double wide_activations = 0;
   for (const auto& setting : settings) {
     INFO(setting.name);
@@ -72,27 +72,32 @@ TEST_CASE(
     keys.insert(
         keys.end(),
         {{"data.workers", "0"}, {"data.dir", (f / "data").string()}, {"train.threads", "2"}});
+
     LoadedConfig loaded =
         load_config((test::source_folder() / "configs/shakespeare_char_cpu.toml").string(), keys);
     const RunData data = RunData::open(loaded);
     Session session = Session::make(data);
     Loader loader(*data.data, batch_sizes(session.config), 1, 0, session.config.data,
                   session.device);
+
     reset_memory_peaks();
     for (int64_t step = 0; step < 3; ++step) run_step(session, loader, step);
     const MemoryStats before = memory_stats();
     const int64_t rss = resident_bytes(), faults = page_faults();
     for (int64_t step = 3; step < setting.steps; ++step) run_step(session, loader, step);
     const MemoryStats after = memory_stats();
+
     CHECK(after.total_peak == before.total_peak);
     CHECK(after.blocks == before.blocks);
     CHECK(after.reserved == before.reserved);
     CHECK(resident_bytes() - rss < 1'000'000);
     CHECK(page_faults() - faults < 50 * (setting.steps - 3));
+
     const auto used = [&](Memory m) {
       return static_cast<double>(after.used[static_cast<size_t>(m)]) /
              static_cast<double>(count(session.params));
     };
+
     CHECK(used(Memory::parameters) == Approx(setting.parameters).epsilon(0.03));
     CHECK(used(Memory::optimizer) == Approx(8).epsilon(0.02));
     CHECK(used(Memory::gradients) == Approx(setting.gradients).epsilon(0.03));

@@ -40,7 +40,8 @@ TEST_CASE("a run writes its files, and running it again reports that it is finis
   CHECK_THAT(again.out, ContainsSubstring("finished  40 steps"));
   const Finished never = lathe_in(f, {"train", "tiny.toml", "--checkpoint.resume=never"});
   CHECK(never.code == 2);
-  CHECK_THAT(never.err, ContainsSubstring("holds step-00000040"));
+  CHECK_THAT(never.err, ContainsSubstring("checkpoint.resume = \"never\"") &&
+                            ContainsSubstring("step-00000040"));
 
   const Finished eval = lathe_in(f, {"eval", "runs/tiny"});
   REQUIRE(eval.code == 0);
@@ -74,16 +75,23 @@ TEST_CASE(
     args.insert(args.end(), extra.begin(), extra.end());
     return args;
   };
+
   REQUIRE(lathe_in(f, command("whole")).code == 0);
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
     const std::string out = "stopped" + std::to_string(signal);
-    const Finished stopped = run({"lathe", command(out), f.path(), {}, -1, signal});
+    const Finished stopped = run({.binary = "lathe",
+                                  .args = command(out),
+                                  .folder = f.path(),
+                                  .environment = {},
+                                  .signal = signal});
     INFO(stopped.out << stopped.err);
     CHECK(stopped.code == 75);
-    CHECK_THAT(stopped.out, ContainsSubstring("stopped by a signal after step"));
+    CHECK_THAT(stopped.out, ContainsSubstring("signal"));
     CHECK(lathe_in(f, command(out)).code == 0);
     CHECK(difference(f / "whole", f / out) == "");
   }
+
+  // The time limit applies to each start.
   const Finished limited = lathe_in(f, command("limited", {"--train.max_time=0.05"}));
   CHECK(limited.code == 75);
   CHECK(lathe_in(f, command("limited", {"--train.max_time=0.05"})).code == 75);
@@ -109,15 +117,24 @@ TEST_CASE("a signal interrupts an evaluation, which comes first on resume", "[tr
                                     "--train.eval_batches=" + eval_batches};
   };
   REQUIRE(lathe_in(f, command("whole", "20")).code == 0);
+
   // An evaluation of the whole split takes seconds; the signal comes before its end.
-  Finished stopped = run({"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});
+  const auto stopped_early = [&] {
+    return run({.binary = "lathe",
+                .args = command("cut", "0"),
+                .folder = f.path(),
+                .environment = {},
+                .signal = SIGTERM,
+                .signal_after = "run       "});
+  };
+  Finished stopped = stopped_early();
   INFO(stopped.out << stopped.err);
   CHECK(stopped.code == 75);
   CHECK(stopped.out.find("validation loss") == std::string::npos);
   CHECK(list_checkpoints(f / "cut").at(0).filename() == "step-00000000");
-  stopped = run(
-      {"lathe", command("cut", "0"), f.path(), {}, -1, SIGTERM, "run       "});  // once more, at
-                                                                                 // the same step
+
+  // Once more, at the same step.
+  stopped = stopped_early();
   CHECK(stopped.code == 75);
   CHECK(lathe_in(f, command("cut", "20")).code == 0);
   CHECK(difference(f / "whole", f / "cut") == "");
@@ -142,25 +159,25 @@ TEST_CASE("a resume accepts changes of some keys and refuses changes of others",
   const auto refused = [&](const std::string& flag, const std::string& text) {
     const Finished r = lathe_in(f, {"train", "tiny.toml", "--train.steps=20", flag});
     CHECK(r.code == 2);
-    CHECK_THAT(r.err, ContainsSubstring(text));
+    CHECK_THAT(r.err, ContainsSubstring(text) && ContainsSubstring("--train.out_dir"));
     CHECK(slurp(f / "runs/tiny/metrics.jsonl") == before);
   };
-  refused("--model.n_layer=3", "command line: model.n_layer = 3 but the run was started with 2");
-  refused("--train.seed=4", "train.seed = 4 but the run was started with 1337");
+  refused("--model.n_layer=3", "command line: model.n_layer = 3");
+  refused("--train.seed=4", "train.seed = 4");
   refused("--train.batch_size=4", "train.batch_size = 4");
   refused("--amp.dtype=bf16", "amp.dtype = \"bf16\"");
   refused("--optim.kind=sgd", "optim.kind = \"sgd\"");
   write_file(f / "other.txt", sample_text(9000));
   REQUIRE(lathe_in(f, {"prepare", "other.txt", "--out", "other", "--tokenizer", "char"}).code == 0);
-  refused("--data.dir=other", "is not the data that the run was started with");
+  refused("--data.dir=other", "hash ");
 
   const Finished free = lathe_in(f, {"train", "tiny.toml", "--train.steps=20", "--optim.lr=0.002"});
   CHECK(free.code == 0);
-  CHECK_THAT(free.out, ContainsSubstring("changed since the checkpoint: optim.lr 0.001 -> 0.002"));
+  CHECK_THAT(free.out, ContainsSubstring("optim.lr 0.001 -> 0.002"));
   const Finished threads =
       lathe_in(f, {"train", "tiny.toml", "--train.steps=22", "--train.threads=2"});
   CHECK(threads.code == 0);
-  CHECK_THAT(threads.err, ContainsSubstring("bits may differ"));
+  CHECK_THAT(threads.err, ContainsSubstring("1 thread ") && ContainsSubstring("bits"));
 }
 
 TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to the bit",
@@ -189,7 +206,7 @@ TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to t
   const Finished whole = train("whole");
   INFO(whole.out << whole.err);
   REQUIRE(whole.code == 0);
-  CHECK_THAT(whole.out, ContainsSubstring("stopped early, by train.early_stop"));
+  CHECK_THAT(whole.out, ContainsSubstring("train.early_stop"));
 
   // It ends at the third evaluation after the best one, with a checkpoint.
   const fs::path last = list_checkpoints(f / "whole").at(0);
@@ -207,7 +224,7 @@ TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to t
   CHECK(difference(f / "whole", f / "parts") == "");
 
   // The control trains all steps, and a run that has ended early continues without the key.
-  CHECK(train("all", {"--train.early_stop=0"}).out.find("stopped early") == std::string::npos);
+  CHECK(train("all", {"--train.early_stop=0"}).out.find("train.early_stop") == std::string::npos);
   CHECK(read_state(list_checkpoints(f / "all").at(0)).step == 40);
   CHECK(train("whole", {"--train.early_stop=0"}).code == 0);
   CHECK(read_state(list_checkpoints(f / "whole").at(0)).step == 40);
@@ -225,7 +242,8 @@ TEST_CASE("train.early_stop ends a run that no longer improves, and resumes to t
 
   const Finished refused = train("never", {"--train.eval_interval=0"});
   CHECK(refused.code == 2);
-  CHECK_THAT(refused.err, ContainsSubstring("train.early_stop counts evaluations"));
+  CHECK_THAT(refused.err,
+             ContainsSubstring("train.early_stop") && ContainsSubstring("train.eval_interval"));
 }
 
 TEST_CASE("a warm-up that is not shorter than the run gives a warning", "[trainer]") {
@@ -236,14 +254,13 @@ TEST_CASE("a warm-up that is not shorter than the run gives a warning", "[traine
     const Finished r = lathe_in(f, words);
     INFO(r.out << r.err);
     CHECK(r.code == 0);
-    return (r.out + r.err).find("schedule.warmup_steps = " + steps + " is not below train.steps") !=
-           std::string::npos;
+    return (r.out + r.err).find("schedule.warmup_steps = " + steps) != std::string::npos;
   };
   CHECK(warned({"config", "check", "tiny.toml"}, "40"));
   CHECK(!warned({"config", "check", "tiny.toml"}, "39"));
   CHECK(!warned({"config", "check", "tiny.toml", "--schedule.kind=one_cycle"}, "40"));
   CHECK(warned({"train", "tiny.toml", "--train.steps=2"}, "2"));
-  CHECK(slurp(f / "runs/tiny/log.txt").find("is not below train.steps") != std::string::npos);
+  CHECK(slurp(f / "runs/tiny/log.txt").find("schedule.warmup_steps = 2") != std::string::npos);
   CHECK(!warned({"train", "tiny.toml", "--train.steps=2", "--train.out_dir=b"}, "1"));
 }
 
@@ -258,8 +275,8 @@ TEST_CASE("a run resumes from the newest checkpoint that verifies, and reports d
   const Finished r = lathe_in(f, {"train", "tiny.toml", constant});
   INFO(r.err);
   CHECK(r.code == 0);
-  CHECK_THAT(r.err, ContainsSubstring("checkpoint step-00000020 can't be used"));
-  CHECK_THAT(r.out, ContainsSubstring("resuming from runs/tiny/checkpoints/step-00000010"));
+  CHECK_THAT(r.err, ContainsSubstring("step-00000020") && ContainsSubstring(" 100 bytes"));
+  CHECK_THAT(r.out, ContainsSubstring("from runs/tiny/checkpoints/step-00000010"));
   CHECK(difference(f / "whole", f / "runs/tiny") == "");
 
   for (const auto& checkpoint : list_checkpoints(f / "runs/tiny")) {
@@ -269,7 +286,7 @@ TEST_CASE("a run resumes from the newest checkpoint that verifies, and reports d
   }
   const Finished none = lathe_in(f, {"train", "tiny.toml"});
   CHECK(none.code == 4);
-  CHECK_THAT(none.err, ContainsSubstring("its checksum differs"));
+  CHECK_THAT(none.err, ContainsSubstring("optimizer.safetensors") && ContainsSubstring("checksum"));
   CHECK(list_checkpoints(f / "runs/tiny").size() == 2);
   CHECK(lathe_in(f, {"verify", "runs/tiny"}).code == 4);
   CHECK(lathe_in(f, {"eval", "runs/tiny"}).code == 4);
@@ -289,11 +306,11 @@ TEST_CASE("a run can continue from a checkpoint in another folder", "[trainer]")
       lathe_in(f, {"train", "tiny.toml", "--train.out_dir=branch", "--train.steps=45",
                    "--checkpoint.resume=runs/tiny/checkpoints/step-00000010/"});
   CHECK(branch_again.code == 0);
-  CHECK_THAT(branch_again.out, ContainsSubstring("resuming from branch/checkpoints/step-00000040"));
+  CHECK_THAT(branch_again.out, ContainsSubstring("from branch/checkpoints/step-00000040"));
   const Finished back = lathe_in(
       f, {"train", "tiny.toml", "--checkpoint.resume=runs/tiny/checkpoints/step-00000010"});
   CHECK(back.code == 2);
-  CHECK_THAT(back.err, ContainsSubstring("already holds step-00000020"));
+  CHECK_THAT(back.err, ContainsSubstring("runs/tiny ") && ContainsSubstring("step-00000020"));
 }
 
 TEST_CASE("a run may be in a folder called checkpoints", "[trainer]") {
@@ -371,7 +388,7 @@ TEST_CASE("a run folder in use is refused", "[trainer]") {
   const FolderLock lock(f / "runs/tiny");
   const Finished r = lathe_in(f, {"train", "tiny.toml"});
   CHECK(r.code == 8);
-  CHECK_THAT(r.err, ContainsSubstring("in use by another lathe process"));
+  CHECK_THAT(r.err, ContainsSubstring("runs/tiny ") && ContainsSubstring("in use"));
 }
 
 TEST_CASE("a run that diverges ends with exit code 5 and keeps its checkpoints", "[trainer]") {
@@ -387,7 +404,7 @@ TEST_CASE("a run that diverges ends with exit code 5 and keeps its checkpoints",
   REQUIRE(with({"--train.steps=4", "--checkpoint.interval=2"}).code == 0);
   const Finished r = with({"--train.steps=50", "--checkpoint.interval=50", "--optim.lr=1e30"});
   CHECK(r.code == 5);
-  CHECK_THAT(r.err, ContainsSubstring("diverged: loss"));
+  CHECK_THAT(r.err, ContainsSubstring("diverged") && ContainsSubstring("gradient norm"));
 
   // The checkpoint before the divergence is intact.
   const auto kept = list_checkpoints(f / "runs/tiny");
@@ -433,8 +450,8 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
     for (int again = 0; again < 2; ++again) {
       const Finished r = train(out, "1e30", more);
       CHECK(r.code == 5);
-      CHECK_THAT(r.err, ContainsSubstring(
-                            "step 1, the last, diverged: validation loss nan; lower optim.lr"));
+      CHECK_THAT(r.err, ContainsSubstring("step 1,") && ContainsSubstring("validation loss nan") &&
+                            ContainsSubstring("optim.lr"));
       CHECK(list_checkpoints(f / out).empty());
     }
     CHECK(state(out) == "diverged");
@@ -458,7 +475,7 @@ TEST_CASE("a run that ends without a finite loss has diverged", "[trainer]") {
   const Finished scaled =
       train("scaled", "1e30", {"--train.steps=2", "--train.eval_interval=0", "--amp.dtype=fp16"});
   CHECK(scaled.code == 5);
-  CHECK_THAT(scaled.err, ContainsSubstring("step 2, the last, diverged: loss "));
+  CHECK_THAT(scaled.err, ContainsSubstring("step 2,") && ContainsSubstring(": loss "));
 }
 
 TEST_CASE("runs with several optimizers, schedules and initializations succeed", "[trainer]") {

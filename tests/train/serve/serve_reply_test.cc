@@ -24,6 +24,7 @@ TEST_CASE("a text is shown in complete characters, without its stop", "[serve_re
     out.push_back(text.rest());
     return out;
   };
+
   using Parts = std::vector<std::string>;
   CHECK(parts({"a", "b"}, {}) == Parts{"a", "b", ""});
   CHECK(parts({"\xF0", "\x9F\x98", "\x80!"}, {}) == Parts{"", "", "\xF0\x9F\x98\x80!", ""});
@@ -32,9 +33,12 @@ TEST_CASE("a text is shown in complete characters, without its stop", "[serve_re
                                            "b",
                                            ""});
   CHECK(parts({"\xFF", "\xE2\x82"}, {}) == Parts{"\xEF\xBF\xBD", "", "\xEF\xBF\xBD\xEF\xBF\xBD"});
+
+  // What may be the beginning of a stop is held back until the next token decides.
   CHECK(parts({"xa", "bc", "d"}, {"bcd"}) == Parts{"xa", "", "", ""});
   CHECK(parts({"xa", "bc", "e"}, {"bcd"}) == Parts{"xa", "", "bce", ""});
   CHECK(parts({"xa", "bc"}, {"bcd"}) == Parts{"xa", "", "bc"});
+
   // A stop in the middle of a token, and one whose character is split between two tokens.
   CHECK(parts({"one two three"}, {"two"}) == Parts{"one ", ""});
   CHECK(parts({"\xC3", "\xA9 stop"}, {"\xC3\xA9"}) == Parts{"", "", ""});
@@ -243,9 +247,11 @@ TEST_CASE("a text that fails ends its request with an error, and cancels the oth
     Reply reply(completion_of(R"(, "n": 2)"), prompt_p(), served_tokenizer(), -1, "m");
     reply.on_token(1, score_of('a'));
     CHECK(!reply.is_cancelled());
+
     reply.on_end(0, end, "why");
     CHECK(reply.is_cancelled());
     CHECK(reply.wait_for(std::chrono::milliseconds(0)));
+
     int found = 0;
     try {
       reply.whole();
@@ -253,6 +259,7 @@ TEST_CASE("a text that fails ends its request with an error, and cancels the oth
       found = e.status();
     }
     CHECK(found == status);
+
     const std::string events = reply.take_events();
     CHECK_THAT(events, ContainsSubstring("data: {\"error\""));
     CHECK(events.find("[DONE]") == std::string::npos);

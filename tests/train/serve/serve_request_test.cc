@@ -26,11 +26,11 @@ Json error_json(const std::string& body, bool is_chat = false) {
 
 TEST_CASE("an error names an unknown field, whatever its characters", "[serve_request]") {
   for (const auto& [name, shown] : std::vector<std::pair<std::string, std::string>>{
-           {R"(x)", "x is not a field"},
-           {R"(\u0000)", "\\x00 is not a field"},
-           {R"(a\u001b[2Jb\n)", "a\\x1b[2Jb\\x0a is not a field"}}) {
+           {R"(x)", "x "}, {R"(\u0000)", "\\x00 "}, {R"(a\u001b[2Jb\n)", "a\\x1b[2Jb\\x0a "}}) {
     const Json error = error_json("{\"prompt\": \"a\", \"" + name + "\": 1}");
-    CHECK_THAT(error["message"].get<std::string>(), ContainsSubstring(shown));
+    const auto message = error["message"].get<std::string>();
+    CHECK(message.starts_with(shown));
+    CHECK_THAT(message, ContainsSubstring("field"));
     CHECK(error["param"] == parse_json("\"" + name + "\"", "", Exit::internal));
   }
 }
@@ -173,8 +173,10 @@ TEST_CASE("a damaged request is read or refused with status 400", "[serve_reques
       R"({"prompt": [[1, 2], [3]], "logprobs": 3, "echo": true, "stream": true, "stream_options": {"include_usage": true}})",
       R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a\u00e9"}]}], "max_tokens": 5, "top_logprobs": 2, "logprobs": true})"};
   const std::string alphabet = "{}[]\",:0123456789.eE-+tfn\\u \xC3\xA9\x01";
+
   std::mt19937 random(1);
   const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
+
   int refused = 0, read = 0;
   for (int trial = 0; trial < 6000; ++trial) {
     std::string body = whole[below(whole.size())];
@@ -188,6 +190,7 @@ TEST_CASE("a damaged request is read or refused with status 400", "[serve_reques
       }
       if (body.empty()) body = " ";
     }
+
     for (const bool is_chat : {false, true}) {
       const ApiError error = error_of_body(body, is_chat);
       ++(error.status() == 0 ? read : refused);
@@ -195,6 +198,7 @@ TEST_CASE("a damaged request is read or refused with status 400", "[serve_reques
       if (!is_expected || !is_utf8(error.body())) FAIL("status " << error.status() << ": " << body);
     }
   }
+
   CHECK(refused > 6000);
   CHECK(read > 50);
 }
