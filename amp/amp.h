@@ -60,18 +60,19 @@ struct AmpConfig {
       "dynamic: number of steps in a row with finite gradients after which the loss scale grows.",
       between(1, 100000000).fixed())
   LATHE_FIELD(double, min_loss_scale, 1.0,
-              "dynamic: smallest loss scale. A step that would lower it further ends the run with "
-              "exit code 5.",
+              "dynamic: smallest loss scale. A skipped step that would lower the loss scale below "
+              "it ends the run with exit code 5.",
               between(1e-6, 16777216).fixed())
   LATHE_FIELD(int64_t, max_skips, 50,
-              "Number of skipped steps in a row that ends the run with exit code 5.",
+              "dynamic, fixed: number of consecutive skipped steps after which the run ends with "
+              "exit code 5.",
               between(1, 100000000).fixed())
   LATHE_FIELD(std::string, fp8_scaling, "current",
-              "Source of a tensor's fp8 scale. current: the tensor's own largest value; delayed: "
-              "the largest value of earlier steps.",
+              "Source of a tensor's fp8 scale. current: the largest absolute value of the tensor; "
+              "delayed: that of the tensors in earlier steps.",
               one_of({"current", "delayed"}).fixed())
   LATHE_FIELD(int64_t, fp8_history, 16,
-              "delayed: number of earlier steps whose largest values count.",
+              "delayed: number of earlier steps whose largest absolute values are used.",
               between(1, 10000).fixed())
   LATHE_FIELD(int64_t, fp8_edge_blocks, 1,
               "Number of blocks at each end of the model that stay in bf16, as the embeddings and "
@@ -81,7 +82,8 @@ struct AmpConfig {
 
 /// Returns the dtype for Autocast: float32, bfloat16, float16, or float8_e4m3fn for the fp8 recipe.
 at::ScalarType compute_dtype(const AmpConfig& config);
-/// Returns the dtype of matmuls outside fp8 layers: bfloat16 under fp8.
+/// Returns the dtype of matmuls outside fp8 layers: bfloat16 if `compute` is float8_e4m3fn, else
+/// `compute`.
 at::ScalarType matmul_dtype(at::ScalarType compute);
 
 /// An argument of Autocast: a dtype, and whether casts of weights are kept.
@@ -105,16 +107,20 @@ class Autocast : public ModeGuard {
 
 /// Gives float32 matmul weights (is_multiplied) a working copy in the matmul dtype, unless they
 /// belong to fp8 layers or `copies` is false. Also sets the gradient dtype of matmul weights and of
-/// parameters that are not float32: the matmul dtype if `low_grad`, otherwise float32. If a
-/// parameter has no memory, its copy has none. Does nothing if `compute` is float32.
+/// parameters that are not float32: the matmul dtype if `low_grad`, otherwise float32. The copy of
+/// a parameter whose memory was freed (has_memory) gets a shape but no memory. Does nothing if
+/// `compute` is float32. Call it after make_fp8_layers().
 void make_working_copies(const std::vector<NamedParameter>& parameters, at::ScalarType compute,
                          bool copies, bool low_grad);
-/// Rewrites every working copy from its parameter. Call it after parameters were loaded.
+/// Updates the working copy of each parameter that has changed since the copy was written. Call it
+/// after anything but the optimizer step has changed parameters, such as loading them.
 void refresh_working_copies(std::span<const NamedParameter> parameters);
-/// Turns the linear layers of a model's repeated blocks into fp8 layers, except those of the first
-/// and last blocks that the config excludes. Does nothing unless the config's dtype is fp8.
+/// Makes the linear layers of a model's repeated blocks compute in fp8 under an fp8 Autocast,
+/// except in the first and the last `fp8_edge_blocks` blocks. Does nothing unless the config's
+/// dtype is fp8.
 void make_fp8_layers(const std::vector<NamedParameter>& parameters, const AmpConfig& config);
-/// Ends a step of delayed scaling: the step's largest values become history.
+/// Ends a step of delayed scaling: moves the step's largest absolute values into the history. Does
+/// nothing with current scaling.
 void advance_fp8(const std::vector<NamedParameter>& parameters);
 
 }  // namespace lathe

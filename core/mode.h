@@ -44,18 +44,19 @@ struct StepRandom {
 };
 
 /// Counts how often each stream of random numbers was drawn from since a training step began. Each
-/// draw from a stream gives new numbers: if a layer is called twice, or if two layers have the same
-/// stream.
+/// draw from a stream gives new numbers, even if a layer is called twice or two layers have the
+/// same stream.
 using StreamUses = std::unordered_map<uint64_t, uint64_t>;
 
-/// Called around each repeated block of a model (run_blocks() in autograd/recompute.h).
+/// Functions that run_blocks() (autograd/recompute.h) calls around each repeated block of a model,
+/// but not around blocks within a block. `block`: the block's index in the model, from 0.
 /// `is_recomputed`: the block runs again for its backward pass, which follows.
 class BlockHooks {
  public:
   virtual ~BlockHooks() = default;
   /// Called before the block runs.
   virtual void begin(size_t block, bool is_recomputed) = 0;
-  /// Called after the block has run, also if it throws.
+  /// Called after the block has run or has thrown. Must not throw.
   virtual void end(size_t block, bool is_recomputed) = 0;
   /// Returns whether the hooks also apply to forward passes of a frozen model (FrozenForward).
   virtual bool serves_any_pass() const { return false; }
@@ -64,10 +65,10 @@ class BlockHooks {
 /// Decides which activations of a model's repeated blocks are kept for backward. The others are
 /// recomputed. Chen et al. 2016, "Training deep nets with sublinear memory cost".
 struct RecomputePolicy {
-  /// none: all activations are kept. blocks: blocks `first` to `last` keep only their inputs, and
-  /// other blocks keep everything. sqrt: the n blocks form groups of about sqrt(n) blocks, and only
-  /// the input of each group is kept. selective: each block keeps its input and the results of
-  /// ops that take long to compute for their size.
+  /// none: all activations are kept. blocks: blocks `first` to `last` (from 0, both included) keep
+  /// only their inputs, and other blocks keep everything. sqrt: the n blocks form groups of about
+  /// sqrt(n) blocks, and only the input of each group is kept. selective: each block keeps its
+  /// input and the results of ops with many FLOPs per byte (Selection in autograd/recompute.h).
   enum Kind : uint8_t { none, blocks, sqrt, selective };
   Kind kind = none;
   size_t first = 0, last = SIZE_MAX;
@@ -107,9 +108,8 @@ struct Mode {
   bool ranges = false;  ///< steps, modules and ops report their names to ATen's observers: see
                         ///< core/named_range.h
   const ForwardHook* forward_hooks = nullptr;  ///< the innermost that is alive: see nn/hooks.h
-  /// Records the ops that run, so that they can be recomputed, and drops the tensors that they save
-  /// or, in a selective recording, chooses later which to drop. Null: none. See
-  /// autograd/recompute.h.
+  /// Records the ops that run, so that they can be recomputed, or null: see autograd/recompute.h.
+  /// It drops the tensors that these ops save; a selective recording chooses later which to drop.
   Recomputation* recording = nullptr;
   Recomputation* replaying = nullptr;  ///< the recomputation that is running, or null
   SavedPacker* packer = nullptr;  ///< packs saved tensors, or null: see autograd/saved_packer.h
@@ -128,12 +128,13 @@ struct Mode {
   /// The positions of each row of tokens that this process computes, or null: all. See
   /// dist/context_ranks.h.
   const PositionPart* position_part = nullptr;
-  /// Divides the positions of a pass with a graph among processes while it runs blocks, or null.
-  /// See dist/sequence_ranks.h.
+  /// Divides positions among processes while run_blocks() runs blocks and records a graph, or null:
+  /// see dist/sequence_ranks.h.
   const SequenceSplit* sequence_split = nullptr;
   /// While a divided block runs, the positions that this process has; otherwise null.
   const SequencePart* sequence_part = nullptr;
-  /// Document starts of the rows of tokens, or null: see nn/layers/documents.h.
+  /// The position in its row at which each token's document begins, int64 [B, T]. Null: each row is
+  /// one document. See nn/layers/documents.h.
   const at::Tensor* document_starts = nullptr;
 };
 
@@ -144,7 +145,8 @@ inline constinit thread_local Mode mode_of_thread;
 /// Returns the calling thread's mode.
 inline Mode& mode() { return detail::mode_of_thread; }
 
-/// Restores the thread's mode when destroyed. Set fields of mode() after making one.
+/// Restores the thread's mode when destroyed. Set fields of mode() after making one. Destroy guards
+/// on the thread that made them, in reverse order.
 class ModeGuard {
  public:
   ModeGuard() : saved_(mode()) {}
@@ -190,7 +192,8 @@ class TrainingStep : public ModeGuard {
 };
 
 /// A TrainingStep for a loop that does not count steps: while it is alive, each forward pass draws
-/// new numbers of `seed`.
+/// new numbers of `seed`. Make it before the loop, because each new guard with an equal `seed`
+/// draws the same numbers again.
 struct Training : TrainingStep {
   explicit Training(uint64_t seed = 0) : TrainingStep({.seed = seed}) {}
 };

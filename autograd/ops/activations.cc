@@ -25,7 +25,7 @@ struct Softplus {
   double beta, threshold;
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) { return at::softplus(x = x_, beta, threshold); }
-  // dx = dy * sigmoid(beta x), dy itself above the threshold
+  // dx = dy where beta x > threshold, dy * sigmoid(beta x) elsewhere
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
@@ -41,8 +41,8 @@ struct LogSigmoid {
   at::Tensor forward(const at::Tensor& x_) { return at::log_sigmoid(x = x_); }
   // dx = dy * sigmoid(-x)
   Grads<1> backward(const at::Tensor& dy, Needs<1>) const { return {dy * sigmoid(-x.data())}; }
-  // For x < 0, sigmoid(-x) is computed as 1 - sigmoid(x), because the second derivative, s (1 - s),
-  // loses precision when s is near 1.
+  // The second derivative is -s (1 - s) with s = sigmoid(-x), which loses precision when s is near
+  // 1. For x < 0, s is therefore computed as 1 - sigmoid(x).
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor below = x.data().lt(0);
     const Variable small = sigmoid(where(below, x.as<Variable>(), -x.as<Variable>()));
@@ -85,12 +85,12 @@ struct Hardswish {
   Saved x = Saved::input(0);
   at::Tensor forward(const at::Tensor& x_) {
     x = x_;
-    // On a GPU ATen's kernel divides a float64 by 6 in float32.
+    // ATen's GPU kernel multiplies by 1/6 rounded to float32, even if x is float64.
     if (x_.is_cuda() && x_.scalar_type() == at::kDouble)
       return (x_ + 3).clamp_(0, 6).mul_(x_).div_(6);
     return at::hardswish(x_);
   }
-  // dx = 0 for x <= -3, dy * (x / 3 + 1/2) up to 3, dy above
+  // dx = 0 for x <= -3, dy for x >= 3, dy * (x / 3 + 1/2) between them
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>) return {at::hardswish_backward(dy, x.data())};

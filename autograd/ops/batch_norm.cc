@@ -34,7 +34,7 @@ struct BatchNormOp {
   Saved mean{}, var{};  // for statistics of the batch, `var` holds 1 / sqrt(var + eps)
 
   // Returns y = (x - mean) / sqrt(var + eps) * weight + bias. Without given statistics, also
-  // returns the batch's mean and unbiased variance.
+  // returns the batch's mean and unbiased variance, unless x is empty.
   std::vector<at::Tensor> forward(const at::Tensor& x_, const at::Tensor& weight_,
                                   const at::Tensor& bias_) {
     LATHE_CHECK(x_.dim() >= 2, "x must be [B, C, ...]");
@@ -75,7 +75,8 @@ struct BatchNormOp {
     return {by_sample(y, x_.sizes()).to(out), batch_mean, batch_var};
   }
   // h = (x - mean) / sqrt(var + eps), g = dy * weight:  dweight = sum(dy * h), dbias = sum(dy),
-  // dx = (g - avg(g) - h * avg(g * h)) / sqrt(var + eps), with given statistics g / sqrt(var + eps)
+  // dx = (g - avg(g) - h * avg(g * h)) / sqrt(var + eps). With given statistics,
+  // dx = g / sqrt(var + eps). Sums and averages are over all dims but 1.
   Grads<3> backward(const GradList<at::Tensor>& dy, Needs<3> needs) const {
     const at::Tensor& in = x.data();
     if (in.numel() == 0) {
@@ -127,8 +128,8 @@ struct BatchNormOp {
   }
 
  private:
-  /// Returns t as a contiguous tensor in float32 or wider. ATen's backward reads a non-contiguous
-  /// weight [C] incorrectly if x is [B, C].
+  /// Returns t as a contiguous tensor in float32 or wider, or nullopt if t is undefined. ATen's
+  /// backward reads a non-contiguous weight [C] incorrectly if x is [B, C].
   static std::optional<at::Tensor> optional(const at::Tensor& t) {
     return t.defined() ? std::optional(at_least_float32(t).contiguous()) : std::nullopt;
   }
@@ -155,7 +156,8 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
   require_defined("batch_norm", {&x});
   LATHE_CHECK(mean.defined() && var.defined(), "batch_norm: mean and variance are both needed");
   const at::ScalarType wide = x.dtype() == at::kDouble ? at::kDouble : at::kFloat;
-  // Constructed with both, so that recompute() notices if they are changed in place.
+  // The op is constructed with the mean and the variance, so that recompute() notices if they are
+  // changed in place.
   return apply(BatchNormOp{.eps = eps,
                            .out = batch_norm_out(x, out),
                            .given = true,

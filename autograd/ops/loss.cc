@@ -23,8 +23,9 @@
 namespace lathe {
 namespace {
 
-/// Returns the factor of a loss: 1 / `divisor`, or 1 / the number of `counted` targets, or 0 if
-/// there are none. It is a [] tensor on their device, so that the host does not wait for a GPU.
+/// Returns the factor of a loss: 1 / `divisor` or, if that is 0, 1 / the number of true elements of
+/// the mask `counted`, or 0 if there are none. The result is a [] tensor on the device of
+/// `counted`, so that the host does not wait for a GPU.
 at::Tensor scale_of(const at::Tensor& counted, double divisor, at::ScalarType dtype) {
   if (divisor > 0) return at::full({}, 1 / divisor, counted.options().dtype(dtype));
   const at::Tensor n = counted.sum().to(dtype);
@@ -64,7 +65,7 @@ struct CrossEntropy {
     index_N1 = targets_N.unsqueeze(1).masked_fill(ignored_N1.data(), 0);
     scale = scale_of(ignored_N1.data().logical_not(), divisor, wide);
     log_p = logits_NV.log_softmax(1, wide);
-    // Masked, not multiplied by 0: an ignored row may hold infinities or NaN.
+    // Masking gives 0 even if an ignored row has infinities or NaN; multiplying by 0 would not.
     const at::Tensor picked =
         log_p.data().gather(1, index_N1.data()).masked_fill_(ignored_N1.data(), 0);
     return fixed_sum(picked.mul_(scale.data())).neg_();
@@ -75,8 +76,9 @@ struct CrossEntropy {
     dx.scatter_add_(1, index_N1.data(), dx.new_full(index_N1.data().sizes(), -1.0));
     return {dx.mul_(scale.data() * dy).masked_fill_(ignored_N1.data(), 0)};
   }
-  // The same, with softmax computed from the saved log softmax: softmax(log_softmax(x)) =
-  // softmax(x), with the same derivatives.
+  // Computes the same, for second derivatives. The saved log softmax takes the position of the
+  // logits in the graph: the two differ by a constant in each row, so softmax has the same value
+  // and the same derivatives at both.
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const at::Tensor onehot = at::zeros_like(log_p.data()).scatter_(1, index_N1.data(), 1.0);
     const Variable p = softmax(masked_fill(log_p.as<Variable>(), ignored_N1.data(), 0), 1);
@@ -93,11 +95,11 @@ struct LinearCrossEntropy {
   int64_t ignore_index;
   at::ScalarType weight_grad;
   Needs<2> needs{};
-  Saved dx_saved{}, dweight_saved{};  // for dy = 1; on a GPU without the factor `scale`
+  Saved dx_saved{}, dweight_saved{};  // gradients for dy = 1; on a GPU, without the factor `scale`
   Saved scale{};                      // defined on a GPU only
   Saved x_saved = Saved::input(0), w_saved = Saved::input(1);  // for second derivatives
 
-  // Bytes of logits that exist at the same time.
+  // The approximate limit on the bytes of logits that exist at the same time.
   static constexpr int64_t piece_bytes = int64_t{128} << 20, gpu_piece_bytes = int64_t{512} << 20;
 
   // logits = x W^T;  loss = -sum over counted rows of log softmax(logits)[target] / divisor
@@ -123,7 +125,8 @@ struct LinearCrossEntropy {
     // Check the targets here: the kernel uses them as indices.
     for (int64_t i = 0; i < n; ++i) {
       const int64_t t = targets.const_data_ptr<int64_t>()[i];
-      LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is outside [0, ", v, ")");
+      LATHE_CHECK(t == ignore_index || (t >= 0 && t < v), "target ", t, " is neither in [0, ", v,
+                  ") nor ignore_index = ", ignore_index);
     }
 
     // The loss scale is not known before backward, and in float16 the gradients of an unscaled loss
@@ -136,8 +139,8 @@ struct LinearCrossEntropy {
     const double by = divisor > 0 ? divisor : targets.ne(ignore_index).sum().item<double>();
     const auto scale = static_cast<float>(by > 0 ? 1 / by : 0.0);
 
-    // Pieces of nearly equal length in multiples of 64 rows, whose logits take about piece_bytes at
-    // most.
+    // Divide the rows into pieces of nearly equal length, a multiple of 64 rows. The logits of one
+    // piece take at most about piece_bytes.
     const int64_t most = std::max<int64_t>(piece_bytes / (stride * bytes_of(type)), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
 
@@ -177,14 +180,14 @@ struct LinearCrossEntropy {
     dweight_saved = dweight;
     return (fixed_sum(losses.to(at::kDouble)) / (by > 0 ? by : 1.0)).to(at::kFloat);
   }
-  /// Computes the loss on a GPU. The host does not wait: the divisor stays a tensor, and backward
-  /// applies it.
+  /// Computes the loss on a GPU. The host does not wait for the number of counted targets: `scale`
+  /// stays a tensor, by which forward multiplies the loss, and backward the gradients.
   at::Tensor on_gpu(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets) {
     const int64_t n = x.size(0), v = w.size(0), stride = round_up(v, 32);
     scale = scale_of(targets.ne(ignore_index), divisor, at::kFloat);
 
-    // The kernel computes gradients of the undivided sum (a weight of 1), because the divisor is a
-    // tensor; backward multiplies by `scale`.
+    // The kernel takes its weight as a number, so it computes the gradients of the undivided sum
+    // (a weight of 1).
     const int64_t most = std::max<int64_t>(gpu_piece_bytes / (stride * x.element_size()), 64);
     const int64_t piece = round_up(divide_up(n, divide_up(n, most)), 64);
 

@@ -9,7 +9,8 @@
 namespace lathe {
 namespace {
 
-/// Returns the op that takes its operands in the other order, if there is one.
+/// Returns the op that gives the same result as `op` with operands a and b exchanged: `greater` for
+/// `less`. Returns nullopt if there is none.
 std::optional<ChainOp> mirrored(ChainOp op) {
   switch (op) {
     case ChainOp::add:
@@ -26,9 +27,9 @@ std::optional<ChainOp> mirrored(ChainOp op) {
   }
 }
 
-/// Returns `step` in a form that takes `value`, the result of the previous step, from vector
-/// registers: only its operand a is `value`, and -1 stands for it. Returns nullopt if there is no
-/// such form.
+/// Returns a form of `step` that takes `value`, the result of the previous step, from vector
+/// registers: operand a is -1, which stands for `value`, and b and c are other values. Returns
+/// nullopt if there is no such form.
 std::optional<Chain::Step> continued(Chain::Step step, int value) {
   auto& [a, b, c] = step.from;
   if (calls_aten(step.op) || std::count(step.from.begin(), step.from.end(), value) == 0)
@@ -128,8 +129,8 @@ void ChainPlan::load_inputs() {
   }
 }
 
-/// Returns whether the result of a step needs a place. It does not if only the next step reads it
-/// and can take it from vector registers.
+/// Returns whether the result of a step needs a place. It needs none if it is not an output and
+/// only the next step reads it, from vector registers.
 bool ChainPlan::has_place(size_t i) const {
   const size_t value = chain_.inputs_.size() + i;
   return by_call_[value] || output_[value] >= 0 || uses_[value] != 1 ||
@@ -171,7 +172,8 @@ void ChainPlan::add_step(size_t i) {
       (by_call_[value] || chain_.outputs_[static_cast<size_t>(output)].type != ChainType::f32);
   const bool direct = output >= 0 && !stores;
 
-  // The result of an instruction may replace an operand; that of ATen's functions does not.
+  // The result of an instruction may be written over an operand that no later step reads. ATen's
+  // functions need another register for the result.
   if (!calls_aten(step.op)) release_operands();
   if (direct)
     place_[value] = static_cast<int>(chain_.inputs_.size()) + output;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/dtype.h"
 #include "core/error.h"
 #include "core/io/checksum.h"
 #include "core/io/text.h"

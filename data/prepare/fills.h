@@ -8,7 +8,7 @@
 
 namespace lathe {
 
-/// The mean or median of each input over the training examples where it is not empty.
+/// The mean or median of each input over the training examples in which the input is not empty.
 class Fills {
  public:
   /// `table` must outlive this object. `median`: compute medians instead of means.
@@ -18,16 +18,17 @@ class Fills {
         counts_(static_cast<size_t>(table.width())),
         means_(counts_.size()),
         numbers_(counts_.size()) {}
-  /// Adds an example, whose empty cells are NaN.
+  /// Adds a training example: a number for each of table.width() inputs, NaN for an empty cell.
   void add(std::span<const double> inputs);
-  /// Returns a number for each input. Throws Exit::data for a column that is empty everywhere.
+  /// Returns a number for each input. Throws Exit::data for a column that is empty in every example
+  /// added.
   std::vector<double> result();
 
  private:
   const TableFormat& table_;
   bool median_;
   std::vector<double> counts_, means_;
-  std::vector<std::vector<double>> numbers_;  // for medians alone
+  std::vector<std::vector<double>> numbers_;  // of each input, for medians only
 };
 
 }  // namespace lathe

@@ -78,7 +78,7 @@ void check_end_ids(const Json& config, const std::string& where) {
 }
 
 /// Sets end_ids to those of config.json and generation_config.json. Ignores values that are not
-/// integers, because settings that an older version saved were not checked.
+/// integers, because older versions of Lathe saved settings without checking them.
 void set_end_ids(TokenizerSettings& s, const std::string& where) {
   s.end_ids = s.config_end_ids;
   if (s.generation_config.empty()) return;
@@ -136,7 +136,7 @@ TokenizerSettings read_settings(const fs::path& folder) {
   TokenizerSettings s;
   const fs::path file = folder / "chat_template.jinja",
                  generation = folder / "generation_config.json";
-  // Older folders have the names of tokens in the second file only.
+  // In older folders, only special_tokens_map.json has the names of special tokens.
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
     const fs::path config = folder / name;
     if (!fs::exists(config)) continue;

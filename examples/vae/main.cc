@@ -1,5 +1,5 @@
 // Trains a variational autoencoder (Kingma and Welling 2014) on images of 8 x 8 pixels, each with
-// one bright row or column, and draws new images.
+// one bright row or column, then prints a new image.
 #include <ATen/Parallel.h>
 #include <lathe/autograd/create.h>
 #include <lathe/nn/init.h>
@@ -23,7 +23,7 @@ at::Tensor make_images(int64_t n, uint64_t seed) {
 struct Autoencoder {
   Sequential encoder = mlp({pixels, 128, 2 * n_code}), decoder = mlp({n_code, 128, pixels});
 
-  // The mean and the log of the variance of each image's code, [B, n_code] both.
+  // Returns the mean and the log of the variance of each image's code, both [B, n_code].
   std::pair<Variable, Variable> encode(const Variable& x) const {
     const auto parts = chunk(encoder(x), 2, -1);
     return {parts[0], parts[1]};
@@ -34,7 +34,7 @@ struct Autoencoder {
   }
 };
 
-// The negative evidence lower bound in nats, averaged over the images x [B, pixels].
+// Returns the negative evidence lower bound in nats, averaged over the images x [B, pixels].
 Variable loss_of(const Autoencoder& net, const at::Tensor& x, uint64_t seed) {
   const auto [mean, log_var] = net.encode(x);
   const Variable code = mean + exp(0.5 * log_var) * randn(mean.sizes(), seed);
@@ -67,6 +67,7 @@ int main() {
   for (int64_t i = 0; i < pixels; ++i)
     std::cout << (drawn.data()[0][i].item<double>() > 0.5 ? "#" : ".")
               << ((i + 1) % side == 0 ? "\n" : "");
-  // The 16 images have an entropy of 2.8 nats. Independent pixels would have a loss of 24.
+  // The 16 possible images have an entropy of 2.8 nats, the least expected loss. A model of
+  // independent pixels would have a loss of 24.
   return loss < 8 ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-// Multi-layer perceptron. Shapes: B batch, F features of a flattened input.
+// Multi-layer perceptron. Shapes: B batch.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace lathe {
 struct MLPConfig {
   LATHE_FIELD(int64_t, n_layer, 2, "Number of hidden layers. 0: a linear model.",
               between(0, 1000).fixed())
-  LATHE_FIELD(int64_t, n_hidden, 128, "Units per hidden layer.", between(1, 1000000).fixed())
+  LATHE_FIELD(int64_t, n_hidden, 128, "Number of units of each hidden layer.",
+              between(1, 1000000).fixed())
   LATHE_FIELD(std::string, activation, "relu", "Activation after each hidden layer.",
               one_of({"relu", "gelu", "silu", "tanh"}).fixed())
   LATHE_FIELD(std::string, norm, "none",
@@ -27,7 +28,8 @@ struct MLPConfig {
               one_of(init_names()).fixed())
 };
 
-/// Linear layer, norm, activation, dropout. [B, in] -> [B, n_hidden].
+/// A hidden layer: a linear layer, norm, activation and dropout, in this order. x [B, in] ->
+/// [B, n_hidden].
 struct MLPLayer {
   Linear linear;
   std::optional<LayerNorm> layer_norm;
@@ -48,13 +50,15 @@ struct MLPLayer {
 /// The model of kind "mlp".
 struct MLP {
   MLPConfig config;
-  int64_t features;  ///< number of elements of an input
+  int64_t features;  ///< number of elements of one sample
   std::vector<MLPLayer> layers;
   Linear head;
 
-  /// Creates it for inputs of any shape. Parameters are zero until they are initialized.
+  /// Creates a model for samples of shape `sizes.input`, which it flattens. Throws if a sample has
+  /// no elements or there are no outputs. Parameters are zero until they are initialized.
   MLP(const MLPConfig& config, const ModelSizes& sizes);
-  /// Returns the next smaller version: fewer layers, then narrower ones.
+  /// Returns the next smaller version: fewer layers (down to 2), then narrower ones (down to 64
+  /// units); nullopt if there is none.
   static std::optional<MLPConfig> scale_down(const MLPConfig& config);
   /// Maps x [B, ...] to [B, outputs].
   Variable operator()(const Variable& x) const;

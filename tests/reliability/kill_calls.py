@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Kills a run at each system call of a save (strace sends SIGKILL as the call begins). The run must
-resume from the newest complete checkpoint and end with the bits of an uninterrupted run.
+"""Kills a run at each call on files and folders (CALLS) that its first thread makes in a save:
+strace sends SIGKILL as the call begins. The run must resume from the newest complete checkpoint and
+end with the bits of an uninterrupted run.
 
 usage: kill_calls.py LATHE
 """
@@ -23,7 +24,7 @@ def traced(tiny, run, log, *inject):
 
 
 def calls_of(log):
-    """Returns the first thread's calls in order, each as its name and the remaining line."""
+    """Returns the first thread's calls in order, each as its name and the text after "("."""
     found, first = [], None
     for line in log.read_text(errors="replace").splitlines():
         match = re.match(r"(\d+) +(\w+)\((.*)", line)
@@ -37,10 +38,10 @@ def calls_of(log):
 def main():
     need("strace")
     if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
-        skip("strace may not trace here")
+        skip("strace is not permitted to trace processes here")
     tiny = Tiny(sys.argv[1], steps=STEPS, interval=2)
     run, log = tiny.folder / "run", tiny.folder / "trace"
-    check(traced(tiny, run, log).returncode == 0, "the run under strace")
+    check(traced(tiny, run, log).returncode == 0, "the run under strace ended with an error")
     calls = calls_of(log)
     # Kill the last save, of step 6, which follows those of steps 2 and 4 and deletes step 2.
     first = next(i for i, (_, words) in enumerate(calls) if ".unfinished-step-00000006" in words)
@@ -57,7 +58,8 @@ def main():
         struck = calls_of(log)
         check(len(struck) == i + 1 and struck[-1][0] == name, f"killed at call {len(struck)}, not {i + 1}, {what}")
         there = checkpoints(run)
-        check(there in ([2, 4], [2, 4, 6], [4, 6]), f"{there} are left by a kill at {what}")
+        check(there in ([2, 4], [2, 4, 6], [4, 6]),
+              f"the checkpoints {there} remain after a kill at {what}")
         tiny.run("verify", str(run))
         output = tiny.train(run).stdout
         check(resumed_from(output) == there[-1], f"resumed from {resumed_from(output)}, not {there[-1]}, after {what}")
@@ -65,7 +67,7 @@ def main():
         check(unfinished(run) == [], f"{unfinished(run)} is left after a kill at {what}")
         trials += 1
     check(trials > 40, f"only {trials} calls were seen in a save")
-    print(f"{trials} kills, one at each system call of a save; all resumed with the same bits")
+    print(f"{trials} kills, one at each call on files in a save; all resumed with the same bits")
 
 
 main()

@@ -1,4 +1,4 @@
-"""Shared by the scripts of this folder: a tiny run, a comparison of runs, and skipping."""
+"""Helpers of the scripts in this folder: train a tiny run, compare runs, and skip a test."""
 import json
 import re
 import shutil
@@ -48,7 +48,7 @@ def check(condition, what):
 
 
 def control(what, trial):
-    """Checks that `trial` fails."""
+    """Checks that `trial` ends with a failed check, which shows that the test notices a fault."""
     try:
         trial()
     except SystemExit as noticed:
@@ -61,7 +61,8 @@ def control(what, trial):
 
 class Tiny:
     """Creates data and a config in a temporary folder and trains an uninterrupted reference run.
-    `words` are added to each `lathe train` command."""
+    The folder is deleted with this object. `interval` is the number of steps between checkpoints,
+    and `words` are further arguments of each `lathe train` command."""
 
     def __init__(self, lathe, steps, interval, width=8, words=()):
         self.words = list(words)
@@ -86,7 +87,8 @@ class Tiny:
 
     def run(self, *words, code=0):
         done = subprocess.run([self.lathe, *words], cwd=self.folder, capture_output=True, text=True, timeout=300)
-        check(done.returncode == code, f"{words} ended with {done.returncode}, not {code}: {done.stdout}{done.stderr}")
+        check(done.returncode == code,
+              f"{words} exited with {done.returncode}, not {code}: {done.stdout}{done.stderr}")
         return done
 
     def train(self, run, code=0):
@@ -94,8 +96,8 @@ class Tiny:
 
 
 def resumed_from(output):
-    """Returns the step of the checkpoint that a process resumed from or found to be the last one,
-    according to its output; 0 for a new run."""
+    """Returns the step of the checkpoint that a process resumed from or, if the run had already
+    ended, of its last checkpoint. Reads the step from the process's output; 0 for a new run."""
     line = next((line for line in output.splitlines()
                  if line.startswith(("run       ", "nothing to do: the run ended with "))), None)
     check(line is not None, f"no line reports what the run resumes from: {output}")
@@ -103,7 +105,7 @@ def resumed_from(output):
 
 
 def checkpoints(run):
-    """Steps of the checkpoints in a run folder."""
+    """Returns the steps of the checkpoints in a run folder, in ascending order."""
     return sorted(int(p.name[5:]) for p in (run / "checkpoints").glob("step-*"))
 
 

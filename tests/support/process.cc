@@ -32,7 +32,8 @@ fs::path fast_folder() {
 
 TempFolder::TempFolder(const fs::path& in) {
   std::string pattern = (in / "lathe-test-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) fail(Exit::io, "cannot create a temporary folder");
+  if (mkdtemp(pattern.data()) == nullptr)
+    fail(Exit::io, "cannot create a temporary folder in ", in.string());
   path_ = pattern;
 }
 TempFolder::~TempFolder() {
@@ -147,7 +148,7 @@ class ServedChild : public Child {
   int next() const {
     int value = 0;
     if (read(answer_, &value, sizeof value) != sizeof value)
-      fail(Exit::io, "lathe_faults --serve has ended");
+      fail(Exit::io, "lathe_faults --serve ended without an answer");
     return value;
   }
 
@@ -163,7 +164,7 @@ Finished run(const Invocation& c) {
     fail(Exit::io, "cannot create a pipe");
   std::vector<std::string> words{(binary_folder() / c.binary).string()};
   words.insert(words.end(), c.args.begin(), c.args.end());
-  // The tester's own LATHE_ settings must not reach the binary.
+  // LATHE_ variables of the environment in which the tests run must not reach the binary.
   std::vector<std::string> environment;
   for (char** e = environ; *e != nullptr; ++e) {
     if (std::strncmp(*e, "LATHE_", 6) != 0) environment.emplace_back(*e);
@@ -198,7 +199,7 @@ Finished run(const Invocation& c) {
       kill(pid, SIGKILL);
       killed = true;
     }
-    if (seconds() > 120) kill(pid, SIGKILL);  // a hang is a failure, not an endless test
+    if (seconds() > 120) kill(pid, SIGKILL);  // a test that hangs must fail
     for (int i = 0; i < 2; ++i) {
       if (fds[i].fd < 0 || (fds[i].revents & (POLLIN | POLLHUP)) == 0) continue;
       char buffer[65536];
@@ -231,7 +232,7 @@ std::string sample_text(size_t bytes) {
   std::string text;
   uint32_t x = 12345;
   while (text.size() < bytes) {
-    x = x * 1664525u + 1013904223u;  // Numerical Recipes' generator: any fixed sequence does
+    x = x * 1664525u + 1013904223u;  // the generator of Numerical Recipes
     text += words[(x >> 24) % 13];
     text += (x >> 16) % 9 == 0 ? ".\n" : " ";
   }
@@ -260,7 +261,7 @@ void make_tiny_run(const fs::path& folder, const std::string& extra) {
   write_file(folder / "text.txt", sample_text(20000));
   const Finished f =
       run({"lathe", {"prepare", "text.txt", "--out", "data", "--tokenizer", "char"}, folder, {}});
-  if (f.code != 0) fail(Exit::internal, "prepare: ", f.err);
+  if (f.code != 0) fail(Exit::internal, "lathe prepare failed: ", f.err);
   write_file(folder / "tiny.toml",
              "[model]\nn_layer = 2\nn_head = 2\nn_embd = 16\nblock_size = 16\ndropout = 0.1\n"
              "[data]\ndir = \"data\"\nworkers = 2\nprefetch = 3\n"
@@ -302,7 +303,8 @@ std::string difference(const fs::path& a, const fs::path& b) {
     std::set<std::string> seen;
     for (std::string line; std::getline(text, line);) {
       const Json j = parse_json(line, (run / "metrics.jsonl").string(), Exit::internal);
-      // A run that is split into parts may change train.steps in each of them.
+      // Skip the lines that log changed keys: a run that is stopped and resumed may change
+      // train.steps each time.
       if (j.contains("changed")) continue;
       std::string kept;
       for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "samples", "loss_scale",
@@ -321,10 +323,10 @@ std::string difference(const fs::path& a, const fs::path& b) {
     if (x != y || x.find("second line") != std::string::npos)
       return str("metrics line ", i + 1, ": ", x, " | ", y);
   }
-  if (la.empty()) return "no metrics";
+  if (la.empty()) return "neither run has metrics";
   const auto ca = list_checkpoints(a), cb = list_checkpoints(b);
   if (ca.empty() || cb.empty() || ca[0].filename() != cb[0].filename())
-    return "newest checkpoints differ";
+    return "the newest checkpoints are of different steps, or a run has none";
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
     if (slurp(ca[0] / file) != slurp(cb[0] / file)) return str(file, " differs");
   }

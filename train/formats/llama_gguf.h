@@ -1,18 +1,23 @@
-// The keys and tensors that GGUF has for Llama and the families with the same computation. No
-// LibTorch header.
+// The keys and tensors that GGUF has for Llama and the families with the same computation. Includes
+// no LibTorch header.
 #pragma once
 
 #include "train/formats/family.h"
 
 namespace lathe {
 
-/// Returns the architecture's metadata, without its name in the keys (Family::gguf). Throws
-/// Exit::usage for a sliding window or a scaling of positions for which GGUF has no form.
+/// Returns the GGUF metadata of a model (Family::gguf). Its keys lack the prefix that names the
+/// architecture: "block_count", not "llama.block_count". Throws Exit::usage for a sliding window
+/// that is shorter than the context, and for YaRN with rope_truncate = false.
 GGUFMetadata llama_gguf(const AnyConfig& own);
-/// Returns rope_freqs.weight for a model with llama3's scaling (Family::gguf_tensors).
+/// Returns the names and values of the vectors that GGUF has besides the parameters
+/// (Family::gguf_tensors): for a model with llama3's scaling, rope_freqs.weight, the divisor of the
+/// angle of each pair of rotary channels; for others, none.
 std::vector<std::pair<std::string, std::vector<float>>> llama_gguf_tensors(const AnyConfig& own);
-/// Reads what llama_gguf() and llama_gguf_tensors() write. The caller sets qkv_bias and qk_norm,
-/// which depend on the family.
+/// Returns the keys of [model] for the metadata and tensors that llama_gguf() and
+/// llama_gguf_tensors() write, except qkv_bias and qk_norm, which depend on the family and which
+/// the caller sets. `most` is the wanted context, or 0 for that of the file. Throws the errors of
+/// ConfigKeys and context_of().
 ModelKeys read_llama_gguf(ConfigKeys& keys, const GGUFFacts& facts, int64_t most);
 
 }  // namespace lathe

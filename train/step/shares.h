@@ -9,16 +9,17 @@
 namespace lathe {
 
 /// Throws Exit::usage unless the size of a replica (replica_of()) divides `processes` and the
-/// quotient divides train.grad_accum. The error names numbers of processes that work, or other keys
-/// with the same global batch. Also throws for train.sum_order = "sequence" with several data
-/// ranks, and for keys that dist.pipeline, dist.context or dist.virtual_stages excludes.
+/// quotient, the number of data ranks, divides train.grad_accum. The error names numbers of
+/// processes that work and, if there are any, values of keys that keep the global batch. Also
+/// throws for train.sum_order = "sequence" with several data ranks or dist.context above 1, and for
+/// keys that dist.pipeline, dist.context or dist.virtual_stages excludes.
 void check_shares(const LoadedConfig& loaded, int64_t processes);
 
 /// Throws Exit::usage if the processes can't share the layers of this model (dist.tensor): the
 /// model kind has no rules for that, dist.tensor does not divide the units that the rules cut, such
-/// as heads, or other keys exclude it. Also throws for dist.sequence_parallel without dist.tensor.
-/// Makes no other check for a single process, which ignores dist.tensor. Call it after
-/// resolve_init_from() and resolve_adapter_base(), which set the keys of [model].
+/// as heads, or other keys exclude it. Also throws for dist.sequence_parallel with dist.tensor = 1.
+/// Does nothing for a single process, which ignores both keys. Call it after resolve_init_from()
+/// and resolve_adapter_base(), which set the keys of [model].
 void check_tensor_ranks(const LoadedConfig& loaded, int64_t processes);
 
 /// Returns the sizes of the grid of processes that compute a micro-batch together: dist.pipeline,
@@ -27,7 +28,9 @@ GridSizes replica_of(const RunConfig& config, int64_t processes);
 /// Returns whether `processes` processes can divide the micro-batches of a step equally.
 bool can_share_out(const RunConfig& config, int64_t processes);
 
-/// Returns a checksum of the program's code, which differs between builds.
+/// Returns the checksum of the file of Lathe's library, by which processes notice that they run
+/// different builds; "unknown" if the system does not name the file. Throws Exit::io if the file
+/// can't be read.
 std::string library_checksum();
 
 }  // namespace lathe

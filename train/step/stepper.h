@@ -1,4 +1,5 @@
-// One optimizer step: batches in, updated parameters out. Shared by training, benchmarks and plans.
+// Runs an optimizer step: computes the gradients of batches and updates the parameters. Used by
+// training, benchmarks and plans.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +11,11 @@
 
 namespace lathe {
 
-/// Returns the micro-batches that this process computes.
+/// Returns which micro-batches of each step this process computes.
 BatchPlan batch_plan(const RunConfig& config);
 
-/// Opens the micro-batches that this process trains on from step `step` on.
+/// Returns a loader of this process's training micro-batches, beginning with step `step` (from 0).
+/// `data` must outlive the loader.
 inline Loader training_loader(const Session& s, const Data& data, int64_t step) {
   const BatchPlan plan = batch_plan(s.config);
   return {data,
@@ -28,29 +30,34 @@ inline Loader training_loader(const Session& s, const Data& data, int64_t step) 
 struct StepResult {
   at::Tensor loss;  ///< mean over the step's targets, [] on the device
   double lr = 0;
-  double data_wait_s = 0;
-  double busy_s = 0;           ///< of the step, without exchange_wait_s
-  double exchange_wait_s = 0;  ///< waiting for the other processes' gradients
-  int64_t sent_bytes = 0;      ///< to other processes, of gradients and parameters
+  double data_wait_s = 0;      ///< waiting for a Loader; 0 without one
+  double busy_s = 0;           ///< of the step, with data_wait_s but without exchange_wait_s
+  double exchange_wait_s = 0;  ///< waiting for other processes: their gradients or pipeline stages
+  int64_t sent_bytes = 0;      ///< to other processes: gradients, parameters and activations
   bool is_spike = false;       ///< its update was left out: see optim/spikes.h
   int64_t targets = 0;         ///< of all processes; with none, `loss` and all gradients are 0
 };
 
-/// Returns the source of the random numbers of a micro-batch of a step.
+/// Returns the source of the random numbers of a micro-batch of a step. `micro_batch`: its index
+/// among the step's micro-batches of all processes.
 StepRandom random_of(const RunConfig& config, int64_t step, int64_t micro_batch);
 
-/// Runs step `step` (from 0) of the session's config. Does not wait for a GPU. A step with a
-/// gradient that is not finite changes no parameter. With a scaler the step is skipped. Without
-/// one, or once the scaler has skipped too many steps in a row, no later step changes a parameter
-/// either.
+/// Runs step `step` (from 0) of the session's config. A collective. One process alone does not wait
+/// for a GPU, unless train.spike_sigma is set.
 ///
-/// `keep_gradients`: with dist.shard, gather the gradients of all parameters, so that they can be
-/// read after the step.
+/// A step with a gradient that is not finite changes no parameter; with memory.update_in_backward,
+/// it may change those whose gradients are finite. With a loss scaler, the next step runs as usual.
+/// Without one, or once the scaler has skipped too many steps in a row, no later step changes a
+/// parameter.
+///
+/// `keep_gradients`: with dist.shard, gather the complete gradients of all parameters that this
+/// process's pipeline stage updates, so that they can be read after the step.
 StepResult run_step(Session& session, Loader& loader, int64_t step, bool keep_gradients = false);
-/// Does the same on the micro-batches that `next` returns, which have `targets` targets together.
+/// Does the same on the micro-batches that `next` returns, one for each call. `targets`: the number
+/// of targets in the step's micro-batches of all processes.
 StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step,
                     int64_t targets, bool keep_gradients = false);
-/// Does the same with a target at each position.
+/// Does the same if every token or sample of the step has a target.
 inline StepResult run_step(Session& session, const std::function<Batch()>& next, int64_t step) {
   return run_step(session, next, step, units_of_step(session.config));
 }
@@ -58,19 +65,19 @@ inline StepResult run_step(Session& session, const std::function<Batch()>& next,
 /// The numbers of a step for the log and metrics.jsonl.
 struct StepStats {
   double loss = 0;
-  double grad_norm =
-      0;  ///< of the unscaled gradients, before clipping; NaN where the update was left out
+  double grad_norm = 0;   ///< of the unscaled gradients, before clipping; NaN after a spike
   double loss_scale = 1;  ///< that the step used
-  int64_t updates = 0;
+  int64_t updates = 0;    ///< of the run so far
   std::optional<ScaleState> scaler{};  ///< after the step
-  std::optional<double>
-      updates_lost{};  ///< low-precision parameters: share of elements whose update rounding undid
+  /// Of the elements of low-precision parameters whose update is not zero, the share that rounding
+  /// left unchanged; nullopt if there are no such elements.
+  std::optional<double> updates_lost{};
 };
-/// Returns the advice at the end of the errors of a diverged run.
+/// Returns advice for the end of an error that reports a diverged run. It begins with "; ".
 std::string diverged_remedy(const OptimConfig& config);
 
-/// Returns the numbers of the last step, and waits for a GPU. Throws Exit::diverged if that step,
-/// or one since the last call, ended the run.
+/// Returns the numbers of the last step, which returned `result`. Waits for a GPU. Throws
+/// Exit::diverged if that step, or one since the last call, ended the run.
 StepStats read_stats(const Session& session, const StepResult& result);
 
 /// Returns the seconds since this process was started.

@@ -31,7 +31,7 @@ std::vector<MultipleChoice> read_choices(const std::string& file) {
       all.push_back(std::move(c));
     });
   }
-  if (all.empty()) fail(Exit::data, file, " has no questions");
+  if (all.empty()) fail(Exit::data, file, " has no questions; write one JSON object per line");
   return all;
 }
 

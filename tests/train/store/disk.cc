@@ -94,7 +94,7 @@ int on_rename(const char* from, const char* to) {
   const auto [to_folder, to_name] = recorder->place(to);
   if (status != 0 || folder < 0) return status;
   if (folder != to_folder)
-    fail(Exit::internal, "this model of a disk has no rename between folders: ", from);
+    fail(Exit::internal, "DiskRecord does not support a rename between folders: ", from);
   auto& names = recorder->nodes[static_cast<size_t>(folder)].now;
   const int node = names.at(name);
   names.erase(name);
@@ -282,11 +282,11 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
       const size_t torn = keep == Keep::zeros ? had : had + draw(whole.size() - had);
       if (way == 1) {  // the new length, with zeros from some byte on
         data = whole.substr(0, torn) + std::string(whole.size() - torn, '\0');
-      } else if (way == 2) {  // all, with zeros in the middle
+      } else if (way == 2) {  // all bytes, except for a range of zeros
         data = whole;
         const size_t zeros = draw(whole.size() - torn);
         data.replace(torn, zeros, std::string(zeros, '\0'));
-      } else if (way == 3) {  // cut off
+      } else if (way == 3) {  // nothing from some byte on
         data = whole.substr(0, torn);
       }
     }
