@@ -117,10 +117,13 @@ TEST_CASE("stops and the number of workers do not change the windows of several 
   const int64_t batches = (3 * sampler.windows_per_epoch() + 2) / 3;
   std::multiset<int64_t> wanted;
   for (int64_t n = 0; n < 3 * batches; ++n) wanted.insert(sampler.start_of(n));
+
   uint32_t x = 99;
   const auto random = [&x](int64_t below) {
     return static_cast<int64_t>((x = x * 1664525u + 1013904223u) / 65536) % below;
   };
+
+  // The loader of each stop continues from the previous one.
   for (int64_t workers = 0; workers <= 8; ++workers) {
     std::set<int64_t> stops{batches};
     while (stops.size() < 21) stops.insert(1 + random(batches - 1));
@@ -136,6 +139,7 @@ TEST_CASE("stops and the number of workers do not change the windows of several 
         seen.insert(first.const_data_ptr<int64_t>(), first.const_data_ptr<int64_t>() + 3);
       }
     }
+
     INFO(workers << " workers");
     CHECK((seen == wanted));
   }
@@ -166,11 +170,14 @@ TEST_CASE("fingerprints depend on contents also with a manifest, and those of ea
   const DataManifest m = with_manifest(f.path(), bytes);
   const auto open = [&] { return TokenFile(f.path(), "train", m); };
   const std::string now = open().fingerprint(), before = sum_of("5000 " + m.train[0].xxh3);
+
+  // `before` is the fingerprint of earlier builds, which relied on the manifest's checksums.
   CHECK(now != before);
   CHECK(open().matches(now));
   CHECK(open().matches(before));
   CHECK(!open().matches(sum_of("x")));
   open().verify();
+
   for (const size_t at : {size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
     std::string other = bytes;
     other[at] = static_cast<char>(other[at] ^ 1);
@@ -179,6 +186,7 @@ TEST_CASE("fingerprints depend on contents also with a manifest, and those of ea
     CHECK_THAT(error_of([&] { open().verify(); }),
                ContainsSubstring("train.bin") && ContainsSubstring(m.train[0].xxh3));
   }
+
   // Without a manifest, the fingerprint is still that of earlier builds.
   write_file(f / "train.bin", bytes);
   const TokenFile bare(f.path(), "train", std::nullopt);
@@ -186,6 +194,7 @@ TEST_CASE("fingerprints depend on contents also with a manifest, and those of ea
   CHECK(bare.matches(bare.fingerprint()));
   CHECK_THAT(error_of([&] { bare.verify(); }),
              ContainsSubstring("train.bin") && ContainsSubstring("no manifest.json"));
+
   CHECK_THAT(error_of([&] { open().verify([] { return true; }); }),
              ContainsSubstring("stopped") && ContainsSubstring("train.bin"));
 }
@@ -198,6 +207,7 @@ TEST_CASE("the fingerprint of a large shard notices most changes, and verify() o
   fs::resize_file(f / "train.bin", size);
   m.train[0] = {.file = "train.bin", .tokens = size / 2, .xxh3 = file_checksum(f / "train.bin")};
   const auto open = [&] { return TokenFile(f.path(), "train", m); };
+
   const std::string before = open().fingerprint();
   open().verify();
   const auto put = [&](int64_t at, char c) {
@@ -205,6 +215,8 @@ TEST_CASE("the fingerprint of a large shard notices most changes, and verify() o
     file.seekp(at);
     file.put(c);
   };
+
+  // The fingerprint reads samples, which may miss a byte. verify() reads the whole file.
   int noticed = 0;
   for (int64_t i = 0; i < 12; ++i) {
     const int64_t at = i * (size - 1) / 11;
@@ -215,6 +227,7 @@ TEST_CASE("the fingerprint of a large shard notices most changes, and verify() o
                  ContainsSubstring("train.bin") && ContainsSubstring(m.train[0].xxh3));
     put(at, 0);
   }
+
   CHECK(noticed >= 7);
   CHECK(open().fingerprint() == before);
 }

@@ -87,11 +87,13 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
     int signal, rank;
     const char* layout;  // a key of [dist]
   };
+
   // Rank 0 is not stopped: it has the output that this test reads.
   const std::vector<Loss> losses{{SIGKILL, 0, "tensor=1"},   {SIGKILL, 1, "tensor=1"},
                                  {SIGSTOP, 1, "tensor=1"},   {SIGKILL, 1, "tensor=2"},
                                  {SIGSTOP, 1, "tensor=2"},   {SIGKILL, 0, "pipeline=2"},
                                  {SIGKILL, 1, "pipeline=2"}, {SIGSTOP, 1, "pipeline=2"}};
+
   for (const auto& [signal, rank, layout] : losses) {
     const std::string name = str(signal, "-", rank, "-", layout);
     INFO("signal " << signal << " to rank " << rank << ", dist." << layout);
@@ -99,6 +101,7 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
     const Attack attack(rank, signal, f, name, 12);
     const Finished done = train_on(f, 2, "tiny.toml", name, long_run({str("--dist.", layout)}));
     INFO(done.out << done.err);
+
     CHECK(attack.struck());
     CHECK(done.code == 7);
     CHECK_THAT(done.err, ContainsSubstring("rank " + std::to_string(rank)));
@@ -107,6 +110,8 @@ TEST_CASE("a killed or hung rank ends the run with an error that names it, and c
                ContainsSubstring(" on " + host_name() + " ") && ContainsSubstring("last seen"));
     CHECK(done.err.find("frame #") == std::string::npos);
     CHECK(seconds_since(begin) < 60);
+
+    // No process is left, and the checkpoints are undamaged.
     CHECK(process_of(0, f.path()) == 0);
     CHECK(process_of(1, f.path()) == 0);
     CHECK(lathe::test::lathe_in(f, {"verify", "runs/" + name}).code == 0);

@@ -52,6 +52,7 @@ TEST_CASE("variables of torchrun, Slurm and Open MPI set the placement of a proc
     const Environment e({});
     CHECK(!placement_from_environment());
   }
+
   {
     const Environment e(torchrun);
     const auto p = placement_from_environment();
@@ -65,6 +66,7 @@ TEST_CASE("variables of torchrun, Slurm and Open MPI set the placement of a proc
     CHECK(p->agent_hosts_store);
     CHECK(p->attempt == "run/2/");
   }
+
   {
     const Environment e({{"SLURM_STEP_NUM_TASKS", "8"},
                          {"SLURM_PROCID", "5"},
@@ -79,11 +81,13 @@ TEST_CASE("variables of torchrun, Slurm and Open MPI set the placement of a proc
     CHECK(p->port == 20000 + 70001 % 20000);
     CHECK(!p->agent_hosts_store);
   }
+
   {
     // A batch script that calls lathe without srun trains in one process.
     const Environment e({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}});
     CHECK(!placement_from_environment());
   }
+
   {
     const Environment e({{"OMPI_COMM_WORLD_RANK", "1"},
                          {"OMPI_COMM_WORLD_SIZE", "2"},
@@ -94,7 +98,9 @@ TEST_CASE("variables of torchrun, Slurm and Open MPI set the placement of a proc
     CHECK(p->rank == 1);
     CHECK(p->host == "127.0.0.1");
   }
+
   {
+    // A single process needs no placement.
     const Environment e({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
     CHECK(!placement_from_environment());
   }

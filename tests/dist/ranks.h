@@ -177,6 +177,8 @@ inline void check_on_ranks(int ranks, const std::string& tag) {
   const TempFolder f;
   const std::string port = std::to_string(free_port());
   std::vector<Finished> done(static_cast<size_t>(ranks));
+
+  // The threads join at the end of this block.
   {
     std::vector<std::jthread> threads;
     for (int r = 0; r < ranks; ++r) {
@@ -194,6 +196,7 @@ inline void check_on_ranks(int ranks, const std::string& tag) {
       });
     }
   }
+
   for (int r = 0; r < ranks; ++r) {
     INFO("rank " << r << " of " << ranks << ": " << done[static_cast<size_t>(r)].out
                  << done[static_cast<size_t>(r)].err);

@@ -158,6 +158,7 @@ TEST_CASE("tensor ranks with parts of unequal sizes own the same ranges of uncut
   // Rows of a vocabulary that two ranks can't divide equally, between parameters that are not cut.
   constexpr int64_t rows = 257, width = 96, count = 40;
   std::vector<ElementRange> ranges[2];
+
   for (int64_t part = 0; part < 2; ++part) {
     std::vector<NamedParameter> all(count);
     for (int64_t i = 0; i < count; ++i) {
@@ -165,10 +166,13 @@ TEST_CASE("tensor ranks with parts of unequal sizes own the same ranges of uncut
       p = Variable::parameter(torch::zeros({97 * (i + 1)}), "norm");
       if (i % 4 != 0) continue;
       auto cut = std::make_shared<TensorCut>();
-      cut->sections = {rows}, cut->part = part, cut->parts = 2;
+      cut->sections = {rows};
+      cut->part = part;
+      cut->parts = 2;
       p = Variable::parameter(cut->part_of(torch::zeros({rows, width})), "cut");
       p.leaf().cut = cut;
     }
+
     for (const int64_t bytes : {20'000, 100'000, 10'000'000}) {
       const ShardLayout layout(all, std::vector<bool>(all.size(), true),
                                {.bucket_bytes = bytes, .ranks = 3});
@@ -177,6 +181,8 @@ TEST_CASE("tensor ranks with parts of unequal sizes own the same ranges of uncut
       }
     }
   }
+
+  // There are 30 uncut parameters in each of three layouts.
   REQUIRE(ranges[0].size() == 90);
   for (size_t i = 0; i < ranges[0].size(); ++i) {
     CHECK(ranges[0][i].begin == ranges[1][i].begin);
@@ -214,6 +220,7 @@ TEST_CASE("runs that divide the residual stream have the losses of one process",
     Words layout;  // of the divided run
     double tolerance = 1e-6;
   };
+
   // Sums over the processes have another order for 30 steps. The tolerance is 1e-6 in float32, and
   // larger in bfloat16, which rounds more coarsely.
   const std::vector<Cell> cells{
@@ -224,12 +231,14 @@ TEST_CASE("runs that divide the residual stream have the losses of one process",
       {normed_llama, 4, {"--optim.grad_clip=0.5"}, {"--dist.shard=gradients"}},
       {gelu_llama, 2, {"--amp.dtype=bf16", "--memory.recompute=selective"}, {}, 2e-2},
   };
+
   for (const Cell& cell : cells) {
     RunsOnRanks runs(sequence_keys, "step-00000030");
     INFO(cell.kind.name << " " << cell.keys[0]);
     const Words all = with_keys(cell.layout, divided_keys);
     const fs::path alone = runs.train(1, cell.kind, cell.keys);
     const fs::path divided = runs.train(cell.ranks, cell.kind, with_keys(cell.keys, all));
+
     CHECK(numbers_of(alone, "loss").size() == 30);
     CHECK(difference_between(alone, divided, "loss") < cell.tolerance);
     CHECK(difference_between(alone, divided, "val_loss") < cell.tolerance);

@@ -40,6 +40,7 @@ TEST_CASE("sharding the updates of a stage among its data ranks changes no bits"
     int ranks;
     Words keys;
   };
+
   const std::vector<Cell> cells{
       {tied_gpt, 4, {"--dist.pipeline=2", "--optim.grad_clip=0.1", "--optim.ema_decay=0.9"}},
       // Muon needs complete matrices. Working copies and gradients are in bf16.
@@ -50,9 +51,11 @@ TEST_CASE("sharding the updates of a stage among its data ranks changes no bits"
       {untied_gpt, 8, {"--dist.pipeline=4", "--amp.dtype=fp16", "--amp.loss_scale=16777216"}},
       {untied_gpt, 4, {"--dist.pipeline=2", "--dist.context=2"}},
   };
+
   for (const Cell& cell : cells) {
     RunsOnRanks runs(common_keys, "step-00000004");
     const std::string whole = runs.results(cell.ranks, cell.kind, cell.keys);
+
     for (const std::string& shard : shards) {
       INFO(cell.ranks << " processes, " << cell.keys[1] << ", " << shard);
       const Words own = with_keys(cell.keys, {"--dist.shard=" + shard});
@@ -106,12 +109,14 @@ TEST_CASE("sharded stages use the memory and send the bytes that plan forecasts"
                                 "vocab_size = 2000\n"});
   const Words keys{"--train.steps=2", "--train.eval_interval=0", "--checkpoint.interval=1",
                    "--dist.pipeline=2", "--dist.bucket_mb=0.2"};
+
   const auto train = [&](const std::string& name, const Words& more) {
     const Words own = with_keys(keys, more);
     train_staged(f, name, 4, own);
     const Json forecast = lathe::test::plan_of(f, 4, "kind.toml", with_keys(common_keys, own));
     const Json figures = lathe::test::rank_figures(f / "runs" / name);
     const double memory = figures.at("memory_bytes");
+
     INFO(name);
     // The number of buckets that wait to be sent, and of blocks gathered ahead, depends on timing.
     const double tolerance = name == "parameters" ? 0.1 : 0.05;
@@ -120,8 +125,11 @@ TEST_CASE("sharded stages use the memory and send the bytes that plan forecasts"
           Approx(lathe::test::most_sent(f / "runs" / name)).epsilon(0.01));
     return memory;
   };
+
   // The first stage has the weight of an untied head, and never a gradient of it.
   train("untied", {"--model.tie_weights=false"});
+
+  // Sharding saves more than a tenth of rank 0's memory.
   const double whole = train("none", {});
   for (const std::string& shard : shards)
     CHECK(train(shard, {"--dist.shard=" + shard}) < 0.9 * whole);

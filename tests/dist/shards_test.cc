@@ -201,6 +201,7 @@ TEST_CASE("plan forecasts the rank with the largest memory if tensors belong to 
           "[shards]") {
   const TempFolder f;
   lathe::test::make_data(f);
+
   // Nearly all elements are in the embedding. Small buckets give it to a rank other than the first.
   lathe::test::write_config(
       f, {.name = "gpt",
@@ -210,9 +211,11 @@ TEST_CASE("plan forecasts the rank with the largest memory if tensors belong to 
   const Words keys{"--train.steps=2",         "--train.grad_accum=4",    "--train.batch_size=1",
                    "--train.log_interval=1",  "--train.eval_interval=0", "--dist.timeout=60",
                    "--checkpoint.interval=0", "--optim.kind=lamb",       "--dist.bucket_mb=0.02"};
+
   for (const char* shard : {"optimizer", "gradients"}) {
     const Words own = with_keys(keys, {std::string("--dist.shard=") + shard});
     REQUIRE(train_on(f, 4, "kind.toml", shard, own).code == 0);
+
     double least = 1e300, most = 0;
     for (const Json& rank : lathe::test::figures_of_ranks(f / "runs" / shard)) {
       least = std::min(least, rank.at("memory_bytes").get<double>());
@@ -220,6 +223,7 @@ TEST_CASE("plan forecasts the rank with the largest memory if tensors belong to 
     }
     INFO(shard << ": " << least << " to " << most);
     CHECK(most > 1.5 * least);
+
     const Json forecast = lathe::test::plan_of(f, 4, "kind.toml", own);
     CHECK(forecast.at("tensors_mb").get<double>() * (1 << 20) == Approx(most).epsilon(0.05));
     CHECK(forecast.at("sent_bytes_per_step") == lathe::test::most_sent(f / "runs" / shard));

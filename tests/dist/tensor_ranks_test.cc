@@ -296,6 +296,7 @@ TEST_CASE("grids with four tensor ranks, or with all axes, agree with one proces
       {4, untied_gpt, {"--dist.tensor=4", "--dist.sequence_parallel=true"}},
       {8, small_llama, {"--dist.tensor=2", "--dist.context=2", "--dist.pipeline=2"}},
   };
+
   const TempFolder f;
   lathe::test::make_data(f);
   const Words all = with_keys(tensor_keys, {"--train.steps=6", "--train.eval_interval=3"});
@@ -308,9 +309,11 @@ TEST_CASE("grids with four tensor ranks, or with all axes, agree with one proces
       REQUIRE(done.code == 0);
       return f / ("runs/" + name);
     };
+
     INFO(grid.kind.name << " on " << grid.ranks << " processes, " << grid.keys.back());
     const fs::path alone = train(1, str("alone-", i), all),
                    many = train(grid.ranks, str("many-", i), with_keys(all, grid.keys));
+
     CHECK(numbers_of(alone, "loss").size() == 6);
     CHECK(difference_between(alone, many, "loss") < 1e-6);
     CHECK(difference_between(alone, many, "val_loss") < 1e-6);

@@ -74,6 +74,8 @@ TEST_CASE("batch norm and its running statistics agree with LibTorch, in trainin
     torch::NoGradGuard const guard;
     theirs->weight.copy_(norm.weight.data());
     theirs->bias.copy_(norm.bias.data());
+
+    // Three steps of training, then one of evaluation by the running statistics.
     for (int step = 0; step < 4; ++step) {
       const bool training = step < 3;
       INFO("step " << step);
@@ -83,6 +85,7 @@ TEST_CASE("batch norm and its running statistics agree with LibTorch, in trainin
       theirs->zero_grad();
       std::optional<Training> mode;
       if (training) mode.emplace();
+
       const at::Tensor in = torch::randn({4, 3, 2, 5}, dtype) * (step + 1) + step,
                        x = in.clone().requires_grad_();
       const Variable v = Variable::parameter(in);
@@ -91,6 +94,7 @@ TEST_CASE("batch norm and its running statistics agree with LibTorch, in trainin
       check_near("y", y.data(), wanted.detach(), tolerance);
       backward(y, dy);
       wanted.backward(dy);
+
       check_near("dx", v.grad(), x.grad(), 10 * tolerance);  // differences of sums
       check_near("dweight", norm.weight.grad(), theirs->weight.grad(), 10 * tolerance);
       check_near("dbias", norm.bias.grad(), theirs->bias.grad(), 10 * tolerance);
@@ -115,7 +119,9 @@ TEST_CASE("running statistics are updated once per micro-batch, and only in trai
     CHECK(mean_moved == (norm.num_batches_tracked.item<int64_t>() != count));
     return norm.num_batches_tracked.item<int64_t>() - count;
   };
+
   CHECK(moved([&] { norm(x); }) == 0);
+
   const TrainingStep step({.seed = 1, .step = 1});
   DrawState state = DrawState::now();
   CHECK(moved([&] { norm(x); }) == 1);
@@ -123,6 +129,8 @@ TEST_CASE("running statistics are updated once per micro-batch, and only in trai
           norm(Variable(x.data().slice(0, 0, 4)));
           norm(Variable(x.data().slice(0, 4, 8)));
         }) == 2);
+
+  // Recomputation, evaluation and an empty batch update nothing.
   CHECK(moved([&] {
           const RestoreRngState again(std::move(state));
           const at::Tensor once = norm(x).data();
@@ -134,6 +142,7 @@ TEST_CASE("running statistics are updated once per micro-batch, and only in trai
           norm(x);
         }) == 0);
   CHECK(moved([&] { norm(Variable(torch::empty({0, 2}))); }) == 0);
+
   CHECK_THAT(error_of([&] { norm(Variable(torch::ones({1, 2}))); }),
              ContainsSubstring("per channel") && ContainsSubstring("train.batch_size"));
   CHECK_THAT(error_of([&] { norm(Variable(torch::ones({4, 3}))); }),
@@ -314,6 +323,7 @@ TEST_CASE("convolutions and recurrent layers are reproducible on a fixed number 
   initialize(norm, Init::kaiming, 1);
   initialize(lstm, Init::fan_in, 1);
   const at::Tensor x = torch::randn({9, 13, 8, 6});
+
   const auto run = [&](at::ScalarType dtype) {
     for (const ModuleRef& m : {ModuleRef(conv), ModuleRef(norm), ModuleRef(lstm)}) zero_grad(m);
     const Autocast autocast(dtype);
@@ -326,6 +336,7 @@ TEST_CASE("convolutions and recurrent layers are reproducible on a fixed number 
       for (const auto& p : parameters(m)) out.push_back(p.parameter.grad().clone());
     return out;
   };
+
   const int threads = at::get_num_threads();
   for (const int n : {1, 2}) {
     at::set_num_threads(n);
@@ -347,10 +358,12 @@ TEST_CASE("under autocast results have low precision, and statistics and cell st
   LSTM lstm(6, 8);
   initialize(gru, Init::fan_in, 1);
   initialize(lstm, Init::fan_in, 1);
+
   const Variable x(torch::randn({2, 3, 6, 6})), s(torch::randn({2, 7, 6}));
   const Training training;
   const at::Tensor exact = norm(conv(x)).data(), exact_lstm = lstm(s).first.data(),
                    exact_gru = gru(s).first.data();
+
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const Autocast autocast(dtype);
     CHECK(conv(x).dtype() == dtype);
@@ -360,6 +373,7 @@ TEST_CASE("under autocast results have low precision, and statistics and cell st
     CHECK(y.dtype() == dtype);
     CHECK(last.c.dtype() == at::kFloat);
     CHECK(gru(s).first.dtype() == dtype);
+
     const double spacing =
         dtype == at::kBFloat16 ? 0x1p-7 : 0x1p-10;  // relative; errors of steps add up
     check_near("norm", norm(conv(x)).data(), exact, 4 * spacing);

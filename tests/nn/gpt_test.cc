@@ -142,6 +142,7 @@ TEST_CASE("four micro-batches give the gradients of one batch, with ignored toke
   at::Tensor y = ids({4, 6}, 11, 2);
   y[0].slice(0, 0, 5).fill_(-100);  // unequal numbers: 1, 6, 3 and 6 targets count
   y[2].slice(0, 1, 4).fill_(-100);
+
   for (const auto& [dtype, tolerance] :
        {std::pair{at::kDouble, 1e-10}, std::pair{at::kFloat, 1e-5}}) {
     const auto one = accumulated(dtype, x, y, 1), four = accumulated(dtype, x, y, 4);
@@ -150,15 +151,18 @@ TEST_CASE("four micro-batches give the gradients of one batch, with ignored toke
             tolerance * std::max(1e-3, one[i].abs().max().item<double>()));
     }
   }
+
   // The control: dropout masks that ignore the position in the global batch give other gradients.
   GPTConfig c = tiny();
   c.dropout = 0.2;
   GPT model = test::make_gpt(c, 5);
   move_to(model, at::kCPU, at::kDouble);
+
   for (int64_t i = 0; i < 4; ++i) {
     test::run_micro_batch(model, {x.slice(0, i, i + 1), y.slice(0, i, i + 1)}, 16, at::kFloat,
                           {.seed = 9, .step = 4, .first_sample = 0});
   }
+
   const auto one = accumulated(at::kDouble, x, y, 1);
   CHECK((parameters(model)[0].parameter.grad() - one[0]).abs().max().item<double>() > 1e-4);
 }

@@ -113,12 +113,16 @@ TEST_CASE("windows within documents agree with a mask on every path, also with a
                                                                                   {30, 200, 100},
                                                                                   {3, 130, 65}}) {
         INFO(isa_name(isa) << ", " << dtype << ", " << time << " of " << keys << ", " << window);
+
         std::vector<at::Tensor> qkv{torch::randn({2, time, 32}), torch::randn({2, keys, 16}),
                                     torch::randn({2, keys, 16})};
         for (at::Tensor& t : qkv) t = t.to(dtype);
+
+        // Queries that are shorter than the keys, as with a cache, have no document starts.
         at::Tensor starts;  // documents of 45 tokens
         if (time == keys)
           starts = torch::arange(time).div(45, "floor").mul(45).expand({2, time}).contiguous();
+
         for (const double softcap : {0.0, 0.8}) {
           const ScoreOptions o{.window = window, .softcap = softcap};
           const at::Tensor got =
@@ -165,8 +169,10 @@ TEST_CASE("blocks with windows, caps and norms are recomputed with the same bits
   c.attention_softcap = 3;
   c.logit_softcap = 4;
   c.dropout = 0.1;
+
   const Llama model = random_family(c);
   const at::Tensor ids = torch::randint(31, {2, 70}), targets = torch::randint(31, {2, 70});
+
   const auto gradients = [&](RecomputePolicy policy) {
     zero_grad(model);
     const TrainingStep step({.seed = 1, .step = 2});
@@ -177,6 +183,8 @@ TEST_CASE("blocks with windows, caps and norms are recomputed with the same bits
     for (const auto& p : parameters(model)) all.push_back(p.parameter.grad().clone());
     return all;
   };
+
+  // Dropout is active, so recomputation must also draw the same masks.
   const auto kept = gradients(RecomputePolicy::none);
   for (const auto policy : {RecomputePolicy::blocks, RecomputePolicy::sqrt}) {
     const auto again = gradients(policy);

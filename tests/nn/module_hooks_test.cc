@@ -125,6 +125,7 @@ TEST_CASE("forward hooks see and replace what modules return, by path, innermost
   const Variable x(torch::ones({2, 4}));
   const at::Tensor plain = model(x).data();
   std::vector<std::string> seen;
+
   {
     const ForwardHook all(model, "parts.*", [&](const std::string& path, const Variable& y) {
       seen.push_back(path);
@@ -134,14 +135,18 @@ TEST_CASE("forward hooks see and replace what modules return, by path, innermost
     CHECK(model(x).data().equal(plain));
     CHECK(seen == std::vector<std::string>{"parts.0.up", "parts.0", "parts.1.up", "parts.1",
                                            "parts.2.up", "parts.2"});
+
     const ForwardHook ablate(model, "parts.1",
                              [](const std::string&, const Variable& y) { return y * 0.0; });
     const at::Tensor ablated = model(x).data();
     CHECK(!ablated.equal(plain));
+
+    // With weights of zero, parts.1 itself returns zeros, as with the hook `ablate`.
     model.parts[1].up.weight.data().zero_();
     model.parts[1].up.bias.data().zero_();
   }
   const at::Tensor zeroed = model(x).data();
+
   model = make_outer();
   {
     const ForwardHook ablate(model, "parts.1",
@@ -150,6 +155,8 @@ TEST_CASE("forward hooks see and replace what modules return, by path, innermost
     backward(sum(model(x)));
     CHECK(model.parts[1].up.weight.grad().eq(0).all().item<bool>());
   }
+
+  // The hooks end with their scopes.
   CHECK(seen.size() == 12);
   CHECK(model(x).data().equal(plain));
   CHECK_THAT(error_of([&] { ForwardHook(model, "part.*", {}); }),
@@ -161,6 +168,7 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
   const Variable x(torch::ones({2, 4}));
   for (const auto policy : {RecomputePolicy::none, RecomputePolicy::blocks}) {
     const RecomputeBlocks recompute(policy);
+
     const auto refusal = [&](auto&& fault, const Variable& in) {
       Outer model = make_outer();
       fault(model);
@@ -169,6 +177,7 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
         backward(sum(model(in)));
       });
     };
+
     CHECK(refusal([](Outer&) {}, x) == "");
     // The result of an op, and the values that it was given.
     check_names(refusal([](Outer& m) { m.parts[1].forward_fault = 1; }, x),
@@ -178,6 +187,8 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
     check_names(refusal([](Outer& m) { m.parts[2].backward_fault = 1; }, x),
                 {"anomaly: the backward of sqrt in parts.2 (Inner)", "input 0 (float32[2,4], ",
                  "gradients: float32[2,4] from ", "float32[2,4] from 0 to 0"});
+
+    // NaN that was there before the forward pass: in a parameter, and in the input.
     check_names(refusal([](Outer& m) { m.head.weight.data()[1][2] = NAN; }, x),
                 {"anomaly: linear in head (Linear)", "parameter",
                  "float32[2,4], 1 NaN and 0 infinite of 8"});
@@ -185,6 +196,7 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
                 {"anomaly: linear in parts.0.up (Linear)", "given data",
                  "float32[2,4], 8 NaN and 0 infinite of 8"});
   }
+
   {  // Infinities in constants and masks are intended.
     const DetectAnomaly watch;
     const Variable w = Variable::parameter(torch::ones({3}));
@@ -192,6 +204,8 @@ TEST_CASE("an anomaly's error names the first op, forward or backward, the path,
     backward(sum(softmax(w + mask, 0) *
                  softmax(masked_fill(w, torch::tensor({true, false, false}), -INFINITY), 0)));
   }
+
+  // An infinite gradient that the caller gives is found only if the backward pass is checked.
   const Variable w = Variable::parameter(torch::ones({3}));
   CHECK_THAT(error_of([&] {
                const DetectAnomaly watch;

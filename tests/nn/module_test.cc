@@ -76,14 +76,18 @@ TEST_CASE(
                                         "nested.1.0.weight",
                                         "nested.1.1.weight"};
   CHECK(paths_of(model) == wanted);
+
+  // Only v.blocks() gives block numbers; a null pointer takes one too.
   for (const auto& p : parameters(model)) {
     INFO(p.path);
     CHECK(p.block == (p.path == "several.0.layer.weight"   ? 0
                       : p.path == "several.2.layer.weight" ? 2
                                                            : -1));
   }
+
   zero_grad(model);
   CHECK(trained_parameters(model).size() == wanted.size());
+
   std::vector<std::unique_ptr<Base>> models;  // a range is a model too
   models.push_back(std::make_unique<Derived>());
   CHECK(paths_of(models) == std::vector<std::string>{"0.layer.weight"});
@@ -224,6 +228,7 @@ TEST_CASE(
   const at::Tensor before = model.in.weight.data().clone();
   const StateDict whole{
       {"in.weight", torch::ones({5, 3})}, {"mean", torch::ones({3})}, {"seen", torch::tensor(4L)}};
+
   StateDict state = whole;
   state.erase("seen");
   state["more"] = torch::ones({1});
@@ -231,22 +236,27 @@ TEST_CASE(
              ContainsSubstring("load_state_dict: ") && ContainsSubstring("missing: seen") &&
                  ContainsSubstring(": more"));
   CHECK(model.in.weight.data().equal(before));
+
+  // Without `strict`, missing and unexpected keys are accepted, but not another shape.
   state["mean"] = torch::ones({4});
   const std::string unfit = error_of([&] { load_state_dict(model, state, /*strict=*/false); });
   CHECK_THAT(unfit, ContainsSubstring("load_state_dict: mean ") &&
                         ContainsSubstring("float32[4]") && ContainsSubstring("float32[3]"));
   CHECK_THAT(unfit, !ContainsSubstring("seen"));
   CHECK(model.in.weight.data().equal(before));
+
   state["mean"] = torch::ones({3});
   const auto loaded = load_state_dict(model, state, /*strict=*/false);
   CHECK(loaded.missing == std::vector<std::string>{"seen"});
   CHECK(loaded.unexpected == std::vector<std::string>{"more"});
   CHECK(model.in.weight.data().eq(1).all().item<bool>());
+
   state = whole;
   state["seen"] = torch::tensor(4.5);
   CHECK_THAT(error_of([&] { load_state_dict(model, state); }), ContainsSubstring("seen ") &&
                                                                    ContainsSubstring("float32[]") &&
                                                                    ContainsSubstring("int64[]"));
+
   state = whole;
   state["out.weight"] = torch::ones({5, 3});  // equal values under both paths are accepted
   load_state_dict(model, state);
@@ -254,6 +264,7 @@ TEST_CASE(
   CHECK_THAT(error_of([&] { load_state_dict(model, state); }), ContainsSubstring("out.weight ") &&
                                                                    ContainsSubstring("in.weight") &&
                                                                    ContainsSubstring("ties"));
+
   const MetaInit shapes;
   CHECK_THAT(error_of([] { state_dict(Counting()); }),
              ContainsSubstring("in.weight ") && ContainsSubstring("no values"));
@@ -351,9 +362,12 @@ TEST_CASE("a custom role sets initialization, weight decay and working copies of
   CHECK(model.gate.data().eq(model.gate.data()[0][0]).all().item<bool>());
   const auto params = parameters(model);
   CHECK(params[1].role.name == "gate");
+
   make_working_copies(params, at::kBFloat16, true, true);
   CHECK(model.weight.leaf().precision.low.defined());
   CHECK(!model.gate.leaf().precision.low.defined());
+
+  // With gradients of zero, only weight decay changes a parameter.
   model.gate.leaf().grad = torch::zeros({3, 3});
   model.weight.leaf().grad = torch::zeros({3, 3});
   model.weight.data().fill_(1);
@@ -365,6 +379,7 @@ TEST_CASE("a custom role sets initialization, weight decay and working copies of
   Optimizer(c, params).step(1);
   CHECK(model.gate.data().equal(gate));
   CHECK(model.weight.data().eq(0.5).all().item<bool>());
+
   // A role that is initialized by its fan needs two dims.
   const std::vector<NamedParameter> flat{{"v", new_parameter({3}), Role::weight}};
   CHECK_THAT(error_of([&] { initialize(flat, Init::gpt2, 1, 3); }),
@@ -404,6 +419,7 @@ TEST_CASE("no two dropouts of a step have the same mask, and a repeated step has
     masks.push_back(mask_of([](const Variable& x) { return dropout(x, 0.5); }));
     return masks;
   };
+
   for (const bool placed : {false, true}) {
     if (placed) assign_random_streams(model);
     const auto masks = draws(false), again = draws(false), other = draws(true);
@@ -416,6 +432,7 @@ TEST_CASE("no two dropouts of a step have the same mask, and a repeated step has
     CHECK(masks[0].equal(other[1]) == placed);
     CHECK(masks[1].equal(other[0]) == placed);
   }
+
   // A guard inside a forward pass does not reset the random stream.
   const TrainingStep step({.seed = 1, .step = 2});
   const at::Tensor first = mask_of(model.a);

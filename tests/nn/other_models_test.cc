@@ -352,10 +352,12 @@ TEST_CASE("the mlp agrees with LibTorch, with each activation and norm", "[other
       c.norm = norm;
       MLP model(c, {{2, 3}, 4});
       auto w = randomise(model);
+
       const at::Tensor in = torch::randn({6, 2, 3}, at::kDouble);
       const auto lin = [&](const at::Tensor& x, const std::string& path) {
         return torch::linear(x, w.at(path + ".weight"), w.at(path + ".bias"));
       };
+
       at::Tensor x = in.view({6, 6});
       for (const std::string p : {"layers.0", "layers.1"}) {
         x = lin(x, p + ".linear");
@@ -368,6 +370,7 @@ TEST_CASE("the mlp agrees with LibTorch, with each activation and norm", "[other
             : activation == "silu" ? torch::silu(x)
                                    : torch::tanh(x);
       }
+
       const Training training;
       check_against(model, w, model(Variable(in)), lin(x, "head"));
     }
@@ -502,6 +505,7 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
   const at::Tensor ids = torch::randint(9, {4, 7}), targets = torch::randint(9, {4, 7});
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const Autocast autocast(dtype);
+
     ConvNetConfig c;
     c.n_stage = 2;
     c.n_block = 1;
@@ -516,6 +520,7 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
       const Evaluation evaluation;
       CHECK(cross_entropy(net(Variable(images)), labels).item() < 0.2);
     }
+
     MLPConfig m;
     m.n_hidden = 32;
     m.norm = "batch";
@@ -524,6 +529,7 @@ TEST_CASE("convnet, mlp and rnn overfit one batch in float32 and under bf16 and 
     std::tie(first, last) =
         learn(mlp, 40, [&] { return cross_entropy(mlp(Variable(images)), labels); });
     CHECK(last < 0.05);
+
     for (const std::string cell : {"lstm", "gru"}) {
       RNNConfig r;
       r.cell = cell;

@@ -181,6 +181,7 @@ template <class Model>
 void check_model(const Model& model) {
   const at::Tensor ids = torch::randint(11, {2, 40}), starts = random_starts(2, 40),
                    targets = torch::randint(11, {2, 40});
+
   std::vector<at::Tensor> alone;
   for (int64_t row = 0; row < 2; ++row) {
     for (int64_t begin = 0; begin < 40;) {
@@ -190,6 +191,7 @@ void check_model(const Model& model) {
       begin = end;
     }
   }
+
   const auto together = [&]() -> at::Tensor {
     const SeparateDocuments documents(starts);
     return model(ids).data();
@@ -197,6 +199,8 @@ void check_model(const Model& model) {
   const at::Tensor wanted = torch::cat(alone, 0).view({2, 40, 11});
   CHECK(apart(together(), wanted) < 1e-10);
   CHECK(apart(model(ids).data(), wanted) > 1e-3);  // control
+
+  // Recomputed blocks must separate the same documents.
   const auto gradients = [&](RecomputePolicy policy) {
     zero_grad(model);
     const SeparateDocuments documents(starts);
@@ -207,6 +211,7 @@ void check_model(const Model& model) {
     for (const auto& p : parameters(model)) all.push_back(p.parameter.grad().clone());
     return all;
   };
+
   const auto kept = gradients(RecomputePolicy::none);
   for (const auto policy : {RecomputePolicy::blocks, RecomputePolicy::sqrt}) {
     const auto again = gradients(policy);
@@ -223,6 +228,7 @@ TEST_CASE("models give each document of a row the logits that they give it alone
   g.n_embd = 16;
   g.block_size = 40;
   g.vocab_size = 11;
+
   LlamaConfig l;
   l.n_layer = 3;
   l.n_head = 4;
@@ -230,6 +236,7 @@ TEST_CASE("models give each document of a row the logits that they give it alone
   l.n_embd = 16;
   l.block_size = 40;
   l.vocab_size = 11;
+
   const auto randomised = [](auto model) {
     move_to(model, at::kCPU, at::kDouble);
     for (const auto& p : parameters(model))
@@ -238,6 +245,7 @@ TEST_CASE("models give each document of a row the logits that they give it alone
   };
   check_model(randomised(GPT(g)));
   check_model(randomised(Llama(l)));
+
   // Attention windows stay within documents.
   l.sliding_window = 5;
   l.window_layers = "110";
@@ -246,6 +254,7 @@ TEST_CASE("models give each document of a row the logits that they give it alone
   l.attention_softcap = 3;
   l.norm_position = "both";
   check_model(randomised(Llama(l)));
+
   for (const char* kind : {"gpt", "llama"}) CHECK(find_model_kind(kind)->separates_documents);
   CHECK(!find_model_kind("rnn")->separates_documents);
 }
@@ -257,12 +266,14 @@ TEST_CASE("batches have document starts, and a document starts with the end toke
   for (uint16_t i = 0; i < 300; ++i) ids.push_back(i % 7 == 3 ? 9 : 1);
   write_file(f / "train.bin", packed(ids));
   write_file(f / "val.bin", packed(ids));
+
   DataConfig c;
   c.dir = f.path().string();
   c.documents = "separate";
   CHECK_THAT(error_of([&] { open_data(c); }), ContainsSubstring("data.documents = \"separate\"") &&
                                                   ContainsSubstring("no manifest.json") &&
                                                   ContainsSubstring("data.document_end"));
+
   c.document_end = 9;
   const auto data = open_data(c);
   const BatchSizes sizes{.batch_size = 4, .block_size = 20, .vocab_size = 10};
@@ -277,9 +288,11 @@ TEST_CASE("batches have document starts, and a document starts with the end toke
       CHECK(start > 0);
     }
   }
+
   Batch last;
   for (const auto all = data->evaluation(sizes, 0, at::kCPU); all->next(last);)
     CHECK(last.starts.sizes() == last.inputs.sizes());
+
   c.documents = "joined";
   CHECK_THAT(error_of([&] { open_data(c); }), ContainsSubstring("data.document_end") &&
                                                   ContainsSubstring("data.documents = \"joined\""));
@@ -293,6 +306,7 @@ TEST_CASE("a run on separate documents has the same bits when resumed and with r
   for (int i = 0; i < 400; ++i) text += "document " + std::to_string(i * i) + "\n";
   write_file(f / "text.txt", text);
   REQUIRE(lathe_in(f, {"prepare", "text.txt", "--out", "lines", "--tokenizer", "char"}).code == 0);
+
   const auto train = [&](const std::string& out, std::vector<std::string> more, int code = 0,
                          const std::string& documents = "separate", int document_end = 0) {
     std::vector<std::string> args{"train",
@@ -307,18 +321,23 @@ TEST_CASE("a run on separate documents has the same bits when resumed and with r
     CHECK(done.code == code);
     return done.err;
   };
+
   train("whole", {});
   train("parts", {"--train.pause_at=7"}, 75);
   train("parts", {});
   CHECK(difference(f / "whole", f / "parts").empty());
   train("again", {"--memory.recompute=blocks"});
   CHECK(difference(f / "whole", f / "again").empty());
+
+  // The control: documents that are not separated give other results.
   train("joined", {}, 0, "joined", -1);
   CHECK(!difference(f / "whole", f / "joined").empty());
+
   CHECK_THAT(train("unknown", {}, 2, "separate", -1),
              ContainsSubstring("data.documents = \"separate\"") &&
                  ContainsSubstring("a tokenizer") && ContainsSubstring("data.document_end"));
   CHECK_THAT(train("whole", {}, 2, "joined", -1), ContainsSubstring("data.documents"));
+
   write_file(f / "rnn.toml",
              "[model]\nkind = \"rnn\"\n[data]\ndir = \"lines\"\ndocuments = \"separate\"\n"
              "document_end = 0\n");

@@ -71,9 +71,11 @@ class GGUFPacker {
     const size_t high = 16, low = bits == 5 ? 48 : 16;
     GGUFBlock block{std::string(low + 128, '\0'), {}};
     put(block, 0, raw(scale.x) + raw(offset.x));
+
     for (size_t g = 0; g < 8; ++g) {
       const int s = below(64), o = below(64);
       if (g < 4) {
+        // Scales and offsets of the first four groups are the lower six bits of a byte each.
         set(block, 4 + g, 0, s);
         set(block, 8 + g, 0, o);
       } else {  // four bits of both share byte 8 + g; the other two bits are in bytes g and 4 + g
@@ -82,6 +84,7 @@ class GGUFPacker {
         set(block, g, 6, s >> 4);
         set(block, 4 + g, 6, o >> 4);
       }
+
       for (size_t i = 0; i < 32; ++i) {
         const int q = below(1 << bits);
         set(block, low + g / 2 * 32 + i, g % 2 == 0 ? 0 : 4, q & 15);

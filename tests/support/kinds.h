@@ -25,20 +25,24 @@ inline void make_data(const TempFolder& f) {
       return unit(philox(counter(i, j), make_key(1, hash_name("kinds")))[0]);
     };
     double sum = 0;
+
     for (uint64_t p = 0; p < 16; ++p) {
       const uint64_t quarter = p / 8 * 2 + p % 4 / 2;
       images += std::to_string(static_cast<int>(8 * draw(p)) + (quarter == i % 4 ? 6 : 0)) + ",";
     }
     images += std::to_string(i % 4) + "\n";
+
     for (uint64_t p = 0; p < 5; ++p) {
       numbers += std::to_string(draw(20 + p)) + ",";
       sum += static_cast<double>(p) * draw(20 + p);
     }
     numbers += std::to_string(100 + 10 * sum) + "\n";
   }
+
   write_file(f / "images.csv", images);
   write_file(f / "numbers.csv", numbers);
   write_file(f / "text.txt", sample_text(20000));
+
   REQUIRE(lathe_in(f, {"prepare", "images.csv", "--out", "images", "--shape", "1,4,4"}).code == 0);
   REQUIRE(
       lathe_in(f, {"prepare", "numbers.csv", "--out", "numbers", "--task", "regression"}).code ==

@@ -166,6 +166,7 @@ class Checker {
     const auto weigh = [&](size_t i) {
       return values(row_.inputs[i].shape, -1, 1, "weight" + std::to_string(i));
     };
+
     Variable s;
     const auto first = grad(row_.ours(in), in, Variable(dy_), /*create_graph=*/true);
     for (size_t i = 0; i < in.size(); ++i) {
@@ -173,6 +174,8 @@ class Checker {
       const Variable term = sum(first[i] * Variable(weigh(i)));
       s = s.defined() ? s + term : term;
     }
+
+    // The same sum from LibTorch.
     Tensors tin;
     for (const auto& t : x_) tin.push_back(t.detach().clone().requires_grad_());
     const auto tfirst =
@@ -181,10 +184,12 @@ class Checker {
     for (size_t i = 0; i < tin.size(); ++i) {
       if (tfirst[i].defined()) ts = ts + (tfirst[i] * weigh(i)).sum();
     }
+
     const auto wanted = ts.requires_grad()
                             ? torch::autograd::grad({ts}, tin, {}, false, false, true)
                             : Tensors(tin.size());
     const auto got = s.requires_grad() ? grad(s, in) : std::vector<Variable>(in.size());
+
     for (size_t i = 0; i < in.size(); ++i) {
       compare(str("second derivative ", i, " against LibTorch"), got[i].data(), wanted[i], 1e-12,
               1e-9);
@@ -219,10 +224,12 @@ class Checker {
       low.push_back(t.to(device, dtype));
       exact.push_back(low.back().to(at::kCPU, at::kDouble));
     }
+
     std::vector<Variable> in;
     for (const auto& t : low) in.emplace_back(t);
     const at::Tensor dy = dy_.to(device, row_.ours(in).dtype());
     const auto ours = run_ours(row_, low, dy);
+
     const double spacing = !row_.exact            ? 0x1p-7
                            : dtype == at::kDouble ? 1e-13
                            : dtype == at::kFloat  ? 0x1p-22
@@ -233,6 +240,7 @@ class Checker {
     const double atol = dtype == at::kFloat ? 0x1p-24 : 0.05 * spacing;
     compare(str(dtype_name(dtype), device == at::kCUDA ? " on CUDA" : ""), ours, wanted, atol,
             row_.low_scale * spacing);
+
     for (size_t i = 0; i < ours.grads.size(); ++i) {
       if (ours.grads[i].defined() && ours.grads[i].scalar_type() != dtype) {
         failures_.push_back(str(row_.op, " (", row_.label, "): gradient ", i, " is ",

@@ -306,17 +306,20 @@ std::string difference(const fs::path& a, const fs::path& b) {
       // Skip the lines that log changed keys: a run that is stopped and resumed may change
       // train.steps each time.
       if (j.contains("changed")) continue;
+
       std::string kept;
       for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens", "samples", "loss_scale",
                               "val_loss", "accuracy", "mse"}) {
         if (j.contains(key)) kept += str(key, "=", j[key].dump(), " ");
       }
+
       const std::string id = str(j["step"].dump(), j.contains("loss"));
       if (!seen.insert(id).second) kept += "(a second line of this step)";
       out.push_back(kept);
     }
     return out;
   };
+
   const auto la = lines(a), lb = lines(b);
   for (size_t i = 0; i < std::max(la.size(), lb.size()); ++i) {
     const std::string x = i < la.size() ? la[i] : "nothing", y = i < lb.size() ? lb[i] : "nothing";
@@ -324,6 +327,8 @@ std::string difference(const fs::path& a, const fs::path& b) {
       return str("metrics line ", i + 1, ": ", x, " | ", y);
   }
   if (la.empty()) return "neither run has metrics";
+
+  // Equal metrics do not imply equal weights and optimizer states.
   const auto ca = list_checkpoints(a), cb = list_checkpoints(b);
   if (ca.empty() || cb.empty() || ca[0].filename() != cb[0].filename())
     return "the newest checkpoints are of different steps, or a run has none";

@@ -30,13 +30,16 @@ class RandomChain {
     std::mt19937_64 random(seed_);
     const auto draw = [&](size_t n) { return static_cast<size_t>(random() % n); };
     std::vector<Variable> values{given[0] * 1.5};
+
     const auto any = [&]() -> Variable {
       // Values and inputs have several uses.
       return draw(2) == 0 ? values[draw(values.size())] : given[draw(given.size())];
     };
+
     const size_t steps = 1 + draw(9);
     for (size_t i = 0; i < steps; ++i) {
       const Variable a = values[draw(3) == 0 ? draw(values.size()) : values.size() - 1], b = any();
+      // Draw the five ops of two values more often than the others.
       switch (draw(2) == 0 ? draw(5) : draw(24)) {
         case 0: values.push_back(a + b); break;
         case 1: values.push_back(b - a); break;

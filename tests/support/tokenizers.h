@@ -35,6 +35,7 @@ inline BPEDefinition sentencepiece(SpaceBefore rule) {
     d.tokens.emplace_back(1, static_cast<char>(byte));
   }
   for (const char* c : {" ", "a", "b", "c", "\xC3\xA9"}) d.tokens.emplace_back(c);
+
   const auto merge = [&](const std::string& a, const std::string& b) {
     // A character of one byte occurs twice in `tokens`. Find the second, which is not a byte token.
     const auto id = [&](const std::string& token) {
@@ -44,11 +45,13 @@ inline BPEDefinition sentencepiece(SpaceBefore rule) {
     d.merges.emplace_back(id(a), id(b));
     d.tokens.push_back(a + b);
   };
+
   merge("a", "b");
   merge(" ", " ");
   merge(" ", "ab");
   merge("ab", "c");
   merge(" ab", "\xC3\xA9");
+
   d.patterns.clear();
   d.space_before = rule;
   return d;

@@ -36,9 +36,10 @@ struct LayerStats {
 /// The time, memory and bytes sent of one process in a step of a run on several processes.
 struct RankStats {
   double busy_ms = 0;  ///< its own work
-  double wait_ms = 0;  ///< waiting for gradients of the others, beyond what its own work hid
+  double wait_ms =
+      0;  ///< waiting for the others' gradients or pipeline stages, beyond what its own work hid
   int64_t memory_bytes = 0;
-  int64_t sent_bytes = 0;  ///< to the others, of gradients and parameters
+  int64_t sent_bytes = 0;  ///< to the others: gradients, parameters and activations
 };
 
 struct StepMetrics {

@@ -236,11 +236,13 @@ TEST_CASE("one-pass statistics agree with the definition, also if the first valu
     for (int i = 0; i < 5000; ++i) x.push_back(1000 + 1e-3 * normal(random));
     Statistics one({1, 1});
     for (const double v : x) one.add(&v);
+
     const auto [mean, deviation] = by_definition(x);
     CHECK(one.result().mean[0] ==
           Approx(mean).epsilon(1e-12));  // 5000 roundings, which mostly cancel
     CHECK(one.result().scale[0] == Approx(deviation).epsilon(1e-10));  // the same, squared
   }
+
   // Two channels of six elements each, compared with all their elements together.
   Statistics channels(groups_of({2, 2, 3}));
   std::vector<std::vector<double>> all(2);
@@ -256,6 +258,7 @@ TEST_CASE("one-pass statistics agree with the definition, also if the first valu
     CHECK(channels.result().mean[c] == Approx(mean).epsilon(1e-12).margin(1e-12 * deviation));
     CHECK(channels.result().scale[c] == Approx(deviation).epsilon(1e-12));
   }
+
   // 0.1 summed 60 times and divided is not 0.1; a constant is nevertheless its own mean.
   const std::vector<double> constant(6, 0.1);
   Statistics still({1, 6});
@@ -360,6 +363,7 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
   if (classes) table.targets[0] = table.targets[4] = 9;  // a class of two examples
   const fs::path dir =
       prepared(f, table, {.task = classes ? "classification" : "regression", .val_share = 0.2});
+
   std::multiset<int64_t> validated;
   std::set<std::string> hashes;
   for (int64_t fold = 0; fold < 5; ++fold) {
@@ -371,6 +375,7 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
     CHECK(data->train_size() + data->val_size() == 103);
     CHECK(data->val_size() >= 20);
     CHECK(data->val_size() <= 21);
+
     // Load the training part as one batch, and the validation part.
     const auto batches = data->training({.batch_size = data->train_size()}, 1);
     const auto buffers = batches->make_buffers();
@@ -390,6 +395,7 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
       validated.insert(row_of[i]);
       ++of_class[table.targets[static_cast<size_t>(row_of[i])]];
     }
+
     if (fold == 0 && !classes) {  // folds use a random order: not every fifth row of the file
       const ExampleArray train(dir / "train_inputs.npy", "");
       int64_t every_fifth = 0, all = 0;
@@ -400,6 +406,7 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
       }
       CHECK(every_fifth < all / 2);
     }
+
     if (classes) {
       std::map<double, int64_t> all;
       for (const double t : table.targets) ++all[t];
@@ -413,6 +420,8 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
       CHECK(data->facts().target_mean[0] == Approx(mean).epsilon(1e-12));
       CHECK(data->facts().target_scale[0] == Approx(deviation).epsilon(1e-12));
     }
+
+    // Inputs are normalized by the mean and standard deviation of the training examples.
     for (const size_t c : {0, 1, 3}) {
       std::vector<double> column;
       for (const int64_t row : train_rows)
@@ -431,6 +440,7 @@ TEST_CASE("folds cover all examples once, stratified, and normalize by their tra
       }
     }
   }
+
   CHECK(validated.size() == 103);
   CHECK(std::set<int64_t>(validated.begin(), validated.end()).size() == 103);
   CHECK(hashes.size() == 1);  // the same contents
@@ -513,6 +523,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
   };
   const std::string sum = write_safetensors(
       f / "all.safetensors", {{"x", "BF16", {6, 3}, bytes(x)}, {"y", "U8", {6}, bytes(y)}});
+
   ExampleManifest m{.task = "classification",
                     .input_sizes = {3},
                     .outputs = 3,
@@ -533,11 +544,14 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
     write_example_manifest(f.path(), m);
     return open_examples(config_of(f.path()));
   };
+
   const auto data = open();
   data->verify();
   CHECK(data->facts().task == "classification");
   CHECK(data->facts().outputs == 3);
   CHECK_THAT(data->table(), ContainsSubstring("6 examples  3 bfloat16"));
+
+  // Each row of the batch is a normalized row of the file, with its target.
   const Batch b = batch_of(*data, 6, 1, 0);
   const at::Tensor wanted = ((x.to(at::kDouble) - torch::tensor({1., 2., 3.})) / 2).to(at::kFloat);
   std::set<int64_t> seen;
@@ -549,6 +563,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
     }
   }
   CHECK(seen.size() == 6);
+
   // Manifests that do not match the files.
   const ExampleManifest right = m;
   const auto problem = [&](const std::function<void(ExampleManifest&)>& change) {
@@ -556,6 +571,7 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
     change(m);
     return error_of([&] { batch_of(*open(), 6, 1, 0); });
   };
+
   CHECK(problem([](auto&) {}).empty());
   CHECK_THAT(problem([](auto& c) { c.outputs = 2; }),
              ContainsSubstring("is 2") && ContainsSubstring("below 2"));
@@ -565,6 +581,8 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
              ContainsSubstring("6 examples of float32") && ContainsSubstring("6 of bfloat16"));
   CHECK_THAT(problem([](auto& c) { c.train.inputs.tensor = "z"; }),
              ContainsSubstring("all.safetensors") && ContainsSubstring("\"z\""));
+
+  // Manifests that are invalid whatever the file holds.
   CHECK_THAT(problem([](auto& c) { c.train.examples = 0; }),
              ContainsSubstring(f.path().string()) && ContainsSubstring("no training examples"));
   CHECK_THAT(problem([](auto& c) { c.labels = {"a", "b"}; }),
@@ -575,6 +593,8 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
              ContainsSubstring("\"inputs\"") && ContainsSubstring("3 means"));
   CHECK_THAT(problem([](auto& c) { c.task = "language"; }),
              ContainsSubstring("\"language\"") && ContainsSubstring("classification"));
+
+  // Sizes that the arrays do not have.
   CHECK_THAT(problem([](auto& c) {
                c.input_sizes = {1};
                c.inputs = {{0}, {1}};
@@ -587,6 +607,8 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
              }),
              ContainsSubstring("all.safetensors") && ContainsSubstring("targets of 1") &&
                  ContainsSubstring("for 3"));
+
+  // A file outside the folder.
   CHECK_THAT(problem([](auto& c) { c.train.inputs.file = "../all.safetensors"; }),
              ContainsSubstring("\"file\"") && ContainsSubstring("same folder"));
 }
@@ -619,6 +641,7 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
   const std::string hash = open_examples(config_of(dir))->hash();
   open_examples(config_of(dir))->verify();
   CHECK(open_examples(config_of(dir))->matches(hash));
+
   for (const char* name :
        {"train_inputs.npy", "train_targets.npy", "val_inputs.npy", "val_targets.npy"}) {
     const std::string whole = slurp(dir / name);
@@ -632,8 +655,11 @@ TEST_CASE("a changed byte is found by verify, the hash and the manifest's own ch
     write_file(dir / name, whole);
     CHECK(open_examples(config_of(dir))->matches(hash));
   }
+
   const auto data = open_examples(config_of(dir));
   CHECK_THAT(error_of([&] { data->verify([] { return true; }); }), ContainsSubstring("stopped"));
+
+  // The manifest has a checksum of itself, which notices a changed digit.
   const std::string manifest = slurp(dir / "manifest.json");
   const size_t at = manifest.find("\"mean\": [") + 20;
   std::string changed = manifest;

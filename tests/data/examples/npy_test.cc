@@ -213,10 +213,13 @@ TEST_CASE("arrays of examples need a first dimension, and safetensors need the n
              npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': ()}", "xxxx"));
   CHECK_THAT(error_of([&] { ExampleArray(f / "one.npy", ""); }),
              ContainsSubstring("one.npy") && ContainsSubstring("single number"));
+
   write_file(f / "none.npy",
              npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 0)}", ""));
   CHECK_THAT(error_of([&] { ExampleArray(f / "none.npy", ""); }),
              ContainsSubstring("none.npy") && ContainsSubstring("empty"));
+
+  // A file with two tensors needs the name of one.
   const std::string bytes(16, 'x');
   const auto span = std::as_bytes(std::span(bytes));
   write_safetensors(f / "two.safetensors", {{"a", "F32", {2, 1, 1}, span.subspan(0, 8)},
@@ -225,6 +228,7 @@ TEST_CASE("arrays of examples need a first dimension, and safetensors need the n
   CHECK(ExampleArray(f / "two.safetensors", "a").sizes() == std::vector<int64_t>{1, 1});
   CHECK_THAT(error_of([&] { ExampleArray(f / "two.safetensors", ""); }),
              ContainsSubstring("two.safetensors") && ContainsSubstring("\"inputs\""));
+
   write_file(f / "bad.safetensors", "abc");
   try {
     const ExampleArray bad(f / "bad.safetensors", "");

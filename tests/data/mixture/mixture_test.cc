@@ -298,11 +298,14 @@ TEST_CASE("a run on a mixture has the same bits when resumed, and reports the lo
     CHECK(done.code == code);
     return done.err;
   };
+
   train("whole", {});
   train("parts", {"--train.pause_at=5", "--data.workers=0"}, 75);
   train("parts", {"--data.workers=3"});
   CHECK(difference(f / "whole", f / "parts").empty());
   CHECK_THAT(train("parts", {"--data.mix=aa:1,bb:1,cc:1"}, 2), ContainsSubstring("data.mix"));
+
+  // The loss of the whole split is the mean over the tokens of all sources.
   const Finished eval = lathe_in(f, {"eval", "whole"});
   REQUIRE(eval.code == 0);
   const std::string line = eval.out.substr(eval.out.rfind('\n', eval.out.size() - 2) + 1);
@@ -313,6 +316,7 @@ TEST_CASE("a run on a mixture has the same bits when resumed, and reports the lo
       9597;
   CHECK(json["val_loss"].get<double>() == Approx(together).epsilon(1e-9));
   CHECK(json["tokens"] == 9597);
+
   const std::string table = lathe_in(f, {"inspect", "mix"}).out;
   CHECK_THAT(table, ContainsSubstring("aa  66.67% of windows"));
   CHECK(lathe_in(f, {"verify", "mix"}).code == 0);

@@ -66,14 +66,18 @@ TEST_CASE("compressed files decompress to their text, and damage is detected",
       write_file(f / "a", pack(some) + pack("more") + pack(""));
       CHECK(all_of(f / "a", most) == some + "more");
     }
+
     if (pack == zstandard) {
       // A frame of three bytes that decoders skip, with which pzstd begins its files.
       write_file(f / "a", std::string("\x50\x2a\x4d\x18\x03\0\0\0abc", 11) + pack(text));
       CHECK(all_of(f / "a", 1 << 20) == text);
     }
+
     // Data that expands a lot: after the whole file was read, the decoder still holds text.
     write_file(f / "a", pack(std::string(3'000'000, 'x')));
     CHECK(all_of(f / "a", 1000) == std::string(3'000'000, 'x'));
+
+    // A file that ends early, and a file with other bytes after the compressed data.
     const std::string packed = pack(text);
     write_file(f / "a", packed.substr(0, packed.size() / 2));
     CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }),
@@ -81,6 +85,7 @@ TEST_CASE("compressed files decompress to their text, and damage is detected",
     write_file(f / "a", packed + "tail");
     CHECK_THAT(error_of([&] { all_of(f / "a", 1000); }),
                ContainsSubstring((f / "a").string()) && ContainsSubstring("damaged"));
+
     std::string other = packed;
     for (size_t i = other.size() / 2; i < other.size() / 2 + 64; ++i)
       other[i] = static_cast<char>(~other[i]);
@@ -93,6 +98,7 @@ TEST_CASE("compressed files decompress to their text, and damage is detected",
     }
     CHECK(noticed);
   }
+
   write_file(f / "a", "");
   CHECK(all_of(f / "a", 10).empty());
   CHECK_THAT(error_of([&] { InputStream(f.path().string()); }),
@@ -134,6 +140,7 @@ TEST_CASE("JSON Lines give the same tokens with any number of workers and any co
   const Tokenizer tokenizer = trained(f);
   const int64_t end = tokenizer.bpe()->id_of("<|endoftext|>");
   REQUIRE(end >= 0);
+
   std::vector<std::string> texts{"the lathe turns", "na\xC3\xAFve \xF0\x9F\x98\x80\n\"quoted\"\t",
                                  "<|endoftext|> is text"};
   std::string lines = "\xEF\xBB\xBF" + line_of(texts[0]) + "\n  \r\n" + line_of(texts[1]);
@@ -143,6 +150,7 @@ TEST_CASE("JSON Lines give the same tokens with any number of workers and any co
     lines += line_of(texts.back());
   }
   lines.pop_back();  // the last line does not need a line break
+
   std::vector<int64_t> wanted;
   BPE::Encoder encoder(*tokenizer.bpe());
   for (const std::string& text : texts) {
@@ -151,6 +159,7 @@ TEST_CASE("JSON Lines give the same tokens with any number of workers and any co
     wanted.insert(wanted.end(), ids.begin(), ids.end());
     wanted.push_back(end);
   }
+
   write_file(f / "a.jsonl", lines);
   write_file(f / "a.jsonl.gz", gzipped(lines));
   write_file(f / "a.ndjson.zst", zstandard(lines));
@@ -163,6 +172,7 @@ TEST_CASE("JSON Lines give the same tokens with any number of workers and any co
   ids.insert(ids.end(), val.begin(), val.end());
   CHECK(ids == wanted);
   CHECK(counts_of(f / "one")["kept"] == texts.size());
+
   for (const char* file : {"a.jsonl.gz", "a.ndjson.zst"}) {
     o.source.files = {(f / file).string()};
     o.workers = 4;
@@ -170,6 +180,8 @@ TEST_CASE("JSON Lines give the same tokens with any number of workers and any co
     prepare_documents(o);
     CHECK(contents(o.out) == contents(f / "one"));
   }
+
+  // Several shards have the same tokens in the same order.
   o.shard_tokens = 50000;
   o.out = f / "shards";
   prepare_documents(o);
@@ -191,6 +203,7 @@ TEST_CASE("lines that are not documents are refused with their line numbers",
     CHECK(!fs::exists(f / "out"));
     return what;
   };
+
   const std::string good = line_of("one") + line_of("two");
   CHECK_THAT(refusal(good + "{\"text\": 3}\n"),
              ContainsSubstring("a.jsonl:3") && ContainsSubstring("\"text\""));
@@ -198,12 +211,16 @@ TEST_CASE("lines that are not documents are refused with their line numbers",
              ContainsSubstring("a.jsonl:1") && ContainsSubstring("\"body\""));
   CHECK_THAT(refusal(good + "\n[1]\n"),
              ContainsSubstring("a.jsonl:4") && ContainsSubstring("\"text\""));
+
+  // Lines that are not valid JSON.
   CHECK_THAT(refusal(good + "{\"text\": \"x\n"),
              ContainsSubstring("a.jsonl:3") && ContainsSubstring("JSON"));
   CHECK_THAT(refusal(good + "{\"text\": \"x\"} x\n"),
              ContainsSubstring("a.jsonl:3") && ContainsSubstring("JSON"));
   CHECK_THAT(refusal(line_of("ab\x01") + "{\"text\": \"\xFF\"}\n"),
              ContainsSubstring("a.jsonl:2") && ContainsSubstring("JSON"));
+
+  // Files without any text.
   CHECK_THAT(refusal("\n\n"), ContainsSubstring(" 0 tokens"));
   CHECK_THAT(refusal(line_of("")), ContainsSubstring(" 0 tokens") && ContainsSubstring("1 empty"));
 }

@@ -127,6 +127,7 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(m.labels == std::vector<std::string>{"apple", "pear, big"});
   CHECK(p.rows() == Rows{{1, 2.5, 1}, {3, 4, 0}, {5, 6, 0}});
   CHECK(m.train.inputs.type == ArrayType::f64);
+
   // No header; whole numbers are classes, in the order of numbers.
   m = p.csv("1,2,10\n3,255,9\n");
   CHECK(m.labels == std::vector<std::string>{"9", "10"});
@@ -134,21 +135,25 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK(m.train.inputs.type == ArrayType::u8);
   CHECK(p.csv("1,2,10\n3,256,9\n").train.inputs.type == ArrayType::f64);
   CHECK(p.csv("1,2,10\n3,-1,9\n").train.inputs.type == ArrayType::f64);
+
   // If texts of the first line occur again, it is not a header, also with an empty cell below.
   p.options.table.missing = "drop";
   CHECK(p.csv("1.5,a,x\n2,,y\n3,a,x\n4,b,y\n").train.examples == 3);
   CHECK(p.csv("size,mark,kind\n2,,y\n3,a,x\n4,b,y\n").train.examples == 2);
+
   // A dropped line adds no category and causes no error, wherever its empty cell is.
   m = p.csv("mark,size,kind\na,1,x\nc,,y\nb,3,y\n\xff,4,\na,5,y\n");
   CHECK(m.train.examples == 3);
   CHECK(m.input_sizes == std::vector<int64_t>{3});  // a, b and size
   p.options.table.missing = "error";
+
   // Targets with fractions, or with many different integers, make it a regression.
   m = p.csv("a,b\n1,0.25\n2,0.5\n");
   CHECK(m.task == "regression");
   CHECK(m.labels.empty());
   CHECK(m.outputs == 1);
   CHECK(p.rows() == Rows{{1, 0.25}, {2, 0.5}});
+
   std::string many, few;
   for (int i = 0; i < 1250; ++i) {
     many += str(i, ",", i % 26, "\n");
@@ -161,11 +166,13 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   p.options.task = "regression";
   CHECK(p.csv(few).task == "regression");
   p.options.task = "";
+
   // Column names may be numbers, as pandas writes them, or only the target may have a name.
   CHECK(p.csv("0,1,2,3,4\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 2);
   CHECK(p.csv("0,1,2,3,5\n5,6,7,8,0\n5,6,7,8,1\n").train.examples == 3);
   CHECK(p.csv("0,1,label\n5,6,0\n5,6,1\n").train.examples == 2);
   CHECK(p.csv("0,1,x\n5,6,y\n5,6,x\n").train.examples == 3);
+
   // The target may be any column.
   const std::string table = "a,2,c\n1,0,3\n4,1,6\n";
   for (const auto& [target, row] : std::map<std::string, std::vector<double>>{{"last", {1, 0, 0}},
@@ -184,6 +191,8 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
     CHECK_THAT(p.csv_problem(table, Exit::usage),
                ContainsSubstring(str("--target ", target)) && ContainsSubstring("1 to 3"));
   }
+
+  // --shape needs as many elements as a line has inputs.
   p.options.table.target = "last";
   p.options.shape = {1, 2, 1};
   CHECK(p.csv(table).input_sizes == std::vector<int64_t>{1, 2, 1});
@@ -191,6 +200,7 @@ TEST_CASE("a table's header, target and task are detected, or set by options",
   CHECK_THAT(p.csv_problem(table, Exit::usage),
              ContainsSubstring("--shape 1x3") && ContainsSubstring("2 numbers"));
   p.options.shape = {};
+
   // Several files with the same columns.
   p.write("b.csv", "a,2,c\n7,8,3\n");
   p.csv(table);
@@ -352,6 +362,8 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   const auto m = p.csv(text);
   CHECK(m.train.examples == 80);
   CHECK(m.val.examples == 20);
+
+  // A fifth of each class is for validation, and no example is in both parts.
   std::map<double, int> of_class;
   std::set<double> all;
   for (const auto& row : p.rows("val")) {
@@ -362,19 +374,24 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   const auto first = p.rows("val");
   for (const auto& row : p.rows("train")) all.insert(row[0]);
   CHECK(all.size() == 100);
+
   p.csv(text);
   CHECK(p.rows("val") == first);  // the same each time
   CHECK(first.front()[0] < 50);   // not the tail of the file
+
   // A class of one example stays in training.
   p.options.val_share = 0.9;
   p.csv("1,a\n2,b\n3,b\n4,b\n");
   CHECK(p.rows() == Rows{p.rows()[0], p.rows()[1]});
   CHECK(p.rows()[0] == std::vector<double>{1, 0});
+
   // Validation examples from a file of their own.
   p.write("val.csv", "200,odd\n201.25,rare\n");
   p.options.val_inputs = {(p.f / "val.csv").string()};
   CHECK(p.csv(text).train.examples == 100);
   CHECK(p.rows("val") == Rows{{200, 1}, {201.25, 2}});
+
+  // A class or a number of columns that the training file does not have.
   p.write("val.csv", "200,odd\n201.25,new\n");
   CHECK_THAT(p.csv_problem(text), ContainsSubstring("val.csv:2: column 2") &&
                                       ContainsSubstring("\"new\"") && ContainsSubstring("class"));
@@ -418,6 +435,7 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
                                     "val_inputs.npy", "val_targets.npy"};
   CHECK(names(f / "whole") == files);
   CHECK(prepare_killed(options, "none", 1) == static_cast<int>(Exit::usage));  // it holds data
+
   int n = 0;
   for (const auto& [point, times] :
        std::vector<std::pair<std::string, int>>{{"prepare: shards written", 1},
@@ -428,15 +446,18 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
     options.out = f / ("out" + std::to_string(n++));
     fs::create_directories(options.out);
     write_file(options.out / "notes.txt", "mine");
+
     REQUIRE(prepare_killed(options, point, times) == 137);
     CHECK(!fs::exists(options.out / "manifest.json"));
     REQUIRE(prepare_killed(options, point, times) == 137);  // and once more
+
     prepare_examples(options);
     CHECK(slurp(options.out / "notes.txt") == "mine");
     fs::remove(options.out / "notes.txt");
     CHECK(names(options.out) == files);
     for (const auto& name : files) CHECK(slurp(options.out / name) == slurp(f / "whole" / name));
   }
+
   // A user's file in place of an output is not overwritten.
   options.out = f / "theirs";
   REQUIRE(prepare_killed(options, "prepare: shard renamed", 2) == 137);
@@ -445,6 +466,8 @@ TEST_CASE("an interrupted preparation is repeated by the same call, and nobody's
              ContainsSubstring((options.out / "train_inputs.npy").string()) &&
                  ContainsSubstring("interrupted"));
   CHECK(slurp(options.out / "train_inputs.npy") == "mine");
+
+  // A folder that holds data without an interrupted preparation is refused.
   fs::create_directories(f / "raw");
   write_file(f / "raw/val_inputs.npy", "mine");
   options.out = f / "raw";

@@ -158,6 +158,7 @@ TEST_CASE("a preparation that was killed at any moment can be repeated, also wit
                 .environment = {{"LATHE_TEST_KILL", kill}}})
         .code;
   };
+
   REQUIRE(prepare_in("lathe", "whole", "none 1") == 0);
   int n = 0;
   for (const char* kill :
@@ -168,7 +169,9 @@ TEST_CASE("a preparation that was killed at any moment can be repeated, also wit
     fs::create_directories(f / out);
     write_file(f / (out + "/notes.txt"), "mine");
     REQUIRE(prepare_in("lathe_faults", out, kill) == 128 + 9);
-    if (std::string(kill).starts_with("prepare: renamed")) {  // the last action
+
+    // After the last action the output is complete, and another call is refused.
+    if (std::string(kill).starts_with("prepare: renamed")) {
       CHECK(prepare_in("lathe", out, "none 1") == 2);
       fs::remove(f / (out + "/.unfinished-lock"));
     } else {
@@ -185,6 +188,7 @@ TEST_CASE("a preparation that was killed at any moment can be repeated, also wit
              std::set<std::string>{"manifest.json", "notes.txt", "train.bin", "val.bin"}));
       CHECK(prepare_in("lathe", out, "none 1") == 0);
     }
+
     CHECK(slurp(f / (out + "/notes.txt")) == "mine");
     fs::remove(f / (out + "/notes.txt"));
     CHECK(names(f / out) == names(f / "whole"));
@@ -362,6 +366,7 @@ TEST_CASE("preparing checks for a stop every few megabytes, and a stop leaves no
   prepare(options);
   const int64_t all = asked;
   CHECK(all >= 2 * 20 / 5);
+
   fs::remove_all(f / "a");
   fs::create_directories(f / "there");
   write_file(f / "there/notes.txt", "mine");
@@ -370,12 +375,14 @@ TEST_CASE("preparing checks for a stop every few megabytes, and a stop leaves no
       asked = 0;
       options.out = out;
       options.stop = [&] { return ++asked == last; };
+
       Exit code = Exit::done;
       try {
         prepare(options);
       } catch (const Error& e) {
         code = e.code();
       }
+
       CHECK(code == Exit::stopped);
       CHECK(asked == last);
       CHECK(!fs::exists(f / "a"));

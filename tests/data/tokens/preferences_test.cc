@@ -247,20 +247,25 @@ TEST_CASE("`lathe prepare` prepares preferences, and keys that do not fit them a
     args.insert(args.end(), more.begin(), more.end());
     return lathe_in(f, args);
   };
+
   for (const auto& bad : std::vector<std::vector<std::string>>{
            {"--field", "x"}, {"--dedup-lines"}, {"--chat-template", "chatml"}}) {
     INFO(bad[0]);
     CHECK(prepare(bad).code == 2);
     CHECK(!fs::exists(f / "pairs"));
   }
+
   REQUIRE(prepare({}).code == 0);
   CHECK_THAT(lathe_in(f, {"inspect", "pairs"}).out,
              ContainsSubstring("19 for training, 1 for validation"));
   CHECK(lathe_in(f, {"verify", "pairs"}).code == 0);
+
+  // Sources of a mixture can't be preferences.
   const Finished mixed = lathe_in(
       f, {"prepare", "--source", "a=pairs.jsonl", "--format", "preferences", "--out", "mixed"});
   CHECK(mixed.code == 2);
   CHECK(!fs::exists(f / "mixed"));
+
   for (const DataConfig& bad : {DataConfig{.dir = (f / "pairs").string(), .documents = "separate"},
                                 DataConfig{.dir = (f / "pairs").string(), .folds = 2}}) {
     Exit code = Exit::done;

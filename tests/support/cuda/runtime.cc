@@ -57,6 +57,7 @@ std::vector<unsigned> sequence(size_t n) {
 void run_block(size_t threads) {
   // Use new[], not a vector, so that stack pages that are never touched take no memory.
   static const std::unique_ptr<char[]> stacks(new char[most_threads * stack_bytes]);
+
   std::vector<Fiber> fibers(threads);
   for (size_t t = 0; t < threads; ++t) {
     ucontext_t& c = fibers[t].context;
@@ -66,15 +67,20 @@ void run_block(size_t threads) {
     c.uc_link = &scheduler;
     makecontext(&c, start, 0);
   }
+
+  // In each round, every thread runs to its next barrier or to its end.
   for (;;) {
     for (const unsigned t : sequence(threads)) {
       current = &fibers[t];
       threadIdx = {t};
       swapcontext(&scheduler, &current->context);
     }
+
     const auto done =
         std::count_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.done; });
     if (done == static_cast<int64_t>(threads)) return;
+
+    // One thread waits, so all must wait at the same barrier.
     const Fiber& waiting =
         *std::find_if(fibers.begin(), fibers.end(), [](const Fiber& f) { return !f.done; });
     const auto here = std::count_if(fibers.begin(), fibers.end(), [&](const Fiber& f) {

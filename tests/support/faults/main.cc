@@ -83,6 +83,7 @@ void read_failing(const std::string& text) {
   std::istringstream(text) >> failing.call >> number >> failing.left >> failing.saves_left;
   failing.number =
       std::map<std::string, int>{{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}}.at(number);
+
   auto& calls = lathe::file_calls;
   calls.write = [](int fd, const void* data, size_t n) {
     return fails("write") ? -1 : system_calls.write(fd, data, n);
@@ -94,6 +95,7 @@ void read_failing(const std::string& text) {
   calls.rename = [](const char* a, const char* b) {
     return fails("rename") ? -1 : system_calls.rename(a, b);
   };
+
   calls.pread = [](int fd, void* data, size_t n, off_t offset) {
     return fails_on_scratch("pread") ? -1 : system_calls.pread(fd, data, n, offset);
   };

@@ -58,6 +58,7 @@ TEST_CASE("every kind of model can be scaled down from any sizes, and accepts ea
       {"n_channel", {{"n_stage", 12}, {"n_channel", 101}, {"n_block", 7}}},
       {"n_channel", {{"n_stage", 5}, {"n_channel", 99991}, {"n_block", 1}}},
   };
+
   for (const ModelKind& kind : model_kinds()) {
     int walks = 0;
     for (size_t i = 0; i < cases.size(); ++i) {
@@ -65,10 +66,12 @@ TEST_CASE("every kind of model can be scaled down from any sizes, and accepts ea
       if (!config) continue;
       INFO(kind.name << ", case " << i);
       ++walks;
+
       for (int versions = 0;; ++versions) {
         REQUIRE(versions < 100);
         const auto ways = scaled_versions(kind, *config);
         if (ways.empty()) break;
+
         const AnyConfig next = ways.at(0).at(0);
         const auto fault = kind.check(next);
         std::string sizes;
@@ -76,6 +79,7 @@ TEST_CASE("every kind of model can be scaled down from any sizes, and accepts ea
           if (const int64_t* const size = next.find<int64_t>(field.key))
             sizes += str(field.key, " ", *size, "  ");
         }
+
         INFO(sizes);
         CHECK_FALSE(fault.has_value());
         CHECK(sum_of_sizes(next) < sum_of_sizes(*config));
@@ -84,6 +88,8 @@ TEST_CASE("every kind of model can be scaled down from any sizes, and accepts ea
       }
       CHECK(parameters_of(kind, *config) < 30'000'000);
     }
+
+    // Each kind must accept at least one of the cases.
     INFO(kind.name);
     CHECK(walks >= 1);
   }

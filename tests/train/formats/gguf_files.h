@@ -43,8 +43,10 @@ struct LlamaFile {
                    {key("attention.head_count"), gguf_value(4U)},
                    {key("attention.head_count_kv"), gguf_value(2U)},
                    {key("attention.layer_norm_rms_epsilon"), gguf_value(1e-5F)}};
+
     add_tokenizer();
     GGUFPacker packer(type.number + 1);
+    // Only matrices have the type under test; vectors are float32.
     const auto& vector_type = gguf_oracles()[0];
     const auto add = [&](const std::string& name, std::vector<uint64_t> sizes) {
       const GGUFOracle& of = sizes.size() == 1 ? vector_type : type;
@@ -59,14 +61,17 @@ struct LlamaFile {
       }
       file.tensors.push_back({.name = name, .sizes = sizes, .type = of.number, .bytes = bytes});
     };
+
     add("token_embd.weight", {width, vocabulary});
     add("output_norm.weight", {width});
     add("output.weight", {width, vocabulary});
+
     add("blk.0.attn_norm.weight", {width});
     add("blk.0.attn_q.weight", {width, width});
     add("blk.0.attn_k.weight", {width, width / 2});
     add("blk.0.attn_v.weight", {width, width / 2});
     add("blk.0.attn_output.weight", {width, width});
+
     add("blk.0.ffn_norm.weight", {width});
     add("blk.0.ffn_gate.weight", {width, width});
     add("blk.0.ffn_up.weight", {width, width});

@@ -29,6 +29,7 @@ TEST_CASE("a run killed at any stage of a background save, during later steps, r
                                           "save: folder synced",
                                           "save: renamed",
                                           "save: parent synced"};
+
     for (const auto& stage : stages) {
       const bool there = stage == "save: renamed" || stage == "save: parent synced";
       for (int nth : {1, 2, 3}) {  // the fourth is the run's last, which is not a background save
@@ -36,6 +37,7 @@ TEST_CASE("a run killed at any stage of a background save, during later steps, r
         CHECK(trials.trial({{stage, static_cast<double>(nth), 10 * (there ? nth : nth - 1)}}));
       }
     }
+
     CHECK(trials.trial({{"save: deleting an old one", 1, 30}}));
     CHECK(trials.trial({{"save: folder made", 4, 30}}));  // the last
     CHECK(trials.trial({{"save: model written", 2, 10}, {"save: state written", 1, 10}}));

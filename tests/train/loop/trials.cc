@@ -56,6 +56,7 @@ bool Trials::trial(const std::vector<Kill>& kills) {
   const std::string name = "run" + std::to_string(n_++);
   bool struck = false;
   int64_t have = 0;
+
   for (const auto& [point, amount, expected] : kills) {
     const Finished f =
         point.empty()
@@ -64,15 +65,18 @@ bool Trials::trial(const std::vector<Kill>& kills) {
                     {{"LATHE_TEST_KILL", point + " " + std::to_string(static_cast<int>(amount))}});
     INFO(point << " " << amount << ": " << f.out << f.err);
     CHECK((f.code == killed || f.code == 0));
+
     struck = struck || f.code == killed;
     const auto from = resumed_from(f);
     CHECK(from.value_or(have) == have);
     if (!point.empty() && !point.starts_with("start: ")) CHECK(from);
+
     const int64_t has = newest(name);
     CHECK(has >= have);
     if (expected >= 0) CHECK(has == expected);
     have = has;
   }
+
   if (struck) {
     const Finished f = start(name, {});
     INFO("killed at " << kills[0].point << " " << kills[0].amount << ", finished: " << f.err
@@ -80,9 +84,11 @@ bool Trials::trial(const std::vector<Kill>& kills) {
     CHECK(f.code == 0);
     CHECK(resumed_from(f) == have);
     CHECK(difference(folder_ / "reference", folder_ / name) == "");
+    // No incomplete checkpoint is left.
     CHECK(list_folder(folder_ / name / "checkpoints").size() ==
           list_checkpoints(folder_ / name).size());
   }
+
   std::error_code error;
   fs::remove_all(folder_ / name, error);
   return struck;

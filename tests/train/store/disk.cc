@@ -238,6 +238,7 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
   const auto draw = [&](size_t most) {
     return std::uniform_int_distribution<size_t>(0, most)(random);
   };
+
   // The calls on a file or folder, and how many of them were synced.
   struct Own {
     std::vector<const DiskCall*> calls;
@@ -253,6 +254,7 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
     else
       of.calls.push_back(&call);
   }
+
   const auto write = [&](size_t node, const fs::path& path, const auto& self) -> void {
     const Own& of = own[node];
     const bool folder = nodes[node].is_folder;
@@ -260,6 +262,8 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
     const bool all =
         keep == Keep::all || (folder && (keep == Keep::folders_alone || keep == Keep::zeros));
     const size_t kept = of.synced + (all ? pending : keep == Keep::random ? draw(pending) : 0);
+
+    // A folder keeps its first changes.
     if (folder) {
       std::map<std::string, int> names = nodes[node].names;
       for (size_t i = 0; i < kept; ++i) {
@@ -272,8 +276,11 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
       for (const auto& [name, inside] : names) self(static_cast<size_t>(inside), path / name, self);
       return;
     }
+
     std::string data = nodes[node].data;
     for (size_t i = 0; i < kept; ++i) apply(data, *of.calls[i]);
+
+    // Some bytes of the later writes may have reached the disk, or only the new length.
     if (kept < of.calls.size() && (keep == Keep::random || keep == Keep::zeros)) {
       std::string whole = data;
       for (size_t i = kept; i < of.calls.size(); ++i) apply(whole, *of.calls[i]);
@@ -292,6 +299,7 @@ void DiskRecord::crash(size_t n, Keep keep, std::mt19937& random, const fs::path
     }
     write_file(path, data);
   };
+
   write(0, into, write);
 }
 
