@@ -181,6 +181,7 @@ TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and fr
   const at::Tensor data = torch::linspace(-1, 1, 4096).view({64, 64});
   const Variable x(torch::linspace(0, 1, 128).view({2, 64}));
   at::Tensor grads[2];
+
   for (const bool cache : {true, false}) {
     const Variable w = Variable::parameter(data.clone());
     {
@@ -207,6 +208,7 @@ TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and fr
     CHECK(cast_bytes() == 0);
     grads[cache ? 0 : 1] = w.grad();
   }
+
   {
     // Two backward passes inside one guard, as in gradient accumulation.
     const Variable w = Variable::parameter(data.clone());
@@ -215,9 +217,12 @@ TEST_CASE("the cast cache casts a weight once per guard, keeps gradients, and fr
     backward(sum(linear(linear(x, w), w)));
     CHECK((w.grad() - 2 * grads[0]).abs().max().item<double>() == 0);
   }
+
   // A cached cast accumulates its gradient in bfloat16, which adds a rounding.
   CHECK((grads[0] - grads[1]).abs().max().item<double>() <=
         0x1p-7 * grads[1].abs().max().item<double>());
+
+  // Without autocast, the gradient differs only by a few roundings to bfloat16.
   const Variable w = Variable::parameter(data.clone());
   backward(sum(linear(linear(x, w), w)));
   CHECK((grads[1] - w.grad()).abs().max().item<double>() <=
@@ -307,6 +312,7 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
     *control = optimizer.control();
     return p[0].parameter.data().to(at::kDouble);
   };
+
   StepControl c;
   const at::Tensor w = after(at::kBFloat16, 1, 1, &c);
   // There are 4 steps of 2^-12. Each is 2^-5 of the spacing 2^-7, so the mean has a standard
@@ -314,11 +320,15 @@ TEST_CASE("stochastic rounding is right on average; rounding to nearest loses sm
   CHECK(w.mean().item<double>() == Approx(-1.5 - 4 * 0x1p-12).margin(5 * 6e-6));
   CHECK(static_cast<double>(c.lost) / static_cast<double>(c.moved) ==
         Approx(1 - 1.0 / 32).margin(0.01));
+
   CHECK(after(at::kBFloat16, 1, 2, &c).equal(w));   // on any number of threads
   CHECK(!after(at::kBFloat16, 2, 1, &c).equal(w));  // another seed
+
+  // Without a seed, weights are rounded to nearest, which loses every update.
   CHECK(after(at::kBFloat16, std::nullopt, 1, &c).eq(-1.5).all().item<bool>());
   CHECK(c.moved == n);
   CHECK(c.lost == n);
+
   // The spacing of float16 at 1.5 is 2^-10, so 2^-12 is lost there too. float32 keeps 2^-12, and
   // its updates are not counted.
   CHECK(after(at::kHalf, 1, 1, &c).eq(-1.5).all().item<bool>());
@@ -436,6 +446,7 @@ TEST_CASE("fp16 weights without a master stall where updates are small; with one
           "[amp]") {
   const TempFolder f;
   make_tiny_run(f.path());
+
   const auto loss_of = [&](const std::string& name, std::vector<std::string> flags) {
     std::vector<std::string> args{"train",
                                   "tiny.toml",
@@ -449,14 +460,18 @@ TEST_CASE("fp16 weights without a master stall where updates are small; with one
     REQUIRE(lathe_in(f, args).code == 0);
     return metrics_of(f / name);
   };
+
   const auto wide = loss_of("wide", {}), master = loss_of("master", {"--amp.dtype=fp16"}),
              none = loss_of("none", {"--amp.dtype=fp16", "--amp.master=false"});
   const auto gain = [](const std::vector<Json>& lines) {
     return lines.front()["val_loss"].get<double>() - lines.back()["val_loss"].get<double>();
   };
+
   CHECK(gain(wide) > 0);
   CHECK(gain(master) == Approx(gain(wide)).epsilon(0.05));
   CHECK(gain(none) < 0.7 * gain(wide));
+
+  // The last line has the validation loss; the one before it has the last step's metrics.
   CHECK(none[none.size() - 2]["updates_lost"].get<double>() > 0.5);
 }
 

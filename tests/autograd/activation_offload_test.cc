@@ -245,6 +245,7 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
   const Variable x = Variable::parameter(torch::randn({256, 256}));
   const FileCalls calls = file_calls;
   static int left = 0;  // calls that succeed
+
   for (const char* call : {"fallocate", "pwrite", "pread"}) {
     for (const int n : {0, 3}) {
       INFO(call << " " << n);
@@ -252,6 +253,7 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
       const OffloadActivations guard(offload);
       const auto step = [&] { grad(sum(long_chain(x, 12)), {x}); };
       CHECK(error_of(step).empty());  // the control
+
       left = call == std::string("fallocate") ? 0 : n;
       if (call == std::string("fallocate")) {
         file_calls.fallocate = [](int, int, off_t, off_t) { return errno = ENOSPC, -1; };
@@ -264,6 +266,8 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
           return left-- > 0 ? ::pread(fd, data, size, at) : (errno = EIO, -1);
         };
       }
+
+      // The file has room for another such step, so only a longer chain makes it grow.
       const bool must_grow = call == std::string("fallocate");
       const std::string error = error_of([&] {
         if (must_grow)
@@ -271,6 +275,7 @@ TEST_CASE("a disk error ends the pass with an error that names the scratch file"
         else
           step();
       });
+
       file_calls = calls;
       CHECK_THAT(error, ContainsSubstring("scratch file") && ContainsSubstring(f.path().string()));
     }

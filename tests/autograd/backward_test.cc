@@ -125,6 +125,7 @@ TEST_CASE("an op's error names the op, unless it has an exit code other than int
     }
     return {Exit::done, ""};
   };
+
   CHECK((thrown({}) == std::pair<Exit, std::string>(Exit::done, "")));
   CHECK_THAT(thrown({.forward_throws = atens}).second,
              ContainsSubstring("wrong_thrower(float64[2]): ") && ContainsSubstring("(2)") &&
@@ -132,8 +133,11 @@ TEST_CASE("an op's error names the op, unless it has an exit code other than int
   CHECK_THAT(thrown({.backward_throws = atens}).second,
              ContainsSubstring("wrong_thrower backward: ") && ContainsSubstring("(2)") &&
                  ContainsSubstring("(3)"));
+
   CHECK(thrown({.forward_throws = code(Exit::internal)}).second ==
         "wrong_thrower(float64[2]): as it is");
+
+  // An error with an exit code of its own keeps its message.
   CHECK((thrown({.forward_throws = code(Exit::memory)}) ==
          std::pair<Exit, std::string>(Exit::memory, "as it is")));
   CHECK((thrown({.backward_throws = code(Exit::diverged)}) ==

@@ -71,6 +71,7 @@ TEST_CASE(
               wanted.abs().max().to(at::kDouble))
           .item<double>();
     };
+
     for (const int64_t hooked_from : {0, 1, 2}) {
       const Tied model(dtype);
       const auto ps = model.all();
@@ -85,6 +86,7 @@ TEST_CASE(
             return at::Tensor();
           });
         }
+
         backward(model.loss(micro));
         for (size_t i = 0; i < 3; ++i) {
           at::Tensor total = own[0][i].to(at::kDouble);
@@ -95,6 +97,7 @@ TEST_CASE(
           CHECK(error(ps[i].grad(), total) < allowed);
         }
       }
+
       for (size_t i = 0; i < 3; ++i) {
         // grad() calls the hook too, so each micro-batch after the first hooked one appears twice.
         INFO(dtype_name(dtype) << ", hooks from micro-batch " << hooked_from << ", parameter "
@@ -106,6 +109,7 @@ TEST_CASE(
           CHECK(seen[i][call].equal(copies[i][call]));  // not changed after the hook kept it
         }
       }
+
       if (hooked_from == 0)
         CHECK(error(own[0][0], own[1][0]) > 0.1);  // control: micro-batches differ
     }

@@ -253,6 +253,7 @@ TEST_CASE(
   const auto classes = [&](const auto& model, int64_t micro) {
     return cross_entropy(model(Variable(images[micro])), labels[micro], 8);
   };
+
   GPTConfig g;
   g.n_layer = 5;
   g.n_head = 2;
@@ -263,6 +264,7 @@ TEST_CASE(
   auto with_fp8 = dtypes;
   with_fp8.push_back(at::kFloat8_e4m3fn);
   trains_the_same<GPT>("gpt", [&] { return GPT(g); }, language, with_fp8);
+
   LlamaConfig l;
   l.n_layer = 3;
   l.n_head = 4;
@@ -273,6 +275,7 @@ TEST_CASE(
   l.dropout = 0.2;
   l.qkv_bias = l.qk_norm = true;
   trains_the_same<Llama>("llama", [&] { return Llama(l); }, language, with_fp8);
+
   for (const std::string cell : {"lstm", "gru"}) {
     RNNConfig r;
     r.cell = cell;
@@ -283,6 +286,7 @@ TEST_CASE(
     r.dropout = 0.2;
     trains_the_same<RNN>(cell, [&] { return RNN(r); }, language, dtypes);
   }
+
   for (const std::string norm : {"batch", "layer"}) {
     MLPConfig m;
     m.n_layer = 5;
@@ -291,6 +295,7 @@ TEST_CASE(
     m.dropout = 0.2;
     trains_the_same<MLP>("mlp", [&] { return MLP(m, {{2, 8, 8}, 3}); }, classes, dtypes);
   }
+
   ConvNetConfig c;
   c.n_stage = 2;
   c.n_block = 2;
@@ -348,10 +353,12 @@ TEST_CASE("parameters may be frozen between the forward pass and the recomputati
          return conv2d(image, kernel, {}, {});
        }},
   };
+
   for (const auto& [name, part] : parts) {
     for (const std::string kind : {"plain", "blocks", "selective"}) {
       for (const bool is_data : {false, true}) {
         INFO(name << ", " << kind << (is_data ? ", of data" : ""));
+
         const at::Tensor values = torch::ones({8, 8}) * 0.5;
         const Variable x = is_data ? Variable(values) : Variable::parameter(values),
                        other = Variable::parameter(values.clone());
@@ -363,6 +370,7 @@ TEST_CASE("parameters may be frozen between the forward pass and the recomputati
         const Variable y = kind == "plain"    ? run(x)
                            : kind == "blocks" ? recompute(run, x)
                                               : recompute_selectively(selection, run, x);
+
         w.requires_grad_(false);
         backward(sum(y));
         CHECK(!w.grad().defined());

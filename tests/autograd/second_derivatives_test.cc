@@ -59,6 +59,7 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
     std::vector<std::vector<int64_t>> shapes;
     std::function<Variable(V)> f;
   };
+
   const std::vector<Fused> all{
       {"linear_gelu",
        {{12, 16}, {24, 16}, {24}},
@@ -91,6 +92,7 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
        [](V v) { return lstm_layer(v[0], v[1], v[2], v[3], v[4], v[5], false).first; }},
       {"lstm_cell", {{4, 32}, {4, 8}}, [](V v) { return lstm_cell(v[0], v[1]).first; }},
       {"gru_cell", {{4, 24}, {4, 24}, {4, 8}}, [](V v) { return gru_cell(v[0], v[1], v[2]); }}};
+
   for (const Fused& fused : all) {
     INFO(fused.op);
     std::vector<at::Tensor> low, wide;
@@ -98,6 +100,7 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
       low.push_back(torch::randn(shape));
       wide.push_back(low.back().to(at::kDouble));
     }
+
     const auto ours = second_of(fused.f, low), wanted = second_of(fused.f, wide);
     for (size_t i = 0; i < ours.size(); ++i) {
       REQUIRE(ours[i].defined() == wanted[i].defined());
@@ -110,6 +113,7 @@ TEST_CASE("second derivatives of fused ops in float32 agree with those in float6
                          wanted[i].abs().max().item<double>()));  // sums of some hundred roundings
     }
   }
+
   // If one Variable is two inputs of a fused op, each input has its own gradient.
   const auto twice = [](V v) { return gru_cell(v[0], v[0], slice(v[0], 1, 0, 8)); };
   const at::Tensor x = torch::randn({4, 24}, at::kDouble);
@@ -227,6 +231,7 @@ TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its
   initialize(model, Init::gpt2, 1, 2);
   move_to(model, at::kCPU, at::kDouble);
   const at::Tensor ids = torch::randint(7, {2, 6}), targets = torch::randint(7, {2, 6});
+
   std::vector<Variable> ps;
   std::vector<at::Tensor> u;
   for (const auto& p : parameters(model)) {
@@ -235,6 +240,8 @@ TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its
     u.push_back(torch::randn_like(p.parameter.data()));
   }
   const auto loss = [&] { return head_loss(model, ids, targets); };
+
+  // The Hessian times u is the gradient of the dot product of the gradient and u.
   Variable dot;
   const auto first = grad(loss(), ps, {}, /*create_graph=*/true);
   for (size_t i = 0; i < ps.size(); ++i) {
@@ -242,12 +249,14 @@ TEST_CASE("a Hessian-vector product through a GPT agrees with differences of its
     dot = dot.defined() ? dot + term : term;
   }
   const auto product = grad(dot, ps);
+
   const auto moved = [&](double by) {
     for (size_t i = 0; i < ps.size(); ++i) ps[i].data().add_(u[i], by);
     auto g = grad(loss(), ps);
     for (size_t i = 0; i < ps.size(); ++i) ps[i].data().sub_(u[i], by);
     return g;
   };
+
   const double eps = 1e-6;
   const auto above = moved(eps), below = moved(-eps);
   for (size_t i = 0; i < ps.size(); ++i) {
@@ -271,6 +280,7 @@ TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
       v("out", out);
     }
   };
+
   Critic critic;
   initialize(critic, Init::xavier_normal, 3);
   move_to(critic, at::kCPU, at::kDouble);
@@ -282,6 +292,7 @@ TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
     const Variable excess = sqrt(sum(dx * dx, -1)) - 1.0;
     return mean(y) + mean(excess * excess) * 10.0;
   };
+
   backward(loss());
   for (const auto& p : parameters(critic)) {
     if (p.path == "out.bias") continue;  // the penalty does not depend on it
@@ -297,6 +308,7 @@ TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
       CHECK(g[i].item<double>() == Approx((above - below) / (2 * eps)).epsilon(1e-4).margin(1e-6));
     }
   }
+
   // And it trains: the critic's gradient goes to norm 1.
   Optimizer optimizer({.kind = "adam", .weight_decay = 0}, parameters(critic));
   const auto penalty = [&] {
@@ -304,6 +316,7 @@ TEST_CASE("a step with a gradient penalty has the gradient of its whole loss",
     const Variable dx = grad(sum(critic(x)), {x})[0];
     return (dx.data().norm(2, -1) - 1).pow(2).mean().item<double>();
   };
+
   const double before = penalty();
   for (int i = 0; i < 60; ++i) {
     zero_grad(critic);

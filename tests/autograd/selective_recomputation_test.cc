@@ -106,6 +106,7 @@ TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the
   const Variable x = Variable::parameter(torch::randn({64, 64})),
                  narrow = Variable::parameter(torch::randn({64, 8})),
                  wide = Variable::parameter(torch::randn({8, 64}));
+
   const auto runs_of = [&](Selection selection) {
     InsideProduct::runs = 0;
     const Variable y = recompute_selectively(
@@ -117,11 +118,13 @@ TEST_CASE("the matrix products with the most FLOPs per byte are kept, within the
     backward(sum(y));
     return InsideProduct::runs;
   };
+
   // The ops would keep 64 x 8 elements twice for the first product (its result and intermediate),
   // 64 x 64 elements twice for the second one, and the results of tanh.
   CHECK(runs_of({.share = 0}) == 4);
   CHECK(runs_of({.share = 0.15}) == 3);
   CHECK(runs_of({.share = 1}) == 2);
+
   // Bytes that earlier parts did not use can be used.
   CHECK(runs_of({.share = 0, .spare = 2 * 64 * 8 * 4}) == 3);
   CHECK(runs_of({.share = 0, .spare = 2 * 64 * 8 * 4 - 1}) == 4);

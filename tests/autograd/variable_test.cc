@@ -99,6 +99,8 @@ TEST_CASE(
   c[0] += 10;
   CHECK(other.data().equal(torch::tensor({10.f, 2.f, 4.f, 6.f, 8.f, 10.f})));
   CHECK(view.data().equal(torch::tensor({4.f, 6.f})));
+
+  // The graph of y saved w, which is changed before the backward pass.
   Variable w = param({3});
   const Variable y = sum(w * w);
   {
@@ -110,6 +112,7 @@ TEST_CASE(
   CHECK_THAT(error_of([&] { y.backward(); }),
              ContainsSubstring("mul: ") && ContainsSubstring("in place"));
   sum(w).backward();  // the control: a new graph takes the new values
+
   // Arithmetic that would replace a parameter or change a temporary is an error.
   CHECK_THAT(error_of([&] { w += 1; }),
              ContainsSubstring("parameter") && ContainsSubstring("NoGrad"));
@@ -123,6 +126,7 @@ static_assert(!std::is_assignable_v<Variable&&, Variable>, "x[0] = y must not co
 TEST_CASE("indexing and its gradients agree with LibTorch", "[variable]") {
   using torch::indexing::None;
   using TorchSlice = torch::indexing::Slice;
+
   agrees([](auto& a, auto&, auto&) { return a[1] * a[-2]; },
          [](auto& a, auto&, auto&) { return a[1] * a[-2]; });
   agrees([](auto& a, auto&, auto&) { return a.index({Slice{}, Slice{1}}); },
@@ -131,6 +135,7 @@ TEST_CASE("indexing and its gradients agree with LibTorch", "[variable]") {
          [](auto& a, auto&, auto&) { return a.index({1, TorchSlice(0, -1)}); });
   agrees([](auto& a, auto&, auto&) { return a.index({Slice{.step = 2}, 0}); },
          [](auto& a, auto&, auto&) { return a.index({TorchSlice(None, None, 2), 0}); });
+
   const at::Tensor ids = torch::tensor({1, 1, 0}, at::kLong),
                    mask = torch::tensor({true, false, true});
   agrees([&](auto& a, auto& b, auto&) { return a[ids] * b[ids]; },
@@ -141,6 +146,8 @@ TEST_CASE("indexing and its gradients agree with LibTorch", "[variable]") {
          [&](auto& a, auto&, auto&) { return a.index({ids, ids}); });
   agrees([&](auto& a, auto& b, auto&) { return b[a > 1]; },
          [&](auto& a, auto& b, auto&) { return b.index({a > 1}); });
+
+  // Errors name the op and the tensor.
   const Variable x = zeros({2, 3});
   CHECK_THAT(error_of([&] { x[2]; }), ContainsSubstring("select(float32[2,3]): index 2") &&
                                           ContainsSubstring("dim 0") &&
@@ -217,6 +224,7 @@ TEST_CASE("Variables are made from numbers, shapes, ranges and seeds", "[variabl
   CHECK(arange(4).data().equal(torch::arange(4, at::kFloat)));
   CHECK(arange(1, 0, -0.25).data().equal(torch::arange(1, 0, -0.25, at::kFloat)));
   CHECK(linspace(-1, 1, 5).data().equal(torch::linspace(-1, 1, 5)));
+
   CHECK(tensor({{1, 2}, {3, 4}, {5, 6}})
             .data()
             .equal(torch::tensor({{1.f, 2.f}, {3.f, 4.f}, {5.f, 6.f}})));
@@ -225,13 +233,17 @@ TEST_CASE("Variables are made from numbers, shapes, ranges and seeds", "[variabl
   CHECK(tensor({1}).sizes() == at::IntArrayRef{1});
   CHECK(tensor(2.5, at::kDouble).data().equal(torch::tensor(2.5, at::kDouble)));
   CHECK(tensor({}).sizes() == at::IntArrayRef{0});
+
   const at::Tensor ids = torch::tensor({{1, 0}, {2, 1}}, at::kLong);
   CHECK(lathe::one_hot(ids, 3).data().equal(torch::one_hot(ids, 3).to(at::kFloat)));
+
+  // The same seed gives the same values, and another seed gives others.
   const Variable a = randn({100, 100}, 1), b = randn({100, 100}, 1), c = randn({100, 100}, 2);
   CHECK(a.data().equal(b.data()));
   CHECK(!a.data().equal(c.data()));
   CHECK(std::abs(a.data().mean().item<double>()) < 0.04);  // four standard deviations
   CHECK(a.data().std().item<double>() == Approx(1).margin(0.03));
+
   CHECK_THAT(error_of([&] { lathe::one_hot(ids, 2); }),
              ContainsSubstring("one_hot: int64[2,2]") && ContainsSubstring("[0, 2)"));
   CHECK_THAT(error_of([&] { lathe::one_hot(torch::tensor({-1}, at::kLong), 2); }),
@@ -252,20 +264,25 @@ TEST_CASE("a frozen parameter gets no gradient, and can be trained again", "[var
   early.backward();  // recorded before
   CHECK(!w.grad().defined());
   CHECK(v.grad().defined());
+
   const Variable y = sum(w * v);
   y.backward();
   CHECK(!w.grad().defined());
   CHECK(!(w * w).requires_grad());
+
   w.requires_grad_(true);
   sum(w * v).backward();
   CHECK(w.grad().equal(v.data()));
   w.requires_grad_(false);  // its gradient is dropped, so that no optimizer uses it
   CHECK(!w.grad().defined());
+
+  // The result of an op is not a parameter, so it cannot be frozen.
   CHECK_THAT(error_of([&] {
                Variable z = v * 2;
                z.requires_grad_(false);
              }),
              ContainsSubstring("requires_grad_: float64[2]") && ContainsSubstring("mul_scalar"));
+
   Variable constant = ones({2});
   constant.requires_grad_();
   CHECK(constant.as_leaf() != nullptr);
@@ -331,6 +348,7 @@ TEST_CASE("hooks can be removed, also by themselves and after their graph is gon
     return g * 2;
   });
   HookHandle last = x.register_post_accumulate_grad_hook([&](Leaf&) { ++finished; });
+
   {
     const Variable y = exp(x);
     gone = y.register_hook([](const at::Tensor&) { return at::Tensor(); });
@@ -339,9 +357,13 @@ TEST_CASE("hooks can be removed, also by themselves and after their graph is gon
   CHECK(seen == 11);
   CHECK(finished == 1);
   CHECK(x.grad().eq(2).all().item<bool>());
+
+  // `own` removed itself during that pass.
   sum(x * 1.0).backward();
   CHECK(seen == 12);
   CHECK(finished == 2);
+
+  // Removing again, after the graph is gone, or without a hook is allowed.
   first.remove();
   first.remove();
   last.remove();

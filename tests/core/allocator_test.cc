@@ -107,21 +107,25 @@ TEST_CASE("blocks are aligned, do not overlap, and count in their category, from
       intact = intact && reinterpret_cast<uintptr_t>(live.back().const_data_ptr()) % 64 == 0;
       live.back().fill_(static_cast<int64_t>(i % 251));
       if (live.size() < 40) continue;
+      // A block with two different values was overwritten by another block.
       const auto victim = live.begin() + draw(thread * 10000 + i, 40);
       intact = intact && victim->eq((*victim)[0]).all().item<bool>();
       live.erase(victim);
     }
     return intact;
   };
+
   bool other = false;
   std::thread thread([&] { other = work(2); });
   CHECK(work(1));
   thread.join();
   CHECK(other);
+
   const MemoryStats after = memory_stats();
   CHECK(after.total == before.total);
   CHECK(after.used[static_cast<size_t>(Memory::data)] ==
         before.used[static_cast<size_t>(Memory::data)]);
+
   const at::Tensor t = bytes(5 * megabyte);
   CHECK(memory_stats().total == before.total + 5 * megabyte);
   recategorize(t.storage().data_ptr(), Memory::gradients);

@@ -81,8 +81,10 @@ TEST_CASE("matrix products of any shape, with each part of the epilogue, agree w
         const at::Tensor wanted = a.to(at::kDouble).matmul(b.to(at::kDouble));
         at::Tensor y = torch::empty({m, n}, dtype), before = torch::empty({m, n}, dtype),
                    z = torch::empty({m, n});
+
         gemm(matrix(a), matrix(b), m, n, k, {.out = matrix(y)});
         CHECK(error(y, wanted) < allowed);
+
         const at::Tensor bt = b.t().contiguous(), at = a.t().contiguous();
         gemm_nt(matrix(a), matrix(bt), m, n, k,
                 {.out = matrix(y),
@@ -91,10 +93,12 @@ TEST_CASE("matrix products of any shape, with each part of the epilogue, agree w
                  .before = matrix(before)});
         CHECK(error(before, wanted + bias) < allowed);
         CHECK(error(y, torch::gelu(wanted + bias, "tanh")) < allowed);
+
         gemm_tn(matrix(at), matrix(b), m, n, k, {.out = matrix(z), .residual = matrix(residual)},
                 sums.mutable_data_ptr<float>());
         CHECK(error(z, wanted + residual) < 1e-5);
         CHECK(error(sums, at.to(at::kDouble).sum(0)) < 1e-4);  // a sum may be far below its terms
+
         // Split the inner size into a sum of two matmuls, and the rows into two matmuls with one
         // right factor.
         const int64_t deep = k / 3, high = m / 3;
@@ -359,10 +363,12 @@ TEST_CASE("attention of the last positions has the bits of all positions, and ag
                {4, 2, 16, 7}, {2, 2, 10, 64}, {12, 1, 8, 131}, {3, 1, 70, 65}}) {
         INFO(isa_name(isa) << ", " << heads << " heads of " << width << ", " << kv_heads
                            << " of keys");
+
         const Variable q(torch::randn({2, time, heads * width}).to(dtype));
         const Variable k(torch::randn({2, time, kv_heads * width}).to(dtype));
         const Variable v(torch::randn({2, time, kv_heads * width}).to(dtype));
         const at::Tensor whole = attention(q, k, v, heads, kv_heads).data();
+
         for (const int64_t few : {int64_t{1}, int64_t{3}, std::min<int64_t>(time, 70)}) {
           const Variable last = slice(q, 1, time - few, time);
           const at::Tensor wanted = whole.slice(1, time - few);
@@ -371,6 +377,8 @@ TEST_CASE("attention of the last positions has the bits of all positions, and ag
             CHECK(own.equal(wanted));
           else
             CHECK(error(own, wanted.to(at::kDouble)) < 2e-2);
+
+          // The reference is the same attention in float64.
           const auto wide = [](const Variable& x) { return Variable(x.data().to(at::kDouble)); };
           CHECK(error(own, attention(wide(last), wide(k), wide(v), heads, kv_heads).data()) <
                 (dtype == at::kFloat ? 1e-5 : 2e-2));
@@ -389,6 +397,8 @@ TEST_CASE("LATHE_ISA selects the path that it names, and refuses unknown and mis
                 .folder = f.path(),
                 .environment = {{"LATHE_ISA", isa}}});
   };
+
+  // paths() leaves out the baseline, on which ATen's kernels run.
   for (const Isa isa : paths()) {
     CHECK_THAT(kernels(isa_name(isa)).out,
                ContainsSubstring(std::string("instructions  ") + isa_name(isa) + " of"));
@@ -397,16 +407,19 @@ TEST_CASE("LATHE_ISA selects the path that it names, and refuses unknown and mis
     CHECK_THAT(kernels(isa_name(isa)).out,
                ContainsSubstring(isa >= Isa::avx512_bf16 ? as_it_is : widened));
   }
+
   const Finished unknown = kernels("sse9");
   CHECK(unknown.code == 2);
   CHECK_THAT(unknown.err,
              ContainsSubstring("LATHE_ISA=sse9") && ContainsSubstring("baseline, avx2"));
+
   if (machine_isa() < Isa::amx) {
     const Finished missing = kernels("amx");
     CHECK(missing.code == 2);
     CHECK_THAT(missing.err, ContainsSubstring("LATHE_ISA=amx") &&
                                 ContainsSubstring(std::string("up to ") + isa_name(machine_isa())));
   }
+
   CHECK_THAT(kernels("baseline").out, ContainsSubstring("fp32          ATen's"));
 }
 
@@ -511,13 +524,17 @@ TEST_CASE("a run uses ATen's kernels if instructions are missing or train.kernel
     INFO(done.err);
     REQUIRE(done.code == 0);
   };
+
   if (skip_without(at::kFloat)) return;
   trained("own", {}, {});
   trained("asked", {"--train.kernels=aten"}, {});
   trained("lacking", {"--amp.dtype=bf16"}, {{"LATHE_ISA", "baseline"}});
   trained("bf16", {"--amp.dtype=bf16", "--train.kernels=aten"}, {{"LATHE_ISA", "baseline"}});
+
+  // Missing instructions and train.kernels choose the same kernels.
   CHECK(difference(f / "lacking", f / "bf16").empty());
   CHECK_FALSE(difference(f / "own", f / "asked").empty());
+
   const auto last_loss = [&](const std::string& name) {
     const std::string text = slurp(f / name / "metrics.jsonl");
     return std::stod(text.substr(text.rfind("\"loss\":") + 7));

@@ -118,6 +118,7 @@ TEST_CASE("a page that the disk can't read ends the process with code 6 and a se
   const TempFolder f;
   int lines[2];
   REQUIRE(pipe(lines) == 0);
+
   const pid_t child = fork();
   if (child == 0) {
     dup2(lines[1], STDERR_FILENO);
@@ -128,12 +129,14 @@ TEST_CASE("a page that the disk can't read ends the process with code 6 and a se
     std::memset(block.get(), 1, 1 << 20);
     _exit(0);
   }
+
   close(lines[1]);
   std::string text(1000, '\0');
   text.resize(static_cast<size_t>(std::max<ssize_t>(0, read(lines[0], text.data(), text.size()))));
   close(lines[0]);
   int status = 0;
   waitpid(child, &status, 0);
+
   REQUIRE(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 6);
   CHECK_THAT(text, ContainsSubstring(f.path().string()) && ContainsSubstring("scratch"));

@@ -71,6 +71,7 @@ TEST_CASE("gradients at infinities and zeros, and without degrees of freedom, ma
   const auto agree = [](const std::pair<at::Tensor, at::Tensor>& g) {
     CHECK(g.first.allclose(g.second, 0, 0, /*equal_nan=*/true));
   };
+
   for (const auto& values : std::vector<std::vector<double>>{{infinite, 2, 3},
                                                              {0, infinite, 3},
                                                              {2, 0, infinite},
@@ -87,6 +88,8 @@ TEST_CASE("gradients at infinities and zeros, and without degrees of freedom, ma
     agree(both_gradients([](const Variable& v) { return cumprod(v, 0); },
                          [](const at::Tensor& t) { return t.cumprod(0); }, x));
   }
+
+  // A correction of at least the number of elements leaves no degrees of freedom.
   for (const at::Tensor& x : {torch::full({}, 3.0, at::kDouble), torch::arange(3, at::kDouble)}) {
     for (const double correction : {0.0, 1.0, 2.0, 3.0, 4.0}) {
       INFO(x << ", correction " << correction);
@@ -113,17 +116,21 @@ TEST_CASE("SwiGLU and its gradient are zero far below zero, and NaN at minus inf
         all.push_back(g.data());
       return all;
     };
+
     for (const double gate : {-1e3, -2.3e30}) {
       INFO(gate);
       for (const at::Tensor& t : gradients(gate)) CHECK(t.eq(0).all().item<bool>());
     }
+
     const at::Tensor x = torch::tensor(
         {-std::numeric_limits<double>::infinity(), -1e30, -101.0, -99.0, -50.0, 1.0, 0.0, 0.0},
         at::kDouble);
+    // swiglu takes the gates from the first half of a row; the second half is 1 here.
     const at::Tensor packed = torch::stack({x, torch::ones({8}, at::kDouble)}, 0).reshape({1, 16});
     const Variable v = Variable::parameter(packed.to(dtype));
     const Variable y = swiglu(v);
     backward(y, torch::ones({1, 8}, dtype));
+
     CHECK(y.data()[0][0].isnan().item<bool>());
     CHECK(v.grad()[0][0].isnan().item<bool>());
     CHECK(y.data()[0].slice(0, 1).allclose((x * x.sigmoid()).slice(0, 1).to(dtype), 1e-2, 1e-30));

@@ -72,12 +72,14 @@ TEST_CASE("a GPU's attention with groups, windows, documents and a cache matches
           "[gpu_attention][gpu]") {
   if (skip_without_gpu()) return;
   torch::manual_seed(8);
+
   for (const GroupedCase& c : grouped_cases()) {
     const int64_t batch = 2;
     const std::vector<at::Tensor> qkv{torch::randn({batch, c.time, c.heads * c.width}),
                                       torch::randn({batch, c.keys, c.kv_heads * c.width}),
                                       torch::randn({batch, c.keys, c.kv_heads * c.width})};
     const at::Tensor dy = torch::randn(qkv[0].sizes());
+
     for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
       INFO(c.label << " " << at::toString(dtype));
       std::vector<at::Tensor> rounded;
@@ -85,6 +87,7 @@ TEST_CASE("a GPU's attention with groups, windows, documents and a cache matches
       const auto wanted = attended(c, rounded, dy.to(dtype), at::kCPU, at::kDouble);
       const auto ours = attended(c, rounded, dy.to(dtype), at::kCUDA, dtype);
       const auto again = attended(c, rounded, dy.to(dtype), at::kCUDA, dtype);
+
       // Two products and a softmax, each rounded.
       const double unit = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 0x1p-8 : 0x1p-5;
       for (size_t i = 0; i < wanted.size(); ++i) {
@@ -92,6 +95,8 @@ TEST_CASE("a GPU's attention with groups, windows, documents and a cache matches
         CHECK(apart(ours[i], wanted[i]) < unit);
         CHECK(ours[i].equal(again[i]));
       }
+
+      // With one key, another window changes nothing.
       if (c.keys == 1) continue;
       GroupedCase other = c;  // the control
       other.scores.window = other.scores.window == 0 ? 2 : other.scores.window - 1;

@@ -135,11 +135,13 @@ TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula h
   int sets = 0;
   on_every_set([&](const std::string&) { ++sets; });
   CHECK(sets >= 1);
+
   for (const auto& k : nan_cases()) {
     torch::manual_seed(1);
     Tensors x;
     for (const auto& sizes : k.inputs) x.push_back(torch::randn(sizes, at::kDouble));
     const at::Tensor dy = torch::randn(k.oracle(x).sizes(), at::kDouble);
+
     // Each run puts a NaN at one position of one input. The first run is a control without a NaN.
     struct Place {
       size_t input;
@@ -158,6 +160,7 @@ TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula h
       if (p.at >= 0) (p.input < x.size() ? out.first[p.input] : out.second).view(-1)[p.at] = NAN;
       return out;
     };
+
     for (const auto& p : places) {
       const auto [exact, exact_dy] = spoiled(p, at::kDouble);
       const auto wanted = nans(run_oracle(k, exact, exact_dy));
@@ -186,6 +189,7 @@ TEST_CASE("a NaN anywhere in an input or a cotangent appears where the formula h
         });
       }
     }
+
     for (const auto& [where, what] : problems)
       FAIL_CHECK(k.op << " " << where << ": wrong for " << what.first << " positions; "
                       << what.second);
@@ -242,6 +246,7 @@ TEST_CASE("gelu far from zero is 0 or the identity, and its derivative 0 or 1",
     const at::Tensor dy = torch::full({6, 1}, 0.75).to(dtype), one = torch::ones({1, 1}, dtype),
                      zero = torch::zeros({1}, dtype);
     const at::Tensor wanted = torch::where(u.gt(0), dy, torch::zeros_like(dy));
+
     const auto check = [&](const std::string& what, auto&& f) {
       with_and_without([&](const std::string& kernels) {
         on_every_set([&](const std::string& set) {
@@ -256,6 +261,7 @@ TEST_CASE("gelu far from zero is 0 or the identity, and its derivative 0 or 1",
         });
       });
     };
+
     check("gelu tanh", [](const Variable& v) { return gelu(v); });
     check("gelu exact", [](const Variable& v) { return gelu(v, Gelu::exact); });
     check("linear_gelu",

@@ -348,6 +348,7 @@ bool names_undefined_input(const std::string& message) {
 TEST_CASE("every op with an undefined input computes without it, or names it in one sentence",
           "[op_contracts]") {
   int64_t refused = 0, computed = 0;
+
   for (const OpCase& row : lathe::test::op_table()) {
     if (row.op == "interpolate_backward") continue;  // its rows themselves read an input's dtype
     for (size_t i = 0; i < row.inputs.size(); ++i) {
@@ -355,10 +356,12 @@ TEST_CASE("every op with an undefined input computes without it, or names it in 
       const TrainingStep step(lathe::test::step_random);
       Variables in = variables_of(row, at::kFloat);
       in[i] = Variable();
+
       const std::string message = message_of([&] {
         const Variable y = row.ours(in);
         if (y.requires_grad()) backward(y, y.data());
       });
+
       if (message.empty()) {
         ++computed;
       } else {
@@ -370,6 +373,8 @@ TEST_CASE("every op with an undefined input computes without it, or names it in 
       }
     }
   }
+
+  // The control: the table has many rows of both kinds.
   CHECK(computed > 20);
   CHECK(refused > 200);
 }
@@ -423,6 +428,7 @@ TEST_CASE("functions of several ops name themselves where an input is undefined"
       {"stack", [&] { stack({x, none}, 0); }},
       {"index", [&] { (void)none[0]; }},
       {"einsum", [&] { einsum("ij,jk->ik", {x, none}); }},
+
       {"operator", [&] { (void)(none < 1); }},
       {"operator",
        [&] {
@@ -430,12 +436,15 @@ TEST_CASE("functions of several ops name themselves where an input is undefined"
          y += none;
        }},
       {"add_scalar", [&] { (void)(none + 1.0); }}};
+
   for (const auto& [name, use] : rows) {
     const std::string message = message_of(use);
     INFO(name << ": " << message);
     CHECK(message.starts_with(name + "("));
     CHECK(names_undefined_input(message));
   }
+
+  // The control: a message that names no op is refused.
   CHECK_FALSE(names_undefined_input("a Variable is undefined: it holds no tensor"));
 }
 

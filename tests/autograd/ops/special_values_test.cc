@@ -73,6 +73,7 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
       {"expm1", [](V v) { return expm1(v[0]); }, [](T x) { return x[0].expm1(); }},
       {"rsqrt", [](V v) { return rsqrt(v[0]); }, [](T x) { return x[0].rsqrt(); }},
       {"reciprocal", [](V v) { return reciprocal(v[0]); }, [](T x) { return x[0].reciprocal(); }},
+
       {"softplus", [](V v) { return softplus(v[0]); }, [](T x) { return torch::softplus(x[0]); }},
       {"logsigmoid", [](V v) { return logsigmoid(v[0]); },
        [](T x) { return torch::log_sigmoid(x[0]); }},
@@ -84,13 +85,17 @@ TEST_CASE("elementwise functions agree with LibTorch at NaN, infinities, zeros a
       {"mish", [](V v) { return mish(v[0]); }, [](T x) { return torch::mish(x[0]); }},
       {"clamp", [](V v) { return clamp(v[0], -1.0, 3.0); },
        [](T x) { return x[0].clamp(-1.0, 3.0); }},
+
+      // These are not elementwise.
       {"max", [](V v) { return max(v[0]); }, [](T x) { return x[0].max(); }},
       {"min", [](V v) { return min(v[0]); }, [](T x) { return x[0].min(); }},
       {"sort", [](V v) { return sort(v[0]).first; },
        [](T x) { return std::get<0>(x[0].sort(true, -1, false)); }},
       {"cumsum", [](V v) { return cumsum(v[0], 0); }, [](T x) { return x[0].cumsum(0); }}};
+
   const std::vector<double> at{nan_value, infinite, -infinite, 0.0, -0.0, 1,     -1, 3,
                                -3,        0.5,      20,        21,  -40,  1e-30, 88};
+
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     for (const ValueCase& k : cases) check(k, {torch::tensor(at, dtype)});
   }
@@ -143,6 +148,7 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros and ties, an
     cases.push_back({str("norm ", p), [p](V v) { return norm(v[0], p, 1); },
                      [p](T x) { return torch::linalg_vector_norm(x[0], p, 1); }});
   }
+
   const at::Tensor rows = torch::tensor({{nan_value, 1.0, 2.0, 1.0},
                                          {infinite, 1.0, 2.0, -3.0},
                                          {-infinite, 1.0, -infinite, 0.5},
@@ -152,6 +158,7 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros and ties, an
                                          {0.0, 3.0, 0.0, -1.0},
                                          {5.0, 0.0, 1.5, 2.0}},
                                         at::kDouble);
+
   for (const ValueCase& k : cases) {
     for (int64_t i = 0; i < rows.size(0); ++i) {
       INFO("row " << i);
@@ -159,10 +166,13 @@ TEST_CASE("reductions agree with LibTorch at NaN, infinities, zeros and ties, an
     }
     check(k, {rows.slice(0, 0, 0)});
   }
+
   const at::Tensor t = torch::tensor({3.0, nan_value, 3.0, 1.0});
   CHECK(argmax(Variable(t)).item<int64_t>() == 1);
   CHECK(argmin(Variable(t.slice(0, 2)), -1, true).equal(torch::tensor({1})));
   CHECK(argmax(Variable(torch::ones({3, 4})), 1).equal(torch::zeros({3}, at::kLong)));
+
+  // Without elements, there is no maximum or minimum.
   CHECK_THAT(error_of([] { max(zeros({0})); }),
              ContainsSubstring("max(float32[0]): ") && ContainsSubstring("one element"));
   CHECK_THAT(error_of([] { argmax(zeros({0})); }),
