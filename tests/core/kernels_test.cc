@@ -38,6 +38,7 @@ std::vector<Isa> paths() {
   for (const Isa isa : {Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
     if (isa <= machine_isa()) out.push_back(isa);
   }
+  if (out.empty()) WARN("skipped: on this CPU, all matrix products use ATen");
   return out;
 }
 /// While alive, kernels take the path of a machine with these instructions.

@@ -14,23 +14,32 @@ namespace {
 
 using namespace lathe;
 
-/// While alive, the environment has these variables and no others of a launcher.
+/// While alive, the environment has these variables and no others of a launcher. Afterwards it has
+/// none of them.
 class Environment {
  public:
   explicit Environment(std::map<std::string, std::string> set) : set_(std::move(set)) {
-    for (const char* name : all) unsetenv(name);
+    unset_all();
     for (const auto& [name, value] : set_) setenv(name.c_str(), value.c_str(), 1);
   }
-  ~Environment() {
-    for (const auto& [name, value] : set_) unsetenv(name.c_str());
-  }
+  ~Environment() { unset_all(); }
   Environment(const Environment&) = delete;
   Environment& operator=(const Environment&) = delete;
 
  private:
-  static constexpr const char* all[] = {
-      "RANK",        "WORLD_SIZE",  "LOCAL_RANK",           "LOCAL_WORLD_SIZE",
-      "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"};
+  static void unset_all() {
+    std::vector<std::string> names{
+        "RANK",        "WORLD_SIZE",  "LOCAL_RANK",    "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR", "MASTER_PORT", "LATHE_STORE_FD"};
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      const std::string text = *entry;
+      for (const char* prefix : {"TORCHELASTIC_", "SLURM_", "OMPI_COMM_WORLD_"}) {
+        if (text.starts_with(prefix)) names.push_back(text.substr(0, text.find('=')));
+      }
+    }
+    for (const std::string& name : names) unsetenv(name.c_str());
+  }
+
   std::map<std::string, std::string> set_;
 };
 
@@ -77,6 +86,7 @@ TEST_CASE("variables of torchrun, Slurm and Open MPI set the placement of a proc
     REQUIRE(p);
     CHECK(p->rank == 5);
     CHECK(p->size == 8);
+    CHECK(p->local_rank == 1);
     CHECK(p->host == "gpu03");
     CHECK(p->port == 20000 + 70001 % 20000);
     CHECK(!p->agent_hosts_store);
@@ -96,6 +106,9 @@ TEST_CASE("variables of torchrun, Slurm and Open MPI set the placement of a proc
     const auto p = placement_from_environment();
     REQUIRE(p);
     CHECK(p->rank == 1);
+    CHECK(p->size == 2);
+    CHECK(p->local_rank == 1);
+    CHECK(p->local_size == 2);
     CHECK(p->host == "127.0.0.1");
   }
 

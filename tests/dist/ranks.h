@@ -121,6 +121,7 @@ inline std::vector<double> numbers_of(const fs::path& run, const char* name) {
 inline double difference_between(const fs::path& a, const fs::path& b, const char* name) {
   const std::vector<double> x = numbers_of(a, name), y = numbers_of(b, name);
   REQUIRE(x.size() == y.size());
+  REQUIRE(!x.empty());
   double largest = 0;
   for (size_t i = 0; i < x.size(); ++i)
     largest = std::max(largest, std::fabs(x[i] - y[i]) / std::fabs(x[i]));

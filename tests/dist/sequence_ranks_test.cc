@@ -222,7 +222,8 @@ TEST_CASE("runs that divide the residual stream have the losses of one process",
   };
 
   // Sums over the processes have another order for 30 steps. The tolerance is 1e-6 in float32, and
-  // larger in bfloat16, which rounds more coarsely.
+  // larger in bfloat16, which rounds more coarsely, and for Muon, whose iteration amplifies
+  // differences.
   const std::vector<Cell> cells{
       {dropping_gpt, 2, {"--train.eval_interval=10", "--optim.grad_clip=0.5"}, {}},
       {dropping_gpt, 4, {"--memory.saved=bf16"}, {"--dist.context=2"}, 2e-2},

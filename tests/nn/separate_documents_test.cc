@@ -290,8 +290,10 @@ TEST_CASE("batches have document starts, and a document starts with the end toke
   }
 
   Batch last;
-  for (const auto all = data->evaluation(sizes, 0, at::kCPU); all->next(last);)
+  int batches = 0;
+  for (const auto all = data->evaluation(sizes, 0, at::kCPU); all->next(last); ++batches)
     CHECK(last.starts.sizes() == last.inputs.sizes());
+  CHECK(batches > 0);
 
   c.documents = "joined";
   CHECK_THAT(error_of([&] { open_data(c); }), ContainsSubstring("data.document_end") &&

@@ -382,7 +382,7 @@ TEST_CASE("the validation split is a share of each class, or files of its own",
   // A class of one example stays in training.
   p.options.val_share = 0.9;
   p.csv("1,a\n2,b\n3,b\n4,b\n");
-  CHECK(p.rows() == Rows{p.rows()[0], p.rows()[1]});
+  REQUIRE(p.rows().size() == 2);
   CHECK(p.rows()[0] == std::vector<double>{1, 0});
 
   // Validation examples from a file of their own.
