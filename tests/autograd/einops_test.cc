@@ -322,7 +322,7 @@ TEST_CASE("the error of a wrong pattern names the pattern, the axis and the size
                  ContainsSubstring("size 6") && ContainsSubstring("size 2 in operand 1"));
   CHECK_THAT(summed("ijk->i"), ContainsSubstring("einsum \"ijk->i\" of [2,6,3], [2,6,3]: ") &&
                                    ContainsSubstring("1 operand") &&
-                                   ContainsSubstring("2 were given"));
+                                   ContainsSubstring("2 tensors"));
   CHECK_THAT(summed("ij,ijk->i"),
              ContainsSubstring("einsum \"ij,ijk->i\" of [2,6,3], [2,6,3]: operand 0") &&
                  ContainsSubstring("3 dims") && ContainsSubstring("2 indices"));

@@ -599,8 +599,8 @@ TEST_CASE("an example set of safetensors can be written by hand, and wrong manif
                c.input_sizes = {1};
                c.inputs = {{0}, {1}};
              }),
-             ContainsSubstring("all.safetensors") && ContainsSubstring("3 elements") &&
-                 ContainsSubstring("claims 1"));
+             ContainsSubstring("all.safetensors") && ContainsSubstring("shape [3]") &&
+                 ContainsSubstring("claims [1]"));
   CHECK_THAT(problem([](auto& c) {
                c.task = "regression";
                c.targets = {{0, 0, 0}, {1, 1, 1}};
@@ -631,7 +631,7 @@ TEST_CASE("a manifest that claims longer examples than the file has is refused",
   m.inputs = {{0, 0, 0}, {1, 1, 1}};
   write_example_manifest(f.path(), m);
   CHECK_THAT(error_of([&] { open_examples(config_of(f.path())); }),
-             ContainsSubstring("x.safetensors") && ContainsSubstring("claims 3"));
+             ContainsSubstring("x.safetensors") && ContainsSubstring("claims [3]"));
 }
 
 TEST_CASE("a changed byte is found by verify, the hash and the manifest's own checksum",

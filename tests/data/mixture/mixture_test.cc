@@ -194,9 +194,9 @@ TEST_CASE(
   CHECK_THAT(prepare("three", {"--source", "none=none.jsonl", "--source", "aa=aa"}).err,
              ContainsSubstring("none.jsonl:1") && ContainsSubstring("JSON"));
   CHECK(!fs::exists(f / "three"));
-  const auto refusal = [&](const std::vector<std::string>& more) {
+  const auto refusal = [&](const std::vector<std::string>& more, Exit code = Exit::usage) {
     const Finished refused = prepare("other", more);
-    CHECK(refused.code == static_cast<int>(Exit::usage));
+    CHECK(refused.code == static_cast<int>(code));
     CHECK(!fs::exists(f / "other"));
     return refused.err;
   };
@@ -205,7 +205,7 @@ TEST_CASE(
   CHECK_THAT(refusal({"--source", "a/b=aa"}), ContainsSubstring("\"a/b\""));
   CHECK_THAT(refusal({"--source", "aa=aa:-1"}),
              ContainsSubstring("share of aa") && ContainsSubstring("not -1"));
-  CHECK_THAT(refusal({"--source", "aa=nowhere:1"}),
+  CHECK_THAT(refusal({"--source", "aa=nowhere:1"}, Exit::data),
              ContainsSubstring("nowhere") && ContainsSubstring("--source aa"));
   CHECK_THAT(refusal({"--source", "aa=aa", "bb"}),
              ContainsSubstring("command line: bb") && ContainsSubstring("--source"));

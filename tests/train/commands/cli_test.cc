@@ -166,7 +166,7 @@ TEST_CASE("bad data folders are refused with an exit code and one sentence", "[c
   refuse(f, {{with("cut"), 3, "claims 18000"},
              {with("missing"), 3, "missing/train.bin"},
              {with("torn"), 3, "torn/manifest.json: parse error"},
-             {with("foreign"), 3, "foreign/manifest.json: a format"},
+             {with("foreign"), 3, "foreign/manifest.json: the format is \"other\""},
              {with("number"), 3, "number/manifest.json: the field \"kind\""},
              {with("list"), 3, "JSON object"},
              {with("ids"), 3, "is 65535"},

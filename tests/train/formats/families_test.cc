@@ -275,7 +275,8 @@ TEST_CASE("a key that a family can't compute is refused by name", "[families]") 
 
   refused("gemma2", {{"hidden_activation", "relu"}}, "hidden_activation");
   refused("gemma2", {{"final_logit_softcapping", 0.0}}, "final_logit_softcapping = 0");
-  refused("gemma2", {{"query_pre_attn_scalar", nothing}, {"head_dim", nothing}}, "head_dim");
+  refused("gemma2", {{"query_pre_attn_scalar", nothing}, {"head_dim", nothing}},
+          "\"head_dim\" is null");
   refused("gemma3_text", {{"attn_logit_softcapping", 50.0}}, "attn_logit_softcapping");
   refused("gemma3_text", {{"use_bidirectional_attention", true}}, "use_bidirectional_attention");
   refused(
