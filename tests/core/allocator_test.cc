@@ -97,7 +97,7 @@ TEST_CASE("a repeated step takes no further memory from the system", "[allocator
 TEST_CASE("blocks are aligned, do not overlap, and count in their category, from any thread",
           "[allocator]") {
   const MemoryStats before = memory_stats();
-  const auto work = [](uint64_t thread) {
+  const auto work = [&before](uint64_t thread) {
     const MemoryScope scope(Memory::data);
     std::vector<at::Tensor> live;
     bool intact = true;
