@@ -211,7 +211,7 @@ TEST_CASE("vjp, jvp and hvp agree with central differences, with LibTorch and wi
             .item<bool>());
   CHECK(jvp([](V) { return ones({2}, at::kDouble); }, x, u).second.data().eq(0).all().item<bool>());
   CHECK_THAT(error_of([&] { jvp(f, x, {u[0]}); }),
-             ContainsSubstring("jvp: 1 vectors") && ContainsSubstring("2 inputs"));
+             ContainsSubstring("jvp: 1 vector ") && ContainsSubstring("2 inputs"));
   CHECK_THAT(error_of([&] { jvp(f, x, {u[0], u[0]}); }), ContainsSubstring("jvp: vector 1") &&
                                                              ContainsSubstring("float64[2,3]") &&
                                                              ContainsSubstring("float64[3,4]"));
