@@ -87,6 +87,7 @@ struct Session {
   /// Opens the device, sets threads, makes the model, transforms it and makes its optimizer. Then
   /// calls begin().
   static Session make(const LoadedConfig& loaded, const Task& task, const ModelSizes& sizes);
+  /// Does the same for opened data.
   static Session make(const RunData& data) { return make(data.loaded, *data.task, data.sizes); }
   /// Does the same without values: call begin() or load() then, once, before anything else.
   static Session make_without_values(const LoadedConfig& loaded, const Task& task,
