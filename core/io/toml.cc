@@ -134,8 +134,8 @@ bool value_of(const toml::node& node, ConfigValue& out) {
       placed.push_back({key.source().begin, {std::string(key.str()), std::move(read)}});
     }
     // toml++ sorts keys by name; restore the order of the file.
-    std::stable_sort(placed.begin(), placed.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::sort(placed.begin(), placed.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
     tables.emplace_back();
     for (auto& [at, entry] : placed) tables.back().push_back(std::move(entry));
   }

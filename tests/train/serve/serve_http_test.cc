@@ -218,8 +218,8 @@ TEST_CASE("clients that disconnect cancel their requests, and malformed requests
       std::string(5000, '\0'),
       post_request("/v1/completions", body).substr(0, 120),
       "GET / HTTP/1.1\r\n" + std::string(9000, 'h') + ": x\r\n\r\n",
-      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-      "application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"};
+      std::string("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n") +
+          "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"};
   for (const std::string& bytes : odd) Client(server.port()).send(bytes);
 
   // Linux reports the length of a listening socket's queue in this field.
