@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/io/checksum.h"
+#include "core/io/text.h"
 
 namespace lathe {
 namespace {
@@ -31,6 +32,14 @@ std::optional<Json> read_manifest_json(const fs::path& folder, const std::string
   if (!json.is_object())
     fail(Exit::data, path.string(), " holds no JSON object; make the data again");
   return json;
+}
+
+void check_data_format(const Json& json, const char* known, const std::string& where) {
+  const auto format = json.find("format");
+  if (format != json.end() && *format == known) return;
+  fail(Exit::data, where, ": the format is ",
+       format == json.end() ? "missing" : printable_line(format->dump().substr(0, 100)),
+       ", and this build reads \"", known, "\"; make the data again with `lathe prepare`");
 }
 
 void check_manifest_checksum(const Json& json, const std::string& where) {

@@ -20,6 +20,8 @@ void write_manifest_json(const fs::path& folder, Json json,
 /// is not a JSON object.
 std::optional<Json> read_manifest_json(const fs::path& folder,
                                        const std::string& name = "manifest.json");
+/// Throws Exit::data unless json["format"] is `known`.
+void check_data_format(const Json& json, const char* known, const std::string& where);
 /// Throws Exit::data where a manifest was changed after it was written. A manifest of an earlier
 /// build, without a checksum, passes.
 void check_manifest_checksum(const Json& json, const std::string& where);

@@ -78,10 +78,10 @@ ExampleManifest read_example_manifest(const fs::path& folder, const std::string&
   if (!found) fail(Exit::data, "there is no ", where, "; make example sets with `lathe prepare`");
 
   const Json& json = *found;
-  if (!is_example_manifest(json) ||
-      json_get<std::string>(json, "format", where, Exit::data) != format_name)
+  if (!is_example_manifest(json))
     fail(Exit::data, where,
-         ": a format that this build does not know; make the data again with `lathe prepare`");
+         " does not describe examples; make the data again with `lathe prepare`");
+  check_data_format(json, format_name, where);
 
   ExampleManifest m;
   m.task = json_get<std::string>(json, "task", where, Exit::data);

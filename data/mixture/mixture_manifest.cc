@@ -61,9 +61,7 @@ Json mixture_manifest(const std::vector<MixturePart>& parts) {
 }
 
 std::vector<MixturePart> read_mixture_manifest(const Json& json, const std::string& where) {
-  if (!json.contains("format") || json["format"] != mixture_format)
-    fail(Exit::data, where,
-         ": a format that this build does not know; make the data again with `lathe prepare`");
+  check_data_format(json, mixture_format, where);
   check_manifest_checksum(json, where);
   std::vector<MixturePart> all;
   const auto sources = json_get<Json>(json, "sources", where, Exit::data);

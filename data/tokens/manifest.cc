@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "core/io/json.h"
-#include "core/io/text.h"
 #include "data/folder.h"
 
 namespace lathe {
@@ -54,11 +53,7 @@ std::optional<DataManifest> read_manifest(const fs::path& folder, const std::str
   const Json& json = *found;
   const std::string where = (folder / name).string();
 
-  const auto format = json_get<std::string>(json, "format", where, Exit::data);
-  if (format != "lathe-data-1") {
-    fail(Exit::data, where, ": the format is \"", printable_line(format),
-         "\", and this build reads \"lathe-data-1\"; make the data again with `lathe prepare`");
-  }
+  check_data_format(json, "lathe-data-1", where);
 
   DataManifest m;
   m.tokenizer = Tokenizer::from_json(json, "tokenizer", where);
