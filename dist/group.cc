@@ -125,15 +125,6 @@ class GlooGroup final : public Group {
     wait(works);
   }
 
-  void collect(at::Tensor& flat, std::span<const int64_t> cuts) override {
-    check(flat);
-    Works works;
-    if (rank_ != 0) send_share(flat, 0, works);
-    for (size_t other = 1; other < size_ && rank_ == 0; ++other)
-      receive_share(flat, cuts, other, works);
-    wait(works);
-  }
-
   std::function<void()> send(const at::Tensor& t, int to) override {
     check(t);
     count_send(t);
@@ -213,12 +204,6 @@ class HostGroup : public Group {
     at::Tensor all = with_own_share(flat, cuts);
     host_->all_gather(all, cuts);
     copy_back(flat, all);
-  }
-
-  void collect(at::Tensor& flat, std::span<const int64_t> cuts) override {
-    at::Tensor all = rank_ == 0 ? with_own_share(flat, cuts) : flat.cpu();
-    host_->collect(all, cuts);
-    if (rank_ == 0) copy_back(flat, all);
   }
 
   at::Tensor gather(const at::Tensor& mine) override {
@@ -337,7 +322,6 @@ class DryGroup final : public Group {
   void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) override {
     count_all_gather(flat, cuts);
   }
-  void collect(at::Tensor&, std::span<const int64_t>) override {}
   std::function<void()> send(const at::Tensor& t, int) override {
     count_send(t);
     return [t] {};

@@ -29,9 +29,6 @@ class Group {
   /// Fills `flat` with the shares of all ranks. Before the call, rank r has filled its own share,
   /// [cuts[r], cuts[r + 1]).
   virtual void all_gather(at::Tensor& flat, std::span<const int64_t> cuts) = 0;
-  /// Fills `flat` on rank 0 with the shares of all ranks. On the other ranks, `flat` is only the
-  /// rank's own share.
-  virtual void collect(at::Tensor& flat, std::span<const int64_t> cuts) = 0;
   /// Returns [ranks, ...]: `mine` of each rank.
   virtual at::Tensor gather(const at::Tensor& mine) = 0;
 
@@ -56,8 +53,8 @@ class Group {
                                      double timeout);
   /// Returns a group that also exchanges tensors of GPUs: through the memory of the host.
   static std::unique_ptr<Group> through_host(std::unique_ptr<Group> host);
-  /// Returns a group that exchanges tensors of GPUs by NCCL, except in collect(), send() and
-  /// receive(), which use the memory of the host. `name` and `axis` mean the same as in make(). An
+  /// Returns a group that exchanges tensors of GPUs by NCCL, except in send() and receive(),
+  /// which use the memory of the host. `name` and `axis` mean the same as in make(). An
   /// exchange returns once it is complete, and throws after `timeout` seconds. The ranks connect in
   /// the first exchange.
   static std::unique_ptr<Group> by_nccl(std::unique_ptr<Group> host, Rendezvous& store,

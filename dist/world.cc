@@ -134,6 +134,10 @@ Group& World::ops() {
   return *ops_;
 }
 
+void World::open_saving_group() {
+  if (size() > 1 && !saving_) saving_ = make_group("saving", {rank(), size()});
+}
+
 int64_t World::bytes_sent() const {
   int64_t bytes = 0;
   for (const Group* group : {gradients_.get(), parameters_.get(), ops_.get(), layers_.get(),
@@ -230,15 +234,18 @@ at::Tensor World::gather_over(const RankAxis& axis, Group* group, const at::Tens
   return all.flatten(0, 1);
 }
 
-std::vector<std::string> World::gather_texts(const std::string& mine) {
+/// Returns the texts of all ranks, exchanged over a group of all of them.
+std::vector<std::string> World::gather_texts_over(Group* group, const std::string& mine) {
   if (size() == 1) return {mine};
-  const at::Tensor sizes = gather(at::full({1}, static_cast<int64_t>(mine.size()), at::kLong));
+  const RankAxis axis{.rank = rank(), .size = size()};
+  const at::Tensor sizes =
+      gather_over(axis, group, at::full({1}, static_cast<int64_t>(mine.size()), at::kLong));
   const int64_t* size_of = sizes.const_data_ptr<int64_t>();
   const int64_t longest = std::max<int64_t>(*std::max_element(size_of, size_of + size()), 1);
 
   at::Tensor padded = at::zeros({1, longest}, at::kByte);
   std::memcpy(padded.mutable_data_ptr<uint8_t>(), mine.data(), mine.size());
-  const at::Tensor all = gather(padded);
+  const at::Tensor all = gather_over(axis, group, padded);
   std::vector<std::string> texts;
   for (int r = 0; r < size(); ++r) {
     const auto* bytes = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>());

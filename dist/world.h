@@ -110,7 +110,16 @@ class World {
   }
 
   /// Returns the texts of all ranks, in the order of ranks. A collective.
-  std::vector<std::string> gather_texts(const std::string& mine);
+  std::vector<std::string> gather_texts(const std::string& mine) {
+    return gather_texts_over(control_.get(), mine);
+  }
+  /// Does the same over a group of its own, so that a thread that saves a checkpoint may call it
+  /// while the training thread uses the other groups. Call open_saving_group() before.
+  std::vector<std::string> gather_texts_of_savers(const std::string& mine) {
+    return gather_texts_over(saving_.get(), mine);
+  }
+  /// Makes that group, unless it exists or the process is alone. A collective.
+  void open_saving_group();
   /// Throws Exit::usage if `mine` differs between ranks. The error shows the first rank that
   /// differs from rank 0 and both values. `what` names the value, as in "the config". A collective.
   void check_same(const std::string& what, const std::string& mine);
@@ -179,6 +188,7 @@ class World {
   std::unique_ptr<Group> make_group(const std::string& name, const RankAxis& axis);
   void wrap_for_gpus(std::unique_ptr<Group>& group, const std::string& name, const RankAxis& axis);
   at::Tensor gather_over(const RankAxis& axis, Group* group, const at::Tensor& mine);
+  std::vector<std::string> gather_texts_over(Group* group, const std::string& mine);
   void meet();
   void share_cores();
   void send_pulses(Rendezvous& store);
@@ -196,6 +206,7 @@ class World {
   std::unique_ptr<Rendezvous> store_;
   std::unique_ptr<Rendezvous> monitor_;  // has a short timeout: for finding out who was lost
   std::unique_ptr<Group> control_;       // of all ranks
+  std::unique_ptr<Group> saving_;        // of all ranks, for saves
   std::unique_ptr<Group> gradients_, parameters_, ops_, layers_, contexts_, stages_;
   std::atomic<int64_t> step_{0};
   std::atomic<RankPhase> phase_{RankPhase::starting};

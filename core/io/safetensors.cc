@@ -103,7 +103,11 @@ std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> ten
                               const std::map<std::string, std::string>& metadata) {
   std::sort(tensors.begin(), tensors.end(), by_name);
   Json header = Json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  Json notes = metadata;
+  for (const auto& t : tensors) {
+    if (!t.note.empty()) notes.get_ref<Json::object_t&>().emplace_back(t.name, t.note);
+  }
+  if (!notes.empty()) header["__metadata__"] = notes;
   uint64_t offset = 0;
   for (const auto& t : tensors) {
     LATHE_CHECK(safetensors_dtype_size(t.dtype) > 0, "safetensors: the tensor ", t.name,
@@ -186,6 +190,10 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path, Exit::check
 
   if (expected != buffer.data() + buffer.size())
     fail(Exit::checkpoint, name, ": bytes behind the last tensor");
+
+  for (auto& t : tensors_) {
+    if (const auto note = metadata_.find(t.name); note != metadata_.end()) t.note = note->second;
+  }
 
   // find() searches by name.
   std::sort(tensors_.begin(), tensors_.end(), by_name);

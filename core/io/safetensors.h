@@ -25,6 +25,7 @@ struct TensorEntry {
   /// If set, it takes the place of `bytes`: it is called when the entry is written, and passes the
   /// bytes to `put` part by part.
   std::function<void(const std::function<void(std::span<const std::byte>)>& put)> stream{};
+  std::string note{};  ///< what "__metadata__" has under the tensor's name; empty: nothing
 
   /// Returns the product of the sizes.
   int64_t numel() const;
@@ -37,7 +38,8 @@ struct TensorEntry {
 /// Returns the bytes of one element of a safetensors dtype; 0 for an unknown dtype.
 int64_t safetensors_dtype_size(const std::string& dtype);
 
-/// Writes and syncs the file, and returns its checksum. `metadata` becomes "__metadata__".
+/// Writes and syncs the file, and returns its checksum. `metadata` and the tensors' notes become
+/// "__metadata__".
 std::string write_safetensors(const fs::path& path, std::vector<TensorEntry> tensors,
                               const std::map<std::string, std::string>& metadata = {});
 

@@ -12,10 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "core/dtype.h"
 #include "core/io/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/kinds.h"
 #include "tests/support/process.h"
+#include "train/store/checkpoint_tensors.h"
 
 namespace lathe::test {
 
@@ -44,17 +46,28 @@ inline Finished train_on(const TempFolder& f, int ranks, const std::string& conf
               .apart = ranks > 1});
 }
 
-/// The files of a checkpoint that hold tensors.
-constexpr const char* tensor_files[]{"model.safetensors", "optimizer.safetensors"};
+/// Returns the names, dtypes, sizes and bytes of the complete tensors of a checkpoint, whether one
+/// process wrote it or several.
+inline std::string tensors_of(const fs::path& checkpoint, CheckpointPart which) {
+  const CheckpointTensors file(checkpoint, which);
+  std::string all;
+  for (const TensorEntry& listed : file.tensors()) {
+    const TensorEntry& t = file.at(listed.name);
+    all += t.name + " " + t.dtype + " " + describe(at::IntArrayRef(t.shape)) + "\n";
+    all.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());
+    file.release(t);
+  }
+  return all;
+}
 
 /// Checks that the tensors of a checkpoint have the same bytes in two runs.
 inline void check_same_tensors(const fs::path& a, const fs::path& b,
                                const std::string& checkpoint) {
-  for (const char* file : tensor_files) {
+  for (const auto which : {CheckpointPart::model, CheckpointPart::optimizer}) {
     const auto bytes = [&](const fs::path& run) {
-      return slurp(run / "checkpoints" / checkpoint / file);
+      return tensors_of(run / "checkpoints" / checkpoint, which);
     };
-    INFO(file);
+    INFO(tensor_file_name(which));
     CHECK(bytes(a).size() > 1000);
     CHECK((bytes(a) == bytes(b)));
   }
@@ -72,7 +85,8 @@ inline std::string results_of(const fs::path& run, const std::string& checkpoint
       line.erase(measured);
     all += line.dump() + "\n";
   }
-  for (const char* file : tensor_files) all += slurp(run / "checkpoints" / checkpoint / file);
+  for (const auto which : {CheckpointPart::model, CheckpointPart::optimizer})
+    all += tensors_of(run / "checkpoints" / checkpoint, which);
   return all;
 }
 

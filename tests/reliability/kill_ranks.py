@@ -2,8 +2,8 @@
 """Kills ranks of runs on several processes at random moments: kill_ranks.py LATHE [KILLS [SEED]]
 
 A run begins on 1, 2 or 4 processes. A random rank gets SIGKILL at a random moment. The run is
-started again on another number of processes, with another dist.shard and with or without a
-pipeline of two stages, until it ends. Then its metrics and its newest checkpoint must be those of
+started again on another number of processes, with another dist.shard, with or without a pipeline of
+two stages and saves in the background, until it ends. Then its metrics and its newest checkpoint must be those of
 an uninterrupted run on one process. No start may lose the newest checkpoint. A start that takes
 more than a minute is a hang.
 """
@@ -45,7 +45,8 @@ class Kills:
         self.runs, self.struck = 0, 0
 
     def start(self, run, ranks):
-        words = [*self.tiny.command(run)[1:], f"--dist.shard={self.draw.choice(SHARDS)}"]
+        words = [*self.tiny.command(run)[1:], f"--dist.shard={self.draw.choice(SHARDS)}",
+                 f"--checkpoint.async_save={self.draw.choice(['true', 'false'])}"]
         if ranks > 1:
             words.append(f"--dist.pipeline={self.draw.choice([1, 2])}")
         launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []

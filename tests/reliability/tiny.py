@@ -64,8 +64,11 @@ class Tiny:
     The folder is deleted with this object. `interval` is the number of steps between checkpoints,
     and `words` are further arguments of each `lathe train` command."""
 
+    binary = None  # of the newest object
+
     def __init__(self, lathe, steps, interval, width=8, words=()):
         self.words = list(words)
+        Tiny.binary = str(Path(lathe).resolve())
         self.lathe, self.temporary = str(Path(lathe).resolve()), tempfile.TemporaryDirectory(prefix="lathe-")
         self.folder = Path(self.temporary.name)
         words = "the lathe turns wood and a tool cuts what turns slowly under it".split()
@@ -126,8 +129,20 @@ def difference(a, b):
         return "the metrics differ"
     if checkpoints(a)[-1:] != checkpoints(b)[-1:]:
         return "the newest checkpoints differ"
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        newest = [run / f"checkpoints/step-{checkpoints(run)[-1]:08}" / name for run in (a, b)]
-        if newest[0].read_bytes() != newest[1].read_bytes():
-            return f"{name} differs"
+    with tempfile.TemporaryDirectory(prefix="lathe-") as folder:
+        newest = [complete(run, Path(folder) / name) for run, name in ((a, "a"), (b, "b"))]
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            if (newest[0] / name).read_bytes() != (newest[1] / name).read_bytes():
+                return f"{name} differs"
     return ""
+
+
+def complete(run, out):
+    """Returns the newest checkpoint of a run, or, if several processes wrote its tensors, a copy in
+    `out` with complete tensors."""
+    newest = f"checkpoints/step-{checkpoints(run)[-1]:08}"
+    if (run / newest / "model.safetensors").exists():
+        return run / newest
+    merged = subprocess.run([Tiny.binary, "merge", run, "--out", out], capture_output=True, text=True)
+    check(merged.returncode == 0, merged.stderr)
+    return out / newest

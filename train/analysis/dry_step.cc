@@ -80,10 +80,11 @@ void add_facts(DryStep& result, const Session& s) {
   result.update_flops = s.optimizer.update_flops();
   result.formula_flops = flops_per_unit(s) * static_cast<double>(units_of_micro_batch(s.config));
 
-  result.checkpoint_bytes =
+  const CheckpointBytes bytes =
       checkpoint_bytes(s.params, s.optimizer, save_dtype(s.config.checkpoint));
-  // A background save copies at most the complete checkpoint.
-  result.held_bytes = s.config.checkpoint.async_save ? result.checkpoint_bytes : 0;
+  result.checkpoint_bytes = bytes.all;
+  // A background save copies at most what this process keeps.
+  result.held_bytes = s.config.checkpoint.async_save ? bytes.kept : 0;
 
   result.has_copies = std::any_of(s.params.begin(), s.params.end(), [](const auto& p) {
     return p.parameter.leaf().precision.low.defined();

@@ -3,7 +3,6 @@
 #include <iterator>
 
 #include "core/io/log.h"
-#include "core/io/safetensors.h"
 #include "core/io/text.h"
 #include "data/tokenizers/chat_template.h"
 #include "train/commands/commands.h"
@@ -12,6 +11,7 @@
 #include "train/formats/onnx.h"
 #include "train/formats/peft.h"
 #include "train/loop/stop.h"
+#include "train/store/checkpoint_tensors.h"
 
 namespace lathe {
 namespace {
@@ -23,7 +23,7 @@ void report_import(const fs::path& run) {
   const RunConfig config = saved_config(state, checkpoint);
   double parameters = 0;
   std::string dtype;
-  const SafetensorsFile model(checkpoint / "model.safetensors");
+  const CheckpointTensors model(checkpoint, CheckpointPart::model);
   for (const TensorEntry& t : model.tensors()) {
     double elements = 1;
     for (const int64_t size : t.shape) elements *= static_cast<double>(size);

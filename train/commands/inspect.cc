@@ -16,6 +16,7 @@
 #include "train/config/path_kind.h"
 #include "train/loop/console.h"
 #include "train/store/checkpoint.h"
+#include "train/store/checkpoint_tensors.h"
 
 namespace lathe {
 namespace {
@@ -134,7 +135,7 @@ std::string inspect(const fs::path& path_) {
     }
     case PathKind::checkpoint: {
       list_state(out, path);
-      list_tensors(out, SafetensorsFile(path / "model.safetensors").tensors());
+      list_tensors(out, CheckpointTensors(path, CheckpointPart::model).tensors());
       out << "\n" << read_state(path).config;
       break;
     }
@@ -205,8 +206,8 @@ std::string verify(const fs::path& path_) {
     case PathKind::checkpoint:
       verify_checkpoint(path);
       // Checksums show that the bytes are those that were written; a header must also be valid.
-      check_safetensors(path / "model.safetensors");
-      check_safetensors(path / "optimizer.safetensors");
+      for (const auto which : {CheckpointPart::model, CheckpointPart::optimizer})
+        CheckpointTensors(path, which);
       out << path.string() << ": all checksums match\n";
       break;
     case PathKind::run: {

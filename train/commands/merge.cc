@@ -22,7 +22,9 @@ Exit run_merge(const Arguments& arguments) {
 Command merge_command() {
   return {.name = "merge",
           .usage = "RUN|CHECKPOINT --out FOLDER",
-          .doc = "Merge a run's low-rank adapters into their base model, and write a new run.",
+          .doc =
+              "Merge a run's low-rank adapters into their base model, or the files of a checkpoint "
+              "that several processes wrote into one, and write a new run.",
           .examples = {"merge runs/adapters --out runs/merged",
                        "merge runs/adapters/checkpoints/step-00000500 --out runs/merged-500"},
           .flags = {{"out", "Write the merged run to this folder."}, weights_flag},

@@ -205,8 +205,8 @@ struct CheckpointConfig {
   LATHE_FIELD(
       bool, async_save, false,
       "Write checkpoints in the background while training continues. Tensors that have not been "
-      "written by the next update are copied in memory first. On GPUs and with sharded state, all "
-      "tensors are copied immediately. The last checkpoint of a run is written synchronously.",
+      "written by the next update are copied in memory first. On GPUs, all tensors are copied "
+      "immediately. The last checkpoint of a run is written synchronously.",
       anything())
 };
 

@@ -21,7 +21,7 @@ std::string config_name(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
 }
 
-std::string saved_dtype(const SafetensorsFile& file) {
+std::string saved_dtype(const CheckpointTensors& file) {
   for (const TensorEntry& t : file.tensors()) {
     if (const auto dtype = dtype_from_safetensors(t.dtype); dtype && t.shape.size() == 2)
       return config_name(*dtype);
@@ -67,11 +67,11 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
   }
 
   check_exportable(o, config);
-  path_ = checkpoint / "model.safetensors";
-  model_ = std::make_unique<SafetensorsFile>(path_);
+  model_ = std::make_unique<CheckpointTensors>(checkpoint, CheckpointPart::model);
+  path_ = model_->path();
   // Moving averages are saved with the optimizer's state.
   if (average_)
-    optimizer_ = std::make_unique<SafetensorsFile>(checkpoint / "optimizer.safetensors");
+    optimizer_ = std::make_unique<CheckpointTensors>(checkpoint, CheckpointPart::optimizer);
   dtype = o.dtype.empty() ? saved_dtype(*model_) : o.dtype;
 
   // The model has shapes only; tensor() reads one parameter at a time.
@@ -96,7 +96,7 @@ at::ScalarType ExportedModel::dtype_of(const NamedParameter& p) const {
 at::Tensor ExportedModel::read(const NamedParameter& p) const {
   // Frozen parameters have no average.
   const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;
-  const SafetensorsFile& file = average != nullptr ? *optimizer_ : *model_;
+  const CheckpointTensors& file = average != nullptr ? *optimizer_ : *model_;
   const TensorEntry& entry = average != nullptr ? *average : model_->at(p.path);
 
   // One tensor of the mapped files is resident at a time.

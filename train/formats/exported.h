@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "train/formats/hugging_face.h"
+#include "train/store/checkpoint_tensors.h"
 
 namespace lathe {
 
@@ -54,7 +55,7 @@ struct ExportedModel {
 
   fs::path path_;
   bool average_;
-  std::unique_ptr<SafetensorsFile> model_, optimizer_;
+  std::unique_ptr<CheckpointTensors> model_, optimizer_;
   mutable std::function<void()> release_;  // releases the memory of the tensor that was read last
 };
 

@@ -246,7 +246,7 @@ void export_peft(const ExportOptions& o) {
          "out, or merge the adapters (`lathe merge`) and export the merged run");
 
   const Family& family = *family_for(config).first;
-  const SafetensorsFile model(checkpoint / "model.safetensors");
+  const CheckpointTensors model(checkpoint, CheckpointPart::model);
   NewFolder out(o.out, o.stop);
   Snapshot snapshot;
   std::set<std::string> modules;
@@ -263,7 +263,7 @@ void export_peft(const ExportOptions& o) {
       modules.insert(module->first);
       is_transposed = is_transposed || module->second;
 
-      at::Tensor t = entry_tensor(entry, entry.shape, checkpoint / "model.safetensors");
+      at::Tensor t = entry_tensor(model.at(entry.name), entry.shape, model.path());
       if (!o.dtype.empty() && t.dim() == 2) t = t.to(dtype_from_config(o.dtype));
       snapshot.held.push_back(t.contiguous());
       snapshot.model.push_back(

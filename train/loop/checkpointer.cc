@@ -26,10 +26,12 @@ void Checkpointer::save(bool now) {
   // With each of these, some processes have parameters that the writer does not have.
   if (session_.shards || session_.stage || world().tensor().size > 1)
     check_finite_on_all(session_, state_.step);
-  if (lock_ == nullptr && !collects_state(session_.optimizer)) return;
+  const bool is_divided = divides_state(session_.optimizer);
+  if (lock_ == nullptr && !is_divided) return;
   world().note(state_.step, RankPhase::saving);
+  if (is_divided) world().open_saving_group();
   if (lock_ == nullptr) {
-    send_state(session_.saved, session_.optimizer, save_dtype(session_.config.checkpoint));
+    saver_.save(state_, session_.saved, session_.optimizer, [] {}, now);
     return;
   }
 

@@ -10,10 +10,10 @@ namespace lathe {
 
 class Checkpointer {
  public:
-  /// Everything given must outlive it. `lock`: null on a rank that does not write the run folder,
-  /// where nothing is saved. `saved_step`: of the run's newest checkpoint, -1 for none. While
-  /// alive, copies before each update of the session what a save in the background has not written
-  /// yet.
+  /// Everything given must outlive it. `lock`: null on a rank that does not write the run folder;
+  /// it saves only its tensors, if the state is divided among ranks. `saved_step`: of the run's
+  /// newest checkpoint, -1 for none. While alive, copies before each update of the session what a
+  /// save in the background has not written yet.
   Checkpointer(const fs::path& run, const FolderLock* lock, Session& session, RunState& state,
                MetricsSinks& metrics, int64_t saved_step)
       : lock_(lock),

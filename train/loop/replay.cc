@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "core/io/safetensors.h"
 #include "core/io/text.h"
+#include "dist/world.h"
 #include "train/session/passes.h"
 #include "train/step/stepper.h"
 #include "train/transforms/adapters.h"
@@ -233,7 +234,7 @@ fs::path write_replay_bundle(const fs::path& run, RunState state, const Session&
   state.step = step;
   if (session.scaler) state.scaler = session.scaler->state();
 
-  remove_tree(parent);
+  if (world().is_writer()) remove_tree(parent);
   const fs::path folder = parent / checkpoint_name(step);
   const StackedBatches batches(batches_of_step(session, data, step));
   write_checkpoint(folder, state, view_state(session.saved, session.optimizer, std::nullopt),

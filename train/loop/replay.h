@@ -22,7 +22,8 @@ void write_batches(const fs::path& file, const std::vector<Batch>& batches);
 
 /// Writes RUN/diverged/step-N and removes older bundles of the run. The bundle has the files of a
 /// checkpoint of the state before step `step` (from 0), and batches.safetensors. The session's
-/// parameters and optimizer must be what they were before that step. Returns the bundle's folder.
+/// parameters and optimizer must be what they were before that step. All ranks call it if
+/// divides_state(), else one does. Returns the bundle's folder.
 fs::path write_replay_bundle(const fs::path& run, RunState state, const Session& session,
                              const Data& data, int64_t step);
 

@@ -103,13 +103,6 @@ StepStats StepReporter::read_stats(const StepResult& result) const {
     return lathe::read_stats(session_, result);
   } catch (const Error& e) {
     if (e.code() != Exit::diverged) throw;
-    if (!world().is_writer()) {
-      if (collects_state(session_.optimizer))
-        send_state(session_.saved, session_.optimizer, std::nullopt);
-      // Wait for the bundle: a launcher ends the other ranks soon after the first one failed.
-      world().wait_for_all();
-      throw;
-    }
     keep_failed_step(e, session_.optimizer.control().failed_step);
   }
 }
@@ -119,16 +112,19 @@ void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
   // can't be replayed.
   if (session_.config.memory.update_in_backward) throw e;
 
+  const bool is_divided = divides_state(session_.optimizer);
+  bool is_written = false;
   try {
-    write_replay_bundle(run_, state_, session_, data_, failed - 1);
+    if (is_divided) world().open_saving_group();
+    if (is_divided || world().is_writer())
+      write_replay_bundle(run_, state_, session_, data_, failed - 1);
+    is_written = true;
   } catch (const Error& why) {
     log_warn("cannot save the step for `lathe replay`: ", why.what());
-    // Other ranks may be sending state that this rank no longer receives. They end with this rank.
-    if (collects_state(session_.optimizer)) throw e;
-    world().wait_for_all();
-    throw e;
   }
+  // A launcher ends the other ranks soon after the first one failed.
   world().wait_for_all();
+  if (!is_written || !world().is_writer()) throw e;
   fail(Exit::diverged, e.what(), "; `lathe replay ", run_.string(),
        "` reruns the step and names the first op with a non-finite result or gradient");
 }

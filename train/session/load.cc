@@ -6,11 +6,11 @@
 #include "autograd/node.h"
 #include "core/device.h"
 #include "core/dtype.h"
-#include "core/io/safetensors.h"
 #include "core/kernels/gemm.h"
 #include "core/memory.h"
 #include "core/quantized.h"
 #include "train/config/transform.h"
+#include "train/store/checkpoint_tensors.h"
 #include "train/transforms/adapters.h"
 #include "train/transforms/frozen.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 /// Returns the dtype of the matrices in a checkpoint's model file, "none" if it has none.
 std::string dtype_of_file(const fs::path& checkpoint) {
-  const SafetensorsFile file(checkpoint / "model.safetensors");
+  const CheckpointTensors file(checkpoint, CheckpointPart::model);
   for (const auto& t : file.tensors()) {
     const auto dtype = dtype_from_safetensors(t.dtype);
     if (t.shape.size() == 2 && dtype) return dtype_name(*dtype);

@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "autograd/fp8.h"
 #include "core/dtype.h"
@@ -11,44 +12,79 @@
 #include "core/io/safetensors.h"
 #include "core/io/text.h"
 #include "core/mapped_memory.h"
+#include "dist/world.h"
 
 namespace lathe {
 namespace {
 
-void copy_into(const SafetensorsFile& file, const std::string& name, const at::Tensor& to,
-               const fs::path& path, const TensorCut* cut = nullptr) {
+void copy_into(const CheckpointTensors& file, const std::string& name, const at::Tensor& to,
+               const TensorCut* cut = nullptr) {
   const TensorEntry& entry = file.at(name);
-  to.copy_(own_tensor(entry, to.sizes(), cut, path));
+  to.copy_(own_tensor(entry, to.sizes(), cut, file.path()));
   // Pages of the file that were read must not add up to a second copy in memory.
   file.release(entry);
   release_pages(to);
 }
 
-/// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
-void write_files(const fs::path& temporary, const fs::path& target, const RunState& state,
-                 const Snapshot& snapshot, const std::vector<TensorEntry>& batches) {
-  fault_point("save: begun");
-  make_folders(target.parent_path());
+/// Returns the entry of a file of `folder` for the manifest.
+Json manifest_entry(const fs::path& folder, const std::string& name, const std::string& sum) {
+  return {{"bytes", fs::file_size(folder / name)}, {"xxh3", sum}};
+}
+
+/// Makes the folder `temporary`, empty.
+void make_new_folder(const fs::path& temporary) {
+  make_folders(temporary.parent_path());
   remove_tree(temporary);
   make_folders(temporary);
   fault_point("save: folder made");
+}
 
+/// Writes this process's tensors into `temporary`, and returns its files for the manifest.
+Json write_tensors(const fs::path& temporary, const Snapshot& snapshot) {
   Json files = Json::object();
-  const auto note = [&](const char* name, const std::string& sum) {
-    files[name] = {{"bytes", fs::file_size(temporary / name)}, {"xxh3", sum}};
+  const int ranks = snapshot.is_divided ? world().size() : 0;
+  const auto write = [&](CheckpointPart which, const std::vector<TensorEntry>& entries) {
+    const std::string name = tensor_file_name(which, world().rank(), ranks);
+    files[name] = manifest_entry(temporary, name, write_safetensors(temporary / name, entries));
   };
-  note("model.safetensors", write_safetensors(temporary / "model.safetensors", snapshot.model));
+  write(CheckpointPart::model, snapshot.model);
   fault_point("save: model written");
-  note("optimizer.safetensors",
-       write_safetensors(temporary / "optimizer.safetensors", snapshot.optimizer));
+  write(CheckpointPart::optimizer, snapshot.optimizer);
   fault_point("save: optimizer written");
-  if (!batches.empty())
-    note("batches.safetensors", write_safetensors(temporary / "batches.safetensors", batches));
+  return files;
+}
+
+/// Throws Exit::io because this process does not see what another rank has written.
+[[noreturn]] void fail_as_not_shared(const fs::path& path, int writer) {
+  fail(Exit::io, path.string(), ", which rank ", writer, " has written, is missing on ",
+       host_name(), "; give train.out_dir a folder that all processes share");
+}
+
+/// Throws Exit::io unless this process sees the files that a rank has written.
+void check_visible(const fs::path& temporary, const Json& files, int writer) {
+  for (const auto& [name, entry] : files.items()) {
+    std::error_code error;
+    if (fs::file_size(temporary / name, error) != entry.at("bytes").get<uint64_t>())
+      fail_as_not_shared(temporary / name, writer);
+  }
+}
+
+/// Writes the other files of the checkpoint into `temporary`, whose tensor files are `files`. Syncs
+/// all, and gives it the name `target`.
+void complete_folder(const fs::path& temporary, const fs::path& target, const RunState& state,
+                     const Snapshot& snapshot, Json files,
+                     const std::vector<TensorEntry>& batches) {
+  if (!batches.empty()) {
+    constexpr const char* name = "batches.safetensors";
+    files[name] = manifest_entry(temporary, name, write_safetensors(temporary / name, batches));
+  }
   write_file_durably(temporary / "state.json", json_text(state_json(state), 1) + "\n");
-  note("state.json", file_checksum(temporary / "state.json"));
+  files["state.json"] =
+      manifest_entry(temporary, "state.json", file_checksum(temporary / "state.json"));
   fault_point("save: state written");
+  const char* const format = snapshot.is_divided ? divided_checkpoint_format : checkpoint_format;
   write_file_durably(temporary / "manifest.json",
-                     json_text(Json{{"format", checkpoint_format}, {"files", files}}, 1) + "\n");
+                     json_text(Json{{"format", format}, {"files", files}}, 1) + "\n");
   fault_point("save: manifest written");
   sync_folder(temporary);
   fault_point("save: folder synced");
@@ -56,6 +92,61 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   fault_point("save: renamed");
   sync_folder(target.parent_path());
   fault_point("save: parent synced");
+}
+
+/// Runs `work` on every rank, and returns what it returned on each of them. If it throws on one of
+/// them, throws the same error there, and Exit::peer_lost on the others. Between processes that do
+/// not write together, returns what `work` does.
+std::vector<std::string> on_all_ranks(bool is_divided, const std::function<std::string()>& work) {
+  if (!is_divided) return {work()};
+  std::string text;
+  std::exception_ptr error;
+  try {
+    text = "+" + work();
+  } catch (const std::exception& e) {
+    error = std::current_exception();
+    text = str("-rank ", world().rank(), " of ", world().size(), " on ", host_name(),
+               " ended with an error (", e.what(), ")");
+  }
+
+  std::vector<std::string> texts = world().gather_texts_of_savers(text);
+  if (error) std::rethrow_exception(error);
+  for (std::string& one : texts) {
+    if (!one.starts_with('+')) {
+      fail(Exit::peer_lost, printable_line(one.substr(1)),
+           "; once the cause is removed, the same command resumes from the newest checkpoint");
+    }
+    one.erase(0, 1);
+  }
+  return texts;
+}
+
+/// Writes the files of a checkpoint into `temporary`, syncs all, and gives it the name `target`.
+void write_files(const fs::path& temporary, const fs::path& target, const RunState& state,
+                 const Snapshot& snapshot, const std::vector<TensorEntry>& batches) {
+  fault_point("save: begun");
+  const bool is_writer = !snapshot.is_divided || world().is_writer();
+  on_all_ranks(snapshot.is_divided, [&] {
+    if (is_writer) make_new_folder(temporary);
+    return std::string();
+  });
+  const std::vector<std::string> written = on_all_ranks(snapshot.is_divided, [&] {
+    if (!fs::exists(temporary)) fail_as_not_shared(temporary, /*writer=*/0);
+    return json_text(write_tensors(temporary, snapshot));
+  });
+  // The manifest is written when the tensors of all ranks are on the disk, so that a checkpoint
+  // exists completely or not at all.
+  on_all_ranks(snapshot.is_divided, [&] {
+    if (!is_writer) return std::string();
+    Json files = Json::object();
+    for (size_t rank = 0; rank < written.size(); ++rank) {
+      const Json of_rank = parse_json(written[rank], str("the files of rank ", rank), Exit::io);
+      check_visible(temporary, of_rank, static_cast<int>(rank));
+      files.update(of_rank);
+    }
+    complete_folder(temporary, target, state, snapshot, std::move(files), batches);
+    return std::string();
+  });
 }
 
 }  // namespace
@@ -76,6 +167,18 @@ at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const Ten
                         : cut->part_of(entry_tensor(entry, cut->full_sizes(sizes), path));
 }
 
+namespace {
+
+/// Removes the folder of a checkpoint that could not be completed.
+void remove_unfinished(const fs::path& temporary) {
+  try {
+    remove_tree(temporary);
+  } catch (const FileError&) {  // the next start removes it; the first error is the one to report
+  }
+}
+
+}  // namespace
+
 void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,
                       const std::vector<TensorEntry>& batches) {
   const std::string name = target.filename().string();
@@ -83,10 +186,7 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
   try {
     write_files(temporary, target, state, snapshot, batches);
   } catch (const FileError& e) {
-    try {
-      remove_tree(temporary);
-    } catch (const FileError&) {  // the next start removes it; the first error is the one to report
-    }
+    if (!snapshot.is_divided || world().is_writer()) remove_unfinished(temporary);
     std::error_code unknown;
     const auto space = fs::space(target.parent_path().parent_path(), unknown);
     std::string room;
@@ -97,6 +197,9 @@ void write_checkpoint(const fs::path& target, const RunState& state, const Snaps
     if (e.is_full() && is_short) room += str(", and ", space.available, " are free");
     throw FileError(e.code(), str("checkpoint ", name, " is not saved: ", e.cause(), room),
                     e.number());
+  } catch (const Error&) {
+    if (snapshot.is_divided && world().is_writer()) remove_unfinished(temporary);
+    throw;
   }
 }
 
@@ -113,6 +216,7 @@ fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snap
                           const Retention& keep) {
   const fs::path parent = run / "checkpoints", target = parent / checkpoint_name(state.step);
   write_checkpoint(target, state, snapshot);
+  if (snapshot.is_divided && !world().is_writer()) return target;
 
   // Old ones lose their names, durably, before they lose their files: a folder named step-N is
   // complete at any moment.
@@ -134,28 +238,50 @@ fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snap
   return target;
 }
 
+fs::path copy_complete(const fs::path& checkpoint, const fs::path& run, const RunState& state,
+                       const std::function<void()>& before_tensor) {
+  const CheckpointTensors model(checkpoint, CheckpointPart::model),
+      optimizer(checkpoint, CheckpointPart::optimizer);
+  const auto entries_of = [&](const CheckpointTensors& file) {
+    std::vector<TensorEntry> entries = file.tensors();
+    for (TensorEntry& entry : entries) {
+      // A tensor is put together when it is written, so that one at a time is in memory.
+      entry.stream = [&file, &before_tensor, name = entry.name](const auto& put) {
+        before_tensor();
+        const TensorEntry& whole = file.at(name);
+        put(whole.bytes);
+        file.release(whole);
+      };
+    }
+    return entries;
+  };
+
+  const fs::path target = run / "checkpoints" / checkpoint_name(state.step);
+  write_checkpoint(target, state,
+                   {.model = entries_of(model), .optimizer = entries_of(optimizer), .held = {}});
+  return target;
+}
+
 std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config) {
   return config.dtype == "auto" ? std::nullopt : std::optional(dtype_from_config(config.dtype));
 }
 
 SavedParameters::SavedParameters(const fs::path& checkpoint, size_t count, Values values)
-    : model_path_(checkpoint / "model.safetensors"),
-      masters_path_(checkpoint / "optimizer.safetensors"),
-      model_(model_path_) {
+    : model_(checkpoint, CheckpointPart::model) {
   if (model_.tensors().size() != count) {
-    fail(Exit::checkpoint, model_path_.string(), " has ", model_.tensors().size(),
+    fail(Exit::checkpoint, model_.path().string(), " has ", model_.tensors().size(),
          " tensors, but the model has ", count);
   }
-  if (values == Values::for_training) masters_.emplace(masters_path_);
+  if (values == Values::for_training) masters_.emplace(checkpoint, CheckpointPart::optimizer);
 }
 
 void SavedParameters::read(const NamedParameter& p) const {
   const std::string master = p.path + ".master";
   const TensorCut* const cut = cut_of(p.parameter);
   if (masters_ && masters_->find(master) != nullptr)
-    copy_into(*masters_, master, p.parameter.data(), masters_path_, cut);
+    copy_into(*masters_, master, p.parameter.data(), cut);
   else
-    copy_into(model_, p.path, p.parameter.data(), model_path_, cut);
+    copy_into(model_, p.path, p.parameter.data(), cut);
 }
 
 void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
@@ -164,20 +290,18 @@ void load_parameters(const fs::path& checkpoint, const std::vector<NamedParamete
 }
 
 void load_fp8_history(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters) {
-  const fs::path path = checkpoint / "optimizer.safetensors";
-  const SafetensorsFile file(path);
+  const CheckpointTensors file(checkpoint, CheckpointPart::optimizer);
   for (const auto& p : parameters) {
     if (const auto& fp8 = p.parameter.leaf().precision.fp8; fp8 && fp8->history.defined())
-      copy_into(file, p.path + ".fp8_history", fp8->history, path);
+      copy_into(file, p.path + ".fp8_history", fp8->history);
   }
 }
 
 void load_optimizer(const fs::path& checkpoint, Optimizer& optimizer) {
-  const fs::path path = checkpoint / "optimizer.safetensors";
-  const SafetensorsFile file(path);
+  const CheckpointTensors file(checkpoint, CheckpointPart::optimizer);
   each_state(optimizer, [&](const std::string& name, const at::Tensor& t, const StatePart& part) {
     const TensorEntry& entry = file.at(name);
-    const at::Tensor saved = own_tensor(entry, part.sizes, part.cut.get(), path);
+    const at::Tensor saved = own_tensor(entry, part.sizes, part.cut.get(), file.path());
     optimizer.write_state(t, part, saved.view({-1}).narrow(0, part.own.begin, part.own.size()));
     file.release(entry);
   });
@@ -191,10 +315,8 @@ void check_averages(const RunConfig& config) {
 }
 
 void load_averages(const fs::path& checkpoint, const std::vector<NamedParameter>& trained) {
-  const fs::path path = checkpoint / "optimizer.safetensors";
-  const SafetensorsFile file(path);
-  for (const auto& p : trained)
-    copy_into(file, str(p.path, ".", average_name), p.parameter.data(), path);
+  const CheckpointTensors file(checkpoint, CheckpointPart::optimizer);
+  for (const auto& p : trained) copy_into(file, str(p.path, ".", average_name), p.parameter.data());
 }
 
 }  // namespace lathe

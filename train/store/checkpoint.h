@@ -2,9 +2,11 @@
 //   model.safetensors  optimizer.safetensors  state.json
 //   manifest.json (last: sizes and XXH3 of the others)
 // A folder of that name is always intact: it is written under another name, synced, renamed, and
-// the parent synced.
+// the parent synced. If the state is divided among processes, each of them writes its tensors into
+// two files of its own, and rank 0 the rest (train/store/checkpoint_tensors.h).
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "train/store/checkpoint_folder.h"
+#include "train/store/checkpoint_tensors.h"
 #include "train/store/run_state.h"
 #include "train/store/snapshot.h"
 
@@ -19,7 +22,8 @@ namespace lathe {
 
 /// Writes checkpoints/step-N durably, then deletes the checkpoints that `keep` does not retain.
 /// Returns the path of the new one. Changes no tensor and may run on any thread, one call at a time
-/// for a run.
+/// for a run. If the snapshot is divided, all ranks call it, and World::open_saving_group() has
+/// been called; if one of them fails, none has written the checkpoint.
 fs::path store_checkpoint(const fs::path& run, const RunState& state, const Snapshot& snapshot,
                           const Retention& keep);
 /// Does the same for tensors that are in memory. Throws Exit::diverged where one is not finite.
@@ -29,9 +33,16 @@ fs::path save_checkpoint(const fs::path& run, const RunState& state,
 
 /// Writes the files of a checkpoint durably into the folder `target`, which has another name until
 /// it is complete. Throws FileError on failure, and then removes what it wrote, as far as possible.
-/// If `batches` is not empty, writes batches.safetensors too.
+/// If `batches` is not empty, writes batches.safetensors too; rank 0 does if the snapshot is
+/// divided. Ranks take part as in store_checkpoint().
 void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,
                       const std::vector<TensorEntry>& batches = {});
+
+/// Copies a checkpoint, with another RunState, to checkpoints/step-N of the folder `run`, with
+/// complete tensors in one file each. Calls `before_tensor` before it copies a tensor. Returns the
+/// path of the copy.
+fs::path copy_complete(const fs::path& checkpoint, const fs::path& run, const RunState& state,
+                       const std::function<void()>& before_tensor);
 
 /// Returns the dtype of a Snapshot for a config.
 std::optional<at::ScalarType> save_dtype(const CheckpointConfig& config);
@@ -58,9 +69,8 @@ class SavedParameters {
   void read(const NamedParameter& p) const;
 
  private:
-  fs::path model_path_, masters_path_;
-  SafetensorsFile model_;
-  std::optional<SafetensorsFile> masters_;
+  CheckpointTensors model_;
+  std::optional<CheckpointTensors> masters_;
 };
 /// Copies saved tensors into the parameters: all names must match, with their shapes.
 void load_parameters(const fs::path& checkpoint, const std::vector<NamedParameter>& parameters);

@@ -162,19 +162,78 @@ std::vector<int64_t> steps_to_delete(const std::vector<int64_t>& steps, const Re
   return doomed;
 }
 
-void verify_checkpoint(const fs::path& checkpoint) {
+namespace {
+
+/// Returns "files" of a checkpoint's manifest.
+Json files_of_manifest(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
   const std::string where = path.string();
   const Json manifest =
       parse_json(read_file(path, Exit::checkpoint, max_checkpoint_json), where, Exit::checkpoint);
   const auto format = json_get<std::string>(manifest, "format", where, Exit::checkpoint);
-  if (format != checkpoint_format) {
+  if (format != checkpoint_format && format != divided_checkpoint_format) {
     fail(Exit::checkpoint, where, ": the format is \"", printable_line(format),
-         "\", and this build reads \"", checkpoint_format,
+         "\", and this build reads \"", checkpoint_format, "\" and \"", divided_checkpoint_format,
          "\"; use the version of lathe that wrote the checkpoint");
   }
+  return json_get<Json>(manifest, "files", where, Exit::checkpoint);
+}
 
-  const Json files = json_get<Json>(manifest, "files", where, Exit::checkpoint);
+/// Returns the number of processes among whose files the tensors are divided; 0 if one file has
+/// all.
+int ranks_of(const Json& files) {
+  constexpr int most = 99'999;
+  const std::string first = tensor_file_name(CheckpointPart::model, 0, most);
+  const std::string begin = first.substr(0, first.find("99999"));
+  for (const auto& [name, entry] : files.items()) {
+    int ranks = 0;
+    if (!name.starts_with(begin)) continue;
+    std::from_chars(name.data() + begin.size(), name.data() + name.size(), ranks);
+    if (ranks > 1 && name == tensor_file_name(CheckpointPart::model, 0, ranks)) return ranks;
+  }
+  return 0;
+}
+
+std::vector<std::string> tensor_file_names(const Json& files, CheckpointPart which) {
+  const int ranks = ranks_of(files);
+  if (ranks == 0) return {tensor_file_name(which)};
+  std::vector<std::string> names;
+  for (int r = 0; r < ranks; ++r) names.push_back(tensor_file_name(which, r, ranks));
+  return names;
+}
+
+}  // namespace
+
+std::string tensor_file_name(CheckpointPart which, int rank, int ranks) {
+  const char* const stem = which == CheckpointPart::model ? "model" : "optimizer";
+  return ranks == 0 ? str(stem, ".safetensors")
+                    : format("%s-%05d-of-%05d.safetensors", stem, rank + 1, ranks);
+}
+
+std::vector<std::string> tensor_file_names(const fs::path& checkpoint, CheckpointPart which) {
+  const std::string whole = tensor_file_name(which);
+  if (fs::exists(checkpoint / whole)) return {whole};
+  return tensor_file_names(files_of_manifest(checkpoint), which);
+}
+
+std::string model_id(const fs::path& checkpoint) {
+  const std::string where = (checkpoint / "manifest.json").string();
+  const Json files = files_of_manifest(checkpoint);
+  std::string sums;
+  const std::vector<std::string> names = tensor_file_names(files, CheckpointPart::model);
+  for (const std::string& name : names) {
+    const Json entry = json_get<Json>(files, name.c_str(), where, Exit::checkpoint);
+    sums += json_get<std::string>(entry, "xxh3", where, Exit::checkpoint);
+  }
+  if (names.size() == 1) return sums;
+  Checksum all;
+  all.update(sums.data(), sums.size());
+  return all.hex();
+}
+
+void verify_checkpoint(const fs::path& checkpoint) {
+  const std::string where = (checkpoint / "manifest.json").string();
+  const Json files = files_of_manifest(checkpoint);
 
   // The progress bar shows bytes, so the sizes of all files come first.
   uint64_t all = 0, done = 0;
@@ -186,10 +245,13 @@ void verify_checkpoint(const fs::path& checkpoint) {
 
   // batches.safetensors is in replay bundles only. Files that the manifest does not list are
   // ignored.
-  std::vector<const char*> names{"model.safetensors", "optimizer.safetensors", "state.json"};
-  if (files.contains("batches.safetensors")) names.push_back("batches.safetensors");
-  for (const char* name : names) {
-    const Json entry = json_get<Json>(files, name, where, Exit::checkpoint);
+  std::vector<std::string> names = tensor_file_names(files, CheckpointPart::model);
+  for (std::string& name : tensor_file_names(files, CheckpointPart::optimizer))
+    names.push_back(std::move(name));
+  names.emplace_back("state.json");
+  if (files.contains("batches.safetensors")) names.emplace_back("batches.safetensors");
+  for (const std::string& name : names) {
+    const Json entry = json_get<Json>(files, name.c_str(), where, Exit::checkpoint);
     const fs::path file = checkpoint / name;
     std::error_code error;
     const auto bytes = fs::file_size(file, error);

@@ -17,6 +17,8 @@ namespace lathe {
 
 /// The value of "format" in manifest.json.
 constexpr const char* checkpoint_format = "lathe-checkpoint-1";
+/// The same for a checkpoint whose tensors are divided among the files of several processes.
+constexpr const char* divided_checkpoint_format = "lathe-checkpoint-2";
 /// Begins the name of a folder that is being written or deleted.
 constexpr const char* unfinished_prefix = ".unfinished-";
 
@@ -53,6 +55,19 @@ void move_into_place(const fs::path& written, const fs::path& target);
 /// Gives a checkpoint its name back where a process ended within move_into_place(). Call it while
 /// the run is locked.
 void restore_replaced(const fs::path& run);
+
+/// The two parts of a checkpoint that have tensors: the model, and the optimizer's state with all
+/// others.
+enum class CheckpointPart : uint8_t { model, optimizer };
+/// Returns the name of the file that holds them, model.safetensors or optimizer.safetensors. If
+/// `ranks` is not 0, the tensors are divided among the files of so many processes: returns that of
+/// process `rank`, such as model-00001-of-00004.safetensors for rank 0 of 4.
+std::string tensor_file_name(CheckpointPart which, int rank = 0, int ranks = 0);
+/// Returns the names of all files of a checkpoint that hold these tensors, in the order of ranks.
+/// Throws Exit::checkpoint if the manifest is needed to tell them and can't be read.
+std::vector<std::string> tensor_file_names(const fs::path& checkpoint, CheckpointPart which);
+/// Returns a checksum that identifies the tensors of the model, from the manifest.
+std::string model_id(const fs::path& checkpoint);
 
 /// Compares sizes and checksums with the manifest, also of batches.safetensors where it is listed.
 /// Throws Exit::checkpoint with the file that differs.

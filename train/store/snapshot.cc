@@ -2,6 +2,7 @@
 
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +13,8 @@
 #include "core/io/log.h"
 #include "core/mapped_memory.h"
 #include "core/memory.h"
-#include "dist/group.h"
 #include "dist/world.h"
+#include "train/store/checkpoint_tensors.h"
 
 namespace lathe {
 namespace {
@@ -28,23 +29,17 @@ struct SavedTensor {
   std::string name;
   at::Tensor tensor;
   at::ScalarType dtype;
-  std::vector<int64_t> sizes;      ///< of this tensor rank's part, where it is cut
-  int64_t own_end;                 ///< the last element that this rank has, + 1
-  const TensorCut* cut = nullptr;  ///< how it is cut among tensor ranks, or null
-  /// If not empty, stage s has the elements [stages[s], stages[s + 1]).
-  std::vector<int64_t> stages{};
-  /// If not empty, data rank r has the elements [shares[r], shares[r + 1]) of those of its stage.
-  std::vector<int64_t> shares{};
+  std::vector<int64_t> sizes;            ///< of this tensor rank's part, where it is cut
+  int64_t own_end;                       ///< the last element that this rank has, + 1
+  const TensorCut* cut = nullptr;        ///< how it is cut among tensor ranks, or null
   const Optimizer* optimizer = nullptr;  ///< if set, the tensor is in its scratch file
   bool is_updated = true;                ///< only an update changes it, not a forward pass
   StatePart part{};                      ///< for the optimizer
+  std::string note{};                    ///< as in TensorEntry
 
   std::vector<int64_t> full_sizes() const {
     return cut != nullptr ? cut->full_sizes(sizes) : sizes;
   }
-  /// Returns whether several ranks have parts of it.
-  bool is_collected() const { return !stages.empty() || !shares.empty() || cut != nullptr; }
-
   at::Tensor value() const {
     return optimizer != nullptr ? optimizer->read_state(tensor, part) : tensor;
   }
@@ -59,77 +54,96 @@ std::pair<at::Tensor, int64_t> kept_of(const NamedParameter& p) {
   return {elements.numel() == t.numel() ? elements.view(t.sizes()) : elements, end};
 }
 
-/// Sets `shares` of the tensors of which the first data rank of a stage has only a part, and
-/// `stages` of those of which the first stage has only a part. A collective.
-void find_cuts(std::vector<SavedTensor>& all) {
-  at::Tensor mine = at::empty({1, static_cast<int64_t>(all.size())}, at::kLong);
-  for (size_t i = 0; i < all.size(); ++i) mine.mutable_data_ptr<int64_t>()[i] = all[i].own_end;
-  // The elements of a stage end with those of its last data rank.
-  const at::Tensor of_data = world().gather_over_data(mine);
-  const at::Tensor of_stages = world().gather_over_pipeline(of_data.narrow(0, -1, 1));
-  const auto end_of = [&](const at::Tensor& of, int rank, size_t i) {
-    return of.const_data_ptr<int64_t>()[static_cast<size_t>(rank) * all.size() + i];
-  };
+/// The elements of a tensor that each process has. Those of a stage, and within a stage those of a
+/// data rank, follow each other.
+class KeptElements {
+ public:
+  /// A collective of the data ranks and of the stages.
+  explicit KeptElements(const std::vector<SavedTensor>& all) : count_(all.size()) {
+    at::Tensor mine = at::empty({1, std::ssize(all)}, at::kLong), kept = at::empty_like(mine);
+    for (size_t i = 0; i < count_; ++i) {
+      mine.mutable_data_ptr<int64_t>()[i] = all[i].own_end;
+      kept.mutable_data_ptr<int64_t>()[i] = all[i].tensor.numel();
+    }
+    of_data_ = world().gather_over_data(mine);
+    kept_ = world().gather_over_data(kept);
+    of_stages_ = world().gather_over_pipeline(of_data_.narrow(0, -1, 1));
+  }
+  /// Returns whether each data rank of this stage has all of the stage's elements of tensor i.
+  bool is_on_all(size_t i) const {
+    for (int rank = 0; rank < world().data().size; ++rank) {
+      if (at(kept_, rank, i) != of_stage(i).size()) return false;
+    }
+    return true;
+  }
+  /// Returns the elements of tensor i that data rank `rank` of this stage has.
+  ElementRange of_data(size_t i, int rank) const {
+    return {rank > 0 ? at(of_data_, rank - 1, i) : of_stage(i).begin, at(of_data_, rank, i)};
+  }
+  /// Returns the elements of tensor i that this stage has. If every stage has the complete tensor,
+  /// they are those of stage 0.
+  ElementRange of_stage(size_t i) const {
+    const int stage = world().pipeline().rank;
+    return {stage > 0 ? at(of_stages_, stage - 1, i) : 0, at(of_stages_, stage, i)};
+  }
 
-  const int stage = world().pipeline().rank;
+ private:
+  int64_t at(const at::Tensor& of, int rank, size_t i) const {
+    return of.const_data_ptr<int64_t>()[static_cast<size_t>(rank) * count_ + i];
+  }
+
+  size_t count_;
+  at::Tensor of_data_, of_stages_;  // the index after the last element that a rank has
+  at::Tensor kept_;                 // how many elements a data rank has
+};
+
+/// Returns the elements of tensor i that this process writes.
+ElementRange written_range(const SavedTensor& saved, size_t i, const KeptElements& kept) {
+  const ElementRange stage = kept.of_stage(i);
+  // Tensor ranks all have a tensor that is not cut.
+  if (stage.size() == 0 || (saved.cut == nullptr && world().tensor().rank > 0)) return {};
+  const RankAxis& data = world().data();
+  if (!kept.is_on_all(i)) return kept.of_data(i, data.rank);
+
+  // Each data rank writes an equal share, unless the elements are few.
+  constexpr int64_t few = int64_t{1} << 16;
+  if (stage.size() < few || saved.optimizer != nullptr)
+    return data.rank == 0 ? stage : ElementRange{};
+  const auto cut = [&](int rank) { return stage.begin + stage.size() * rank / data.size; };
+  return {cut(data.rank), cut(data.rank + 1)};
+}
+
+/// Returns what this process writes of each tensor. A collective.
+std::vector<SavedTensor> own_parts(const std::vector<SavedTensor>& all) {
+  const KeptElements kept(all);
+  std::vector<SavedTensor> own;
   for (size_t i = 0; i < all.size(); ++i) {
-    const int64_t begin = stage > 0 ? end_of(of_stages, stage - 1, i) : 0;
-    if (end_of(of_data, 0, i) < end_of(of_stages, stage, i)) {
-      all[i].shares = {0};
-      for (int r = 0; r < world().data().size; ++r)
-        all[i].shares.push_back(end_of(of_data, r, i) - begin);
+    TensorPart part{.sizes = all[i].full_sizes(),
+                    .cut = all[i].cut != nullptr ? std::optional(*all[i].cut) : std::nullopt,
+                    .range = written_range(all[i], i, kept)};
+    const int64_t n = part.range.size();
+    if (n == 0) continue;
+    SavedTensor saved = all[i];
+    if (n < saved.tensor.numel()) {
+      const at::Tensor flat = saved.tensor.reshape({-1});
+      saved.tensor = flat.narrow(0, part.range.begin - (saved.own_end - flat.numel()), n);
     }
-    if (end_of(of_stages, 0, i) < c10::multiply_integers(all[i].sizes)) {
-      all[i].stages = {0};
-      for (int s = 0; s < world().pipeline().size; ++s)
-        all[i].stages.push_back(end_of(of_stages, s, i));
+    LATHE_CHECK(saved.tensor.numel() == n, "this process keeps ", saved.tensor.numel(), " and not ",
+                n, " elements of ", saved.name);
+    if (!part.is_complete()) {
+      saved.sizes = {n};
+      saved.cut = nullptr;
+      saved.note = part.note();
     }
+    own.push_back(std::move(saved));
   }
+  return own;
 }
 
-/// Returns, on rank 0 of a group, the concatenation of the parts of all of its ranks: rank r has
-/// the elements [cuts[r], cuts[r + 1]). A collective of the group.
-at::Tensor collect_flat(Group& group, bool is_first, const at::Tensor& part,
-                        const std::vector<int64_t>& cuts) {
-  const at::Tensor own = part.reshape({-1});
-  at::Tensor flat = own;
-  if (is_first) {
-    flat = at::empty({cuts.back()}, own.options());
-    flat.narrow(0, 0, cuts[1]).copy_(own);
-  }
-  world().guarded([&] { group.collect(flat, cuts); });
-  return flat;
-}
-
-/// Returns the complete tensor on tensor rank 0. `part`: that of this tensor rank.
-at::Tensor collect_over_tensor(const TensorCut& cut, const at::Tensor& part) {
-  const at::Tensor flat =
-      collect_flat(world().layers(), cut.part == 0, part, cut.flat_cuts(part.sizes()));
-  return cut.part == 0 ? cut.join_flat(flat, part.sizes()) : flat;
-}
-
-/// Returns the complete tensor on rank 0, of a tensor that is_collected(). A collective.
-at::Tensor collect(const SavedTensor& saved) {
-  const bool is_first_of_stage = world().data().rank == 0;
-  // The pipelines of other data ranks have the same tensors.
-  if (!is_first_of_stage && saved.shares.empty()) return saved.tensor;
-  at::Tensor own = saved.value();
-  if (!saved.shares.empty())
-    own = collect_flat(world().gradients(), is_first_of_stage, own, saved.shares);
-  if (!is_first_of_stage) return saved.tensor;
-
-  const bool is_first = world().pipeline().rank == 0;
-  if (!saved.stages.empty()) own = collect_flat(world().stages(), is_first, own, saved.stages);
-  if (saved.cut != nullptr && is_first)
-    own = collect_over_tensor(*saved.cut, own.view(saved.sizes));
-  return own.to(saved.dtype);
-}
-
-/// Returns all tensors of a checkpoint, in the same order on all ranks. A collective if the
-/// optimizer's state is sharded.
-std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameters,
-                                    const Optimizer& optimizer,
-                                    std::optional<at::ScalarType> dtype) {
+/// Returns all tensors of a checkpoint, in the same order on all ranks.
+std::vector<SavedTensor> all_tensors(const std::vector<NamedParameter>& parameters,
+                                     const Optimizer& optimizer,
+                                     std::optional<at::ScalarType> dtype) {
   std::vector<SavedTensor> all;
   for (const auto& p : parameters) {
     const at::Tensor& t = p.parameter.data();
@@ -169,23 +183,27 @@ std::vector<SavedTensor> tensors_of(const std::vector<NamedParameter>& parameter
                    .cut = cut_of(p.parameter)});
   }
 
-  if (!collects_state(optimizer)) return all;
-  // The order in which a file is written.
-  std::stable_sort(all.begin(), all.end(), [](const SavedTensor& a, const SavedTensor& b) {
-    return a.in_model != b.in_model ? a.in_model : a.name < b.name;
-  });
-  if (optimizer.is_sharded()) find_cuts(all);
   return all;
+}
+
+/// Returns the tensors that this process writes. A collective if divides_state().
+std::vector<SavedTensor> written_tensors(const std::vector<NamedParameter>& parameters,
+                                         const Optimizer& optimizer,
+                                         std::optional<at::ScalarType> dtype) {
+  const std::vector<SavedTensor> all = all_tensors(parameters, optimizer, dtype);
+  return divides_state(optimizer) ? own_parts(all) : all;
 }
 
 /// Returns whether only an update changes the tensor, and its memory has the bytes of the file.
 bool is_live(const SavedTensor& saved) {
-  return saved.is_updated && saved.dtype == saved.tensor.scalar_type() && !saved.is_collected() &&
+  return saved.is_updated && saved.dtype == saved.tensor.scalar_type() &&
          saved.optimizer == nullptr && saved.tensor.is_cpu() && saved.tensor.is_contiguous() &&
          !MappedMemory::holds(saved.tensor.storage().data_ptr());
 }
 
 void add(Snapshot& snapshot, const SavedTensor& saved, TensorEntry entry) {
+  entry.shape = saved.sizes;
+  entry.note = saved.note;
   (saved.in_model ? snapshot.model : snapshot.optimizer).push_back(std::move(entry));
 }
 
@@ -195,12 +213,7 @@ void add(Snapshot& snapshot, const SavedTensor& saved, const at::Tensor& on_host
 }
 
 TensorEntry entry_of(const SavedTensor& saved, std::function<at::Tensor()> make) {
-  return make_entry(saved.name, saved.dtype, saved.full_sizes(), std::move(make));
-}
-
-/// Adds an entry that is collected from all ranks when it is written.
-void add_collected(Snapshot& snapshot, const SavedTensor& saved) {
-  add(snapshot, saved, entry_of(saved, [saved] { return collect(saved); }));
+  return make_entry(saved.name, saved.dtype, saved.sizes, std::move(make));
 }
 
 /// Adds an entry that is copied from the optimizer's scratch file when it is written.
@@ -270,10 +283,9 @@ int64_t Snapshot::bytes() const {
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype) {
   Snapshot snapshot;
-  for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
-    if (saved.is_collected())
-      add_collected(snapshot, saved);
-    else if (saved.optimizer != nullptr)
+  snapshot.is_divided = divides_state(optimizer);
+  for (const SavedTensor& saved : written_tensors(parameters, optimizer, dtype)) {
+    if (saved.optimizer != nullptr)
       add_streamed(snapshot, saved);
     else if (saved.tensor.scalar_type() != saved.dtype ||
              MappedMemory::holds(saved.tensor.storage().data_ptr()))
@@ -289,7 +301,8 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
   const MemoryScope memory(Memory::checkpoints);
   Snapshot snapshot;
   snapshot.live = std::make_shared<LiveTensors>();
-  for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
+  snapshot.is_divided = divides_state(optimizer);
+  for (const SavedTensor& saved : written_tensors(parameters, optimizer, dtype)) {
     if (is_live(saved)) {
       add(snapshot, saved, snapshot.live->add(saved.name, saved.tensor));
       continue;
@@ -297,34 +310,29 @@ Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimiz
     at::Tensor copy = snapshot.held.size() < reused.held.size() ? reused.held[snapshot.held.size()]
                                                                 : at::Tensor();
     if (!copy.defined() || copy.scalar_type() != saved.dtype ||
-        copy.sizes() != at::IntArrayRef(saved.full_sizes())) {
+        copy.sizes() != at::IntArrayRef(saved.sizes)) {
       const auto on_host =
           at::TensorOptions().dtype(saved.dtype).pinned_memory(saved.tensor.is_cuda());
-      copy = at::empty(saved.full_sizes(), on_host);
+      copy = at::empty(saved.sizes, on_host);
     }
-    copy.copy_(saved.is_collected() ? collect(saved).view(saved.full_sizes()) : saved.value());
+    copy.copy_(saved.value().reshape(saved.sizes));
     add(snapshot, saved, copy);
   }
   return snapshot;
 }
 
-bool collects_state(const Optimizer& optimizer) {
+bool divides_state(const Optimizer& optimizer) {
   return optimizer.is_sharded() || world().tensor().size > 1;
 }
 
-void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-                std::optional<at::ScalarType> dtype) {
-  for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype)) {
-    if (saved.is_collected()) collect(saved);
+CheckpointBytes checkpoint_bytes(const std::vector<NamedParameter>& parameters,
+                                 const Optimizer& optimizer, std::optional<at::ScalarType> dtype) {
+  CheckpointBytes bytes;
+  for (const SavedTensor& saved : all_tensors(parameters, optimizer, dtype)) {
+    const auto size = static_cast<int64_t>(c10::elementSize(saved.dtype));
+    bytes.all += c10::multiply_integers(saved.full_sizes()) * size;
+    bytes.kept += saved.tensor.numel() * size;
   }
-}
-
-int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-                         std::optional<at::ScalarType> dtype) {
-  int64_t bytes = 0;
-  for (const SavedTensor& saved : tensors_of(parameters, optimizer, dtype))
-    bytes += c10::multiply_integers(saved.full_sizes()) *
-             static_cast<int64_t>(c10::elementSize(saved.dtype));
   return bytes;
 }
 

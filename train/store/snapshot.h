@@ -1,9 +1,8 @@
 // The tensors of a checkpoint. A snapshot is either a view of them, which must be written before
 // training continues, or is written while training continues. Parameters and optimizer state on the
 // CPU that are not written by the next update are then copied before it changes them, and all other
-// tensors immediately. If the optimizer's state is sharded, rank 0 writes the checkpoint and
-// collects one tensor after another from the other ranks. The checkpoint is therefore the same with
-// and without sharding.
+// tensors immediately. If the state is divided among processes, the snapshot of each has the
+// elements that it keeps, and its share of the tensors that several processes have.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,38 +27,42 @@ namespace lathe {
 /// not to be saved (Leaf::is_saved), such as the model under adapters.
 std::vector<NamedParameter> saved_tensors(const ConstModuleRef& model);
 
-/// The entries of a checkpoint's two files.
+/// The entries of a checkpoint's two files, or of this process's files.
 struct Snapshot {
   /// The entries of model.safetensors and of optimizer.safetensors. The bytes of an entry are in
-  /// `held`, or they are produced while the entry is written: collected from the ranks, converted,
-  /// or read from the optimizer's scratch file.
+  /// `held`, or they are produced while the entry is written: converted, or read from the
+  /// optimizer's scratch file. The note of an entry says which elements of the tensor it has, if it
+  /// does not have all (train/store/checkpoint_tensors.h).
   std::vector<TensorEntry> model, optimizer;
   std::vector<at::Tensor> held;
   std::shared_ptr<LiveTensors> live{};  ///< of copy_state(): those that are not copied yet
+  bool is_divided = false;              ///< the other processes have the rest
   int64_t bytes() const;
 };
 /// Returns a view of the state. Tensors of two or more dimensions have `dtype` in
 /// model.safetensors; nullopt keeps their own. Where the two differ, optimizer.safetensors also
 /// holds the parameter unchanged, so that a run resumes exactly. The view shares the memory of
-/// tensors on the CPU, so write it before anything changes them.
+/// tensors on the CPU, so write it before anything changes them. A collective if divides_state().
 Snapshot view_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype);
 /// Returns the same state for a save in the background. Parameters and optimizer state on the CPU
 /// that have their own dtype in the file become `live`; their owner calls live->copy_rest() before
 /// an update changes them. All others are copied before this returns, into the memory of `reused`,
 /// the previous copy, if its tensors have the same sizes. The memory is of Memory::checkpoints, and
-/// is pinned if the tensors are on a GPU.
+/// is pinned if the tensors are on a GPU. A collective if divides_state().
 Snapshot copy_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
                     std::optional<at::ScalarType> dtype, Snapshot reused = {});
-/// Returns whether rank 0 collects parts of the state from other ranks.
-bool collects_state(const Optimizer& optimizer);
-/// Sends this rank's parts of the state to rank 0. Call it while rank 0 runs copy_state(), or runs
-/// view_state() and writes its entries.
-void send_state(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-                std::optional<at::ScalarType> dtype);
-/// Returns the bytes of the tensors of either snapshot.
-int64_t checkpoint_bytes(const std::vector<NamedParameter>& parameters, const Optimizer& optimizer,
-                         std::optional<at::ScalarType> dtype);
+/// Returns whether the parameters or the optimizer's state are divided among the processes, so that
+/// each of them writes files of the checkpoint.
+bool divides_state(const Optimizer& optimizer);
+
+/// The bytes of the tensors of a checkpoint.
+struct CheckpointBytes {
+  int64_t all = 0;   ///< of the complete tensors
+  int64_t kept = 0;  ///< of the elements that this process keeps in memory
+};
+CheckpointBytes checkpoint_bytes(const std::vector<NamedParameter>& parameters,
+                                 const Optimizer& optimizer, std::optional<at::ScalarType> dtype);
 
 /// Throws Exit::diverged if an element of a parameter that this process keeps is not finite, so
 /// that such weights are never saved. Warns if an element is not finite in `dtype`, the dtype of

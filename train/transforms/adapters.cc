@@ -5,7 +5,6 @@
 #include <set>
 
 #include "core/dtype.h"
-#include "core/io/json.h"
 #include "core/io/text.h"
 #include "core/memory.h"
 #include "core/mode.h"
@@ -110,6 +109,28 @@ void forget_training(RunState& state) {
   state.base_hash.clear();
 }
 
+/// Writes a checkpoint of a run without adapters, whose tensors are divided among the files of
+/// several processes, as a run whose checkpoint has complete tensors.
+fs::path merge_files(const fs::path& run, const fs::path& checkpoint, RunState state,
+                     const fs::path& out, bool average, const StopAsked& stop) {
+  if (tensor_file_names(checkpoint, CheckpointPart::model).size() == 1)
+    fail(Exit::usage, run.string(),
+         " has nothing to merge: its adapters.rank is 0, and one process wrote its checkpoint");
+  if (average) {
+    fail(Exit::usage, "command line: --weights ema is for adapters, which ", run.string(),
+         " does not have; leave it out");
+  }
+
+  NewFolder merged(out, stop);
+  install_allocator();
+  state.metrics_bytes = 0;
+  state.sink_bytes.clear();
+  const fs::path written =
+      copy_complete(checkpoint, merged.path(), state, [&] { merged.check_stop(); });
+  merged.publish();
+  return out / "checkpoints" / written.filename();
+}
+
 }  // namespace
 
 void add_adapters(Model& model, const TransformContext& context) {
@@ -212,15 +233,7 @@ std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                      device, cut);
 }
 
-std::string base_hash(const fs::path& base) {
-  if (base.empty()) return "";
-  const fs::path path = base / "manifest.json";
-  const Json manifest =
-      parse_json(read_file(path, Exit::checkpoint), path.string(), Exit::checkpoint);
-  const Json files = json_get<Json>(manifest, "files", path.string(), Exit::checkpoint);
-  const Json model = json_get<Json>(files, "model.safetensors", path.string(), Exit::checkpoint);
-  return json_get<std::string>(model, "xxh3", path.string(), Exit::checkpoint);
-}
+std::string base_hash(const fs::path& base) { return base.empty() ? "" : model_id(base); }
 
 void check_base(const fs::path& base, const RunConfig& config, const std::string& hash) {
   if (const std::string now = base_hash(base); now != hash) {
@@ -239,8 +252,7 @@ fs::path merge(const fs::path& run, const fs::path& out, bool average, const Sto
   const fs::path checkpoint = find_checkpoint(run);
   RunState state = read_state(checkpoint);
   RunConfig config = saved_config(state, checkpoint);
-  if (adapters_of(config).rank == 0)
-    fail(Exit::usage, run.string(), " has no adapters to merge: its adapters.rank is 0");
+  if (adapters_of(config).rank == 0) return merge_files(run, checkpoint, state, out, average, stop);
   if (average) check_averages(config);
 
   NewFolder merged(out, stop);

@@ -63,7 +63,7 @@ void check_base_tokenizer(const LoadedConfig& loaded, const Data& data);
 /// this tensor rank's part of it.
 std::unique_ptr<Model> load_base(const fs::path& base, const RunConfig& config,
                                  const ModelSizes& sizes, at::Device device);
-/// Returns the checksum of a base's model.safetensors, which identifies it; "" without a base.
+/// Returns the checksum that identifies the weights of a base (model_id()); "" without a base.
 std::string base_hash(const fs::path& base);
 /// Throws Exit::checkpoint unless base_hash() of the base is `hash`, that of the base that the
 /// adapters were trained on.
@@ -71,10 +71,12 @@ void check_base(const fs::path& base, const RunConfig& config, const std::string
 
 /// Merges the adapters of a run, or if `average` their moving averages, into its base. Writes the
 /// result, without optimizer state, as a separate run in `out`, which can be evaluated, generate
-/// text, and be the base of other adapters. Returns the new checkpoint. `out` is created completely
-/// or not at all. Throws Exit::usage where `out` contains anything, or the run has no adapters or
-/// no averages, and Exit::busy where another process writes `out`. `stop` is called before each
-/// layer; true ends the merge with Exit::stopped.
+/// text, and be the base of other adapters. Of a run without adapters whose checkpoint has a file
+/// for each process, writes the same state with complete tensors, so that the new run can be
+/// resumed too. Returns the new checkpoint. `out` is created completely or not at all. Throws
+/// Exit::usage where `out` contains anything, or the run has nothing to merge or no averages, and
+/// Exit::busy where another process writes `out`. `stop` is called before each layer or tensor;
+/// true ends the merge with Exit::stopped.
 fs::path merge(const fs::path& run, const fs::path& out, bool average,
                const StopAsked& stop = nullptr);
 

@@ -2,11 +2,11 @@
 
 #include "core/dtype.h"
 #include "core/io/checksum.h"
-#include "core/io/safetensors.h"
 #include "core/mapped_memory.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/quantized.h"
+#include "train/store/checkpoint_tensors.h"
 
 namespace lathe {
 
@@ -39,8 +39,8 @@ std::unique_ptr<Model> load_frozen(const fs::path& checkpoint, const RunConfig& 
                                    at::Device device,
                                    const std::function<void(Model&)>& change_shapes) {
   const MemoryScope memory(Memory::parameters);
-  const fs::path path = checkpoint / "model.safetensors";
-  const SafetensorsFile file(path);
+  const CheckpointTensors file(checkpoint, CheckpointPart::model);
+  const fs::path& path = file.path();
 
   size_t used = 0;
   std::unique_ptr<Model> model;

@@ -172,12 +172,47 @@ TEST_CASE("a checkpoint without fields that later builds of format 1 added is re
   CHECK(*s.best_val_loss == HUGE_VAL);
 }
 
+TEST_CASE("a checkpoint of format 2, whose tensors are divided among files, is read",
+          "[golden_files]") {
+  const TempFolder f;
+  // "w" is cut into elements 0 to 4 and the rest. "c" is cut by two tensor ranks along its second
+  // dimension, which has sections of 2 and 1; of the latter, the second rank has all.
+  write_file(
+      f / "model-00001-of-00002.safetensors",
+      safetensors(R"({"__metadata__":{"c":"{\"sizes\":[2,3],\"begin\":0,\"end\":2,\"dim\":1,)"
+                  R"(\"sections\":[2,1],\"part\":0,\"parts\":2}",)"
+                  R"("w":"{\"sizes\":[2,3],\"begin\":0,\"end\":4}"},)"
+                  R"("c":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                  R"("w":{"dtype":"F32","shape":[4],"data_offsets":[8,24]}})",
+                  floats({0, 0.75}) + floats({w[0], w[1], w[2], w[3]})));
+  write_file(
+      f / "model-00002-of-00002.safetensors",
+      safetensors(R"({"__metadata__":{"c":"{\"sizes\":[2,3],\"begin\":0,\"end\":4,\"dim\":1,)"
+                  R"(\"sections\":[2,1],\"part\":1,\"parts\":2}",)"
+                  R"("w":"{\"sizes\":[2,3],\"begin\":4,\"end\":6}"},)"
+                  R"("b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                  R"("c":{"dtype":"F32","shape":[4],"data_offsets":[8,24]},)"
+                  R"("w":{"dtype":"F32","shape":[2],"data_offsets":[24,32]}})",
+                  floats(b) + floats({0.25, 0.5, 1, 1.25}) + floats({w[4], w[5]})));
+  write_file(f / "manifest.json",
+             R"({"format":"lathe-checkpoint-2","files":{"model-00001-of-00002.safetensors":{}}})");
+
+  const std::vector<NamedParameter> params{
+      {"b", Variable::parameter(torch::zeros({2})), Role::bias},
+      {"c", Variable::parameter(torch::zeros({2, 3})), Role::weight},
+      {"w", Variable::parameter(torch::zeros({2, 3})), Role::weight}};
+  load_parameters(f.path(), params);
+  CHECK(params[0].parameter.data().equal(torch::tensor(b)));
+  CHECK(params[1].parameter.data().equal(torch::tensor(w).view({2, 3})));
+  CHECK(params[2].parameter.data().equal(torch::tensor(w).view({2, 3})));
+}
+
 TEST_CASE("a checkpoint of a newer format is refused", "[golden_files]") {
   const TempFolder f;
   const fs::path checkpoint = f / "checkpoints/step-00000007";
   write_checkpoint_1(checkpoint);
   std::string manifest = manifest_1;
-  replace(manifest, "lathe-checkpoint-1", "lathe-checkpoint-2");
+  replace(manifest, "lathe-checkpoint-1", "lathe-checkpoint-3");
   write_file(checkpoint / "manifest.json", manifest);
   const std::string path = (checkpoint / "manifest.json").string();
   CHECK_THAT(error_of([&] { verify_checkpoint(checkpoint); }),

@@ -1,0 +1,270 @@
+// Tests of checkpoints of which each process writes a part.
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/io/json.h"
+#include "tests/dist/ranks.h"
+#include "tests/support/catch.h"
+#include "tests/support/kinds.h"
+#include "train/store/checkpoint.h"
+#include "train/store/run_state.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+using Words = std::vector<std::string>;
+
+const Kind saved_gpt{
+    .name = "gpt",
+    .data = "text",
+    .keys = "n_layer = 2\nn_head = 2\nn_embd = 32\nblock_size = 12\ndropout = 0.1\n"};
+// The first layout has tensors of which all processes have a copy, the last one has cut tensors.
+const std::vector<Words> divided_layouts{
+    {"--dist.shard=optimizer"},
+    {"--dist.shard=parameters", "--memory.recompute=blocks"},
+    {"--dist.pipeline=2", "--model.tie_weights=false"},
+    {"--dist.tensor=2"},
+};
+const Words divided_keys{"--train.steps=6",         "--train.grad_accum=4", "--train.batch_size=2",
+                         "--checkpoint.interval=3", "--checkpoint.keep=2",  "--dist.timeout=60"};
+
+std::string text_of(const Words& words) {
+  std::string text;
+  for (const std::string& word : words) text += word + " ";
+  return text;
+}
+
+TEST_CASE("every command reads a checkpoint that several processes wrote, and merge makes it whole",
+          "[divided_checkpoints]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, saved_gpt);
+  for (size_t i = 0; i < divided_layouts.size(); ++i) {
+    INFO(text_of(divided_layouts[i]));
+    const std::string name = std::to_string(i);
+    REQUIRE(train_on(f, 2, "kind.toml", name, with_keys(divided_keys, divided_layouts[i])).code ==
+            0);
+    const fs::path run = f / ("runs/" + name), checkpoint = run / "checkpoints/step-00000006";
+    CHECK(names(checkpoint) ==
+          std::set<std::string>{"manifest.json", "model-00001-of-00002.safetensors",
+                                "model-00002-of-00002.safetensors",
+                                "optimizer-00001-of-00002.safetensors",
+                                "optimizer-00002-of-00002.safetensors", "state.json"});
+    CHECK(fs::file_size(checkpoint / "optimizer-00002-of-00002.safetensors") > 5000);
+
+    REQUIRE(lathe_in(f, {"merge", "runs/" + name, "--out", "merged/" + name}).code == 0);
+    const fs::path merged = f / ("merged/" + name);
+    CHECK(fs::exists(merged / "checkpoints/step-00000006/model.safetensors"));
+    check_same_tensors(run, merged, "step-00000006");
+    CHECK(lathe_in(f, {"merge", "merged/" + name, "--out", "again"}).code == 2);
+
+    // Both give the same results.
+    for (const Words& command :
+         std::vector<Words>{{"verify", ""},
+                            {"inspect", ""},
+                            {"eval", ""},
+                            {"generate", "", "--prompt", "the", "--tokens", "20", "--seed", "3"},
+                            {"export", "", "--format", "hf", "--out", "exported"}}) {
+      INFO(text_of(command));
+      std::string first;
+      for (const std::string& path : {run.string(), merged.string()}) {
+        Words words = command;
+        words[1] = path;
+        fs::remove_all(f / "exported");
+        const Finished done = lathe_in(f, words);
+        INFO(done.err);
+        REQUIRE(done.code == 0);
+        // A run also has the checkpoint before the last.
+        if (command[0] == "verify" || command[0] == "inspect") continue;
+        std::string out = done.out;
+        if (command[0] == "eval") out = Json::parse(out).at("val_loss").dump();
+        if (command[0] == "export") out = slurp(f / "exported/model.safetensors");
+        REQUIRE(!out.empty());
+        if (first.empty()) first = out;
+        CHECK(out == first);
+      }
+    }
+  }
+}
+
+TEST_CASE("saves in the background of several processes have the bits of the state at their step",
+          "[divided_checkpoints]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, saved_gpt);
+  for (const Words& layout : divided_layouts) {
+    INFO(text_of(layout));
+    const Words own = with_keys(divided_keys, layout);
+    fs::remove_all(f / "runs");
+    REQUIRE(train_on(f, 2, "kind.toml", "waits", own).code == 0);
+    const Finished done =
+        train_on(f, 2, "kind.toml", "background", with_keys(own, {"--checkpoint.async_save=true"}));
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+    for (const char* step : {"step-00000003", "step-00000006"})
+      check_same_tensors(f / "runs/waits", f / "runs/background", step);
+  }
+}
+
+TEST_CASE("adapters train on a base that several processes wrote", "[divided_checkpoints]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, saved_gpt);
+  REQUIRE(train_on(f, 2, "kind.toml", "base", with_keys(divided_keys, divided_layouts[0])).code ==
+          0);
+  REQUIRE(lathe_in(f, {"merge", "runs/base", "--out", "runs/whole"}).code == 0);
+  for (const char* base : {"base", "whole"}) {
+    const Finished done = train_on(
+        f, 1, "kind.toml", str("on_", base),
+        with_keys(divided_keys, {"--adapters.rank=2", str("--adapters.base=runs/", base)}));
+    INFO(done.out << done.err);
+    REQUIRE(done.code == 0);
+  }
+  check_same_tensors(f / "runs/on_base", f / "runs/on_whole", "step-00000006");
+  CHECK(lathe_in(f, {"eval", "runs/on_base"}).code == 0);
+
+  // The base is recognized by the checksums of all of its files.
+  const fs::path state = f / "runs/on_base/checkpoints/step-00000006/state.json";
+  const Json json = Json::parse(slurp(state));
+  CHECK(json.at("base_hash") == model_id(f / "runs/base/checkpoints/step-00000006"));
+  CHECK(json.at("base_hash") != model_id(f / "runs/whole/checkpoints/step-00000006"));
+}
+
+/// Trains with two processes whose environments have these faults, by rank. Returns what each
+/// printed.
+std::vector<Finished> train_with_faults(const TempFolder& f, const std::string& name,
+                                        const Words& words,
+                                        const std::vector<std::map<std::string, std::string>>& of,
+                                        const fs::path& folder_of_rank1 = {}) {
+  const std::string port = std::to_string(free_port());
+  std::vector<Finished> done(of.size());
+  Words args{"train", "kind.toml", "--train.out_dir=runs/" + name};
+  args.insert(args.end(), words.begin(), words.end());
+
+  std::vector<std::jthread> threads;
+  for (size_t r = 0; r < of.size(); ++r) {
+    threads.emplace_back([&, r] {
+      std::map<std::string, std::string> environment{{"RANK", std::to_string(r)},
+                                                     {"WORLD_SIZE", std::to_string(of.size())},
+                                                     {"MASTER_ADDR", "127.0.0.1"},
+                                                     {"MASTER_PORT", port},
+                                                     {"OMP_NUM_THREADS", "1"}};
+      environment.insert(of[r].begin(), of[r].end());
+      done[r] = run({.binary = "lathe_faults",
+                     .args = args,
+                     .folder = r == 1 && !folder_of_rank1.empty() ? folder_of_rank1 : f.path(),
+                     .environment = environment,
+                     .apart = true});
+    });
+  }
+  threads.clear();  // joins
+  return done;
+}
+
+constexpr int killed = 128 + 9;
+
+TEST_CASE("a rank killed at any stage of a divided save loses no checkpoint",
+          "[divided_checkpoints]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, saved_gpt);
+  const Words own = with_keys(divided_keys, {"--dist.shard=optimizer", "--dist.timeout=10"});
+  REQUIRE(train_on(f, 1, "kind.toml", "whole", divided_keys).code == 0);
+
+  struct Kill {
+    size_t rank;
+    const char* point;
+    bool is_saved;  // the second save is complete
+  };
+  const std::vector<Kill> kills{
+      {0, "save: folder made", false},   {0, "save: optimizer written", false},
+      {0, "save: state written", false}, {0, "save: manifest written", false},
+      {0, "save: parent synced", true},  {1, "save: begun", false},
+      {1, "save: model written", false}, {1, "save: optimizer written", false},
+  };
+  for (size_t i = 0; i < kills.size(); ++i) {
+    const auto& [rank, point, is_saved] = kills[i];
+    INFO("rank " << rank << " at " << point);
+    const std::string name = std::to_string(i);
+    std::vector<std::map<std::string, std::string>> faults(2);
+    faults[rank]["LATHE_TEST_KILL"] = str(point, " 2");
+    // Every other run saves in the background.
+    const Words all = with_keys(
+        own, {i % 2 == 0 ? "--checkpoint.async_save=false" : "--checkpoint.async_save=true"});
+    const std::vector<Finished> done = train_with_faults(f, name, all, faults);
+    INFO(done[0].out << done[0].err << done[1].err);
+    CHECK(done[rank].code == killed);
+    CHECK(done[1 - rank].code == 7);
+    CHECK_THAT(done[1 - rank].err, ContainsSubstring(str("rank ", rank, " of 2")));
+
+    const auto there = list_checkpoints(f / ("runs/" + name));
+    REQUIRE(there.size() == (is_saved ? 2 : 1));
+    for (const fs::path& checkpoint : there) verify_checkpoint(checkpoint);
+    REQUIRE(train_on(f, 1, "kind.toml", name, divided_keys).code == 0);
+    check_same_tensors(f / "runs/whole", f / ("runs/" + name), "step-00000006");
+  }
+}
+
+TEST_CASE("a full disk of one rank ends all ranks, and the checkpoint does not exist",
+          "[divided_checkpoints]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, saved_gpt);
+  const Words own =
+      with_keys(divided_keys, {"--dist.shard=parameters", "--memory.recompute=blocks"});
+  for (const size_t rank : {0, 1}) {
+    for (const bool is_async : {false, true}) {
+      INFO("rank " << rank << (is_async ? ", in the background" : ""));
+      const std::string name = str(rank, is_async);
+      std::vector<std::map<std::string, std::string>> faults(2);
+      faults[rank]["LATHE_TEST_FAIL"] = "write ENOSPC 1 2";  // in the second save
+      const std::vector<Finished> done = train_with_faults(
+          f, name, with_keys(own, {str("--checkpoint.async_save=", is_async ? "true" : "false")}),
+          faults);
+      INFO(done[0].out << done[0].err << done[1].err);
+
+      CHECK(done[rank].code == 6);
+      CHECK_THAT(done[rank].err,
+                 ContainsSubstring("step-00000006") && ContainsSubstring("No space left"));
+      CHECK(done[1 - rank].code == 7);
+      CHECK_THAT(done[1 - rank].err, ContainsSubstring(str("rank ", rank, " of 2 on ")) &&
+                                         ContainsSubstring("No space left"));
+      CHECK(names(f / ("runs/" + name + "/checkpoints")) == std::set<std::string>{"step-00000003"});
+      REQUIRE(train_on(f, 1, "kind.toml", name, own).code == 0);
+    }
+  }
+}
+
+TEST_CASE("ranks that do not share the run folder are an error that names the rank",
+          "[divided_checkpoints]") {
+  const TempFolder f;
+  make_data(f);
+  write_config(f, saved_gpt);
+  const Words own = with_keys(divided_keys, {"--dist.shard=optimizer"});
+
+  // Rank 1 runs in a copy of the folder, where the folder of the checkpoint is missing or, from an
+  // earlier run, exists.
+  for (const bool exists : {false, true}) {
+    INFO(exists);
+    const TempFolder other;
+    fs::copy(f.path(), other.path(), fs::copy_options::recursive);
+    const std::string name = exists ? "exists" : "missing";
+    const fs::path there = other / ("runs/" + name + "/checkpoints/.unfinished-step-00000003");
+    if (exists) fs::create_directories(there);
+    const std::vector<Finished> done = train_with_faults(f, name, own, {{}, {}}, other.path());
+    INFO(done[0].out << done[0].err << done[1].err);
+
+    const size_t notices = exists ? 0 : 1;
+    CHECK(done[notices].code == 6);
+    CHECK_THAT(done[notices].err, ContainsSubstring("train.out_dir"));
+    CHECK(done[1 - notices].code == 7);
+    CHECK_THAT(done[1 - notices].err, ContainsSubstring(str("rank ", notices, " of 2 on ")) &&
+                                          ContainsSubstring("train.out_dir"));
+    CHECK(names(f / ("runs/" + name + "/checkpoints")).empty());
+  }
+}
+
+}  // namespace
