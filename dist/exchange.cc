@@ -226,16 +226,33 @@ void GradientExchange::work() {
   }
 }
 
+/// Returns the gradient of a bucket with one parameter as a flat tensor, if nothing else uses its
+/// memory: the sum may then replace it there. Else returns an undefined tensor.
+at::Tensor GradientExchange::only_gradient(const Bucket& bucket) const {
+  if (bucket.parameters.size() != 1 || !device_.is_cpu()) return {};
+  const at::Tensor& grad = parameters_[bucket.parameters[0]].parameter.leaf().grad;
+  const bool is_alone = grad.defined() && grad.use_count() == 1 &&
+                        grad.storage().use_count() == 1 && grad.is_contiguous() &&
+                        grad.scalar_type() == bucket.dtype;
+  return is_alone ? grad.view({-1}) : at::Tensor();
+}
+
 void GradientExchange::exchange(const Bucket& bucket) {
   const MemoryScope memory(Memory::gradients);
   in_flight_.clear();
-  at::Tensor flat =
-      at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
+  at::Tensor flat = only_gradient(bucket);
+  const bool is_in_place = flat.defined();
+  if (!is_in_place)
+    flat = at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
 
   // Copy the gradients into the bucket, and make them views of it. Adding -0 changes no number, not
   // even the sign of a zero, as adding 0 would.
   int64_t offset = 0;
   for (const size_t i : bucket.parameters) {
+    if (is_in_place) {
+      if (result_ == Result::own) parameters_[i].parameter.leaf().grad.reset();
+      break;
+    }
     const Variable& parameter = parameters_[i].parameter;
     at::Tensor& grad = parameter.leaf().grad;
     const at::Tensor place = flat.narrow(0, offset, parameter.numel());
