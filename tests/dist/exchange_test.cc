@@ -42,6 +42,17 @@ struct Exchanged {
     exchange.finish();
     return world().gradients().bytes_sent() - before;
   }
+  /// Runs a backward pass that gives parameters 0 and 1 one gradient, `factor`, in the same memory.
+  void step_with_shared_memory(double factor) {
+    for (const NamedParameter& p : parameters) p.parameter.leaf().grad.reset();
+    GradientExchange exchange(world(), parameters, layout, GradientExchange::Result::all, history,
+                              [](size_t) {});
+    exchange.start_with_next_backward();
+    const at::Tensor both = torch::full({1000}, factor);
+    parameters[0].parameter.leaf().grad = both;
+    parameters[1].parameter.leaf().grad = both.view({1000});
+    exchange.finish();
+  }
   /// Returns a parameter's gradient, whose elements are all equal, or NaN if it has none.
   double gradient(size_t i) const {
     const at::Tensor& grad = parameters[i].parameter.grad();
@@ -83,6 +94,11 @@ TEST_CASE("a rank exchanges gradients", "[.rank_of_exchange]") {
   e.step({}, mine);
   CHECK(std::isnan(e.gradient(1)));
   CHECK(e.step({}, mine) == second);
+
+  // The sum of one gradient must not replace another one that shares its memory.
+  e.step_with_shared_memory(mine);
+  CHECK(e.gradient(0) == 3);
+  CHECK(e.gradient(1) == 3);
   world().wait_for_all();
 }
 
