@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +42,10 @@ struct Transform {
   /// yet (core/storage.h).
   bool uses_values = true;
 };
+
+/// Returns a model of the config that has shapes only, for checks of the config. Sizes that the
+/// data determines have other values. Returns null if the kind can't be made with them.
+std::unique_ptr<Model> shapes_of(const ModelConfig& config);
 
 /// Returns all transforms in the order in which they are applied: Lathe's, then those that were
 /// added.

@@ -1,7 +1,6 @@
 #include "train/transforms/adapters.h"
 
 #include <algorithm>
-#include <exception>
 #include <set>
 
 #include "core/dtype.h"
@@ -74,21 +73,10 @@ std::string no_layer_text(const RunConfig& config) {
              "\" has none beside its head; leave [adapters] out to train the whole model");
 }
 
-/// Returns whether a model of the config has no layer for adapters. Sizes that the data determines
-/// do not matter; returns false where a kind can't be made without the right ones.
+/// Returns whether a model of the config has no layer for adapters; false if that is not known.
 bool has_no_layer(const ModelConfig& config) {
-  AnyConfig own = config.own;
-  if (int64_t* const vocabulary = own.find<int64_t>("vocab_size"))
-    *vocabulary = std::max<int64_t>(1, *vocabulary);
-
-  try {
-    const MetaInit guard;
-    const auto model =
-        find_model_kind(config.kind)->make(own, {.input = {3, 32, 32}, .outputs = 2});
-    return adapted_layers(*model, "").empty();
-  } catch (const std::exception&) {
-    return false;
-  }
+  const std::unique_ptr<Model> model = shapes_of(config);
+  return model && adapted_layers(*model, "").empty();
 }
 
 /// Resets the fields of a state that describe the training of the adapters and the unmerged model.

@@ -13,14 +13,16 @@ std::string no_blocks(const RunConfig& config) {
              config.model.kind, "\" has none; use \"bf16\"");
 }
 
+bool has_blocks(const std::vector<NamedParameter>& all) {
+  return std::ranges::any_of(all, [](const NamedParameter& p) { return p.block >= 0; });
+}
+
 }  // namespace
 
 void add_fp8_layers(Model& model, const TransformContext& context) {
   if (context.config.amp.dtype != "fp8") return;
   const auto trained = trained_parameters(model);
-  if (std::none_of(trained.begin(), trained.end(),
-                   [](const NamedParameter& p) { return p.block >= 0; }))
-    fail(Exit::usage, no_blocks(context.config));
+  if (!has_blocks(trained)) fail(Exit::usage, no_blocks(context.config));
   make_fp8_layers(trained, context.config.amp);
 
   for (const NamedParameter& p : trained) {
@@ -41,7 +43,9 @@ std::optional<ConfigFault> check_fp8(const RunConfig& c) {
 
   const int64_t* width = c.model.own.find<int64_t>("n_embd");
   const int64_t* blocks = c.model.own.find<int64_t>("n_layer");
-  if (width == nullptr || blocks == nullptr || !find_model_kind(c.model.kind)->models_tokens())
+  const std::unique_ptr<Model> shapes = shapes_of(c.model);
+  if (width == nullptr || blocks == nullptr || !find_model_kind(c.model.kind)->models_tokens() ||
+      (shapes && !has_blocks(parameters(*shapes))))
     return fault("amp.dtype", no_blocks(c));
 
   // fp8 matmuls on a GPU need sizes that are multiples of 16. This includes the number of rows of a

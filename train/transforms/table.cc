@@ -1,6 +1,8 @@
 // The table of transforms, and the functions that use it.
 #include <algorithm>
+#include <exception>
 
+#include "core/mode.h"
 #include "train/config/run_config.h"
 #include "train/config/transform.h"
 #include "train/transforms/adapters.h"
@@ -40,6 +42,19 @@ std::vector<Transform>& transform_table() {
 }
 
 }  // namespace
+
+std::unique_ptr<Model> shapes_of(const ModelConfig& config) {
+  AnyConfig own = config.own;
+  if (int64_t* const vocabulary = own.find<int64_t>("vocab_size"))
+    *vocabulary = std::max<int64_t>(1, *vocabulary);
+
+  try {
+    const MetaInit guard;
+    return find_model_kind(config.kind)->make(own, {.input = {3, 32, 32}, .outputs = 2});
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
 
 const std::vector<Transform>& transforms() { return transform_table(); }
 
