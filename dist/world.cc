@@ -128,14 +128,15 @@ std::string World::use_gpus(const std::string& backend) {
 
 Group& World::ops() {
   if (!ops_) {
-    ops_ = make_group(data_group("ops"), data_);
+    guarded([&] { ops_ = make_group(data_group("ops"), data_); });
     if (uses_gpus_) wrap_for_gpus(ops_, data_group("ops"), data_);
   }
   return *ops_;
 }
 
 void World::open_saving_group() {
-  if (size() > 1 && !saving_) saving_ = make_group("saving", {rank(), size()});
+  if (size() == 1 || saving_) return;
+  guarded([&] { saving_ = make_group("saving", {.rank = rank(), .size = size()}); });
 }
 
 int64_t World::bytes_sent() const {

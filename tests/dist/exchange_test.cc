@@ -49,8 +49,8 @@ struct Exchanged {
                               [](size_t) {});
     exchange.start_with_next_backward();
     const at::Tensor both = torch::full({1000}, factor);
-    parameters[0].parameter.leaf().grad = both;
-    parameters[1].parameter.leaf().grad = both.view({1000});
+    parameters[0].parameter.leaf().grad = both.view({1000});  // the first to be sent
+    parameters[1].parameter.leaf().grad = both;
     exchange.finish();
   }
   /// Returns a parameter's gradient, whose elements are all equal, or NaN if it has none.

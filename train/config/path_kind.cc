@@ -1,5 +1,7 @@
 #include "train/config/path_kind.h"
 
+#include <fstream>
+
 #include "core/io/file.h"
 #include "data/tokens/tokens.h"
 
@@ -11,12 +13,23 @@ bool has_checkpoint_name(const fs::path& folder) {
   return folder.filename().string().starts_with("step-");
 }
 
+/// Returns whether a folder's manifest.json begins as that of a checkpoint.
+bool has_checkpoint_manifest(const fs::path& folder) {
+  std::error_code none;
+  const fs::path path = folder / "manifest.json";
+  if (!fs::is_regular_file(path, none)) return false;
+  std::string begin(64, '\0');
+  std::ifstream(path, std::ios::binary).read(begin.data(), std::ssize(begin));
+  return begin.find("\"lathe-checkpoint-") != std::string::npos;
+}
+
 }  // namespace
 
 bool is_checkpoint(const fs::path& folder) {
-  // A damaged checkpoint is recognized by its parent folder. A folder of runs may have the name
-  // "checkpoints" too.
+  // A damaged checkpoint is recognized by its manifest or its parent folder. A folder of runs may
+  // have the name "checkpoints" too.
   return fs::exists(folder / "state.json") || fs::exists(folder / "model.safetensors") ||
+         has_checkpoint_manifest(folder) ||
          (folder.parent_path().filename() == "checkpoints" && has_checkpoint_name(folder) &&
           !is_run(folder));
 }

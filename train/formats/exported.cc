@@ -94,13 +94,15 @@ at::ScalarType ExportedModel::dtype_of(const NamedParameter& p) const {
 }
 
 at::Tensor ExportedModel::read(const NamedParameter& p) const {
+  // One tensor of the files is in memory at a time.
+  if (release_) release_();
+  release_ = nullptr;
+
   // Frozen parameters have no average.
   const TensorEntry* average = average_ ? optimizer_->find(p.path + "." + average_name) : nullptr;
   const CheckpointTensors& file = average != nullptr ? *optimizer_ : *model_;
   const TensorEntry& entry = average != nullptr ? *average : model_->at(p.path);
 
-  // One tensor of the mapped files is resident at a time.
-  if (release_) release_();
   release_ = [&file, &entry] { file.release(entry); };
 
   at::Tensor t = entry_tensor(entry, p.parameter.sizes(), path_);

@@ -29,7 +29,6 @@ void Checkpointer::save(bool now) {
   const bool is_divided = divides_state(session_.optimizer);
   if (lock_ == nullptr && !is_divided) return;
   world().note(state_.step, RankPhase::saving);
-  if (is_divided) world().open_saving_group();
   if (lock_ == nullptr) {
     saver_.save(state_, session_.saved, session_.optimizer, [] {}, now);
     return;

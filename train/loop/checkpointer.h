@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/io/file.h"
+#include "dist/world.h"
 #include "train/loop/saver.h"
 #include "train/session/session.h"
 #include "train/store/sinks.h"
@@ -13,7 +14,7 @@ class Checkpointer {
   /// Everything given must outlive it. `lock`: null on a rank that does not write the run folder;
   /// it saves only its tensors, if the state is divided among ranks. `saved_step`: of the run's
   /// newest checkpoint, -1 for none. While alive, copies before each update of the session what a
-  /// save in the background has not written yet.
+  /// save in the background has not written yet. A collective.
   Checkpointer(const fs::path& run, const FolderLock* lock, Session& session, RunState& state,
                MetricsSinks& metrics, int64_t saved_step)
       : lock_(lock),
@@ -22,6 +23,7 @@ class Checkpointer {
         metrics_(metrics),
         saver_(run, session.config.checkpoint, saved_step),
         newest_(saved_step) {
+    if (divides_state(session.optimizer)) world().open_saving_group();
     session_.before_update = [this] { saver_.before_update(); };
   }
   ~Checkpointer() { session_.before_update = nullptr; }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <unordered_map>
 
 #include "autograd/op.h"
@@ -234,11 +235,28 @@ fs::path write_replay_bundle(const fs::path& run, RunState state, const Session&
   state.step = step;
   if (session.scaler) state.scaler = session.scaler->state();
 
-  if (world().is_writer()) remove_tree(parent);
   const fs::path folder = parent / checkpoint_name(step);
-  const StackedBatches batches(batches_of_step(session, data, step));
+  const bool is_divided = divides_state(session.optimizer);
+  std::optional<StackedBatches> batches;
+  std::string fault;
+  try {
+    if (world().is_writer()) {
+      remove_tree(parent);
+      batches.emplace(batches_of_step(session, data, step));
+    }
+  } catch (const Error& e) {
+    if (!is_divided) throw;
+    fault = e.what();
+  }
+  // Either all ranks write or none does.
+  if (is_divided) {
+    for (const std::string& one : world().gather_texts(fault)) {
+      if (!one.empty()) fail(Exit::io, one);
+    }
+  }
+
   write_checkpoint(folder, state, view_state(session.saved, session.optimizer, std::nullopt),
-                   batches.entries);
+                   batches ? batches->entries : std::vector<TensorEntry>());
   return folder;
 }
 

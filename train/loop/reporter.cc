@@ -112,14 +112,13 @@ void StepReporter::keep_failed_step(const Error& e, int64_t failed) const {
   // can't be replayed.
   if (session_.config.memory.update_in_backward) throw e;
 
-  const bool is_divided = divides_state(session_.optimizer);
   bool is_written = false;
   try {
-    if (is_divided) world().open_saving_group();
-    if (is_divided || world().is_writer())
+    if (divides_state(session_.optimizer) || world().is_writer())
       write_replay_bundle(run_, state_, session_, data_, failed - 1);
     is_written = true;
   } catch (const Error& why) {
+    if (why.code() == Exit::peer_lost) throw;
     log_warn("cannot save the step for `lathe replay`: ", why.what());
   }
   // A launcher ends the other ranks soon after the first one failed.

@@ -36,6 +36,9 @@ CheckpointSaver::CheckpointSaver(fs::path run, const CheckpointConfig& config, i
 CheckpointSaver::~CheckpointSaver() {
   try {
     wait();
+  } catch (const Error& e) {
+    // The training thread reports a lost rank itself.
+    if (e.code() != Exit::peer_lost) log_warn(e.what());
   } catch (const std::exception& e) {
     log_warn(e.what());
   }

@@ -95,8 +95,8 @@ void complete_folder(const fs::path& temporary, const fs::path& target, const Ru
 }
 
 /// Runs `work` on every rank, and returns what it returned on each of them. If it throws on one of
-/// them, throws the same error there, and Exit::peer_lost on the others. Between processes that do
-/// not write together, returns what `work` does.
+/// them, throws the same error there, and Exit::io on the others. If this process writes alone,
+/// returns what `work` does.
 std::vector<std::string> on_all_ranks(bool is_divided, const std::function<std::string()>& work) {
   if (!is_divided) return {work()};
   std::string text;
@@ -106,14 +106,14 @@ std::vector<std::string> on_all_ranks(bool is_divided, const std::function<std::
   } catch (const std::exception& e) {
     error = std::current_exception();
     text = str("-rank ", world().rank(), " of ", world().size(), " on ", host_name(),
-               " ended with an error (", e.what(), ")");
+               " can't save (", e.what(), ")");
   }
 
   std::vector<std::string> texts = world().gather_texts_of_savers(text);
   if (error) std::rethrow_exception(error);
   for (std::string& one : texts) {
     if (!one.starts_with('+')) {
-      fail(Exit::peer_lost, printable_line(one.substr(1)),
+      fail(Exit::io, printable_line(one.substr(1)),
            "; once the cause is removed, the same command resumes from the newest checkpoint");
     }
     one.erase(0, 1);

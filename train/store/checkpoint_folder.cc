@@ -189,7 +189,8 @@ int ranks_of(const Json& files) {
     int ranks = 0;
     if (!name.starts_with(begin)) continue;
     std::from_chars(name.data() + begin.size(), name.data() + name.size(), ranks);
-    if (ranks > 1 && name == tensor_file_name(CheckpointPart::model, 0, ranks)) return ranks;
+    if (ranks > 1 && ranks <= most && name == tensor_file_name(CheckpointPart::model, 0, ranks))
+      return ranks;
   }
   return 0;
 }
@@ -211,8 +212,7 @@ std::string tensor_file_name(CheckpointPart which, int rank, int ranks) {
 }
 
 std::vector<std::string> tensor_file_names(const fs::path& checkpoint, CheckpointPart which) {
-  const std::string whole = tensor_file_name(which);
-  if (fs::exists(checkpoint / whole)) return {whole};
+  if (!fs::exists(checkpoint / "manifest.json")) return {tensor_file_name(which)};
   return tensor_file_names(files_of_manifest(checkpoint), which);
 }
 

@@ -64,7 +64,8 @@ enum class CheckpointPart : uint8_t { model, optimizer };
 /// process `rank`, such as model-00001-of-00004.safetensors for rank 0 of 4.
 std::string tensor_file_name(CheckpointPart which, int rank = 0, int ranks = 0);
 /// Returns the names of all files of a checkpoint that hold these tensors, in the order of ranks.
-/// Throws Exit::checkpoint if the manifest is needed to tell them and can't be read.
+/// The manifest tells them; without one, there is one file. Throws Exit::checkpoint if the manifest
+/// can't be read.
 std::vector<std::string> tensor_file_names(const fs::path& checkpoint, CheckpointPart which);
 /// Returns a checksum that identifies the tensors of the model, from the manifest.
 std::string model_id(const fs::path& checkpoint);

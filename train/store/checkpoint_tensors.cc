@@ -145,6 +145,7 @@ void CheckpointTensors::add(const std::vector<Piece>& pieces) {
     }
     check(is_found && end == numel, str("have no element after element ", end));
   }
+  check(i == pieces.size(), "differ in how the tensor is cut");
 
   TensorEntry whole{.name = entry->name, .dtype = entry->dtype, .shape = first.sizes, .bytes = {}};
   if (pieces.size() == 1 && first.is_complete()) whole.bytes = entry->bytes;

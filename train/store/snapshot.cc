@@ -122,7 +122,9 @@ std::vector<SavedTensor> own_parts(const std::vector<SavedTensor>& all) {
                     .cut = all[i].cut != nullptr ? std::optional(*all[i].cut) : std::nullopt,
                     .range = written_range(all[i], i, kept)};
     const int64_t n = part.range.size();
-    if (n == 0) continue;
+    // No rank keeps an element of an empty tensor.
+    const bool is_empty = c10::multiply_integers(part.sizes) == 0;
+    if (n == 0 && !(is_empty && world().is_writer())) continue;
     SavedTensor saved = all[i];
     if (n < saved.tensor.numel()) {
       const at::Tensor flat = saved.tensor.reshape({-1});
@@ -130,9 +132,10 @@ std::vector<SavedTensor> own_parts(const std::vector<SavedTensor>& all) {
     }
     LATHE_CHECK(saved.tensor.numel() == n, "this process keeps ", saved.tensor.numel(), " and not ",
                 n, " elements of ", saved.name);
-    if (!part.is_complete()) {
+    saved.cut = nullptr;
+    saved.sizes = part.sizes;
+    if (!part.is_complete() && !is_empty) {
       saved.sizes = {n};
-      saved.cut = nullptr;
       saved.note = part.note();
     }
     own.push_back(std::move(saved));
@@ -253,6 +256,8 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
   for (const auto& p : parameters) {
     const at::Tensor t = kept_of(p).first;
     if (t.numel() == 0) continue;
+    // Several ranks may have the same parameter.
+    const bool warns = world().is_writer() || t.numel() < full_numel(p.parameter);
     const auto [least, largest] = at::aminmax(t);  // both are NaN where an element is
     if (!std::isfinite(least.item<double>()) || !std::isfinite(largest.item<double>())) {
       fail(Exit::diverged, "after step ", step, " the parameter ", p.path,
@@ -263,7 +268,7 @@ void check_finite(const std::vector<NamedParameter>& parameters, int64_t step,
     const auto fits = [&](const at::Tensor& x) {
       return std::isfinite(x.to(*dtype).to(at::kFloat).item<float>());
     };
-    if (is_saved_lower(t, dtype) && !(fits(least) && fits(largest))) {
+    if (warns && is_saved_lower(t, dtype) && !(fits(least) && fits(largest))) {
       log_warn("after step ", step, " the parameter ", p.path, " has elements beyond the range of ",
                dtype_name(*dtype),
                ", which are infinite in model.safetensors; a resumed run has "

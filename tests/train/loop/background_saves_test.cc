@@ -70,6 +70,9 @@ void change_all(Small& s) {
       for (auto& state : slot.state) state.add_(1);
     }
   }
+  for (const NamedParameter& p : s.params) {
+    if (p.parameter.as_leaf() == nullptr) p.parameter.data().add_(1);
+  }
 }
 
 std::string files_of(const fs::path& checkpoint) {
@@ -87,6 +90,9 @@ TEST_CASE("a background save writes exactly the state at the time of the call",
     const TempFolder f(fast_folder());
     const auto as = save_dtype(config(dtype));
     Small s;
+    // A running statistic: a forward pass changes it, so it is copied at once.
+    s.params.push_back(
+        {.path = "mean", .parameter = Variable(torch::ones({3})), .role = Role{.name = "buffer"}});
     std::binary_semaphore trained(0);
     const Hook hook([&](const std::string& point, bool in_background) {
       if (in_background && point == "save: begun") trained.acquire();

@@ -124,6 +124,13 @@ TEST_CASE("parts that do not make up their tensor are refused", "[checkpoint_ten
   other.note = flat_note({2, 4}, 4, 6);
   CHECK_THAT(error(part(0, 4), other), ContainsSubstring("4 to 6"));
 
+  // A part that another way of cutting has, beside the complete tensor.
+  const TensorPart fourth{.sizes = {8, 1},
+                          .cut = TensorCut{.dim = 0, .sections = {8}, .part = 3, .parts = 4},
+                          .range = {0, 2}};
+  CHECK_THAT(error({"a", x}, {"a", x.narrow(0, 0, 2), fourth.note()}),
+             ContainsSubstring("\"a\"") && ContainsSubstring("cut"));
+
   // Half of the tensor ranks.
   TensorCut cut{.dim = 0, .sections = {2}, .part = 0, .parts = 2};
   const TensorPart half{.sizes = {2, 4}, .cut = cut, .range = {0, 4}};
@@ -169,9 +176,9 @@ TEST_CASE("the manifest tells how many processes wrote a checkpoint", "[checkpoi
   CHECK(names_with(R"("model-00001-of-00002.safetensors":{})") ==
         Names{"optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"});
   // Names that Lathe does not write do not count: no path leads out of the checkpoint.
-  for (const char* other :
-       {"model-00001-of-2.safetensors", "model-00001-of-00002", "model-00001-of-00001.safetensors",
-        "model-00001-of-00002.safetensors/../x", "model.safetensors"}) {
+  for (const char* other : {"model-00001-of-2.safetensors", "model-00001-of-00002",
+                            "model-00001-of-00001.safetensors", "model-00001-of-100000.safetensors",
+                            "model-00001-of-00002.safetensors/../x", "model.safetensors"}) {
     INFO(other);
     CHECK(names_with(str("\"", other, "\":{}")) == Names{"optimizer.safetensors"});
   }
