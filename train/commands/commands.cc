@@ -63,7 +63,7 @@ std::vector<Command>& command_table() {
              serve_command()),
       listed("Models", "Import a Hugging Face model or a GGUF file as a run.", import_command()),
       listed("Models", "Export a model as a Hugging Face folder or a GGUF file.", export_command()),
-      listed("Models", "Merge adapters into their base model, or the files of a checkpoint.", merge_command()),
+      listed("Models", "Merge adapters into their base, or the files of a checkpoint.", merge_command()),
       listed("Inspect", "List the runs in a folder.", runs_command()),
       listed("Inspect", "Draw the curves of runs in the terminal, live.", watch_command()),
       listed("Inspect", "Write an offline HTML page of one run or several.", report_command()),
