@@ -226,33 +226,25 @@ void GradientExchange::work() {
   }
 }
 
-/// Returns the gradient of a bucket with one parameter as a flat tensor, if nothing else uses its
-/// memory: the sum may then replace it there. Else returns an undefined tensor.
-at::Tensor GradientExchange::only_gradient(const Bucket& bucket) const {
-  if (bucket.parameters.size() != 1 || !device_.is_cpu()) return {};
-  const at::Tensor& grad = parameters_[bucket.parameters[0]].parameter.leaf().grad;
-  const bool is_alone = grad.defined() && grad.use_count() == 1 &&
-                        grad.storage().use_count() == 1 && grad.is_contiguous() &&
-                        grad.scalar_type() == bucket.dtype;
-  return is_alone ? grad.view({-1}) : at::Tensor();
-}
+/// Returns the gradients of a bucket as one flat tensor, and makes them views of it; with
+/// Result::own, the parameters have no gradients afterwards.
+at::Tensor GradientExchange::flatten(const Bucket& bucket) {
+  // The only gradient of a bucket is its own bucket, unless something else uses its memory.
+  at::Tensor& first = parameters_[bucket.parameters[0]].parameter.leaf().grad;
+  if (bucket.parameters.size() == 1 && device_.is_cpu() && first.defined() &&
+      first.use_count() == 1 && first.storage().use_count() == 1 && first.is_contiguous() &&
+      first.scalar_type() == bucket.dtype) {
+    at::Tensor flat = first.view({-1});
+    if (result_ == Result::own) first.reset();
+    return flat;
+  }
 
-void GradientExchange::exchange(const Bucket& bucket) {
-  const MemoryScope memory(Memory::gradients);
-  in_flight_.clear();
-  at::Tensor flat = only_gradient(bucket);
-  const bool is_in_place = flat.defined();
-  if (!is_in_place)
-    flat = at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
-
-  // Copy the gradients into the bucket, and make them views of it. Adding -0 changes no number, not
-  // even the sign of a zero, as adding 0 would.
+  // Copy the gradients into the bucket. Adding -0 changes no number, not even the sign of a zero,
+  // as adding 0 would.
+  at::Tensor flat =
+      at::empty({bucket.elements()}, at::TensorOptions().dtype(bucket.dtype).device(device_));
   int64_t offset = 0;
   for (const size_t i : bucket.parameters) {
-    if (is_in_place) {
-      if (result_ == Result::own) parameters_[i].parameter.leaf().grad.reset();
-      break;
-    }
     const Variable& parameter = parameters_[i].parameter;
     at::Tensor& grad = parameter.leaf().grad;
     const at::Tensor place = flat.narrow(0, offset, parameter.numel());
@@ -267,7 +259,13 @@ void GradientExchange::exchange(const Bucket& bucket) {
     if (result_ == Result::own) grad.reset();
     offset += parameter.numel();
   }
+  return flat;
+}
 
+void GradientExchange::exchange(const Bucket& bucket) {
+  const MemoryScope memory(Memory::gradients);
+  in_flight_.clear();
+  at::Tensor flat = flatten(bucket);
   if (flat.is_cuda()) flat.record_stream(training_stream(device_));
 
   // Add up this rank's share in the order of the tree.
@@ -299,7 +297,7 @@ void GradientExchange::exchange(const Bucket& bucket) {
       bucket.sent == bucket.dtype ? mine.clone() : mine.to(bucket.sent).to(bucket.dtype);
   for (const at::Tensor& t : {flat, sent, received}) free_exchanged(t);
   if (kept.is_cuda()) kept.record_stream(training_stream(device_));
-  offset = 0;
+  int64_t offset = 0;
   for (const size_t i : bucket.parameters) {
     const int64_t n = layout_.range(i, world_.data().rank).size();
     own_[i] = kept.narrow(0, offset, n);

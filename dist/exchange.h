@@ -69,7 +69,7 @@ class GradientExchange {
   void send_in_dry_run();
   void settle_absent(const std::vector<char>& anywhere);
   void exchange(const Bucket& bucket);
-  at::Tensor only_gradient(const Bucket& bucket) const;
+  at::Tensor flatten(const Bucket& bucket);
 
   World& world_;
   std::span<const NamedParameter> parameters_;

@@ -68,8 +68,8 @@ class Tiny:
 
     def __init__(self, lathe, steps, interval, width=8, words=()):
         self.words = list(words)
-        Tiny.binary = str(Path(lathe).resolve())
         self.lathe, self.temporary = str(Path(lathe).resolve()), tempfile.TemporaryDirectory(prefix="lathe-")
+        Tiny.binary = self.lathe
         self.folder = Path(self.temporary.name)
         words = "the lathe turns wood and a tool cuts what turns slowly under it".split()
         text = " ".join(words[i * i * 7 % 13 % len(words)] for i in range(3000))

@@ -68,7 +68,6 @@ ExportedModel::ExportedModel(const ExportOptions& o) : average_(o.average) {
 
   check_exportable(o, config);
   model_ = std::make_unique<CheckpointTensors>(checkpoint, CheckpointPart::model);
-  path_ = model_->path();
   // Moving averages are saved with the optimizer's state.
   if (average_)
     optimizer_ = std::make_unique<CheckpointTensors>(checkpoint, CheckpointPart::optimizer);
@@ -105,12 +104,12 @@ at::Tensor ExportedModel::read(const NamedParameter& p) const {
 
   release_ = [&file, &entry] { file.release(entry); };
 
-  at::Tensor t = entry_tensor(entry, p.parameter.sizes(), path_);
+  at::Tensor t = entry_tensor(entry, p.parameter.sizes(), model_->path());
   const at::ScalarType wanted = dtype_of(p);
   if (t.scalar_type() == wanted) return t;
   const at::Tensor cast = t.to(wanted);
   if (wanted == at::kHalf && !at::isfinite(cast).all().item<bool>())
-    fail(Exit::usage, path_.string(), ": tensor \"", p.path,
+    fail(Exit::usage, model_->path().string(), ": tensor \"", p.path,
          "\" has values beyond float16's range; give --dtype bf16");
   return cast;
 }

@@ -53,7 +53,6 @@ struct ExportedModel {
   at::ScalarType dtype_of(const NamedParameter& parameter) const;
   at::Tensor read(const NamedParameter& parameter) const;
 
-  fs::path path_;
   bool average_;
   std::unique_ptr<CheckpointTensors> model_, optimizer_;
   mutable std::function<void()> release_;  // releases the memory of the tensor that was read last

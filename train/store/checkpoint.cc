@@ -149,6 +149,14 @@ void write_files(const fs::path& temporary, const fs::path& target, const RunSta
   });
 }
 
+/// Removes the folder of a checkpoint that could not be completed.
+void remove_unfinished(const fs::path& temporary) {
+  try {
+    remove_tree(temporary);
+  } catch (const FileError&) {  // the next start removes it; the first error is the one to report
+  }
+}
+
 }  // namespace
 
 at::Tensor entry_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const fs::path& path) {
@@ -166,18 +174,6 @@ at::Tensor own_tensor(const TensorEntry& entry, at::IntArrayRef sizes, const Ten
   return cut == nullptr ? entry_tensor(entry, sizes, path)
                         : cut->part_of(entry_tensor(entry, cut->full_sizes(sizes), path));
 }
-
-namespace {
-
-/// Removes the folder of a checkpoint that could not be completed.
-void remove_unfinished(const fs::path& temporary) {
-  try {
-    remove_tree(temporary);
-  } catch (const FileError&) {  // the next start removes it; the first error is the one to report
-  }
-}
-
-}  // namespace
 
 void write_checkpoint(const fs::path& target, const RunState& state, const Snapshot& snapshot,
                       const std::vector<TensorEntry>& batches) {
