@@ -12,9 +12,13 @@
 #include <ATen/ops/where.h>
 #include <c10/util/BFloat16.h>
 
+#include <algorithm>
 #include <numbers>
+#include <utility>
 
 #include "core/error.h"
+#include "core/rows.h"
+#include "core/sum.h"
 
 namespace lathe {
 namespace {
@@ -36,7 +40,7 @@ double number_for(ChainOp op, double number, at::ScalarType dtype) {
 
 /// Returns the result of a value's op for its operands.
 at::Tensor result_by_aten(const ChainValue& v, const at::Tensor& a, const at::Tensor& b,
-                          const at::Tensor& c) {
+                          const at::Tensor& c, at::IntArrayRef sizes) {
   const at::Scalar s = v.number;
   const bool has_b = b.defined();
   switch (v.op) {
@@ -59,7 +63,15 @@ at::Tensor result_by_aten(const ChainValue& v, const at::Tensor& a, const at::Te
     case ChainOp::select: return at::where(a, b, c);
     case ChainOp::fill: return b.masked_fill(a, s);
     case ChainOp::keep: return b.masked_fill(a.logical_not(), s);
+    case ChainOp::row_sum: return fixed_sum(a, {a.dim() - 1}, true);
+    case ChainOp::row_mean: return fixed_sum(a, {a.dim() - 1}, true).div(s);
+    case ChainOp::spread: return a.expand(sizes);
+    case ChainOp::softmax: return row_softmax(a);
+    case ChainOp::softmax_grad: return row_softmax_gradient(a, b);
+    case ChainOp::log_softmax: return row_log_softmax(a);
+    case ChainOp::log_softmax_grad: return row_log_softmax_gradient(a, b);
     case ChainOp::sqrt: return a.sqrt();
+    case ChainOp::inverse_root:
     case ChainOp::rsqrt: return a.rsqrt();
     case ChainOp::exp: return a.exp();
     case ChainOp::log: return a.log();
@@ -86,8 +98,14 @@ int ChainFormula::push(const ChainValue& value) {
   return static_cast<int>(values_.size()) - 1;
 }
 
-int ChainFormula::add_input(at::ScalarType dtype, bool needs_grad) {
-  return push({.dtype = dtype, .needs_grad = needs_grad, .input = inputs_++});
+int ChainFormula::add_input(at::ScalarType dtype, bool needs_grad, bool per_row) {
+  return push({.dtype = dtype, .needs_grad = needs_grad, .per_row = per_row, .input = inputs_++});
+}
+
+/// Returns whether an elementwise op of these operands gives one element per row.
+bool ChainFormula::is_per_row(const std::array<int, 3>& from) const {
+  return std::all_of(from.begin(), from.end(),
+                     [&](int value) { return value < 0 || (*this)[value].per_row; });
 }
 
 int ChainFormula::add(ChainOp op, int a, int b, double number) {
@@ -97,6 +115,9 @@ int ChainFormula::add(ChainOp op, int a, int b, double number) {
   if (!of_mask && b >= 0 && self[b].dtype != made.dtype) made.dtype = at::kFloat;
   made.number = number_for(op, number, made.dtype);
   made.needs_grad = self[a].needs_grad || (b >= 0 && self[b].needs_grad);
+  made.per_row = is_per_row(made.from);
+  if (op == ChainOp::row_sum || op == ChainOp::row_mean) made.per_row = true;
+  if (op == ChainOp::spread) made.per_row = false;
   if (is_comparison(op)) {
     made.dtype = at::kBool;
     made.needs_grad = false;
@@ -108,7 +129,8 @@ int ChainFormula::add_select(int mask, int b, int c) {
   return push({.op = ChainOp::select,
                .from = {mask, b, c},
                .dtype = (*this)[b].dtype,
-               .needs_grad = (*this)[b].needs_grad || (*this)[c].needs_grad});
+               .needs_grad = (*this)[b].needs_grad || (*this)[c].needs_grad,
+               .per_row = is_per_row({mask, b, c})});
 }
 
 int ChainFormula::add_cast(int a, at::ScalarType dtype) {
@@ -116,7 +138,8 @@ int ChainFormula::add_cast(int a, at::ScalarType dtype) {
   return push({.op = ChainOp::copy,
                .from = {a, -1, -1},
                .dtype = dtype,
-               .needs_grad = (*this)[a].needs_grad});
+               .needs_grad = (*this)[a].needs_grad,
+               .per_row = (*this)[a].per_row});
 }
 
 int ChainFormula::add_like(const ChainValue& value, const std::array<int, 3>& from) {
@@ -148,6 +171,7 @@ std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy
     case ChainOp::reciprocal:
       return {add(ChainOp::neg, add(ChainOp::mul, dy, add(ChainOp::mul, y, y))), -1, -1};
     case ChainOp::sqrt: return {add(ChainOp::div, dy, add(ChainOp::mul, y, -1, 2)), -1, -1};
+    case ChainOp::inverse_root:
     case ChainOp::rsqrt:
       return {add(ChainOp::mul, add(ChainOp::mul, dy, add(ChainOp::pow, y, -1, 3)), -1, -0.5), -1,
               -1};
@@ -169,11 +193,24 @@ std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy
       return {add(ChainOp::gelu_grad, dy, add(ChainOp::clamp, a, -1, 30)), -1, -1};
     case ChainOp::gelu_exact:
       return {add(ChainOp::gelu_exact_grad, dy, add(ChainOp::clamp, a, -1, 30)), -1, -1};
+    case ChainOp::row_sum: return {add(ChainOp::spread, dy), -1, -1};
+    case ChainOp::row_mean:
+      return {add(ChainOp::spread, add(ChainOp::mul, dy, -1, 1 / v.number)), -1, -1};
+    case ChainOp::softmax: return {add(ChainOp::softmax_grad, dy, y), -1, -1};
+    case ChainOp::log_softmax: return {add(ChainOp::log_softmax_grad, dy, y), -1, -1};
     case ChainOp::fill: return {-1, add(ChainOp::fill, a, dy), -1};
     default:  // select
       return {-1, needs(b) ? add(ChainOp::keep, a, dy) : -1,
               needs(c) ? add(ChainOp::fill, a, dy) : -1};
   }
+}
+
+/// Adds the gradient of an operand as the engine passes it on: summed over rows if the operand has
+/// one element per row. Returns its index. Only float32 is summed here.
+int ChainFormula::add_gradient(int gradient, const ChainValue& operand) {
+  const ChainValue& given = (*this)[gradient];
+  const bool is_summed = operand.per_row && !given.per_row && given.dtype == at::kFloat;
+  return is_summed ? add(ChainOp::row_sum, gradient) : gradient;
 }
 
 std::vector<ChainUse> ChainFormula::add_backward(int result, int dy) {
@@ -190,12 +227,13 @@ std::vector<ChainUse> ChainFormula::add_backward(int result, int dy) {
     for (int k = 0; k < 3; ++k) {
       const int operand = value.from[static_cast<size_t>(k)], gives = found[static_cast<size_t>(k)];
       if (operand < 0 || !(*this)[operand].needs_grad) continue;
-      if ((*this)[operand].op == ChainOp::input) {
-        uses.push_back(
-            {.input = (*this)[operand].input, .value = y, .operand = k, .gradient = gives});
+      const ChainValue of = (*this)[operand];
+      const int passed = add_gradient(gives, of);
+      if (of.op == ChainOp::input) {
+        uses.push_back({.input = of.input, .value = y, .operand = k, .gradient = passed});
       } else {
         int& sum = gradient[static_cast<size_t>(operand)];
-        const int term = add_cast(gives, (*this)[operand].dtype);
+        const int term = add_cast(passed, of.dtype);
         sum = sum < 0 ? term : add(ChainOp::add, sum, term);
       }
     }
@@ -229,7 +267,10 @@ std::vector<bool> ChainFormula::dependencies_of(const std::vector<int>& wanted) 
 bool ChainFormula::make_input(int value, const std::vector<int>& wanted) {
   if (!dependencies_of(wanted)[static_cast<size_t>(value)]) return false;
   ChainValue& made = values_[static_cast<size_t>(value)];
-  made = {.dtype = made.dtype, .needs_grad = made.needs_grad, .input = inputs_++};
+  made = {.dtype = made.dtype,
+          .needs_grad = made.needs_grad,
+          .per_row = made.per_row,
+          .input = inputs_++};
   return true;
 }
 
@@ -238,7 +279,10 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
                                           std::span<const at::Tensor> tensors,
                                           at::IntArrayRef sizes) const {
   const std::vector<bool> used = dependencies_of(wanted);
-  Chain chain;
+  const bool has_rows = std::any_of(values_.begin(), values_.end(), [](const ChainValue& v) {
+    return v.per_row || needs_rows(v.op);
+  });
+  Chain chain(has_rows ? sizes.back() : 0);
   std::vector<int> place(values_.size(), -1);
   std::vector<const void*> inputs;
   for (size_t i = 0; i < values_.size(); ++i) {
@@ -246,6 +290,7 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
     if (!used[i] || v.op != ChainOp::input) continue;
     Chain::Input layout = layouts[static_cast<size_t>(v.input)];
     layout.type = chain_type(v.dtype);
+    layout.per_row = v.per_row;
     place[i] = chain.add_input(layout);
     inputs.push_back(tensors[static_cast<size_t>(v.input)].const_data_ptr());
   }
@@ -255,29 +300,39 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
     Chain::Step step{.op = v.op, .number = v.number, .low = v.dtype == at::kBFloat16};
     for (size_t k = 0; k < step.from.size(); ++k)
       step.from[k] = v.from[k] < 0 ? -1 : place[static_cast<size_t>(v.from[k])];
-    // ATen computes these two powers by arithmetic, and calls a function for the others.
+    // ATen computes these powers by arithmetic, and calls a function for most others.
+    const bool is_cube = v.op == ChainOp::pow && v.number == 3;
     if (v.op == ChainOp::pow && v.number == 1) step.op = ChainOp::copy;
-    if (v.op == ChainOp::pow && v.number == 2) {
+    if (v.op == ChainOp::pow && (v.number == 2 || is_cube)) {
       step.op = ChainOp::mul;
       step.from[1] = step.from[0];
     }
+    if (v.op == ChainOp::row_mean) step.op = ChainOp::row_sum;
     place[i] = chain.add_step(step);
+    if (is_cube)
+      place[i] = chain.add_step(
+          {.op = ChainOp::mul, .from = {place[i], step.from[0], -1}, .low = step.low});
+    if (v.op == ChainOp::row_mean)
+      place[i] =
+          chain.add_step({.op = ChainOp::div, .from = {place[i], -1, -1}, .number = v.number});
   }
 
   std::vector<at::Tensor> results;
   std::vector<void*> outputs;
   for (const int value : wanted) {
-    const at::ScalarType dtype = (*this)[value].dtype;
-    results.push_back(at::empty(sizes, at::TensorOptions(dtype)));
+    const auto& [dtype, per_row] = std::pair((*this)[value].dtype, (*this)[value].per_row);
+    results.push_back(per_row ? at::empty(per_row_sizes(sizes), at::TensorOptions(dtype))
+                              : at::empty(sizes, at::TensorOptions(dtype)));
     outputs.push_back(results.back().mutable_data_ptr());
     chain.add_output(place[static_cast<size_t>(value)], chain_type(dtype));
   }
-  if (!wanted.empty()) chain.run(inputs, outputs, results[0].numel());
+  if (!wanted.empty()) chain.run(inputs, outputs, c10::multiply_integers(sizes));
   return results;
 }
 
 std::vector<at::Tensor> ChainFormula::run_by_aten(const std::vector<int>& wanted,
-                                                  std::span<const at::Tensor> tensors) const {
+                                                  std::span<const at::Tensor> tensors,
+                                                  at::IntArrayRef sizes) const {
   const at::AutoDispatchBelowAutograd plain;
   const std::vector<bool> used = dependencies_of(wanted);
   std::vector<at::Tensor> made(values_.size());
@@ -288,12 +343,18 @@ std::vector<at::Tensor> ChainFormula::run_by_aten(const std::vector<int>& wanted
       return v.from[k] < 0 ? at::Tensor() : made[static_cast<size_t>(v.from[k])];
     };
     made[i] = v.op == ChainOp::input ? tensors[static_cast<size_t>(v.input)]
-                                     : result_by_aten(v, from(0), from(1), from(2));
+                                     : result_by_aten(v, from(0), from(1), from(2), sizes);
   }
 
   std::vector<at::Tensor> results;
   for (const int value : wanted) results.push_back(made[static_cast<size_t>(value)]);
   return results;
+}
+
+std::vector<int64_t> per_row_sizes(at::IntArrayRef sizes) {
+  std::vector<int64_t> out = sizes.vec();
+  out.back() = 1;
+  return out;
 }
 
 }  // namespace lathe

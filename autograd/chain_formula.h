@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct ChainValue {
   double number = 0;
   at::ScalarType dtype = at::kFloat;  ///< float32, bfloat16 or, of a mask, bool
   bool needs_grad = false;            ///< a gradient flows to it
+  bool per_row = false;               ///< it has one element per row
   int input = -1;                     ///< of an input: its index
 };
 
@@ -29,13 +31,15 @@ struct ChainUse {
   int gradient = -1;  ///< index of the value that is this use's gradient; -1: not wanted
 };
 
-/// Values in the order in which they are computed.
+/// Values in the order in which they are computed. The last dim of the formula's shape is a row; a
+/// value has that shape, or one element per row.
 class ChainFormula {
  public:
   /// Adds an input and returns the index of its value.
-  int add_input(at::ScalarType dtype, bool needs_grad);
+  int add_input(at::ScalarType dtype, bool needs_grad, bool per_row = false);
   /// Adds an op on value a and, unless b is -1, on value b. Returns the index of its result, which
-  /// has the dtype that ATen gives it. `number` is the scalar operand of an op that has one.
+  /// has the dtype and shape that ATen gives it. `number` is the scalar operand of an op that has
+  /// one. Operands of row_sum and row_mean must be float32 and not be per row.
   int add(ChainOp op, int a, int b = -1, double number = 0);
   /// Adds a select and returns the index of its result: b where the mask is true, and c elsewhere.
   /// b and c must have the same dtype.
@@ -50,7 +54,8 @@ class ChainFormula {
   /// Adds the backward pass from the gradient `dy` of `result`, with the same operations in the
   /// same order as the engine. Returns one entry for each use of an input that needs a gradient, in
   /// the order in which the engine would add these gradients: the last use first. Gradients have
-  /// the shape of the result; their dtype may differ from that of the input.
+  /// the shape of the result, or one element per row if the input does and they are float32; their
+  /// dtype may differ from that of the input.
   std::vector<ChainUse> add_backward(int result, int dy);
 
   /// Turns the result of an op into a new input of the formula, so that the caller supplies the
@@ -65,21 +70,28 @@ class ChainFormula {
   const ChainValue& operator[](int value) const { return values_[static_cast<size_t>(value)]; }
 
   /// Computes the wanted values, which must be distinct and not be inputs, on CPUs. `layouts` and
-  /// `tensors` are those of the inputs; `sizes` is the shape of the results, which are contiguous.
+  /// `tensors` are those of the inputs; `sizes` is the shape of the formula. Results are
+  /// contiguous.
   std::vector<at::Tensor> run(const std::vector<int>& wanted,
                               const std::vector<Chain::Input>& layouts,
                               std::span<const at::Tensor> tensors, at::IntArrayRef sizes) const;
-  /// Computes the same values by ATen's ops one by one, for inputs of any layout.
+  /// Computes the same values by ops one by one, for inputs of any layout.
   std::vector<at::Tensor> run_by_aten(const std::vector<int>& wanted,
-                                      std::span<const at::Tensor> tensors) const;
+                                      std::span<const at::Tensor> tensors,
+                                      at::IntArrayRef sizes) const;
 
  private:
   int push(const ChainValue& value);
+  bool is_per_row(const std::array<int, 3>& from) const;
+  int add_gradient(int gradient, const ChainValue& operand);
   std::vector<bool> dependencies_of(const std::vector<int>& wanted) const;
   std::array<int, 3> gradients_of(const ChainValue& value, int y, int dy);
 
   std::vector<ChainValue> values_;
   int inputs_ = 0;
 };
+
+/// Returns the shape of values that have one element per row: `sizes` with a last dim of 1.
+std::vector<int64_t> per_row_sizes(at::IntArrayRef sizes);
 
 }  // namespace lathe

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -29,18 +30,20 @@ struct Recorded {
   // Of each input of the formula:
   std::vector<std::vector<int64_t>> shapes;
   std::vector<at::ScalarType> dtypes;
-  std::vector<bool> reads;        // the first backward pass reads its values
-  std::vector<bool> reads_twice;  // second derivatives read its values
+  std::vector<bool> reads;  // backward reads its values
   // Of the whole formula:
   std::vector<int64_t> sizes;
   PerElement cost;
+  bool splits_alike = true, splits_alike_if_expanded = true;  // `backward`, if dy is expanded
 };
 
-/// Returns how a chain reads a gradient: one value for all elements, or one for each element.
-/// Returns nullopt for other layouts, for which ATen's functions would divide their work among
-/// threads differently than a chain does.
+/// Returns how a chain reads a gradient: one value for all elements, for each row, or for each
+/// element. Returns nullopt for other layouts, for which ATen's functions would divide their work
+/// among threads differently than a chain does.
 std::optional<Chain::Input> gradient_layout(const at::Tensor& dy) {
   if (dy.is_contiguous()) return Chain::Input{};
+  if (dy.stride(-1) == 0 && dy.size(-1) > 1 && dy.select(-1, 0).is_contiguous())
+    return Chain::Input{.inner = dy.size(-1), .size = dy.numel() / dy.size(-1)};
   const bool is_number = std::all_of(dy.strides().begin(), dy.strides().end(),
                                      [](int64_t stride) { return stride == 0; });
   return is_number ? std::optional(Chain::Input{.inner = 1, .size = 1}) : std::nullopt;
@@ -58,8 +61,24 @@ at::Tensor run_comparison(const ChainValue& v, const std::vector<Variable>& x) {
   }
 }
 
-/// Runs the recorded ops one by one, on the inputs of the fused op.
-Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
+/// Returns whether a chain has the bits of the ops of `formula` one by one. ATen computes a
+/// gradient function of an expanded gradient row by row, and the end of each row with another
+/// function if it does not fill a vector. `expanded` is an input that is expanded, or -1.
+bool splits_alike(const ChainFormula& formula, at::IntArrayRef sizes, int expanded) {
+  constexpr int64_t vectors = 64;  // elements of two AVX-512 vectors of bfloat16
+  return sizes.empty() || sizes.back() % vectors == 0 ||
+         std::none_of(formula.values().begin(), formula.values().end(), [&](const ChainValue& v) {
+           return calls_aten(v.op) && std::any_of(v.from.begin(), v.from.end(), [&](int from) {
+                    return from >= 0 && (from == expanded || formula[from].op == ChainOp::spread);
+                  });
+         });
+}
+
+/// Runs the recorded ops one by one, on the inputs of the fused op, of which only those that
+/// backward reads have their values. `kept` has the values of Recorded::kept. They replace the
+/// results of their ops, which may depend on other inputs.
+Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs,
+                     const std::vector<Saved>& kept) {
   const ModeGuard guard;
   mode().compute = at::kFloat;  // the casts of autocast were recorded as ops
   mode().chain = nullptr;
@@ -87,6 +106,12 @@ Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
       results[i] = Variable(run_comparison(v, operands));
     else
       results[i] = run_value(v, operands, operands[0].data());
+
+    const auto found = std::find(r.kept.begin(), r.kept.end(), static_cast<int>(i));
+    if (found == r.kept.end()) continue;
+    // Not a change in place: the op has saved its result before it has its value.
+    const at::Tensor& value = kept[static_cast<size_t>(found - r.kept.begin())].data();
+    std::memcpy(results[i].data().mutable_data_ptr(), value.const_data_ptr(), value.nbytes());
   }
   return results[static_cast<size_t>(r.result)];
 }
@@ -94,7 +119,7 @@ Variable run_plainly(const Recorded& r, const std::vector<Variable>& inputs) {
 struct Fused {
   static constexpr OpInfo info{.name = "fused", .exact = true, .elementwise = true};
   std::shared_ptr<const Recorded> recorded;
-  std::vector<Saved> kept{};    // the formula's inputs; undefined if no gradient reads them
+  std::vector<Saved> kept{};    // the formula's inputs; undefined if backward does not read them
   std::vector<Saved> values{};  // those of Recorded::kept
 
   at::Tensor forward(at::TensorList x) {
@@ -103,7 +128,7 @@ struct Fused {
     for (size_t i = 0; i < r.place.size(); ++i) {
       tensors.push_back(x[r.place[i]]);
       kept.push_back(Saved::input(static_cast<int>(r.place[i])));
-      if (r.reads[i] || r.reads_twice[i]) kept.back() = tensors.back();
+      if (r.reads[i]) kept.back() = tensors.back();
     }
     std::vector<int> wanted{r.result};
     for (const int value : r.kept) {
@@ -119,14 +144,19 @@ struct Fused {
     return results[0];
   }
 
-  OpFlops flops(at::TensorList, const at::Tensor& y) const {
-    return flops_each(y, recorded->cost.forward, recorded->cost.backward);
+  OpFlops flops(at::TensorList, const at::Tensor&) const {
+    const auto n = static_cast<double>(c10::multiply_integers(recorded->sizes));
+    return {.forward = {.other = recorded->cost.forward * n},
+            .backward = {.other = recorded->cost.backward * n}};
   }
 
-  GradList<at::Tensor> backward(const at::Tensor& dy, const NeedsList& needs,
+  GradList<at::Tensor> backward(const at::Tensor& given, const NeedsList& needs,
                                 GradSlots& slots) const {
     const Recorded& r = *recorded;
-    const auto layout = gradient_layout(dy);
+    const at::Tensor dy = r.formula[r.result].per_row ? given.contiguous() : given;
+    auto layout = gradient_layout(dy);
+    const bool is_expanded = layout && layout->size > 1;
+    if (!(is_expanded ? r.splits_alike_if_expanded : r.splits_alike)) layout.reset();
     ChainFormula formula = r.backward;
     std::vector<ChainUse> uses = r.uses;
     for (size_t i = 0; i < uses.size(); ++i) {
@@ -134,11 +164,15 @@ struct Fused {
     }
     if (layout) add_up(formula, uses, slots);
 
+    // A gradient that is one value for each row stays that, as an expanded tensor.
+    const auto computed = [&](int gradient) {
+      return formula[gradient].op == ChainOp::spread ? formula[gradient].from[0] : gradient;
+    };
     std::vector<int> wanted;
     for (const ChainUse& use : uses) {
-      if (use.gradient >= 0 && use.gradient != r.dy &&
-          std::find(wanted.begin(), wanted.end(), use.gradient) == wanted.end())
-        wanted.push_back(use.gradient);
+      if (use.gradient < 0 || computed(use.gradient) == r.dy) continue;
+      const int value = computed(use.gradient);
+      if (std::find(wanted.begin(), wanted.end(), value) == wanted.end()) wanted.push_back(value);
     }
 
     std::vector<at::Tensor> tensors;
@@ -148,7 +182,7 @@ struct Fused {
     for (const Saved& saved : values) tensors.push_back(saved.data());
 
     const auto results = [&] {
-      if (!layout) return formula.run_by_aten(wanted, tensors);
+      if (!layout) return formula.run_by_aten(wanted, tensors, r.sizes);
       std::vector<Chain::Input> layouts = r.layouts;
       layouts.push_back(*layout);
       layouts.resize(tensors.size());
@@ -158,8 +192,10 @@ struct Fused {
     GradList<at::Tensor> grads(needs.size());
     for (size_t i = 0; i < uses.size(); ++i) {
       if (uses[i].gradient < 0) continue;
-      const auto found = std::find(wanted.begin(), wanted.end(), uses[i].gradient);
+      const int value = computed(uses[i].gradient);
+      const auto found = std::find(wanted.begin(), wanted.end(), value);
       grads[i] = found == wanted.end() ? dy : results[static_cast<size_t>(found - wanted.begin())];
+      if (value != uses[i].gradient) grads[i] = grads[i].expand(r.sizes);
     }
     return grads;
   }
@@ -169,8 +205,8 @@ struct Fused {
     const auto node = running_node();
     for (size_t i = 0; i < recorded->uses.size(); ++i)
       inputs[i] = Variable(inputs[i].data(), node->next[i]);
-    return plain_gradients(inputs, needs, {dy}, [r = recorded](const std::vector<Variable>& x) {
-      return std::vector{run_plainly(*r, x)};
+    return plain_gradients(inputs, needs, {dy}, [this](const std::vector<Variable>& x) {
+      return std::vector{run_plainly(*recorded, x, values)};
     });
   }
 
@@ -219,7 +255,12 @@ Variable run_value(const ChainValue& v, std::span<const Variable> x, const at::T
     case ChainOp::div: return div(x[0], x[1]);
     case ChainOp::relu: return relu(x[0]);
     case ChainOp::reciprocal: return reciprocal(x[0]);
+    case ChainOp::row_sum: return sum(x[0], {-1}, /*keepdim=*/true);
+    case ChainOp::row_mean: return mean(x[0], {-1}, /*keepdim=*/true);
+    case ChainOp::softmax: return softmax(x[0], -1);
+    case ChainOp::log_softmax: return log_softmax(x[0], -1);
     case ChainOp::sqrt: return sqrt(x[0]);
+    case ChainOp::inverse_root:
     case ChainOp::rsqrt: return rsqrt(x[0]);
     case ChainOp::exp: return exp(x[0]);
     case ChainOp::log: return log(x[0]);
@@ -242,15 +283,19 @@ Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> fr
   r->result = result;
   r->sizes = sizes.vec();
   r->cost = cost;
-  r->dy = r->backward.add_input(r->formula[result].dtype, false);
+  r->dy = r->backward.add_input(r->formula[result].dtype, false, r->formula[result].per_row);
   r->uses = r->backward.add_backward(result, r->dy);
+  r->splits_alike = splits_alike(r->backward, sizes, -1);
+  r->splits_alike_if_expanded = splits_alike(r->backward, sizes, r->dy);
 
-  // Keep the results of ATen's functions, since calling those again costs more.
+  // Keep the results of ATen's functions and softmax, since computing them again costs more, and
+  // sums of rows, which take little memory.
   std::vector<int> wanted;
   for (const ChainUse& use : r->uses) wanted.push_back(use.gradient);
-  r->reads_twice = r->backward.inputs_of(wanted);
+
   for (int value = result; value >= 0; --value) {
-    if (calls_aten(r->formula[value].op) && r->backward.make_input(value, wanted))
+    const ChainOp op = r->formula[value].op;
+    if ((calls_aten(op) || needs_rows(op)) && r->backward.make_input(value, wanted))
       r->kept.push_back(value);
   }
   r->reads = r->backward.inputs_of(wanted);

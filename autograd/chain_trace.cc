@@ -11,6 +11,7 @@
 #include "autograd/node.h"
 #include "core/kernels/chain_plan.h"
 #include "core/mode.h"
+#include "core/rows.h"
 
 namespace lathe {
 namespace {
@@ -100,7 +101,17 @@ at::Tensor detail::compare_in_chain(Comparison op, const Operand& a, const Opera
   return mode().chain->compare(chain_op(op), a, b);
 }
 
-ChainTrace::ChainTrace(at::IntArrayRef sizes) : grad_(mode().grad), sizes_(sizes.vec()) {}
+ChainTrace::ChainTrace(at::IntArrayRef sizes) : grad_(mode().grad) { set_sizes(sizes); }
+
+void ChainTrace::set_sizes(at::IntArrayRef sizes) {
+  sizes_ = sizes.vec();
+  has_rows_ = has_row_kernels(sizes);
+}
+
+Chain::Input ChainTrace::per_row_layout() const {
+  const int64_t columns = sizes_.back();
+  return {.inner = columns, .size = c10::multiply_integers(sizes_) / columns};
+}
 
 ChainTrace::ChainTrace(std::span<const Variable> inputs)
     : grad_(mode().grad),
@@ -115,6 +126,7 @@ ChainTrace::ChainTrace(std::span<const Variable> inputs)
     sizes_ = v.sizes().vec();
   }
   if (sizes_.empty() || c10::multiply_integers(sizes_) == 0) detail::leave_chain();
+  set_sizes(std::vector<int64_t>(sizes_));
 
   for (const Variable& v : inputs) {
     const bool is_full = v.sizes() == at::IntArrayRef(sizes_) && v.data().is_floating_point();
@@ -127,6 +139,23 @@ std::optional<int> ChainTrace::value_of(const at::Tensor& t) const {
     if (stand_ins_[i].first.is_same(t)) return stand_ins_[i].second;
   }
   return std::nullopt;
+}
+
+bool ChainTrace::is_per_row(const at::Tensor& t, const Chain::Input& layout) const {
+  if (!has_rows_ || !t.is_floating_point() || !splits_alike(calls_, calls_per_row_)) return false;
+  const Chain::Input per_row = per_row_layout();
+  return layout.inner == per_row.inner && layout.size == per_row.size;
+}
+
+/// Returns whether the result of an elementwise op has one element per row. Throws LeftChain if it
+/// has another shape than that or the chain's.
+bool ChainTrace::gives_one_per_row(std::span<const Variable> inputs, const at::Tensor& mask) const {
+  std::vector<int64_t> result;
+  for (const Variable& v : inputs) result = at::infer_size(result, v.sizes());
+  if (mask.defined()) result = at::infer_size(result, mask.sizes());
+  if (result == sizes_) return false;
+  if (!has_rows_ || result != per_row_sizes(sizes_)) detail::leave_chain();
+  return true;
 }
 
 int ChainTrace::add_input(const Variable& v) {
@@ -146,7 +175,9 @@ int ChainTrace::add_input(const Variable& v) {
     // both be inputs, because their gradients are added up in one sum.
     if (v.edge() && same_edge) detail::leave_chain();
   }
-  const int value = formula_.add_input(t.scalar_type(), grad_ && v.requires_grad());
+  const bool per_row = is_per_row(t, *layout);
+  uses_rows_ = uses_rows_ || per_row;
+  const int value = formula_.add_input(t.scalar_type(), grad_ && v.requires_grad(), per_row);
   inputs_.push_back({.variable = v, .layout = *layout, .value = value, .version = t._version()});
   return value;
 }
@@ -168,7 +199,8 @@ int ChainTrace::mask(const at::Tensor& t) {
 
 at::Tensor ChainTrace::stand_in(int value) {
   // Do not use at::empty, which a dry run replaces.
-  at::Tensor t(at::detail::empty_meta(sizes_, formula_[value].dtype));
+  at::Tensor t(at::detail::empty_meta(formula_[value].per_row ? per_row_sizes(sizes_) : sizes_,
+                                      formula_[value].dtype));
   stand_ins_.emplace_back(t, value);
   return t;
 }
@@ -200,6 +232,45 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
   return add(form, info, inputs);
 }
 
+/// Throws LeftChain if an op with one result per row, or one that needs complete rows, can't be in
+/// the chain, alone or beside calls of ATen's functions.
+void ChainTrace::check_split(ChainOp op, bool one_per_row) {
+  if (needs_rows(op) && (one_per_row || !has_rows_)) detail::leave_chain();
+  const bool uses_rows = uses_rows_ || one_per_row || needs_rows(op),
+             calls = calls_ || (calls_aten(op) && !one_per_row),
+             calls_per_row = calls_per_row_ || (calls_aten(op) && one_per_row);
+  if (uses_rows && !splits_alike(calls, calls_per_row)) detail::leave_chain();
+  uses_rows_ = uses_rows;
+  calls_ = calls;
+  calls_per_row_ = calls_per_row;
+}
+
+/// Returns whether values per row may be in the chain beside these calls of ATen's functions.
+bool ChainTrace::splits_alike(bool calls, bool calls_per_row) const {
+  return rows_split_alike(per_row_layout().size, sizes_.back(), calls, calls_per_row);
+}
+
+/// Throws LeftChain if a value that is computed from operands a and b (-1: there is no b) would
+/// differ in a chain.
+void ChainTrace::check_operands(const ChainForm& form, int a, int b, bool one_per_row) const {
+  if (one_per_row && form.mask.defined()) detail::leave_chain();  // masks are never per row
+  bool is_low = true;
+  for (const int value : {a, b}) {
+    if (value < 0) continue;
+    const ChainValue& v = formula_[value];
+    if (one_per_row && !v.per_row) detail::leave_chain();
+    // There are only kernels for rows of float32, and the engine would sum a bfloat16 gradient over
+    // rows in ATen's order.
+    if (needs_rows(form.op) && v.dtype != at::kFloat) detail::leave_chain();
+    is_low = is_low && v.dtype == at::kBFloat16;
+  }
+  for (const int value : {a, b}) {
+    if (value < 0 || one_per_row || !is_low) continue;
+    const ChainValue& v = formula_[value];
+    if (v.per_row && v.needs_grad && v.op != ChainOp::input) detail::leave_chain();
+  }
+}
+
 Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
                          std::span<const Variable> inputs) {
   // The result must have the dtype that ATen promotes to. In this promotion, a tensor without dims
@@ -212,17 +283,26 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
   if (form.op == ChainOp::pow && form.number == 0) detail::leave_chain();
   if (form.op == ChainOp::fill && !can_fill(form.number, inputs[0].dtype())) detail::leave_chain();
   if (form.dtype && !is_chain_dtype(*form.dtype)) detail::leave_chain();
+  const ChainOp op = form.op == ChainOp::rsqrt && inputs[0].dtype() == at::kFloat
+                         ? ChainOp::inverse_root
+                         : form.op;
+  const bool one_per_row = gives_one_per_row(inputs, form.mask);
+  check_split(op, one_per_row);
+
   const bool is_gelu = form.op == ChainOp::gelu || form.op == ChainOp::gelu_exact;
+  if (is_gelu && one_per_row) detail::leave_chain();  // ATen divides so few elements differently
   if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::leave_chain();
 
-  cost_.forward += info.each.forward;
-  cost_.backward += info.each.backward;
   const int a = operand(inputs[0]), b = inputs.size() > 1 ? operand(inputs[1]) : -1;
+  check_operands(form, a, b, one_per_row);
+  const double share = one_per_row ? 1.0 / static_cast<double>(sizes_.back()) : 1;
+  cost_.forward += info.each.forward * share;
+  cost_.backward += info.each.backward * share;
   if (form.op == ChainOp::select) return placeholder(formula_.add_select(mask(form.mask), a, b));
   if (form.op == ChainOp::fill)
     return placeholder(formula_.add(form.op, mask(form.mask), a, form.number));
   if (form.dtype) return placeholder(formula_.add_cast(a, *form.dtype));
-  return placeholder(formula_.add(form.op, a, b, form.number));
+  return placeholder(formula_.add(op, a, b, form.number));
 }
 
 at::Tensor ChainTrace::compare(ChainOp op, const detail::Operand& a, const detail::Operand& b) {
@@ -230,8 +310,11 @@ at::Tensor ChainTrace::compare(ChainOp op, const detail::Operand& a, const detai
     return o.variable.defined() && has(o.variable);
   };
   if (!is_mine(a) && !is_mine(b)) return {};
-  // Chains do not support a number on the left or a tensor without dims, which are rare.
+  // Chains do not support a number on the left, a tensor without dims, or a mask with one element
+  // per row. All are rare.
   if (!a.variable.defined() || a.variable.dim() == 0) detail::leave_chain();
+  const Variable& other = b.variable.defined() ? b.variable : a.variable;
+  if (gives_one_per_row(std::array{a.variable, other}, {})) detail::leave_chain();
   if (!b.variable.defined()) return stand_in(formula_.add(op, operand(a.variable), -1, b.number));
   if (b.variable.dim() == 0) detail::leave_chain();
   const int left = operand(a.variable), right = operand(b.variable);

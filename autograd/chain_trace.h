@@ -35,7 +35,8 @@ at::Tensor compare_in_chain(Comparison op, const Operand& a, const Operand& b);
 /// (Mode::chain), ops return placeholder tensors without memory. Throws LeftChain for what a chain
 /// can't contain: ops that are not elementwise, results whose shape is not the inputs' common one,
 /// values that are neither float32 nor bfloat16 nor a bool mask, inputs that are not contiguous CPU
-/// tensors, and changes in place.
+/// tensors, and changes in place. The result of a sum or mean of rows has a last dim of 1; so do
+/// those of elementwise ops whose operands all do.
 class ChainTrace {
  public:
   /// Prepares to record a function of these inputs. Throws LeftChain.
@@ -59,6 +60,10 @@ class ChainTrace {
   const ChainFormula& formula() const { return formula_; }
   const std::vector<ChainInput>& inputs() const { return inputs_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
+  /// Returns whether the chain can contain sums of rows.
+  bool has_rows() const { return has_rows_; }
+  /// Returns how an input that has one element per row is read.
+  Chain::Input per_row_layout() const;
   PerElement cost() const { return cost_; }
 
  protected:
@@ -81,12 +86,21 @@ class ChainTrace {
   std::vector<std::pair<at::Tensor, int>> stand_ins_;  // and the indices of their values
 
  private:
+  void set_sizes(at::IntArrayRef sizes);
+  bool is_per_row(const at::Tensor& t, const Chain::Input& layout) const;
+  void check_split(ChainOp op, bool one_per_row);
+  bool splits_alike(bool calls, bool calls_per_row) const;
+  bool gives_one_per_row(std::span<const Variable> inputs, const at::Tensor& mask) const;
   std::optional<int> value_of(const at::Tensor& t) const;
+  void check_operands(const ChainForm& form, int a, int b, bool one_per_row) const;
   int operand(const Variable& v);
   int mask(const at::Tensor& t);
   int add_input(const Variable& v);
 
   std::vector<int64_t> sizes_;
+  bool has_rows_ = false;  // values may be per row
+  bool uses_rows_ = false;
+  bool calls_ = false, calls_per_row_ = false;       // of ATen's functions
   std::shared_ptr<Node> differentiable_, constant_;  // the nodes of stand-ins
   std::vector<ChainInput> inputs_;
   std::vector<Variable> arguments_;

@@ -102,7 +102,8 @@ class DeferredTrace final : public ChainTrace {
 
  protected:
   at::Tensor stand_in(int value) override {
-    at::Tensor t = tensor_without_memory(sizes(), formula_[value].dtype);
+    const ChainValue& v = formula_[value];
+    at::Tensor t = tensor_without_memory(v.per_row ? per_row_sizes(sizes()) : sizes(), v.dtype);
     stand_ins_.emplace_back(t, value);
     return t;
   }
@@ -198,8 +199,9 @@ void DeferredTrace::run_part(int result) {
     int& at = place[static_cast<size_t>(value)];
     if (at != none) return at;
     const ChainValue& v = formula_[value];
-    at = formula.add_input(v.dtype, v.needs_grad);
+    at = formula.add_input(v.dtype, v.needs_grad, v.per_row);
     ChainInput in;
+    if (v.per_row) in.layout = per_row_layout();
     if (v.op == ChainOp::input) {
       in = this->inputs()[static_cast<size_t>(v.input)];
     } else {
@@ -224,8 +226,10 @@ void DeferredTrace::run_part(int result) {
       from[k] = is_inside ? place[static_cast<size_t>(operand)] : input(operand);
     }
     place[i] = formula.add_like(values[i], from);
-    cost.forward += costs_[i].forward;
-    if (values[i].needs_grad) cost.backward += costs_[i].backward;
+    const bool is_small = values[i].per_row && !needs_rows(values[i].op);
+    const double share = is_small ? 1.0 / static_cast<double>(sizes().back()) : 1;
+    cost.forward += costs_[i].forward * share;
+    if (values[i].needs_grad) cost.backward += costs_[i].backward * share;
     ++ops;
   }
 
@@ -332,18 +336,29 @@ Variable DeferOps::record_on_cpu(const ChainForm& form, const OpInfo& info,
   std::vector<int64_t> sizes;
   for (const Variable& v : inputs) {
     if (!v.data().is_cpu()) return {};
-    if (v.sizes() == at::IntArrayRef(sizes)) continue;
-    if (at::is_expandable_to(v.sizes(), sizes)) continue;
-    if (!at::is_expandable_to(sizes, v.sizes())) return {};
-    sizes = v.sizes().vec();
+    if (v.sizes() == at::IntArrayRef(sizes) || at::is_expandable_to(v.sizes(), sizes)) continue;
+    if (at::is_expandable_to(sizes, v.sizes())) {
+      sizes = v.sizes().vec();
+    } else if (trace_ && at::is_expandable_to(sizes, trace_->sizes()) &&
+               at::is_expandable_to(v.sizes(), trace_->sizes())) {
+      sizes = at::infer_size(sizes, v.sizes());  // such as those of a row and a column
+    } else {
+      return {};
+    }
   }
   if (form.mask.defined() && !at::is_expandable_to(form.mask.sizes(), sizes)) return {};
-  if (c10::multiply_integers(sizes) < least_) return {};
+  // An op of sums of rows belongs to the ops that compute and use these sums.
+  const bool is_of_rows =
+      trace_ && trace_->has_rows() && sizes == per_row_sizes(trace_->sizes()) &&
+      std::ranges::any_of(inputs, [&](const Variable& v) { return trace_->has(v); });
+  if (!is_of_rows && c10::multiply_integers(sizes) < least_) return {};
   if (!changing_.empty() && reads_changing(form, inputs)) return {};
 
-  if (trace_ && (trace_->grad() != mode().grad || trace_->sizes() != sizes ||
-                 trace_->formula().values().size() >= most_values))
+  if (trace_ && (trace_->grad() != mode().grad || (!is_of_rows && trace_->sizes() != sizes) ||
+                 trace_->formula().values().size() >= most_values)) {
     compute();
+    if (is_of_rows) return {};
+  }
   if (!trace_) trace_ = std::make_unique<DeferredTrace>(sizes);
   try {
     return trace_->record(form, info, inputs);

@@ -1,5 +1,5 @@
-// Automatic fusion: elementwise ops are recorded first and run later, so that consecutive ones can
-// run as one op.
+// Automatic fusion: elementwise ops, sums of rows and softmax are recorded first and run later, so
+// that consecutive ones can run as one op.
 #pragma once
 
 #include <concepts>
@@ -20,7 +20,7 @@ class DeferredTrace;
 
 namespace detail {
 
-/// While alive, elementwise ops of this thread are deferred; see deferred().
+/// While alive, ops of this thread that fused() supports are deferred; see deferred().
 class DeferOps : public ModeGuard {
  public:
   /// Ops whose results have fewer elements run immediately: recording them would cost more than
@@ -62,9 +62,10 @@ struct FusionCount {
 /// Returns the counts of this thread since it started.
 FusionCount fusion_count();
 
-/// Returns f() and fuses its elementwise ops. Each op is recorded when it is called. The recorded
-/// ops run when one of their values is read, when an op of another kind is called, when an op of
-/// another shape would be recorded, and after 64 values. Results that still have handles at that
+/// Returns f() and fuses its elementwise ops, sums and means of rows, and softmax. Each op is
+/// recorded when it is called. The recorded ops run when one of their values is read, when an op of
+/// another kind is called, when an op of another shape would be recorded (but results may have one
+/// element per row), and after 64 values. Results that still have handles at that
 /// time are stored. So are results that several stored ones need. If gradients would otherwise be
 /// added in another order, all results are stored. The remaining ops run inside the op "fused"
 /// (autograd/fused.h) of a stored result that depends on them. The following ops run as they do
@@ -72,15 +73,13 @@ FusionCount fusion_count();
 /// op that fused() does not support, an op with a constant operand that has the memory of a tensor
 /// of `changing`, which f() may change in place, and all ops while they are observed or recomputed.
 ///
-/// A temporary lives until the end of its expression: sum(tanh(exp(x))) runs sum while exp(x) still
-/// has a handle, so exp(x) is stored. After the statement `y = tanh(exp(x))`, exp(x) has no handle,
-/// so sum(y) does not store it.
+/// A temporary lives until the end of its expression: matmul(tanh(exp(x)), w) runs while exp(x)
+/// still has a handle, so exp(x) is stored. After the statement `y = tanh(exp(x))`, exp(x) has no
+/// handle, so matmul(y, w) does not store it.
 ///
 /// Values and gradients have the bits of the ops run one by one (NaNs may differ in their payload);
 /// second derivatives agree up to rounding. Before an op has run, its input tensors must not be
-/// changed in place through a handle that is not a Variable; otherwise, running it throws. A fused
-/// op also keeps the inputs that second derivatives read, so functions such as relu_() may refuse
-/// them.
+/// changed in place through a handle that is not a Variable; otherwise, running it throws.
 template <std::invocable F>
 auto deferred(const F& f, std::vector<at::Tensor> changing = {})
     -> std::decay_t<std::invoke_result_t<const F&>> {

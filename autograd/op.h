@@ -88,8 +88,8 @@ constexpr Amp policy_of(size_t i) {
   }
 }
 
-/// The form of an elementwise op in a chain. fused() can record an op if its member `chain()`
-/// returns its form.
+/// The form of an op in a chain. fused() can record an elementwise op if its member `chain()`
+/// returns its form, and an op of rows if `row_chain(x)`, where x is its input, does.
 struct ChainForm {
   ChainOp op = ChainOp::copy;
   double number = 0;                      ///< the op's scalar operand, if it has one

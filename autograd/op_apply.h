@@ -88,6 +88,20 @@ void leave_chain_with(std::span<const Variable> inputs);
 /// now. Must be called only while mode().deferred is set.
 Variable defer(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
 
+/// Whether fused() and deferred() may record the op.
+template <class Op>
+concept Chainable = requires(const Op& op) { op.chain(); } ||
+                    requires(const Op& op, const Variable& x) { op.row_chain(x); };
+
+/// Returns the op's form in a chain, if it has one. x is its first input.
+template <class Op>
+std::optional<ChainForm> chain_form(const Op& op, [[maybe_unused]] const Variable& x) {
+  if constexpr (requires { op.chain(); })
+    return op.chain();
+  else
+    return op.row_chain(x);
+}
+
 /// While alive, running_node() returns the node that stands for `node` in the graph
 /// (Node::in_graph).
 class Running {
@@ -421,14 +435,20 @@ auto apply(Op op, const V&... given) {
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
   if (mode().chain != nullptr) [[unlikely]] {
-    if constexpr (requires { op.chain(); }) {
-      if (Variable y = detail::record_in_chain(op.chain(), Op::info, inputs); y.defined()) return y;
-    } else {
-      detail::leave_chain_with(inputs);
+    std::optional<ChainForm> form;
+    if constexpr (detail::Chainable<Op>) {
+      form = detail::chain_form(op, inputs[0]);
+      if (form) {
+        if (Variable y = detail::record_in_chain(*form, Op::info, inputs); y.defined()) return y;
+      }
     }
+    if (!form) detail::leave_chain_with(inputs);
   } else if (mode().deferred != nullptr) [[unlikely]] {
-    if constexpr (requires { op.chain(); }) {
-      if (Variable y = detail::defer(op.chain(), Op::info, inputs); y.defined()) return y;
+    if constexpr (detail::Chainable<Op>) {
+      const auto form = detail::chain_form(op, inputs[0]);
+      if (form) {
+        if (Variable y = detail::defer(*form, Op::info, inputs); y.defined()) return y;
+      }
     }
     if (detail::has_deferred_ops) detail::compute_deferred();
   }

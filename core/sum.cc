@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "core/rows.h"
+
 namespace lathe {
 namespace {
 
@@ -28,6 +30,12 @@ bool is_cut_by_threads(const at::Tensor& x, int64_t results) {
 }  // namespace
 
 at::Tensor fixed_sum(const at::Tensor& x, at::IntArrayRef dims, bool keepdim) {
+  if (dims.size() == 1 && dims[0] == x.dim() - 1 && has_row_sums(x)) {
+    std::vector<int64_t> sizes = x.sizes().vec();
+    sizes.back() = 1;
+    if (!keepdim) sizes.pop_back();
+    return row_sums(x, sizes);
+  }
   if (x.numel() < part) return x.sum(dims, keepdim);
   c10::SmallVector<int64_t, 5> sizes;
   int64_t results = 1;
@@ -41,7 +49,11 @@ at::Tensor fixed_sum(const at::Tensor& x, at::IntArrayRef dims, bool keepdim) {
 }
 
 at::Tensor fixed_sum_to(const at::Tensor& x, at::IntArrayRef sizes) {
-  if (is_cut_by_threads(x, c10::multiply_integers(sizes))) return sum_of_all(x).view(sizes);
+  const int64_t results = c10::multiply_integers(sizes);
+  const bool is_of_rows =
+      !sizes.empty() && sizes.back() == 1 && has_row_sums(x) && results * x.size(-1) == x.numel();
+  if (is_of_rows) return row_sums(x, sizes);
+  if (is_cut_by_threads(x, results)) return sum_of_all(x).view(sizes);
   return at::sum_to(x, sizes, /*always_return_non_view=*/true);
 }
 

@@ -1,5 +1,6 @@
 // Sums whose bits do not depend on the number of threads. When ATen sums all elements to one
-// number, it splits them into as many parts as there are threads.
+// number, it splits them into as many parts as there are threads. Sums over the last dim are those
+// of core/rows.h where it has them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,22 +6,29 @@
 
 #include "autograd/ops/dims.h"
 #include "autograd/ops/formula.h"
+#include "core/rows.h"
 #include "core/sum.h"
 
 namespace lathe {
 namespace {
 
 struct Sum {
-  static constexpr OpInfo info{.name = "sum", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "sum", .amp = Amp::fp32, .each = {1, 0}};
   Dims dims;
   bool keepdim;
   Dims sizes{};
+  std::optional<ChainForm> row_chain(const Variable& x) const {
+    if (!keepdim || !is_of_rows(x.dim())) return std::nullopt;
+    return ChainForm{.op = ChainOp::row_sum};
+  }
 
   at::Tensor forward(const at::Tensor& x) {
     sizes = dims_of(x.sizes());
     dims = wrapped(at::OptionalIntArrayRef(dims), x.dim());
     return x.dim() == 0 ? x.clone() : fixed_sum(x, dims, keepdim);
   }
+  /// Returns whether the op reduces the last of `ndim` dims alone.
+  bool is_of_rows(int64_t ndim) const { return dims.size() == 1 && dims[0] == ndim - 1; }
   /// Returns dy repeated along the dims that were reduced.
   template <class T>
   T repeated(const T& dy) const {
@@ -36,17 +43,22 @@ struct Sum {
 };
 
 struct Mean {
-  static constexpr OpInfo info{.name = "mean", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "mean", .amp = Amp::fp32, .each = {1, 0}};
   Sum sum;
   double count = 1;  // number of elements that are averaged
+  std::optional<ChainForm> row_chain(const Variable& x) const {
+    if (!sum.row_chain(x)) return std::nullopt;
+    return ChainForm{.op = ChainOp::row_mean, .number = static_cast<double>(x.size(-1))};
+  }
 
   // float16 and bfloat16 are summed in float32, and the mean is rounded once.
   at::Tensor forward(const at::Tensor& x) {
     sum.sizes = dims_of(x.sizes());
     count = reduced_count(x.sizes(), sum.dims);
     if (x.dim() == 0) return x.clone();
-    // A mean to one number is a sum (core/sum.h) and a division, as in ATen.
-    if (count != static_cast<double>(x.numel()) || !x.is_cpu())
+    // A mean to one number, or of rows, is a sum (core/sum.h) and a division, as in ATen.
+    const bool is_of_all = count == static_cast<double>(x.numel());
+    if (!x.is_cpu() || !(is_of_all || (sum.is_of_rows(x.dim()) && has_row_sums(x))))
       return x.mean(sum.dims, sum.keepdim);
     return (fixed_sum(at_least_float32(x), sum.dims, sum.keepdim) / count).to(x.scalar_type());
   }
@@ -98,39 +110,60 @@ struct Amax {
   static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 1, 4); }
 };
 
+/// Returns the form of softmax or log softmax of x in a chain: only over the last dim.
+std::optional<ChainForm> last_dim_form(ChainOp op, int64_t dim, const Variable& x) {
+  if (dim != -1 && dim != x.dim() - 1) return std::nullopt;
+  return ChainForm{.op = op};
+}
+
 struct Softmax {
-  static constexpr OpInfo info{.name = "softmax", .amp = Amp::fp32};
+  static constexpr OpInfo info{.name = "softmax", .amp = Amp::fp32, .each = {5, 4}};
   int64_t dim;
   Saved y = Saved::output();
+  std::optional<ChainForm> row_chain(const Variable& x) const {
+    return last_dim_form(ChainOp::softmax, dim, x);
+  }
+  bool is_of_rows(const at::Tensor& x) const { return dim == x.dim() - 1 && has_row_kernels(x); }
 
-  at::Tensor forward(const at::Tensor& x) { return y = x.softmax(dim = wrap_dim(dim, x.dim())); }
+  at::Tensor forward(const at::Tensor& x) {
+    dim = wrap_dim(dim, x.dim());
+    return y = is_of_rows(x) ? row_softmax(x) : x.softmax(dim);
+  }
   // dx = y * (dy - sum(y * dy))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {at::_softmax_backward_data(dy, y.data(), dim, y.data().scalar_type())};
+      return {is_of_rows(y.data())
+                  ? row_softmax_gradient(dy, y.data())
+                  : at::_softmax_backward_data(dy, y.data(), dim, y.data().scalar_type())};
     const T ydy = y.as<T>() * dy;
     return {ydy - y.as<T>() * sum(ydy, dim, /*keepdim=*/true)};
   }
-  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 4); }
 };
 
 struct LogSoftmax {
-  static constexpr OpInfo info{.name = "log_softmax", .amp = Amp::fp32, .exact = true};
+  static constexpr OpInfo info{
+      .name = "log_softmax", .amp = Amp::fp32, .each = {5, 4}, .exact = true};
   int64_t dim;
   Saved y = Saved::output();
+  std::optional<ChainForm> row_chain(const Variable& x) const {
+    return last_dim_form(ChainOp::log_softmax, dim, x);
+  }
+  bool is_of_rows(const at::Tensor& x) const { return dim == x.dim() - 1 && has_row_kernels(x); }
 
   at::Tensor forward(const at::Tensor& x) {
-    return y = x.log_softmax(dim = wrap_dim(dim, x.dim()));
+    dim = wrap_dim(dim, x.dim());
+    return y = is_of_rows(x) ? row_log_softmax(x) : x.log_softmax(dim);
   }
   // dx = dy - exp(y) * sum(dy)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {at::_log_softmax_backward_data(dy, y.data(), dim, y.data().scalar_type())};
+      return {is_of_rows(y.data())
+                  ? row_log_softmax_gradient(dy, y.data())
+                  : at::_log_softmax_backward_data(dy, y.data(), dim, y.data().scalar_type())};
     return {dy - exp(y.as<T>()) * sum(dy, dim, /*keepdim=*/true)};
   }
-  static OpFlops flops(const at::Tensor& x, const at::Tensor&) { return flops_each(x, 5, 4); }
 };
 
 }  // namespace

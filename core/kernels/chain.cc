@@ -19,11 +19,10 @@
 
 #include <algorithm>
 #include <array>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "core/kernels/chain_plan.h"
+#include "core/kernels/row_ops.h"
 #include "core/kernels/scratch.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -36,8 +35,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
 
-/// Returns the nearest bfloat16 as float32, ties to even; NaN stays NaN. The processor's
-/// instruction for this treats subnormal numbers as zero, which ATen does not.
+/// Returns the nearest bfloat16 as float32, ties to even; NaN stays NaN.
 HWY_INLINE V rounded(V v) {
   const DU du;
   const auto bits = hn::BitCast(du, v);
@@ -87,7 +85,7 @@ class Machine {
         each(v, [&](V, int k) HWY_ATTR { return part_(a + k * lanes()); });
       }
       apply(*i, v);
-      if (i->low) each(v, [&](V x, int) HWY_ATTR { return rounded(x); });
+      if (i->low) round(v);
       if (i->to >= 0) {
         float* const to = place(i->to);
         for (int k = 0; k < K; ++k) part_(v[k], to + k * lanes());
@@ -100,6 +98,28 @@ class Machine {
   template <class F>
   HWY_INLINE void each(V* v, F&& f) const {
     HWY_UNROLL(16) for (int k = 0; k < K; ++k) v[k] = f(v[k], k);
+  }
+  /// Rounds to bfloat16.
+  HWY_INLINE void round(V* v) const {
+#if HWY_TARGET == HWY_AVX3
+    // The instruction treats subnormal numbers as zero, so it is used if there are none.
+    if (HWY_LIKELY(active_isa() >= Isa::avx512_bf16)) {
+      constexpr int is_subnormal = 0x20;
+      __mmask16 small = 0;
+      HWY_UNROLL(16) for (int k = 0; k < K; ++k) {
+        small |= _mm512_fpclass_ps_mask(v[k].raw, is_subnormal);
+      }
+      if (HWY_LIKELY(small == 0)) {
+        return each(v, [&](V x, int) HWY_ATTR {
+          __m256i low;
+          asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(x.raw));  // Highway 1.0 does not know it yet
+          const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(low), 16);
+          return V{_mm512_castsi512_ps(wide)};
+        });
+      }
+    }
+#endif
+    each(v, [&](V x, int) HWY_ATTR { return rounded(x); });
   }
   /// Calls f(a, b), where b may be the number.
   template <class F>
@@ -123,6 +143,8 @@ class Machine {
       case ChainOp::neg: return each(v, [](V a, int) HWY_ATTR { return hn::Neg(a); });
       case ChainOp::reciprocal:
         return each(v, [](V a, int) HWY_ATTR { return hn::Div(set(1), a); });
+      case ChainOp::inverse_root:
+        return each(v, [](V a, int) HWY_ATTR { return hn::Div(set(1), hn::Sqrt(a)); });
       case ChainOp::relu: return each(v, [](V a, int) HWY_ATTR { return at_least(0, a); });
       case ChainOp::clamp:
         return each(v, [&](V a, int) HWY_ATTR { return at_most(number, at_least(-number, a)); });
@@ -225,8 +247,8 @@ void store_output(ChainType type, const float* from, int64_t n, void* to, int64_
   });
 }
 
-/// Runs instructions, none of which is ATen's, on elements [first, first + n) of a tile, which
-/// begins at element `tile` of the chain.
+/// Runs instructions, none of which needs a whole tile, on elements [first, first + n) of a tile,
+/// which begins at element `tile` of the chain.
 void chain_block(const ChainInstruction* code, size_t count, const ChainFrame& frame, int64_t tile,
                  int64_t first, int64_t n) {
   const auto of_memory = [](const ChainInstruction& i) {
@@ -271,12 +293,7 @@ HWY_EXPORT(chain_block);
 
 namespace {
 
-constexpr int64_t block = 1024;  // elements of a register: registers stay in the L1 cache
-constexpr int64_t tile_of_calls =
-    8192;  // elements that one call of an ATen function gets: a multiple of its vector length
-// The last tile may have up to this many more elements. ATen's gelu() of a single element has other
-// bits than gelu() of that element at the end of a longer tensor.
-constexpr int64_t slack = 64;
+constexpr int64_t block = 1024;  // elements that chain_block() gets at once
 
 /// Calls ATen's function of an instruction.
 void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
@@ -302,19 +319,19 @@ void call_aten(const ChainInstruction& i, at::Tensor& y, const at::Tensor& a, co
 
 /// A call of one of ATen's functions, with its tensors on the first n elements of registers. If the
 /// instruction's result is rounded to bfloat16, the function works on copies of that type in
-/// `copies`, which has room for three tiles.
+/// `copies`, each of which has room for `room` elements.
 class Call {
  public:
-  Call(const ChainInstruction& instruction, float* const* places, c10::BFloat16* copies, int64_t n)
+  Call(const ChainInstruction& instruction, float* const* places, c10::BFloat16* copies,
+       int64_t room, int64_t n)
       : instruction_(instruction) {
     const int of[]{instruction.to, instruction.a, instruction.b};
     for (size_t k = 0; k < 3; ++k) {
       if (of[k] < 0) continue;
       wide_[k] = at::from_blob(places[of[k]], {n}, at::TensorOptions(at::kFloat));
-      used_[k] = instruction.low
-                     ? at::from_blob(copies + static_cast<int64_t>(k) * (tile_of_calls + slack),
-                                     {n}, at::TensorOptions(at::kBFloat16))
-                     : wide_[k];
+      used_[k] = instruction.low ? at::from_blob(copies + static_cast<int64_t>(k) * room, {n},
+                                                 at::TensorOptions(at::kBFloat16))
+                                 : wide_[k];
     }
   }
 
@@ -333,81 +350,154 @@ class Call {
   std::array<at::Tensor, 3> wide_, used_;  // the result and the operands
 };
 
-/// Returns the calls of a plan, in their order.
-std::vector<Call> calls_of(const ChainPlan& plan, float* const* places, c10::BFloat16* copies,
-                           int64_t n) {
-  std::vector<Call> calls;
-  for (const ChainInstruction& i : plan.code) {
-    if (calls_aten(i.op)) calls.emplace_back(i, places, copies, n);
+}  // namespace
+
+/// Runs a chain on some of its elements, on one thread.
+class ChainRun {
+ public:
+  ChainRun(const Chain& chain, const ChainPlan& plan, const ChainTiles& tiles,
+           std::span<const void* const> inputs, std::span<void* const> outputs)
+      : chain_(chain), plan_(plan), tiles_(tiles), inputs_(inputs), outputs_(outputs) {
+    for (const Chain::Output& output : chain.outputs_) types_.push_back(output.type);
+    layouts_ = chain.inputs_;
+    for (Chain::Input& input : layouts_) {
+      if (input.per_row) input.size = 0;
+    }
+    calls_low_ = std::any_of(plan.code.begin(), plan.code.end(),
+                             [](const ChainInstruction& i) { return i.low && calls_aten(i.op); });
+    carve(nullptr);
   }
-  return calls;
+
+  /// Returns the bytes of working memory that run() needs.
+  int64_t scratch_bytes() const { return bytes_; }
+
+  /// Computes elements [begin, end) with working memory at `scratch`.
+  void run(int64_t begin, int64_t end, char* scratch) {
+    carve(scratch);
+    for (int64_t first = begin, count = 0; first < end; first += count) {
+      const int64_t left = end - first, before = count;
+      count = left > tiles_.tile + tiles_.slack ? tiles_.tile : left;
+      rows_ = chain_.columns_ > 0 ? count / chain_.columns_ : 0;
+      if (count != before) prepare_calls(count);
+      run_tile(first, count);
+    }
+  }
+
+ private:
+  void carve(char* base);
+  void prepare_calls(int64_t count);
+  void run_tile(int64_t first, int64_t count);
+  void run_rows(const ChainInstruction& i) const;
+
+  const Chain& chain_;
+  const ChainPlan& plan_;
+  const ChainTiles tiles_;
+  const std::span<const void* const> inputs_;
+  const std::span<void* const> outputs_;
+  std::vector<Chain::Input> layouts_;
+  std::vector<ChainType> types_;
+  bool calls_low_ = false;
+  int64_t bytes_ = 0;
+
+  std::vector<float*> places_;
+  c10::BFloat16* copies_ = nullptr;
+  std::vector<Call> calls_;  // of a tile of the current size, in the order of the code
+  int64_t rows_ = 0;         // of the tile
+};
+
+void ChainRun::carve(char* base) {
+  const int64_t room = tiles_.tile + tiles_.slack;
+  const int64_t stride = room + 144;  // registers begin in different sets of the caches
+  Carver carver(base);
+  auto* const registers = carver.take<float>(std::max(1, plan_.registers) * stride);
+  copies_ = carver.take<c10::BFloat16>(calls_low_ ? 3 * room : 0);
+  bytes_ = carver.used();
+  if (base == nullptr) return;
+
+  places_.assign(inputs_.size() + outputs_.size(), nullptr);
+  for (int r = 0; r < plan_.registers; ++r) places_.push_back(registers + r * stride);
 }
 
-}  // namespace
+void ChainRun::prepare_calls(int64_t count) {
+  calls_.clear();
+  for (const ChainInstruction& i : plan_.code) {
+    if (!calls_aten(i.op)) continue;
+    calls_.emplace_back(i, places_.data(), copies_, tiles_.tile + tiles_.slack,
+                        i.per_row ? rows_ : count);
+  }
+}
+
+/// Runs an instruction that needs complete rows on the tile.
+void ChainRun::run_rows(const ChainInstruction& i) const {
+  const auto place = [&](int of) { return places_[static_cast<size_t>(of)]; };
+  const int64_t columns = chain_.columns_;
+  float *const a = place(i.a), *const to = place(i.to);
+  switch (i.op) {
+    case ChainOp::row_sum: return sum_rows(a, columns, rows_, columns, to);
+    case ChainOp::softmax: return softmax_rows(a, rows_, columns, to);
+    case ChainOp::softmax_grad: return softmax_rows_gradient(a, place(i.b), rows_, columns, to);
+    case ChainOp::log_softmax: return log_softmax_rows(a, rows_, columns, to);
+    case ChainOp::log_softmax_grad:
+      return log_softmax_rows_gradient(a, place(i.b), rows_, columns, to);
+    default:  // spread
+      for (int64_t r = 0; r < rows_; ++r) std::fill_n(to + r * columns, columns, a[r]);
+  }
+}
+
+void ChainRun::run_tile(int64_t first, int64_t count) {
+  const int64_t row = chain_.columns_ > 0 ? first / chain_.columns_ : 0;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (layouts_[i].type == ChainType::f32 && layouts_[i].size == 0)
+      places_[i] = const_cast<float*>(static_cast<const float*>(inputs_[i])) +
+                   (layouts_[i].per_row ? row : first);
+  }
+  for (size_t o = 0; o < outputs_.size(); ++o) {
+    if (types_[o] == ChainType::f32)
+      places_[inputs_.size() + o] = static_cast<float*>(outputs_[o]) +
+                                    (chain_.is_per_row(chain_.outputs_[o].value) ? row : first);
+  }
+
+  const ChainFrame frame{.places = places_.data(),
+                         .inputs = layouts_.data(),
+                         .sources = inputs_.data(),
+                         .results = outputs_.data(),
+                         .types = types_.data(),
+                         .read = static_cast<int>(inputs_.size())};
+  auto call = calls_.begin();
+  const std::vector<ChainInstruction>& code = plan_.code;
+  for (size_t i = 0; i < code.size();) {
+    const ChainInstruction& c = code[i];
+    if (runs_on_tile(c.op)) {
+      if (calls_aten(c.op))
+        (call++)->run();
+      else
+        run_rows(c);
+      ++i;
+      continue;
+    }
+
+    size_t next = i;
+    while (next < code.size() && !runs_on_tile(code[next].op) && code[next].per_row == c.per_row)
+      ++next;
+    const int64_t begin = c.per_row ? row : first, n = c.per_row ? rows_ : count;
+    for (int64_t at = 0; at < n; at += block)
+      HWY_DYNAMIC_DISPATCH(chain_block)(code.data() + i, next - i, frame, begin, at,
+                                        std::min(block, n - at));
+    i = next;
+  }
+}
 
 void Chain::run(std::span<const void* const> inputs, std::span<void* const> outputs,
                 int64_t n) const {
   const ChainPlan plan(*this);
-  const int64_t tile = plan.calls ? tile_of_calls : block;
-  const int direct = static_cast<int>(inputs_.size() + outputs_.size());
-  // Registers begin in different sets of the caches.
-  const int64_t stride = tile + 208;  // which is more than slack
-  const bool copies =
-      std::any_of(plan.code.begin(), plan.code.end(),
-                  [](const ChainInstruction& i) { return i.low && calls_aten(i.op); });
-  const auto carve = [&](char* base) {
-    Carver carver(base);
-    float* const registers = carver.take<float>(std::max(1, plan.registers) * stride);
-    auto* const low = carver.take<c10::BFloat16>(copies ? 3 * (tile_of_calls + slack) : 0);
-    return std::tuple(registers, low, carver.used());
-  };
-  const Scratch scratch(std::get<int64_t>(carve(nullptr)));
-  std::vector<ChainType> types;
-  for (const Output& output : outputs_) types.push_back(output.type);
-
-  parallel_for(0, n, chain_grain, [&](int64_t begin, int64_t end) {
+  const ChainTiles tiles = chain_tiles(columns_, plan.calls, plan.calls_per_row, n);
+  const Scratch scratch(ChainRun(*this, plan, tiles, inputs, outputs).scratch_bytes());
+  const int64_t parts = divide_up(n, tiles.part),
+                grain = std::max<int64_t>(1, chain_grain / tiles.part);
+  parallel_for(0, parts, grain, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowAutograd plain;
-    std::vector<float*> places(static_cast<size_t>(direct + plan.registers));
-    const auto [registers, low, bytes] = carve(scratch.mine());
-    for (int r = 0; r < plan.registers; ++r)
-      places[static_cast<size_t>(direct + r)] = registers + r * stride;
-    const ChainFrame frame{.places = places.data(),
-                           .inputs = inputs_.data(),
-                           .sources = inputs.data(),
-                           .results = outputs.data(),
-                           .types = types.data(),
-                           .read = static_cast<int>(inputs_.size())};
-
-    std::vector<Call> calls;
-    int64_t size_of_calls = 0;
-    for (int64_t first = begin, count = 0; first < end; first += count) {
-      count = end - first > tile + slack ? tile : end - first;
-      if (count != std::exchange(size_of_calls, count))
-        calls = calls_of(plan, places.data(), low, count);
-      for (size_t i = 0; i < inputs_.size(); ++i) {
-        if (inputs_[i].type == ChainType::f32 && inputs_[i].size == 0)
-          places[i] = const_cast<float*>(static_cast<const float*>(inputs[i])) + first;
-      }
-      for (size_t o = 0; o < outputs_.size(); ++o) {
-        if (outputs_[o].type == ChainType::f32)
-          places[inputs_.size() + o] = static_cast<float*>(outputs[o]) + first;
-      }
-
-      auto call = calls.begin();
-      for (size_t i = 0; i < plan.code.size();) {
-        if (calls_aten(plan.code[i].op)) {
-          (call++)->run();
-          ++i;
-          continue;
-        }
-        size_t next = i;
-        while (next < plan.code.size() && !calls_aten(plan.code[next].op)) ++next;
-        for (int64_t at = 0; at < count; at += block)
-          HWY_DYNAMIC_DISPATCH(chain_block)(plan.code.data() + i, next - i, frame, first, at,
-                                            std::min(block, count - at));
-        i = next;
-      }
-    }
+    ChainRun(*this, plan, tiles, inputs, outputs)
+        .run(begin * tiles.part, std::min(n, end * tiles.part), scratch.mine());
   });
 }
 

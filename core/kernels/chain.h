@@ -1,14 +1,16 @@
 // Chains: programs of elementwise ops that run block by block, so that each input is read from
-// memory once and each output written once. The blocks stay in the L1 cache.
+// memory once and each output written once. The blocks stay in the L1 cache. A chain may also sum
+// rows and use the sums in further ops; its blocks then consist of complete rows.
 //
 // A chain's results have the same bits as if ATen ran its ops one by one, on any number of threads:
 // arithmetic is that of IEEE 754, a value of bfloat16 is rounded after each op, and functions such
-// as exp() are ATen's own, called on tiles that begin where ATen's vectors would. NaNs may differ
-// in their payload.
+// as exp() are ATen's own, called on tiles that begin where ATen's vectors would, and sums of rows
+// are those of core/kernels/row_ops.h. NaNs may differ in their payload.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -20,26 +22,34 @@ enum class ChainType : uint8_t { f32, bf16, mask };
 
 /// An op of a chain. Operands are a, b and c; s is the op's number.
 enum class ChainOp : uint8_t {
-  input,          ///< no op: a value that the chain is given
-  copy,           ///< a
-  neg,            ///< -a
-  reciprocal,     ///< 1 / a
-  relu,           ///< max(a, 0)
-  clamp,          ///< a within [-s, s]
-  add,            ///< a + b; here and below, s takes the place of a missing b
-  sub,            ///< a - b
-  mul,            ///< a b
-  div,            ///< a / b
-  relu_grad,      ///< a where b > 0 or b is NaN, else 0
-  less,           ///< a < b, a mask
-  less_equal,     ///< a <= b, a mask
-  greater,        ///< a > b, a mask
-  greater_equal,  ///< a >= b, a mask
-  equal,          ///< a == b, a mask
-  not_equal,      ///< a != b, a mask
-  select,         ///< b where the mask a holds, else c
-  fill,           ///< s where the mask a holds, else b
-  keep,           ///< b where the mask a holds, else s
+  input,             ///< no op: a value that the chain is given
+  copy,              ///< a
+  neg,               ///< -a
+  reciprocal,        ///< 1 / a
+  relu,              ///< max(a, 0)
+  clamp,             ///< a within [-s, s]
+  add,               ///< a + b; here and below, s takes the place of a missing b
+  sub,               ///< a - b
+  mul,               ///< a b
+  div,               ///< a / b
+  relu_grad,         ///< a where b > 0 or b is NaN, else 0
+  less,              ///< a < b, a mask
+  less_equal,        ///< a <= b, a mask
+  greater,           ///< a > b, a mask
+  greater_equal,     ///< a >= b, a mask
+  equal,             ///< a == b, a mask
+  not_equal,         ///< a != b, a mask
+  select,            ///< b where the mask a holds, else c
+  fill,              ///< s where the mask a holds, else b
+  keep,              ///< b where the mask a holds, else s
+  row_sum,           ///< the sum of each row of a: one element per row
+  row_mean,          ///< the same, divided by s; only in formulas (autograd/chain_formula.h)
+  spread,            ///< a, which has one element per row, repeated along the rows
+  softmax,           ///< of each row of a
+  softmax_grad,      ///< the gradient of its input; a: that of the result, b: the result
+  log_softmax,       ///< of each row of a
+  log_softmax_grad,  ///< as softmax_grad
+  inverse_root,      ///< 1 / square root of a: ATen's rsqrt() of float32
   // Only ChainPlan makes these.
   sub_from,  ///< b - a
   div_into,  ///< b / a
@@ -68,13 +78,20 @@ enum class ChainOp : uint8_t {
 /// Returns whether the op is one of ATen's functions.
 constexpr bool calls_aten(ChainOp op) { return op >= ChainOp::sqrt; }
 
+/// Returns whether the op computes each row of its result from a complete row.
+constexpr bool needs_rows(ChainOp op) {
+  return op >= ChainOp::row_sum && op <= ChainOp::log_softmax_grad;
+}
+
 /// A program of elementwise ops. Values are numbered: first the inputs, then the results of steps.
+/// If the chain has rows, a value has either all elements or one per row.
 class Chain {
  public:
   struct Input {
     ChainType type = ChainType::f32;
     int64_t inner = 1;
     int64_t size = 0;
+    bool per_row = false;
   };
   struct Step {
     ChainOp op = ChainOp::copy;
@@ -83,27 +100,38 @@ class Chain {
     bool low = false;
   };
 
+  /// Creates a chain whose elements form rows of `columns` elements. 0: it has no rows.
+  explicit Chain(int64_t columns = 0) : columns_(columns) {}
+
   /// Adds an input, before any step, and returns its value. If `size` is 0, the input has as many
   /// elements as the chain. Otherwise element i of the chain takes element (i / inner) % size: for
-  /// a row `inner` is 1, for a column the stride of its dim; a single number has size 1.
+  /// a row `inner` is 1, for a column the stride of its dim; a single number has size 1. An input
+  /// that is `per_row` has one element for each row.
   int add_input(const Input& input);
-  /// Adds an op of values and returns its result. `low`: the result is rounded to bfloat16.
-  int add_step(const Step& step);
+  /// Adds an op of values and returns its result. `low`: the result is rounded to bfloat16. The
+  /// result has one element per row if all operands do; otherwise, such operands are spread first.
+  int add_step(Step step);
   /// Makes the result of a step an output of this type, which must hold its values.
   void add_output(int value, ChainType type);
 
-  /// Computes n elements. Inputs and outputs are contiguous, in the order in which they were added,
-  /// at any alignment; they must not overlap.
+  /// Computes n elements, which must be complete rows if the chain has rows. Inputs and outputs are
+  /// contiguous, in the order in which they were added, at any alignment; they must not overlap.
   void run(std::span<const void* const> inputs, std::span<void* const> outputs, int64_t n) const;
 
  private:
   friend class ChainPlan;
+  friend class ChainRun;
   struct Output {
     int value = 0;
     ChainType type = ChainType::f32;
   };
+  bool is_per_row(int value) const { return per_row_[static_cast<size_t>(value)]; }
+
+  int64_t columns_;
   std::vector<Input> inputs_;
   std::vector<Step> steps_;
+  std::vector<bool> per_row_;     // of each value
+  std::map<int, int> spread_of_;  // of values with one element per row: the result of `spread`
   std::vector<Output> outputs_;
 };
 

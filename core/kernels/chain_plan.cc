@@ -1,6 +1,7 @@
 #include "core/kernels/chain_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -32,7 +33,7 @@ std::optional<ChainOp> mirrored(ChainOp op) {
 /// nullopt if there is no such form.
 std::optional<Chain::Step> continued(Chain::Step step, int value) {
   auto& [a, b, c] = step.from;
-  if (calls_aten(step.op) || std::count(step.from.begin(), step.from.end(), value) == 0)
+  if (runs_on_tile(step.op) || std::count(step.from.begin(), step.from.end(), value) == 0)
     return std::nullopt;
   if (a == value && b == value && step.op == ChainOp::mul) {
     step.op = ChainOp::square;
@@ -53,19 +54,72 @@ std::optional<Chain::Step> continued(Chain::Step step, int value) {
 
 int Chain::add_input(const Input& input) {
   inputs_.push_back(input);
+  per_row_.push_back(input.per_row);
   return static_cast<int>(inputs_.size()) - 1;
 }
 
-int Chain::add_step(const Step& step) {
+int Chain::add_step(Step step) {
+  const bool all_per_row = std::all_of(step.from.begin(), step.from.end(),
+                                       [&](int v) { return v < 0 || is_per_row(v); });
+  const bool changes = step.op == ChainOp::row_sum || step.op == ChainOp::spread;
+  for (int& v : step.from) {
+    if (all_per_row || changes || v < 0 || !is_per_row(v)) continue;
+    const auto found = spread_of_.find(v);
+    const int value = found != spread_of_.end()
+                          ? found->second
+                          : add_step({.op = ChainOp::spread, .from = {v, -1, -1}});
+    v = spread_of_[v] = value;
+  }
   steps_.push_back(step);
-  return static_cast<int>(inputs_.size() + steps_.size()) - 1;
+  per_row_.push_back(changes ? step.op == ChainOp::row_sum : all_per_row);
+  return static_cast<int>(per_row_.size()) - 1;
 }
 
 void Chain::add_output(int value, ChainType type) { outputs_.push_back({value, type}); }
 
+namespace {
+
+constexpr int64_t vectors = 64;  // elements of two AVX-512 vectors of bfloat16
+
+/// Returns the least number of rows whose elements fill vectors of ATen's functions.
+int64_t rows_of_vectors(int64_t columns, bool calls, bool calls_per_row) {
+  if (calls_per_row) return vectors;
+  return calls ? vectors / std::gcd(columns, vectors) : 1;
+}
+
+/// Returns how many elements ATen gives to each thread.
+int64_t atens_share(int64_t n) {
+  return divide_up(n, std::min<int64_t>(at::get_num_threads(), divide_up(n, chain_grain)));
+}
+
+}  // namespace
+
+ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t n) {
+  // Registers of 1024 elements stay in the L1 cache, and of 8192 in the L2 cache.
+  constexpr int64_t block = 1024, block_of_calls = 8192;
+  const int64_t about = calls ? block_of_calls : columns > 0 ? 4 * block : block;
+  // ATen's gelu() of a single element has other bits than gelu() of that element at the end of a
+  // longer tensor.
+  if (columns == 0) return {.part = 1, .tile = about, .slack = vectors};
+
+  const int64_t unit = rows_of_vectors(columns, calls, calls_per_row) * columns;
+  // Where ATen's functions get one element per row, all rows are one share.
+  const bool is_atens_share = calls && !calls_per_row && n > 0 && atens_share(n) % columns == 0;
+  return {.part = is_atens_share ? 1 : unit, .tile = std::max(unit, about / unit * unit)};
+}
+
+bool rows_split_alike(int64_t rows, int64_t columns, bool calls, bool calls_per_row) {
+  constexpr int64_t largest_tile = 65536;
+  if (rows_of_vectors(columns, calls, calls_per_row) * columns > largest_tile) return false;
+  if (calls_per_row && rows > chain_grain) return false;
+  if (!calls) return true;
+
+  const int64_t n = rows * columns, share = atens_share(n);
+  return share == n || share % vectors == 0 || (!calls_per_row && share % columns == 0);
+}
+
 bool gelu_splits_alike(int64_t n) {
   constexpr int64_t one_share = 16384;  // gelu() computes up to this many elements on one thread
-  constexpr int64_t vectors = 64;       // elements of two AVX-512 vectors of bfloat16
   const int64_t threads = at::get_num_threads(),
                 of_chain = std::min(threads, divide_up(n, chain_grain));
   if (n <= one_share || threads == of_chain) return true;
@@ -94,6 +148,7 @@ void ChainPlan::read_uses() {
     const Chain::Step& step = chain_.steps_[i];
     const bool call = calls_aten(step.op);
     calls = calls || call;
+    calls_per_row = calls_per_row || (call && chain_.is_per_row(static_cast<int>(inputs + i)));
     last_use_[inputs + i] = i;
     by_call_[inputs + i] = call;
     for (size_t k = 0; k < step.from.size(); ++k) {
@@ -123,9 +178,11 @@ void ChainPlan::load_inputs() {
     const Chain::Input& input = chain_.inputs_[i];
     if (uses_[i] == 0) continue;
     place_[i] = static_cast<int>(i);
-    if (input.type == ChainType::f32 && input.size == 0 && !by_call_[i]) continue;
+    const bool is_in_place = input.size == 0 || input.per_row;
+    if (input.type == ChainType::f32 && is_in_place && !by_call_[i]) continue;
     place_[i] = new_register();
-    code.push_back({.op = ChainOp::load, .to = place_[i], .a = static_cast<int>(i)});
+    code.push_back(
+        {.op = ChainOp::load, .per_row = input.per_row, .to = place_[i], .a = static_cast<int>(i)});
   }
 }
 
@@ -133,8 +190,9 @@ void ChainPlan::load_inputs() {
 /// only the next step reads it, from vector registers.
 bool ChainPlan::has_place(size_t i) const {
   const size_t value = chain_.inputs_.size() + i;
-  return by_call_[value] || output_[value] >= 0 || uses_[value] != 1 ||
-         i + 1 == chain_.steps_.size() || !continued(chain_.steps_[i + 1], static_cast<int>(value));
+  return runs_on_tile(chain_.steps_[i].op) || by_call_[value] || output_[value] >= 0 ||
+         uses_[value] != 1 || i + 1 == chain_.steps_.size() ||
+         !continued(chain_.steps_[i + 1], static_cast<int>(value));
 }
 
 void ChainPlan::add_step(size_t i) {
@@ -142,14 +200,15 @@ void ChainPlan::add_step(size_t i) {
   const size_t value = chain_.inputs_.size() + i;
   Chain::Step step = given;
   // The previous result is in vector registers only if the last instruction is neither a store nor
-  // one of ATen's functions.
+  // one that runs on a tile.
   const bool follows =
-      i > 0 && !code.empty() && code.back().op != ChainOp::store && !calls_aten(code.back().op);
+      i > 0 && !code.empty() && code.back().op != ChainOp::store && !runs_on_tile(code.back().op);
   if (follows) step = continued(given, static_cast<int>(value) - 1).value_or(given);
 
   const auto place = [&](int v) { return v < 0 ? -1 : place_[static_cast<size_t>(v)]; };
   ChainInstruction made{.op = step.op,
                         .low = step.low,
+                        .per_row = chain_.is_per_row(static_cast<int>(value)),
                         .a = place(step.from[0]),
                         .b = place(step.from[1]),
                         .c = place(step.from[2]),
@@ -172,18 +231,19 @@ void ChainPlan::add_step(size_t i) {
       (by_call_[value] || chain_.outputs_[static_cast<size_t>(output)].type != ChainType::f32);
   const bool direct = output >= 0 && !stores;
 
-  // The result of an instruction may be written over an operand that no later step reads. ATen's
-  // functions need another register for the result.
-  if (!calls_aten(step.op)) release_operands();
+  // The result of an instruction may be written over an operand that no later step reads. Those
+  // that run on a tile need another register for the result.
+  if (!runs_on_tile(step.op)) release_operands();
   if (direct)
     place_[value] = static_cast<int>(chain_.inputs_.size()) + output;
   else if (has_place(i))
     place_[value] = new_register();
-  if (calls_aten(step.op)) release_operands();
+  if (runs_on_tile(step.op)) release_operands();
   made.to = place_[value];
   code.push_back(made);
 
-  if (stores) code.push_back({.op = ChainOp::store, .to = output, .a = made.to});
+  if (stores)
+    code.push_back({.op = ChainOp::store, .per_row = made.per_row, .to = output, .a = made.to});
   if (!direct && made.to >= 0 && last_use_[value] == i) free_.push_back(made.to);
 }
 

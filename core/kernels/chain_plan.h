@@ -12,9 +12,10 @@ namespace lathe {
 /// registers. If `a` is -1, operand a is the result of the previous instruction, which is still in
 /// vector registers. If `to` is -1, the result stays in vector registers and is not stored. In a
 /// load, `a` is the index of an input; in a store, `to` is the index of an output.
+/// If `per_row` is true, the result has one element per row.
 struct ChainInstruction {
   ChainOp op = ChainOp::copy;
-  bool low = false;
+  bool low = false, per_row = false;
   int to = -1, a = -1, b = -1, c = -1;
   double number = 0;
 };
@@ -27,7 +28,8 @@ class ChainPlan {
 
   std::vector<ChainInstruction> code;
   int registers = 0;
-  bool calls = false;  ///< some instruction is ATen's
+  bool calls = false;          ///< some instruction is ATen's
+  bool calls_per_row = false;  ///< some of these has one element per row
 
  private:
   void read_uses();
@@ -51,6 +53,25 @@ class ChainPlan {
 /// whose results may differ in their bits.
 constexpr int64_t chain_grain = 32768;
 
+/// Returns whether an instruction runs on a whole tile at once. The others run together, one block
+/// of the tile after another.
+constexpr bool runs_on_tile(ChainOp op) { return calls_aten(op) || needs_rows(op); }
+
+/// How a chain divides its elements: into parts, of which each thread gets some, and those of a
+/// thread into tiles. Only the last tile of a thread may have another size, up to `tile + slack`.
+struct ChainTiles {
+  int64_t part = 1, tile = 0, slack = 0;
+};
+/// Returns how a chain with rows of `columns` elements (0: without rows) divides n elements.
+ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t n);
+
+/// Returns whether a chain with rows has the same bits as its ops one by one: its tiles, which
+/// consist of complete rows, can begin where ATen's vectors do, and are small enough for the
+/// caches. `calls`: it calls ATen's functions for values that have all elements. `calls_per_row`:
+/// it does for values that have one element per row. If there are at most chain_grain of these,
+/// ATen computes them on one thread.
+bool rows_split_alike(int64_t rows, int64_t columns, bool calls, bool calls_per_row);
+
 /// Returns whether gelu() has the same bits in a chain of n elements as by itself. ATen's gelu()
 /// divides elements among threads in its own way, so bits may differ where a share ends within a
 /// vector. ATen divides the elements of all other functions as a chain does.
@@ -59,7 +80,7 @@ bool gelu_splits_alike(int64_t n);
 /// The memory of a tile that a thread works on.
 struct ChainFrame {
   float* const* places;        ///< at the beginning of the tile
-  const Chain::Input* inputs;  ///< how each input is read
+  const Chain::Input* inputs;  ///< how each input is read; `size` is 0 if it is per row
   const void* const* sources;  ///< the inputs, from their first element
   void* const* results;        ///< the outputs, from their first element
   const ChainType* types;      ///< of the outputs

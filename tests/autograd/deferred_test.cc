@@ -112,7 +112,13 @@ class RandomGraph {
         return add(
             matmul(wide(full()), transpose(wide(full()), 0, 1)).index({Slice{}, Slice{0, 1}}) *
             full());
-      case 1: return add(full() - mean(full(), 1, true));
+      case 1: {
+        // Means of rows that are read, and that later ops use.
+        const Variable m = mean(wide(full()), 1, true);
+        if (draw(3) == 0) result_.tensors.push_back(m.data().clone());
+        if (draw(3) == 0) add(full() * m);
+        return add(full() - rsqrt(m * m + 0.5));
+      }
       case 2: return add(softmax(full(), 1));
       case 3: return add(full().detach() * any());
       case 4: {
@@ -210,12 +216,19 @@ TEST_CASE("ops that are fused are counted", "[deferred]") {
   };
   using Counts = std::pair<int64_t, int64_t>;
   CHECK((counted([&] { return tanh(exp(x) + x); }) == Counts{3, 1}));
+  const auto with_largest_between = [&] {
+    const Variable y = tanh(exp(x));
+    const Variable largest = amax(y, 1, true);
+    return tanh(largest * exp(-x));
+  };
+  CHECK((counted(with_largest_between) == Counts{6, 2}));
+  // A sum of rows does not end a fused op.
   const auto with_sum_between = [&] {
     const Variable y = tanh(exp(x));
     const Variable sums = sum(y, {1}, true);
     return tanh(sums * exp(-x));
   };
-  CHECK((counted(with_sum_between) == Counts{6, 2}));
+  CHECK((counted(with_sum_between) == Counts{7, 1}));
   // The temporaries live until the end of the expression. sum() computes the ops before that, so
   // exp(x) must be stored, and nothing is fused.
   CHECK((counted([&] { return sum(tanh(exp(x))); }) == Counts{0, 0}));

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <functional>
 
+#include "core/kernels/chain_plan.h"
+#include "core/sum.h"
 #include "tests/support/catch.h"
 #include "tests/support/vector_sets.h"
 
@@ -181,15 +183,108 @@ TEST_CASE("a chain passes values on, keeps those needed later, and selects by ma
 
 TEST_CASE("a chain rounds float32 to bfloat16 as ATen does, NaNs too", "[chain]") {
   torch::manual_seed(4);
-  const at::Tensor x = chain_numbers({4001}, at::kFloat);
+  const at::Tensor special = chain_numbers({4001}, at::kFloat);
+  // Without zeros and subnormal numbers, which some processors' instruction does not round.
+  const at::Tensor normal = torch::where(special.abs() < 1e-30, torch::ones({}), special);
   Chain chain;
   const int value = chain.add_input({});
   chain.add_output(chain.add_step({.op = ChainOp::copy, .from = {value, -1, -1}, .low = true}),
                    ChainType::bf16);
   on_every_set([&](const std::string& set) {
     INFO(set);
-    CHECK(has_chain_bits(run_chain(chain, {x}, at::kBFloat16), x.to(at::kBFloat16)));
+    for (const at::Tensor& x : {special, normal})
+      CHECK(has_chain_bits(run_chain(chain, {x}, at::kBFloat16), x.to(at::kBFloat16)));
   });
+}
+
+/// The values of a norm of rows, by ATen and sum_rows().
+struct RowValues {
+  at::Tensor rstd, y, low, smooth;
+};
+
+RowValues rows_by_aten(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto columns = static_cast<double>(x.size(1));
+  const auto mean = [&](const at::Tensor& t) { return fixed_sum(t, {1}, true).div(columns); };
+  const at::Tensor centered = x - mean(x);
+  RowValues v;
+  v.rstd = (mean(centered * centered) + 1e-5).rsqrt();
+  v.y = centered * v.rstd * weight + bias.to(at::kFloat);
+  v.low = v.y.to(at::kBFloat16);
+  v.smooth = v.y.sigmoid() + v.rstd.exp();
+  return v;
+}
+
+/// Computes the same by a chain; with `calls`, also `smooth`, for which it calls ATen's functions.
+RowValues rows_by_chain(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                        bool calls) {
+  const int64_t rows = x.size(0), columns = x.size(1);
+  Chain chain(columns);
+  const int vx = chain.add_input({}), vw = chain.add_input({.inner = 1, .size = columns}),
+            vb = chain.add_input({.type = ChainType::bf16, .per_row = true});
+  const auto step = [&](ChainOp op, int a, int b = -1, double number = 0, bool low = false) {
+    return chain.add_step({.op = op, .from = {a, b, -1}, .number = number, .low = low});
+  };
+  const auto mean = [&](int value) {
+    return step(ChainOp::div, step(ChainOp::row_sum, value), -1, static_cast<double>(columns));
+  };
+  const int centered = step(ChainOp::sub, vx, mean(vx));
+  const int variance = mean(step(ChainOp::mul, centered, centered));
+  const int rstd = step(ChainOp::inverse_root, step(ChainOp::add, variance, -1, 1e-5));
+  const int scaled = step(ChainOp::mul, step(ChainOp::mul, centered, rstd), vw);
+  const int y = step(ChainOp::add, scaled, vb);
+  chain.add_output(rstd, ChainType::f32);
+  chain.add_output(y, ChainType::f32);
+  chain.add_output(step(ChainOp::copy, y, -1, 0, true), ChainType::bf16);
+  if (calls)
+    chain.add_output(step(ChainOp::add, step(ChainOp::sigmoid, y), step(ChainOp::exp, rstd)),
+                     ChainType::f32);
+
+  RowValues v{torch::empty({rows, 1}), torch::empty_like(x), torch::empty_like(x, at::kBFloat16),
+              torch::empty_like(x)};
+  const void* const inputs[]{x.const_data_ptr(), weight.const_data_ptr(), bias.const_data_ptr()};
+  std::vector<void*> outputs{v.rstd.mutable_data_ptr(), v.y.mutable_data_ptr(),
+                             v.low.mutable_data_ptr()};
+  if (calls) outputs.push_back(v.smooth.mutable_data_ptr());
+  chain.run(inputs, outputs, x.numel());
+  return v;
+}
+
+TEST_CASE("a chain sums rows and goes on with the sums", "[chain]") {
+  torch::manual_seed(5);
+  const int threads = at::get_num_threads();
+  int with_calls = 0;
+  for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{2, 16},
+                                                                              {3, 50},
+                                                                              {37, 29},
+                                                                              {64, 128},
+                                                                              {65, 77},
+                                                                              {700, 384},
+                                                                              {300, 250},
+                                                                              {5, 3000},
+                                                                              {1000, 100},
+                                                                              {129, 1024},
+                                                                              {2, 32768}}) {
+    const at::Tensor x = torch::randn({rows, columns}), weight = torch::randn({columns}),
+                     bias = torch::randn({rows, 1}).to(at::kBFloat16);
+    for (const int count : {1, 2, 3}) {
+      INFO(rows << " x " << columns << ", " << count << " threads");
+      at::set_num_threads(count);
+      const bool calls = rows_split_alike(rows, columns, true, true);
+      with_calls += calls;
+      const RowValues wanted = rows_by_aten(x, weight, bias);
+      on_every_set([&](const std::string& set) {
+        INFO(set);
+        const RowValues got = rows_by_chain(x, weight, bias, calls);
+        const RowValues now = rows_by_aten(x, weight, bias);  // sums depend on the set
+        CHECK(got.rstd.equal(now.rstd));
+        CHECK(got.y.equal(now.y));
+        CHECK(got.low.equal(now.low));
+        if (calls) CHECK(got.smooth.equal(now.smooth));
+      });
+    }
+  }
+  CHECK(with_calls > 15);
+  at::set_num_threads(threads);
 }
 
 TEST_CASE("a chain takes any alignment and length, and writes nothing beyond its end", "[chain]") {

@@ -80,6 +80,17 @@ def try_own_task(binary, folder):
     model = "checkpoints/step-00000400/model.safetensors"
     run(*train, "--train.out_dir=series-whole", "--schedule.kind=constant", cwd=folder)
     assert (folder / "series-parts" / model).read_bytes() == (folder / "series-whole" / model).read_bytes()
+    # The task, its data and the transform on 4 processes, then on 2: the same bits as on 1.
+    four = ["--train.grad_accum=4", "--train.batch_size=16", "--schedule.kind=constant"]
+    run(*train, *four, "--train.out_dir=series-alone", "--train.steps=60", cwd=folder)
+    shared = [*train[1:], *four, "--train.out_dir=series-shared", "--dist.shard=gradients", "--dist.timeout=60"]
+    run(binary, "launch", "-n", "4", "--", *shared, "--train.steps=30", cwd=folder)
+    run(binary, "launch", "-n", "2", "--", *shared, "--train.steps=60", cwd=folder)
+    model = "checkpoints/step-00000060/model.safetensors"
+    run(binary, "merge", "series-shared", "--out", "series-joined", cwd=folder)
+    assert (folder / "series-alone" / model).read_bytes() == (folder / "series-joined" / model).read_bytes()
+    run(*train, *four, "--train.out_dir=series-other", "--train.steps=60", "--train.seed=2", cwd=folder)
+    assert (folder / "series-alone" / model).read_bytes() != (folder / "series-other" / model).read_bytes()  # the control
     # The transform: a head of zeros predicts zero, so the loss is that of the series itself. The
     # control starts from random values.
     for name, zero in [("zero", "head.*"), ("random", "")]:

@@ -40,7 +40,7 @@ class RandomChain {
     for (size_t i = 0; i < steps; ++i) {
       const Variable a = values[draw(3) == 0 ? draw(values.size()) : values.size() - 1], b = any();
       // Draw the five ops of two values more often than the others.
-      switch (draw(2) == 0 ? draw(5) : draw(24)) {
+      switch (draw(2) == 0 ? draw(5) : draw(30)) {
         case 0: values.push_back(a + b); break;
         case 1: values.push_back(b - a); break;
         case 2: values.push_back(a * b); break;
@@ -65,6 +65,22 @@ class RandomChain {
         case 20: values.push_back(where(a > 0.1, a, a * 0.3)); break;
         case 21: values.push_back(masked_fill(a, a < a * a, 0.25)); break;
         case 22: values.push_back(erf(a)); break;
+        // Sums of rows, and ops of them.
+        case 23: values.push_back(a - mean(a, {-1}, true)); break;
+        case 24: values.push_back(a * rsqrt(mean(a * a, {-1}, true) + 0.1) * b); break;
+        case 25: {
+          const Variable total = sum(relu(a), {-1}, true) + 0.5;
+          values.push_back(relu(b) / total + sqrt(total) * a);
+          break;
+        }
+        case 26: values.push_back(draw(2) == 0 ? softmax(a, -1) : log_softmax(a, -1)); break;
+        case 27: values.push_back(a + tanh(sum(a * b, {-1}, true)) * 0.1); break;
+        case 28: {
+          // A mean over rows from which no gradient returns, and one that is used twice.
+          const Variable m = mean(sigmoid(a), {-1}, true);
+          values.push_back(a * m.detach() + m * exp(m * -0.1) * a);
+          break;
+        }
         default: values.push_back(cast(a, a.dtype() == at::kFloat ? at::kBFloat16 : at::kFloat));
       }
     }

@@ -51,11 +51,11 @@ struct TrainConfig {
               "after another, in one process only.",
               one_of({"tree", "sequence"}))
   LATHE_FIELD(std::string, fuse, "auto",
-              "Whether consecutive elementwise ops of a training step's forward pass run as one "
-              "op, forward and backward (autograd/deferred.h). auto: on CPUs, for results of at "
-              "least 16,384 elements, outside of recomputed blocks and unless memory.saved packs "
-              "activations; the bits do not change, except those of second derivatives. off: "
-              "never.",
+              "Whether consecutive elementwise ops, sums and means of rows, and softmax of a "
+              "training step's forward pass run as one op, forward and backward "
+              "(autograd/deferred.h). auto: on CPUs, for results of at least 16,384 elements, "
+              "outside of recomputed blocks and unless memory.saved packs activations; the bits "
+              "do not change, except those of second derivatives. off: never.",
               one_of({"auto", "off"}))
   LATHE_FIELD(int64_t, eval_interval, 250,
               "Number of steps between evaluations. The run is also evaluated before the first "

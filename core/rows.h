@@ -1,0 +1,29 @@
+// Sums over the last dim of a tensor, softmax, and log softmax, by the kernels of
+// core/kernels/row_ops.h. Their bits depend neither on the number of threads nor on the layout, and
+// a chain (core/kernels/chain.h) computes the same row by row.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace lathe {
+
+/// Returns whether the functions below take tensors of this shape: they have at least two rows (the
+/// last dim) of 16 to 32768 elements, and kernels_wanted() returns true.
+bool has_row_kernels(at::IntArrayRef sizes);
+/// Returns whether they take x: it is also a float32 tensor on the CPU.
+bool has_row_kernels(const at::Tensor& x);
+
+/// Returns whether row_sums() takes x: the elements of a row are also adjacent in memory, or one
+/// number that is expanded.
+bool has_row_sums(const at::Tensor& x);
+/// Returns the sums of x over its last dim, as a tensor of shape `sizes`.
+at::Tensor row_sums(const at::Tensor& x, at::IntArrayRef sizes);
+/// Returns softmax(x) over the last dim.
+at::Tensor row_softmax(const at::Tensor& x);
+/// Returns the gradient of x, given the gradient dy of y = softmax(x), and y.
+at::Tensor row_softmax_gradient(const at::Tensor& dy, const at::Tensor& y);
+/// Return the same for log(softmax(x)).
+at::Tensor row_log_softmax(const at::Tensor& x);
+at::Tensor row_log_softmax_gradient(const at::Tensor& dy, const at::Tensor& y);
+
+}  // namespace lathe
