@@ -16,6 +16,7 @@
 #include <numbers>
 #include <utility>
 
+#include "core/elementwise.h"
 #include "core/error.h"
 #include "core/rows.h"
 #include "core/sum.h"
@@ -63,6 +64,12 @@ at::Tensor result_by_aten(const ChainValue& v, const at::Tensor& a, const at::Te
     case ChainOp::select: return at::where(a, b, c);
     case ChainOp::fill: return b.masked_fill(a, s);
     case ChainOp::keep: return b.masked_fill(a.logical_not(), s);
+    case ChainOp::own_tanh:
+    case ChainOp::own_silu:
+    case ChainOp::own_gelu:
+    case ChainOp::own_tanh_grad:
+    case ChainOp::own_silu_grad:
+    case ChainOp::own_gelu_grad: return elementwise(v.op, a, b);
     case ChainOp::row_sum: return fixed_sum(a, {a.dim() - 1}, true);
     case ChainOp::row_mean: return fixed_sum(a, {a.dim() - 1}, true).div(s);
     case ChainOp::spread: return a.expand(sizes);
@@ -186,6 +193,9 @@ std::array<int, 3> ChainFormula::gradients_of(const ChainValue& v, int y, int dy
       return {add(ChainOp::mul, add(ChainOp::mul, dy, density), -1, 2 * std::numbers::inv_sqrtpi),
               -1, -1};
     }
+    case ChainOp::own_tanh: return {add(ChainOp::own_tanh_grad, dy, y), -1, -1};
+    case ChainOp::own_silu: return {add(ChainOp::own_silu_grad, dy, a), -1, -1};
+    case ChainOp::own_gelu: return {add(ChainOp::own_gelu_grad, dy, a), -1, -1};
     case ChainOp::tanh: return {add(ChainOp::tanh_grad, dy, y), -1, -1};
     case ChainOp::sigmoid: return {add(ChainOp::sigmoid_grad, dy, y), -1, -1};
     case ChainOp::silu: return {add(ChainOp::silu_grad, dy, a), -1, -1};

@@ -265,10 +265,13 @@ Variable run_value(const ChainValue& v, std::span<const Variable> x, const at::T
     case ChainOp::exp: return exp(x[0]);
     case ChainOp::log: return log(x[0]);
     case ChainOp::pow: return pow(x[0], v.number);
+    case ChainOp::own_tanh:
     case ChainOp::tanh: return tanh(x[0]);
     case ChainOp::erf: return erf(x[0]);
     case ChainOp::sigmoid: return sigmoid(x[0]);
+    case ChainOp::own_silu:
     case ChainOp::silu: return silu(x[0]);
+    case ChainOp::own_gelu:
     case ChainOp::gelu: return gelu(x[0]);
     case ChainOp::gelu_exact: return gelu(x[0], Gelu::exact);
     case ChainOp::select: return where(mask, x[1], x[2]);
@@ -288,15 +291,15 @@ Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> fr
   r->splits_alike = splits_alike(r->backward, sizes, -1);
   r->splits_alike_if_expanded = splits_alike(r->backward, sizes, r->dy);
 
-  // Keep the results of ATen's functions and softmax, since computing them again costs more, and
-  // sums of rows, which take little memory.
+  // Keep the results of ATen's functions, tanh and softmax, as these ops alone do, since computing
+  // them again costs more, and sums of rows, which take little memory.
   std::vector<int> wanted;
   for (const ChainUse& use : r->uses) wanted.push_back(use.gradient);
 
   for (int value = result; value >= 0; --value) {
     const ChainOp op = r->formula[value].op;
-    if ((calls_aten(op) || needs_rows(op)) && r->backward.make_input(value, wanted))
-      r->kept.push_back(value);
+    const bool is_kept = calls_aten(op) || needs_rows(op) || op == ChainOp::own_tanh;
+    if (is_kept && r->backward.make_input(value, wanted)) r->kept.push_back(value);
   }
   r->reads = r->backward.inputs_of(wanted);
 

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "autograd/node.h"
+#include "core/elementwise.h"
 #include "core/kernels/chain_plan.h"
 #include "core/mode.h"
 #include "core/rows.h"
@@ -285,11 +286,11 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
   if (form.dtype && !is_chain_dtype(*form.dtype)) detail::leave_chain();
   const ChainOp op = form.op == ChainOp::rsqrt && inputs[0].dtype() == at::kFloat
                          ? ChainOp::inverse_root
-                         : form.op;
+                         : with_kernel(form.op);
   const bool one_per_row = gives_one_per_row(inputs, form.mask);
   check_split(op, one_per_row);
 
-  const bool is_gelu = form.op == ChainOp::gelu || form.op == ChainOp::gelu_exact;
+  const bool is_gelu = op == ChainOp::gelu || op == ChainOp::gelu_exact;  // ATen's
   if (is_gelu && one_per_row) detail::leave_chain();  // ATen divides so few elements differently
   if (is_gelu && !gelu_splits_alike(c10::multiply_integers(sizes_))) detail::leave_chain();
 

@@ -48,7 +48,7 @@ at::Tensor of_each_row(const at::Tensor& dy, const at::Tensor& y, const F& f) {
 }  // namespace
 
 bool has_row_kernels(at::IntArrayRef sizes) {
-  if (sizes.empty() || !kernels_wanted()) return false;
+  if (sizes.empty() || !gemm_ready(Element::f32)) return false;
   const int64_t columns = sizes.back();
   return columns >= shortest && columns <= longest && c10::multiply_integers(sizes) >= 2 * columns;
 }

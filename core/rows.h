@@ -8,7 +8,7 @@
 namespace lathe {
 
 /// Returns whether the functions below take tensors of this shape: they have at least two rows (the
-/// last dim) of 16 to 32768 elements, and kernels_wanted() returns true.
+/// last dim) of 16 to 32768 elements, and ops use kernels (gemm_ready(Element::f32)).
 bool has_row_kernels(at::IntArrayRef sizes);
 /// Returns whether they take x: it is also a float32 tensor on the CPU.
 bool has_row_kernels(const at::Tensor& x);

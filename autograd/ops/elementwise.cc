@@ -19,6 +19,7 @@
 #include "autograd/ops/linear_gpu.h"
 #include "autograd/ops/small.h"
 #include "core/device.h"
+#include "core/elementwise.h"
 
 namespace lathe {
 namespace {
@@ -161,15 +162,25 @@ struct Pow {
   }
 };
 
+/// Returns whether a kernel of chains computes the gradient of an activation whose input or result
+/// is x.
+bool gradient_by_kernel(const at::Tensor& dy, const at::Tensor& x) {
+  return has_elementwise(x) && dy.scalar_type() == x.scalar_type() && dy.sizes() == x.sizes();
+}
+
 struct Tanh {
   static constexpr OpInfo info{.name = "tanh", .each = {1, 3}};
   Saved y = Saved::output();
   ChainForm chain() const { return {ChainOp::tanh}; }
-  at::Tensor forward(const at::Tensor& x) { return y = x.tanh(); }
+  at::Tensor forward(const at::Tensor& x) {
+    return y = has_elementwise(x) ? elementwise(ChainOp::own_tanh, x) : x.tanh();
+  }
   // dx = dy * (1 - y^2)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    if constexpr (std::same_as<T, at::Tensor>) return {at::tanh_backward(dy, y.data())};
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {gradient_by_kernel(dy, y.data()) ? elementwise(ChainOp::own_tanh_grad, dy, y.data())
+                                               : at::tanh_backward(dy, y.data())};
     return {dy - dy * y.as<T>() * y.as<T>()};
   }
 };
@@ -218,11 +229,16 @@ struct Silu {
   static constexpr OpInfo info{.name = "silu", .each = {5, 6}};
   Saved x = Saved::input(0);
   ChainForm chain() const { return {ChainOp::silu}; }
-  at::Tensor forward(const at::Tensor& x_) { return at::silu(x = x_); }
+  at::Tensor forward(const at::Tensor& x_) {
+    x = x_;
+    return has_elementwise(x_) ? elementwise(ChainOp::own_silu, x_) : at::silu(x_);
+  }
   // s = sigmoid(x):  dx = dy * s * (1 + x * (1 - s))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
-    if constexpr (std::same_as<T, at::Tensor>) return {at::silu_backward(dy, x.data())};
+    if constexpr (std::same_as<T, at::Tensor>)
+      return {gradient_by_kernel(dy, x.data()) ? elementwise(ChainOp::own_silu_grad, dy, x.data())
+                                               : at::silu_backward(dy, x.data())};
     const T v = x.as<T>(), s = sigmoid(v);
     return {dy * s * (v - v * s + 1.0)};
   }
@@ -248,7 +264,11 @@ struct GeluOp {
   const char* approximate() const { return form == Gelu::tanh ? "tanh" : "none"; }
 
   ChainForm chain() const { return {form == Gelu::tanh ? ChainOp::gelu : ChainOp::gelu_exact}; }
-  at::Tensor forward(const at::Tensor& x_) { return at::gelu(x = x_, approximate()); }
+  at::Tensor forward(const at::Tensor& x_) {
+    x = x_;
+    const bool by_kernel = form == Gelu::tanh && has_elementwise(x_);
+    return by_kernel ? elementwise(ChainOp::own_gelu, x_) : at::gelu(x_, approximate());
+  }
   // tanh:  y = x/2 (1 + t), t = tanh(k (x + c x^3))
   //   dx = dy * (1/2 (1 + t) + x/2 (1 - t^2) k (1 + 3 c x^2))
   // exact:  y = x P(x), where P is the normal distribution function and p its density
@@ -260,6 +280,8 @@ struct GeluOp {
       if (form == Gelu::tanh && gpu_kernel_ready(x.data()) &&
           dy.scalar_type() == x.data().scalar_type())
         return {gpu_gelu_backward(x.data(), dy, /*sums=*/nullptr)};
+      if (form == Gelu::tanh && gradient_by_kernel(dy, x.data()))
+        return {elementwise(ChainOp::own_gelu_grad, dy, x.data())};
       return {at::gelu_backward(dy, x.data().clamp(-30, 30), approximate())};
     }
 

@@ -7,6 +7,7 @@
 #endif
 
 #include "core/kernels/simd-inl.h"
+#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
@@ -42,6 +43,9 @@ HWY_INLINE V silu_grad(V given) {
   const V derivative = zero_far_below(given, hn::MulAdd(hn::Mul(x, s), hn::Mul(e, s), s));
   return hn::MulAdd(given, set(0), derivative);
 }
+
+/// Returns tanh, within 4 units in the last place; NaN stays NaN.
+HWY_INLINE V tanh_of(V x) { return hn::IfThenElse(hn::Eq(x, x), hn::Tanh(D(), x), x); }
 
 }  // namespace lathe::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

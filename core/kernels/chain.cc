@@ -30,6 +30,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 // After foreach_target.
+#include "core/kernels/activation-inl.h"
 #include "core/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -145,6 +146,16 @@ class Machine {
         return each(v, [](V a, int) HWY_ATTR { return hn::Div(set(1), a); });
       case ChainOp::inverse_root:
         return each(v, [](V a, int) HWY_ATTR { return hn::Div(set(1), hn::Sqrt(a)); });
+      case ChainOp::own_tanh: return each(v, [](V a, int) HWY_ATTR { return tanh_of(a); });
+      case ChainOp::own_silu: return each(v, [](V a, int) HWY_ATTR { return silu_of(a); });
+      case ChainOp::own_gelu: return each(v, [](V a, int) HWY_ATTR { return gelu_of(a); });
+      case ChainOp::own_tanh_grad:
+        return binary(i, v,
+                      [](V a, V b) HWY_ATTR { return hn::Mul(a, hn::NegMulAdd(b, b, set(1))); });
+      case ChainOp::own_silu_grad:
+        return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Mul(a, silu_grad(b)); });
+      case ChainOp::own_gelu_grad:
+        return binary(i, v, [](V a, V b) HWY_ATTR { return hn::Mul(a, gelu_grad(b)); });
       case ChainOp::relu: return each(v, [](V a, int) HWY_ATTR { return at_least(0, a); });
       case ChainOp::clamp:
         return each(v, [&](V a, int) HWY_ATTR { return at_most(number, at_least(-number, a)); });

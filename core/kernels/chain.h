@@ -50,6 +50,12 @@ enum class ChainOp : uint8_t {
   log_softmax,       ///< of each row of a
   log_softmax_grad,  ///< as softmax_grad
   inverse_root,      ///< 1 / square root of a: ATen's rsqrt() of float32
+  own_tanh,
+  own_silu,
+  own_gelu,       ///< the tanh form
+  own_tanh_grad,  ///< the gradient of the input; a: that of the result, b: the result
+  own_silu_grad,  ///< the gradient of the input; a: that of the result, b: the input
+  own_gelu_grad,  ///< the same
   // Only ChainPlan makes these.
   sub_from,  ///< b - a
   div_into,  ///< b / a

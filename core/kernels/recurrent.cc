@@ -6,13 +6,11 @@
 #define HWY_TARGET_INCLUDE "core/kernels/recurrent.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.
+#include "core/kernels/activation-inl.h"
 #include "core/kernels/simd-inl.h"
-#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lathe::HWY_NAMESPACE {
-
-HWY_INLINE V tanh_of(V v) { return hn::Tanh(D(), v); }
 
 /// A logistic gate and its derivative s (1 - s), computed as s e s with e = exp(-v), since 1 - s
 /// would cancel.

@@ -80,11 +80,17 @@ TEST_CASE("functions of rows become one op with the same bits", "[deferred][row_
          return w * centered / sqrt(mean(centered * centered, {-1}, true) + 0.1);
        },
        8},
-      // A function of ATen whose gradient is one value per row.
-      {"a mean of silu",
+      // Functions of ATen whose gradient is one value per row.
+      {"a mean of the exact gelu",
        [](const Variable& x, const Variable& w) {
          const Variable shift = w * 2.0;
-         return shift + mean(silu(x), {-1}, true);
+         return shift + mean(gelu(x, Gelu::exact), {-1}, true);
+       },
+       3},
+      {"a mean of sigmoid",
+       [](const Variable& x, const Variable& w) {
+         const Variable shift = w * 2.0;
+         return shift + mean(sigmoid(x), {-1}, true);
        },
        3},
       {"functions of ATen of values per row",
@@ -121,23 +127,24 @@ TEST_CASE("functions of rows become one op with the same bits", "[deferred][row_
 
 TEST_CASE("a gradient of one value per row has the same bits in the ops before it",
           "[deferred][row_chains]") {
-  // ATen computes the gradient of silu row by row if the gradient of its result is expanded.
+  // ATen computes the gradient of a function row by row if the gradient of its result is expanded.
+  // That of the exact gelu() has other bits at the end of a row.
   const std::vector<std::pair<const char*, RowFunction>> functions{
       {"from a fused mean",
        [](const Variable& x, const Variable& w) {
-         const Variable h = silu(x);
+         const Variable h = gelu(x, Gelu::exact);
          h.data();  // computes it
          return w + mean(h, {-1}, true);
        }},
       {"from an op that is not fused",
        [](const Variable& x, const Variable& w) {
-         const Variable h = silu(x) * 0.5 + w;
+         const Variable h = gelu(x, Gelu::exact) * 0.5 + w;
          h.data();
          return sum(h, {-1}) * 0.1;
        }},
-      {"to silu itself",
+      {"to gelu itself",
        [](const Variable& x, const Variable& w) {
-         const Variable h = silu(x + w);
+         const Variable h = gelu(x + w, Gelu::exact);
          h.data();
          return sum(h, {-1}) * 0.1;
        }},
@@ -184,14 +191,14 @@ TEST_CASE("functions of rows that a fused op can't contain run as without it",
     return ours.count.ops;
   };
   CHECK(fused_ops(norm_by_hand, 6, 40) == 8);
-  // Threads divide the elements of silu within a row.
-  const RowFunction with_silu = [](const Variable& x, const Variable& w) {
-    return silu(norm_by_hand(x, w));
+  // Threads divide the elements of ATen's functions within a row.
+  const RowFunction with_sigmoid = [](const Variable& x, const Variable& w) {
+    return sigmoid(norm_by_hand(x, w));
   };
   at::set_num_threads(2);
   CHECK(fused_ops(norm_by_hand, 129, 1000) == 8);
-  CHECK(fused_ops(with_silu, 128, 1000) == 9);
-  CHECK(fused_ops(with_silu, 129, 1000) == 8);
+  CHECK(fused_ops(with_sigmoid, 128, 1000) == 9);
+  CHECK(fused_ops(with_sigmoid, 129, 1000) == 8);
   // A single row, whose sum ATen may divide among threads.
   CHECK(fused_ops(norm_by_hand, 1, 40) < 8);
   // Sums over another dim.

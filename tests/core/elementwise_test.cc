@@ -1,0 +1,93 @@
+// Tests of the functions that chains compute by kernels of their own.
+#include "core/elementwise.h"
+
+#include <ATen/Parallel.h>
+
+#include <functional>
+
+#include "core/kernels/gemm.h"
+#include "tests/support/catch.h"
+#include "tests/support/vector_sets.h"
+
+namespace {
+
+using namespace lathe;
+using namespace lathe::test;
+
+struct Function {
+  const char* name;
+  ChainOp op, gradient;
+  bool of_result;  // the gradient reads the result, not the input
+  std::function<at::Tensor(const at::Tensor&)> value;
+};
+
+std::vector<Function> own_functions() {
+  return {{"tanh", ChainOp::tanh, ChainOp::tanh_grad, true,
+           [](const at::Tensor& x) { return x.tanh(); }},
+          {"silu", ChainOp::silu, ChainOp::silu_grad, false,
+           [](const at::Tensor& x) { return torch::silu(x); }},
+          {"gelu", ChainOp::gelu, ChainOp::gelu_grad, false,
+           [](const at::Tensor& x) { return torch::gelu(x, "tanh"); }}};
+}
+
+TEST_CASE("functions of chains and their gradients agree with float64", "[elementwise]") {
+  torch::manual_seed(1);
+  const at::Tensor x = torch::cat({torch::randn({4000}) * 3, torch::randn({1000}) * 1e-3,
+                                   torch::randn({1000}) * 40, torch::linspace(-1, 1, 3001),
+                                   torch::tensor({0.0f, -0.0f, 90.0f, -90.0f, 1e30f})});
+  const at::Tensor up = torch::randn(x.sizes());
+  for (const Function& f : own_functions()) {
+    const at::Tensor wide = x.to(at::kDouble).requires_grad_(true), value = f.value(wide);
+    value.sum().backward();
+    const at::Tensor slope = wide.grad(), exact = value.detach();
+    on_every_set([&](const std::string& set) {
+      INFO(f.name << ", " << set);
+      const at::Tensor y = elementwise(with_kernel(f.op), x);
+      // Some units in the last place. Products with the logistic function are relative to the
+      // input, since they vanish below zero.
+      const at::Tensor scale = f.of_result ? exact.abs() : x.to(at::kDouble).abs();
+      CHECK((y - exact).abs().le(scale * 1e-6 + 1e-37).all().item<bool>());
+
+      const at::Tensor dx = elementwise(with_kernel(f.gradient), up, f.of_result ? y : x);
+      // The slope of tanh is 1 - y^2, which has the rounding error of 1.
+      CHECK((dx - up * slope).abs().le(up.abs() * 2e-6).all().item<bool>());
+    });
+
+    // Special values, as ATen has them.
+    const at::Tensor special = torch::tensor({NAN, INFINITY, -INFINITY});
+    const at::Tensor y = elementwise(with_kernel(f.op), special), wanted = f.value(special);
+    CHECK(y[0].isnan().item<bool>());
+    CHECK(y[1].item<float>() == wanted[1].item<float>());
+    if (f.of_result) CHECK(y[2].item<float>() == -1);
+  }
+}
+
+TEST_CASE("functions of chains round bfloat16 once, and do not depend on the position",
+          "[elementwise]") {
+  torch::manual_seed(2);
+  const int threads = at::get_num_threads();
+  for (const Function& f : own_functions()) {
+    const at::Tensor x = torch::randn({70001}) * 2, low = x.to(at::kBFloat16);
+    at::set_num_threads(1);
+    const at::Tensor y = elementwise(with_kernel(f.op), x);
+    CHECK(elementwise(with_kernel(f.op), low)
+              .equal(elementwise(with_kernel(f.op), low.to(at::kFloat)).to(at::kBFloat16)));
+    at::set_num_threads(3);
+    CHECK(elementwise(with_kernel(f.op), x).equal(y));
+    for (const int64_t first : {1, 5, 64, 69990})
+      CHECK(elementwise(with_kernel(f.op), x.slice(0, first)).equal(y.slice(0, first)));
+  }
+  at::set_num_threads(threads);
+
+  // Without kernels, ATen's functions are used.
+  use_kernels(false);
+  CHECK(with_kernel(ChainOp::tanh) == ChainOp::tanh);
+  CHECK(!has_elementwise(torch::ones({3})));
+  use_kernels(true);
+  CHECK(with_kernel(ChainOp::tanh) == ChainOp::own_tanh);
+  CHECK(has_elementwise(torch::ones({3})));
+  CHECK(!has_elementwise(torch::ones({3, 2}).t()));
+  CHECK(!has_elementwise(torch::ones({3}, at::kHalf)));
+}
+
+}  // namespace
