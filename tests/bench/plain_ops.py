@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Compares a GPT that is written in plain ops with the built-in one: plain_ops.py BUILD LIBTORCH [--rounds N]
+
+Builds plain_gpt.cc against the build folder BUILD. Trains models of two sizes with the kind "gpt", and with the kind
+"plain" with and without train.fuse, in turn. Prints the time of a step (the median of the rounds' medians), its ratio
+to that of "gpt", and the peak memory of tensors.
+"""
+import argparse
+import shutil
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from metrics import logged_steps
+from peak import resident
+
+CONFIG = """[model]
+kind = "{kind}"
+n_layer = 4
+n_head = {heads}
+n_embd = {width}
+block_size = {tokens}
+[data]
+dir = "data"
+[train]
+steps = {steps}
+batch_size = {batch}
+eval_interval = 0
+log_interval = 1
+[schedule]
+warmup_steps = 0
+[amp]
+dtype = "{dtype}"
+[checkpoint]
+interval = 0
+"""
+SIZES = [dict(heads=4, width=128, tokens=64, batch=12, steps=100), dict(heads=6, width=384, tokens=256, batch=4, steps=16)]
+CMAKE = """cmake_minimum_required(VERSION 3.25)
+project(plain_gpt LANGUAGES CXX)
+find_package(Lathe REQUIRED)
+add_executable(plain_gpt plain_gpt.cc)
+target_link_libraries(plain_gpt PRIVATE Lathe::lathe)
+"""
+
+
+def built(build, libtorch, folder):
+    """Returns the program plain_gpt, built in a folder from a package that is installed there."""
+    source = folder / "source"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(CMAKE)
+    shutil.copy(Path(__file__).with_name("plain_gpt.cc"), source)
+    prefix = folder / "prefix"
+    for command in [["cmake", "--install", build, "--prefix", prefix],
+                    ["cmake", "-S", source, "-B", folder / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+                     f"-DCMAKE_PREFIX_PATH={prefix}", f"-DLIBTORCH={libtorch}"],
+                    ["cmake", "--build", folder / "build"]]:
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    return str(folder / "build/plain_gpt")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("build")
+    p.add_argument("libtorch")
+    p.add_argument("--rounds", type=int, default=5)
+    a = p.parse_args()
+    build = Path(a.build).resolve()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        program = built(build, Path(a.libtorch).resolve(), folder)
+        (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 2000)
+        resident([program, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
+
+        arms = {"gpt": [], "plain, train.fuse = auto": [], "plain, train.fuse = off": ["--train.fuse=off"]}
+        print("| channels, tokens | dtype | model | ms per step | of gpt | MB of tensors |\n|---|---|---|---|---|---|")
+        for sizes in SIZES:
+            for dtype in ("fp32", "bf16"):
+                for kind in ("gpt", "plain"):
+                    (folder / f"{kind}.toml").write_text(CONFIG.format(kind=kind, dtype=dtype, **sizes))
+                times, memory = {arm: [] for arm in arms}, {}
+                for _ in range(a.rounds):
+                    for arm, flags in arms.items():
+                        shutil.rmtree(folder / "run", ignore_errors=True)
+                        resident([program, "train", f"{arm.split(',')[0]}.toml", "--train.out_dir=run", *flags], folder)
+                        steps = logged_steps(folder / "run")
+                        times[arm].append(statistics.median(line["step_ms"] for line in steps[3:]))
+                        memory[arm] = max(line["memory_bytes"] for line in steps) / 1e6
+                for arm in arms:
+                    ms, least = statistics.median(times[arm]), statistics.median(times["gpt"])
+                    print(f"| {sizes['width']}, {sizes['batch']} x {sizes['tokens']} | {dtype} | {arm} | {ms:.1f} "
+                          f"| {ms / least:.2f} | {memory[arm]:.1f} |", flush=True)
+
+
+main()
