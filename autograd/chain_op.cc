@@ -34,7 +34,6 @@ struct Recorded {
   // Of the whole formula:
   std::vector<int64_t> sizes;
   PerElement cost;
-  bool splits_alike = true, splits_alike_if_expanded = true;  // `backward`, if dy is expanded
 };
 
 /// Returns how a chain reads a gradient: one value for all elements, for each row, or for each
@@ -59,19 +58,6 @@ at::Tensor run_comparison(const ChainValue& v, const std::vector<Variable>& x) {
     case ChainOp::equal: return detail::compare(detail::Comparison::equal, x[0], b);
     default: return detail::compare(detail::Comparison::not_equal, x[0], b);
   }
-}
-
-/// Returns whether a chain has the bits of the ops of `formula` one by one. ATen computes a
-/// gradient function of an expanded gradient row by row, and the end of each row with another
-/// function if it does not fill a vector. `expanded` is an input that is expanded, or -1.
-bool splits_alike(const ChainFormula& formula, at::IntArrayRef sizes, int expanded) {
-  constexpr int64_t vectors = 64;  // elements of two AVX-512 vectors of bfloat16
-  return sizes.empty() || sizes.back() % vectors == 0 ||
-         std::none_of(formula.values().begin(), formula.values().end(), [&](const ChainValue& v) {
-           return calls_aten(v.op) && std::any_of(v.from.begin(), v.from.end(), [&](int from) {
-                    return from >= 0 && (from == expanded || formula[from].op == ChainOp::spread);
-                  });
-         });
 }
 
 /// Runs the recorded ops one by one, on the inputs of the fused op, of which only those that
@@ -154,9 +140,7 @@ struct Fused {
                                 GradSlots& slots) const {
     const Recorded& r = *recorded;
     const at::Tensor dy = r.formula[r.result].per_row ? given.contiguous() : given;
-    auto layout = gradient_layout(dy);
-    const bool is_expanded = layout && layout->size > 1;
-    if (!(is_expanded ? r.splits_alike_if_expanded : r.splits_alike)) layout.reset();
+    const auto layout = gradient_layout(dy);
     ChainFormula formula = r.backward;
     std::vector<ChainUse> uses = r.uses;
     for (size_t i = 0; i < uses.size(); ++i) {
@@ -288,8 +272,6 @@ Variable apply_chain(const ChainFormula& formula, std::span<const ChainInput> fr
   r->cost = cost;
   r->dy = r->backward.add_input(r->formula[result].dtype, false, r->formula[result].per_row);
   r->uses = r->backward.add_backward(result, r->dy);
-  r->splits_alike = splits_alike(r->backward, sizes, -1);
-  r->splits_alike_if_expanded = splits_alike(r->backward, sizes, r->dy);
 
   // Keep the results of ATen's functions, tanh and softmax, as these ops alone do, since computing
   // them again costs more, and sums of rows, which take little memory.

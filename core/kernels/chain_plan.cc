@@ -79,12 +79,10 @@ void Chain::add_output(int value, ChainType type) { outputs_.push_back({value, t
 
 namespace {
 
-constexpr int64_t vectors = 64;  // elements of two AVX-512 vectors of bfloat16
-
 /// Returns the least number of rows whose elements fill vectors of ATen's functions.
 int64_t rows_of_vectors(int64_t columns, bool calls, bool calls_per_row) {
-  if (calls_per_row) return vectors;
-  return calls ? vectors / std::gcd(columns, vectors) : 1;
+  if (calls_per_row) return full_vectors;
+  return calls ? full_vectors / std::gcd(columns, full_vectors) : 1;
 }
 
 /// Returns how many elements ATen gives to each thread.
@@ -100,7 +98,7 @@ ChainTiles chain_tiles(int64_t columns, bool calls, bool calls_per_row, int64_t 
   const int64_t about = calls ? block_of_calls : columns > 0 ? 4 * block : block;
   // ATen's gelu() of a single element has other bits than gelu() of that element at the end of a
   // longer tensor.
-  if (columns == 0) return {.part = 1, .tile = about, .slack = vectors};
+  if (columns == 0) return {.part = 1, .tile = about, .slack = full_vectors};
 
   const int64_t unit = rows_of_vectors(columns, calls, calls_per_row) * columns;
   // Where ATen's functions get one element per row, all rows are one share.
@@ -115,7 +113,7 @@ bool rows_split_alike(int64_t rows, int64_t columns, bool calls, bool calls_per_
   if (!calls) return true;
 
   const int64_t n = rows * columns, share = atens_share(n);
-  return share == n || share % vectors == 0 || (!calls_per_row && share % columns == 0);
+  return share == n || share % full_vectors == 0 || (!calls_per_row && share % columns == 0);
 }
 
 bool gelu_splits_alike(int64_t n) {
@@ -123,7 +121,7 @@ bool gelu_splits_alike(int64_t n) {
   const int64_t threads = at::get_num_threads(),
                 of_chain = std::min(threads, divide_up(n, chain_grain));
   if (n <= one_share || threads == of_chain) return true;
-  return divide_up(n, threads) % vectors == 0 && divide_up(n, of_chain) % vectors == 0;
+  return divide_up(n, threads) % full_vectors == 0 && divide_up(n, of_chain) % full_vectors == 0;
 }
 
 ChainPlan::ChainPlan(const Chain& chain)

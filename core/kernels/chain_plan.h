@@ -52,6 +52,8 @@ class ChainPlan {
 /// ATen computes the last elements of a share, if they do not fill a vector, with other functions,
 /// whose results may differ in their bits.
 constexpr int64_t chain_grain = 32768;
+/// So many elements fill vectors of all of ATen's functions: two AVX-512 vectors of bfloat16.
+constexpr int64_t full_vectors = 64;
 
 /// Returns whether an instruction runs on a whole tile at once. The others run together, one block
 /// of the tile after another.
