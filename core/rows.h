@@ -22,8 +22,9 @@ at::Tensor row_sums(const at::Tensor& x, at::IntArrayRef sizes);
 at::Tensor row_softmax(const at::Tensor& x);
 /// Returns the gradient of x, given the gradient dy of y = softmax(x), and y.
 at::Tensor row_softmax_gradient(const at::Tensor& dy, const at::Tensor& y);
-/// Return the same for log(softmax(x)).
+/// Returns log(softmax(x)) over the last dim.
 at::Tensor row_log_softmax(const at::Tensor& x);
+/// Returns the gradient of x, given the gradient dy of y = log(softmax(x)), and y.
 at::Tensor row_log_softmax_gradient(const at::Tensor& dy, const at::Tensor& y);
 
 }  // namespace lathe
