@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <numbers>
-#include <utility>
 
 #include "core/elementwise.h"
 #include "core/error.h"
@@ -330,9 +329,8 @@ std::vector<at::Tensor> ChainFormula::run(const std::vector<int>& wanted,
   std::vector<at::Tensor> results;
   std::vector<void*> outputs;
   for (const int value : wanted) {
-    const auto& [dtype, per_row] = std::pair((*this)[value].dtype, (*this)[value].per_row);
-    results.push_back(per_row ? at::empty(per_row_sizes(sizes), at::TensorOptions(dtype))
-                              : at::empty(sizes, at::TensorOptions(dtype)));
+    const at::ScalarType dtype = (*this)[value].dtype;
+    results.push_back(at::empty(sizes_of(value, sizes), at::TensorOptions(dtype)));
     outputs.push_back(results.back().mutable_data_ptr());
     chain.add_output(place[static_cast<size_t>(value)], chain_type(dtype));
   }
@@ -359,6 +357,10 @@ std::vector<at::Tensor> ChainFormula::run_by_aten(const std::vector<int>& wanted
   std::vector<at::Tensor> results;
   for (const int value : wanted) results.push_back(made[static_cast<size_t>(value)]);
   return results;
+}
+
+std::vector<int64_t> ChainFormula::sizes_of(int value, at::IntArrayRef sizes) const {
+  return (*this)[value].per_row ? per_row_sizes(sizes) : sizes.vec();
 }
 
 std::vector<int64_t> per_row_sizes(at::IntArrayRef sizes) {

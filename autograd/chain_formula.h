@@ -66,6 +66,9 @@ class ChainFormula {
   /// Returns for each input whether the wanted values depend on it.
   std::vector<bool> inputs_of(const std::vector<int>& wanted) const;
 
+  /// Returns the shape of a value, given that of the formula.
+  std::vector<int64_t> sizes_of(int value, at::IntArrayRef sizes) const;
+
   const std::vector<ChainValue>& values() const { return values_; }
   const ChainValue& operator[](int value) const { return values_[static_cast<size_t>(value)]; }
 

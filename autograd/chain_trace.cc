@@ -93,21 +93,13 @@ void detail::leave_chain_with(std::span<const Variable> inputs) {
   }
 }
 
-Variable detail::record_in_chain(const ChainForm& form, const OpInfo& info,
-                                 std::span<const Variable> inputs) {
-  return mode().chain->record(form, info, inputs);
-}
-
 at::Tensor detail::compare_in_chain(Comparison op, const Operand& a, const Operand& b) {
   return mode().chain->compare(chain_op(op), a, b);
 }
 
-ChainTrace::ChainTrace(at::IntArrayRef sizes) : grad_(mode().grad) { set_sizes(sizes); }
+ChainTrace::ChainTrace(at::IntArrayRef sizes) : grad_(mode().grad), sizes_(sizes.vec()) {}
 
-void ChainTrace::set_sizes(at::IntArrayRef sizes) {
-  sizes_ = sizes.vec();
-  has_rows_ = has_row_kernels(sizes);
-}
+bool ChainTrace::has_rows() const { return has_row_kernels(sizes_); }
 
 Chain::Input ChainTrace::per_row_layout() const {
   const int64_t columns = sizes_.back();
@@ -127,7 +119,6 @@ ChainTrace::ChainTrace(std::span<const Variable> inputs)
     sizes_ = v.sizes().vec();
   }
   if (sizes_.empty() || c10::multiply_integers(sizes_) == 0) detail::leave_chain();
-  set_sizes(std::vector<int64_t>(sizes_));
 
   for (const Variable& v : inputs) {
     const bool is_full = v.sizes() == at::IntArrayRef(sizes_) && v.data().is_floating_point();
@@ -143,7 +134,7 @@ std::optional<int> ChainTrace::value_of(const at::Tensor& t) const {
 }
 
 bool ChainTrace::is_per_row(const at::Tensor& t, const Chain::Input& layout) const {
-  if (!has_rows_ || !t.is_floating_point() || !splits_alike(calls_, calls_per_row_)) return false;
+  if (!has_rows() || !t.is_floating_point() || !splits_alike(calls_, calls_per_row_)) return false;
   const Chain::Input per_row = per_row_layout();
   return layout.inner == per_row.inner && layout.size == per_row.size;
 }
@@ -155,7 +146,7 @@ bool ChainTrace::gives_one_per_row(std::span<const Variable> inputs, const at::T
   for (const Variable& v : inputs) result = at::infer_size(result, v.sizes());
   if (mask.defined()) result = at::infer_size(result, mask.sizes());
   if (result == sizes_) return false;
-  if (!has_rows_ || result != per_row_sizes(sizes_)) detail::leave_chain();
+  if (!has_rows() || result != per_row_sizes(sizes_)) detail::leave_chain();
   return true;
 }
 
@@ -200,8 +191,7 @@ int ChainTrace::mask(const at::Tensor& t) {
 
 at::Tensor ChainTrace::stand_in(int value) {
   // Do not use at::empty, which a dry run replaces.
-  at::Tensor t(at::detail::empty_meta(formula_[value].per_row ? per_row_sizes(sizes_) : sizes_,
-                                      formula_[value].dtype));
+  at::Tensor t(at::detail::empty_meta(formula_.sizes_of(value, sizes_), formula_[value].dtype));
   stand_ins_.emplace_back(t, value);
   return t;
 }
@@ -236,7 +226,7 @@ Variable ChainTrace::record(const ChainForm& form, const OpInfo& info,
 /// Throws LeftChain if an op with one result per row, or one that needs complete rows, can't be in
 /// the chain, alone or beside calls of ATen's functions.
 void ChainTrace::check_split(ChainOp op, bool one_per_row) {
-  if (needs_rows(op) && (one_per_row || !has_rows_)) detail::leave_chain();
+  if (needs_rows(op) && (one_per_row || !has_rows())) detail::leave_chain();
   const bool uses_rows = uses_rows_ || one_per_row || needs_rows(op),
              calls = calls_ || (calls_aten(op) && !one_per_row),
              calls_per_row = calls_per_row_ || (calls_aten(op) && one_per_row);
@@ -296,14 +286,26 @@ Variable ChainTrace::add(const ChainForm& form, const OpInfo& info,
 
   const int a = operand(inputs[0]), b = inputs.size() > 1 ? operand(inputs[1]) : -1;
   check_operands(form, a, b, one_per_row);
+  const int value = [&] {
+    if (form.op == ChainOp::select) return formula_.add_select(mask(form.mask), a, b);
+    if (form.op == ChainOp::fill) return formula_.add(form.op, mask(form.mask), a, form.number);
+    if (form.dtype) return formula_.add_cast(a, *form.dtype);
+    return formula_.add(op, a, b, form.number);
+  }();
+
   const double share = one_per_row ? 1.0 / static_cast<double>(sizes_.back()) : 1;
-  cost_.forward += info.each.forward * share;
-  cost_.backward += info.each.backward * share;
-  if (form.op == ChainOp::select) return placeholder(formula_.add_select(mask(form.mask), a, b));
-  if (form.op == ChainOp::fill)
-    return placeholder(formula_.add(form.op, mask(form.mask), a, form.number));
-  if (form.dtype) return placeholder(formula_.add_cast(a, *form.dtype));
-  return placeholder(formula_.add(op, a, b, form.number));
+  costs_.resize(formula_.values().size(), {0, 0});
+  costs_[static_cast<size_t>(value)] = {info.each.forward * share, info.each.backward * share};
+  return placeholder(value);
+}
+
+PerElement ChainTrace::cost() const {
+  PerElement sum{0, 0};
+  for (const PerElement& cost : costs_) {
+    sum.forward += cost.forward;
+    sum.backward += cost.backward;
+  }
+  return sum;
 }
 
 at::Tensor ChainTrace::compare(ChainOp op, const detail::Operand& a, const detail::Operand& b) {

@@ -47,7 +47,8 @@ class ChainTrace {
   /// Returns the arguments to call the function with: placeholders for the floating-point inputs
   /// that have the common shape, and the other inputs unchanged.
   const std::vector<Variable>& arguments() const { return arguments_; }
-  /// Records an op; see detail::record_in_chain.
+  /// Records an op, and returns its result. Returns an undefined Variable if none of the inputs was
+  /// recorded in the chain; the op then runs as usual. Throws LeftChain.
   Variable record(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
   /// Records a comparison; see detail::compare_in_chain.
   at::Tensor compare(ChainOp op, const detail::Operand& a, const detail::Operand& b);
@@ -60,11 +61,12 @@ class ChainTrace {
   const ChainFormula& formula() const { return formula_; }
   const std::vector<ChainInput>& inputs() const { return inputs_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  /// Returns whether the chain can contain sums of rows.
-  bool has_rows() const { return has_rows_; }
+  /// Returns whether values may be per row.
+  bool has_rows() const;
   /// Returns how an input that has one element per row is read.
   Chain::Input per_row_layout() const;
-  PerElement cost() const { return cost_; }
+  /// Returns the cost of all ops, per element of the chain.
+  PerElement cost() const;
 
  protected:
   /// Prepares to record ops whose results have these sizes.
@@ -83,10 +85,10 @@ class ChainTrace {
 
   bool grad_;  // Mode::grad when the recording began
   ChainFormula formula_;
+  std::vector<PerElement> costs_;                      // of values, per element of the chain
   std::vector<std::pair<at::Tensor, int>> stand_ins_;  // and the indices of their values
 
  private:
-  void set_sizes(at::IntArrayRef sizes);
   bool is_per_row(const at::Tensor& t, const Chain::Input& layout) const;
   void check_split(ChainOp op, bool one_per_row);
   bool splits_alike(bool calls, bool calls_per_row) const;
@@ -98,13 +100,11 @@ class ChainTrace {
   int add_input(const Variable& v);
 
   std::vector<int64_t> sizes_;
-  bool has_rows_ = false;  // values may be per row
   bool uses_rows_ = false;
   bool calls_ = false, calls_per_row_ = false;       // of ATen's functions
   std::shared_ptr<Node> differentiable_, constant_;  // the nodes of stand-ins
   std::vector<ChainInput> inputs_;
   std::vector<Variable> arguments_;
-  PerElement cost_{0, 0};
 };
 
 }  // namespace lathe

@@ -92,18 +92,14 @@ class DeferredTrace final : public ChainTrace {
 
   bool grad() const { return grad_; }
   Variable record(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs) {
-    Variable y = add(form, info, inputs);
-    costs_.resize(formula_.values().size());
-    costs_.back() = info.each;  // the op is the last value
-    return y;
+    return add(form, info, inputs);
   }
   /// Runs the ops.
   void compute();
 
  protected:
   at::Tensor stand_in(int value) override {
-    const ChainValue& v = formula_[value];
-    at::Tensor t = tensor_without_memory(v.per_row ? per_row_sizes(sizes()) : sizes(), v.dtype);
+    at::Tensor t = tensor_without_memory(formula_.sizes_of(value, sizes()), formula_[value].dtype);
     stand_ins_.emplace_back(t, value);
     return t;
   }
@@ -131,7 +127,6 @@ class DeferredTrace final : public ChainTrace {
   void run_part(int result);
 
   std::map<int, std::shared_ptr<DeferredNode>> nodes_;  // of values that need a gradient
-  std::vector<PerElement> costs_;                       // of values
   std::vector<at::Tensor> tensors_;                     // of values; undefined for inputs
   std::vector<bool> is_stored_;
   std::vector<int> part_;  // of each value: the stored value that it is computed with
@@ -226,10 +221,8 @@ void DeferredTrace::run_part(int result) {
       from[k] = is_inside ? place[static_cast<size_t>(operand)] : input(operand);
     }
     place[i] = formula.add_like(values[i], from);
-    const bool is_small = values[i].per_row && !needs_rows(values[i].op);
-    const double share = is_small ? 1.0 / static_cast<double>(sizes().back()) : 1;
-    cost.forward += costs_[i].forward * share;
-    if (values[i].needs_grad) cost.backward += costs_[i].backward * share;
+    cost.forward += costs_[i].forward;
+    if (values[i].needs_grad) cost.backward += costs_[i].backward;
     ++ops;
   }
 
@@ -289,8 +282,16 @@ constexpr size_t most_values = 64;
 
 void compute_deferred() { mode().deferred->compute(); }
 
-Variable defer(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs) {
-  return mode().deferred->record(form, info, inputs);
+Variable record_or_run(const std::optional<ChainForm>& form, const OpInfo& info,
+                       std::span<const Variable> inputs) {
+  if (mode().chain != nullptr) {
+    if (form) return mode().chain->record(*form, info, inputs);
+    leave_chain_with(inputs);
+    return {};
+  }
+  Variable y = form ? mode().deferred->record(*form, info, inputs) : Variable();
+  if (!y.defined() && has_deferred_ops) compute_deferred();
+  return y;
 }
 
 DeferOps::DeferOps(int64_t least, std::vector<at::Tensor> changing)

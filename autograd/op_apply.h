@@ -75,18 +75,17 @@ bool needs_node(std::span<const Variable> inputs);
 /// Connects a new node to the nodes of its inputs.
 void link(Node& node, std::span<const Variable> inputs);
 
-/// Records an op of a function that fused() runs, and returns its result. Returns an undefined
-/// Variable if none of the inputs was recorded in the chain; the op then runs as usual. Throws
-/// LeftChain if a chain can't contain the op.
-Variable record_in_chain(const ChainForm& form, const OpInfo& info,
-                         std::span<const Variable> inputs);
 /// Leaves the chain that fused() records if one of `inputs` was recorded in it. Called for an op
 /// that a chain can't contain.
 void leave_chain_with(std::span<const Variable> inputs);
 
-/// Records an elementwise op that runs later, and returns its result; undefined if the op must run
-/// now. Must be called only while mode().deferred is set.
-Variable defer(const ChainForm& form, const OpInfo& info, std::span<const Variable> inputs);
+/// Records an op of a function that fused() runs, or an op that deferred() runs later, and returns
+/// its result. `form`: the op's, if it has one. Returns an undefined Variable if the op must run
+/// now: the ops that were deferred have run then. Throws LeftChain if the chain of fused() can't
+/// contain the op and has one of its inputs. Must be called only while mode().chain or
+/// mode().deferred is set.
+Variable record_or_run(const std::optional<ChainForm>& form, const OpInfo& info,
+                       std::span<const Variable> inputs);
 
 /// Whether fused() and deferred() may record the op.
 template <class Op>
@@ -434,23 +433,13 @@ auto apply(Op op, const V&... given) {
 
   size_t next_input = 0;
   const std::array<Variable, N> inputs{detail::autocast(policy_of<Op>(next_input++), given)...};
-  if (mode().chain != nullptr) [[unlikely]] {
-    std::optional<ChainForm> form;
-    if constexpr (detail::Chainable<Op>) {
-      form = detail::chain_form(op, inputs[0]);
-      if (form) {
-        if (Variable y = detail::record_in_chain(*form, Op::info, inputs); y.defined()) return y;
-      }
-    }
-    if (!form) detail::leave_chain_with(inputs);
-  } else if (mode().deferred != nullptr) [[unlikely]] {
+  if (mode().chain != nullptr || mode().deferred != nullptr) [[unlikely]] {
     if constexpr (detail::Chainable<Op>) {
       const auto form = detail::chain_form(op, inputs[0]);
-      if (form) {
-        if (Variable y = detail::defer(*form, Op::info, inputs); y.defined()) return y;
-      }
+      if (Variable y = detail::record_or_run(form, Op::info, inputs); y.defined()) return y;
+    } else {
+      detail::record_or_run({}, Op::info, inputs);
     }
-    if (detail::has_deferred_ops) detail::compute_deferred();
   }
 
   const at::AutoDispatchBelowAutograd

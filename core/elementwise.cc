@@ -14,9 +14,6 @@ ChainOp with_kernel(ChainOp op) {
     case ChainOp::tanh: return ChainOp::own_tanh;
     case ChainOp::silu: return ChainOp::own_silu;
     case ChainOp::gelu: return ChainOp::own_gelu;
-    case ChainOp::tanh_grad: return ChainOp::own_tanh_grad;
-    case ChainOp::silu_grad: return ChainOp::own_silu_grad;
-    case ChainOp::gelu_grad: return ChainOp::own_gelu_grad;
     default: return op;
   }
 }

@@ -8,15 +8,15 @@
 
 namespace lathe {
 
-/// Returns the op for which a chain has a kernel of its own, if `op` is such a function of ATen (or
-/// its gradient) and ops use kernels (gemm_ready(Element::f32)); otherwise `op`.
+/// Returns the op that computes the same by a kernel of chains, if there is one and ops use kernels
+/// (gemm_ready(Element::f32)); otherwise `op`.
 ChainOp with_kernel(ChainOp op);
 
 /// Returns whether elementwise() takes x: a contiguous float32 or bfloat16 tensor on the CPU that
 /// is not empty. Ops must use kernels (gemm_ready(Element::f32)).
 bool has_elementwise(const at::Tensor& x);
-/// Returns the result of an op that with_kernel() returns, for a and, if the op has two operands,
-/// b, which has the dtype and shape of a. The result is contiguous.
+/// Returns the result of own_tanh, own_silu, own_gelu or one of their gradients for a and, if the
+/// op has two operands, b, which has the dtype and shape of a. The result is contiguous.
 at::Tensor elementwise(ChainOp op, const at::Tensor& a, const at::Tensor& b = {});
 
 }  // namespace lathe

@@ -30,13 +30,8 @@ bool is_cut_by_threads(const at::Tensor& x, int64_t results) {
 }  // namespace
 
 at::Tensor fixed_sum(const at::Tensor& x, at::IntArrayRef dims, bool keepdim) {
-  if (dims.size() == 1 && dims[0] == x.dim() - 1 && has_row_sums(x)) {
-    std::vector<int64_t> sizes = x.sizes().vec();
-    sizes.back() = 1;
-    if (!keepdim) sizes.pop_back();
-    return row_sums(x, sizes);
-  }
-  if (x.numel() < part) return x.sum(dims, keepdim);
+  const bool is_of_rows = dims.size() == 1 && dims[0] == x.dim() - 1 && has_row_sums(x);
+  if (!is_of_rows && x.numel() < part) return x.sum(dims, keepdim);
   c10::SmallVector<int64_t, 5> sizes;
   int64_t results = 1;
   for (int64_t d = 0; d < x.dim(); ++d) {
@@ -44,6 +39,7 @@ at::Tensor fixed_sum(const at::Tensor& x, at::IntArrayRef dims, bool keepdim) {
     if (!is_summed) results *= x.size(d);
     if (!is_summed || keepdim) sizes.push_back(is_summed ? 1 : x.size(d));
   }
+  if (is_of_rows) return row_sums(x, sizes);
   if (!is_cut_by_threads(x, results)) return x.sum(dims, keepdim);
   return sum_of_all(x).view(sizes);
 }

@@ -116,6 +116,9 @@ std::optional<ChainForm> last_dim_form(ChainOp op, int64_t dim, const Variable& 
   return ChainForm{.op = op};
 }
 
+/// Returns whether a row kernel computes softmax or log softmax of x over a dim.
+bool are_rows(const at::Tensor& x, int64_t dim) { return dim == x.dim() - 1 && has_row_kernels(x); }
+
 struct Softmax {
   static constexpr OpInfo info{.name = "softmax", .amp = Amp::fp32, .each = {5, 4}};
   int64_t dim;
@@ -123,17 +126,16 @@ struct Softmax {
   std::optional<ChainForm> row_chain(const Variable& x) const {
     return last_dim_form(ChainOp::softmax, dim, x);
   }
-  bool is_of_rows(const at::Tensor& x) const { return dim == x.dim() - 1 && has_row_kernels(x); }
 
   at::Tensor forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
-    return y = is_of_rows(x) ? row_softmax(x) : x.softmax(dim);
+    return y = are_rows(x, dim) ? row_softmax(x) : x.softmax(dim);
   }
   // dx = y * (dy - sum(y * dy))
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {is_of_rows(y.data())
+      return {are_rows(y.data(), dim)
                   ? row_softmax_gradient(dy, y.data())
                   : at::_softmax_backward_data(dy, y.data(), dim, y.data().scalar_type())};
     const T ydy = y.as<T>() * dy;
@@ -149,17 +151,16 @@ struct LogSoftmax {
   std::optional<ChainForm> row_chain(const Variable& x) const {
     return last_dim_form(ChainOp::log_softmax, dim, x);
   }
-  bool is_of_rows(const at::Tensor& x) const { return dim == x.dim() - 1 && has_row_kernels(x); }
 
   at::Tensor forward(const at::Tensor& x) {
     dim = wrap_dim(dim, x.dim());
-    return y = is_of_rows(x) ? row_log_softmax(x) : x.log_softmax(dim);
+    return y = are_rows(x, dim) ? row_log_softmax(x) : x.log_softmax(dim);
   }
   // dx = dy - exp(y) * sum(dy)
   template <class T>
   Grads<1, T> backward(const T& dy, Needs<1>) const {
     if constexpr (std::same_as<T, at::Tensor>)
-      return {is_of_rows(y.data())
+      return {are_rows(y.data(), dim)
                   ? row_log_softmax_gradient(dy, y.data())
                   : at::_log_softmax_backward_data(dy, y.data(), dim, y.data().scalar_type())};
     return {dy - exp(y.as<T>()) * sum(dy, dim, /*keepdim=*/true)};

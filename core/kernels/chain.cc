@@ -112,9 +112,7 @@ class Machine {
       }
       if (HWY_LIKELY(small == 0)) {
         return each(v, [&](V x, int) HWY_ATTR {
-          __m256i low;
-          asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(x.raw));  // Highway 1.0 does not know it yet
-          const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(low), 16);
+          const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded_by_cpu(x)), 16);
           return V{_mm512_castsi512_ps(wide)};
         });
       }
@@ -363,7 +361,7 @@ class Call {
 
 }  // namespace
 
-/// Runs a chain on some of its elements, on one thread.
+/// A run of a chain, which threads share.
 class ChainRun {
  public:
   ChainRun(const Chain& chain, const ChainPlan& plan, const ChainTiles& tiles,
@@ -376,29 +374,28 @@ class ChainRun {
     }
     calls_low_ = std::any_of(plan.code.begin(), plan.code.end(),
                              [](const ChainInstruction& i) { return i.low && calls_aten(i.op); });
-    carve(nullptr);
   }
 
-  /// Returns the bytes of working memory that run() needs.
-  int64_t scratch_bytes() const { return bytes_; }
-
-  /// Computes elements [begin, end) with working memory at `scratch`.
-  void run(int64_t begin, int64_t end, char* scratch) {
-    carve(scratch);
-    for (int64_t first = begin, count = 0; first < end; first += count) {
-      const int64_t left = end - first, before = count;
-      count = left > tiles_.tile + tiles_.slack ? tiles_.tile : left;
-      rows_ = chain_.columns_ > 0 ? count / chain_.columns_ : 0;
-      if (count != before) prepare_calls(count);
-      run_tile(first, count);
-    }
-  }
+  /// Returns the bytes of working memory that a thread needs.
+  int64_t scratch_bytes() const { return carved(nullptr).bytes; }
+  /// Computes elements [begin, end) on the calling thread, with working memory at `scratch`.
+  void run(int64_t begin, int64_t end, char* scratch) const;
 
  private:
-  void carve(char* base);
-  void prepare_calls(int64_t count);
-  void run_tile(int64_t first, int64_t count);
-  void run_rows(const ChainInstruction& i) const;
+  /// What a thread works on.
+  struct Work {
+    std::vector<float*> places;
+    c10::BFloat16* copies = nullptr;
+    int64_t bytes = 0;
+    std::vector<Call> calls;  // of a tile of the current size, in the order of the code
+    int64_t rows = 0;         // of the tile
+  };
+
+  int64_t room() const { return tiles_.tile + tiles_.slack; }  // elements of a register
+  Work carved(char* base) const;
+  void prepare_calls(Work& w, int64_t count) const;
+  void run_tile(Work& w, int64_t first, int64_t count) const;
+  void run_rows(const Work& w, const ChainInstruction& i) const;
 
   const Chain& chain_;
   const ChainPlan& plan_;
@@ -408,73 +405,79 @@ class ChainRun {
   std::vector<Chain::Input> layouts_;
   std::vector<ChainType> types_;
   bool calls_low_ = false;
-  int64_t bytes_ = 0;
-
-  std::vector<float*> places_;
-  c10::BFloat16* copies_ = nullptr;
-  std::vector<Call> calls_;  // of a tile of the current size, in the order of the code
-  int64_t rows_ = 0;         // of the tile
 };
 
-void ChainRun::carve(char* base) {
-  const int64_t room = tiles_.tile + tiles_.slack;
-  const int64_t stride = room + 144;  // registers begin in different sets of the caches
-  Carver carver(base);
-  auto* const registers = carver.take<float>(std::max(1, plan_.registers) * stride);
-  copies_ = carver.take<c10::BFloat16>(calls_low_ ? 3 * room : 0);
-  bytes_ = carver.used();
-  if (base == nullptr) return;
-
-  places_.assign(inputs_.size() + outputs_.size(), nullptr);
-  for (int r = 0; r < plan_.registers; ++r) places_.push_back(registers + r * stride);
+void ChainRun::run(int64_t begin, int64_t end, char* scratch) const {
+  Work w = carved(scratch);
+  for (int64_t first = begin, count = 0; first < end; first += count) {
+    const int64_t left = end - first, before = count;
+    count = left > room() ? tiles_.tile : left;
+    w.rows = chain_.columns_ > 0 ? count / chain_.columns_ : 0;
+    if (count != before) prepare_calls(w, count);
+    run_tile(w, first, count);
+  }
 }
 
-void ChainRun::prepare_calls(int64_t count) {
-  calls_.clear();
+/// Divides a thread's memory. With a null base, computes its size only.
+ChainRun::Work ChainRun::carved(char* base) const {
+  const int64_t stride = room() + 144;  // registers begin in different sets of the caches
+  Work w;
+  Carver carver(base);
+  auto* const registers = carver.take<float>(std::max(1, plan_.registers) * stride);
+  w.copies = carver.take<c10::BFloat16>(calls_low_ ? 3 * room() : 0);
+  w.bytes = carver.used();
+  if (base == nullptr) return w;
+
+  w.places.assign(inputs_.size() + outputs_.size(), nullptr);
+  for (int r = 0; r < plan_.registers; ++r) w.places.push_back(registers + r * stride);
+  return w;
+}
+
+void ChainRun::prepare_calls(Work& w, int64_t count) const {
+  w.calls.clear();
   for (const ChainInstruction& i : plan_.code) {
-    if (!calls_aten(i.op)) continue;
-    calls_.emplace_back(i, places_.data(), copies_, tiles_.tile + tiles_.slack,
-                        i.per_row ? rows_ : count);
+    if (calls_aten(i.op))
+      w.calls.emplace_back(i, w.places.data(), w.copies, room(), i.per_row ? w.rows : count);
   }
 }
 
 /// Runs an instruction that needs complete rows on the tile.
-void ChainRun::run_rows(const ChainInstruction& i) const {
-  const auto place = [&](int of) { return places_[static_cast<size_t>(of)]; };
+void ChainRun::run_rows(const Work& w, const ChainInstruction& i) const {
+  const auto place = [&](int of) { return w.places[static_cast<size_t>(of)]; };
   const int64_t columns = chain_.columns_;
   float *const a = place(i.a), *const to = place(i.to);
   switch (i.op) {
-    case ChainOp::row_sum: return sum_rows(a, columns, rows_, columns, to);
-    case ChainOp::softmax: return softmax_rows(a, rows_, columns, to);
-    case ChainOp::softmax_grad: return softmax_rows_gradient(a, place(i.b), rows_, columns, to);
-    case ChainOp::log_softmax: return log_softmax_rows(a, rows_, columns, to);
+    case ChainOp::row_sum: return sum_rows(a, columns, w.rows, columns, to);
+    case ChainOp::softmax: return softmax_rows(a, w.rows, columns, to);
+    case ChainOp::softmax_grad: return softmax_rows_gradient(a, place(i.b), w.rows, columns, to);
+    case ChainOp::log_softmax: return log_softmax_rows(a, w.rows, columns, to);
     case ChainOp::log_softmax_grad:
-      return log_softmax_rows_gradient(a, place(i.b), rows_, columns, to);
+      return log_softmax_rows_gradient(a, place(i.b), w.rows, columns, to);
     default:  // spread
-      for (int64_t r = 0; r < rows_; ++r) std::fill_n(to + r * columns, columns, a[r]);
+      for (int64_t r = 0; r < w.rows; ++r) std::fill_n(to + r * columns, columns, a[r]);
   }
 }
 
-void ChainRun::run_tile(int64_t first, int64_t count) {
+void ChainRun::run_tile(Work& w, int64_t first, int64_t count) const {
   const int64_t row = chain_.columns_ > 0 ? first / chain_.columns_ : 0;
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (layouts_[i].type == ChainType::f32 && layouts_[i].size == 0)
-      places_[i] = const_cast<float*>(static_cast<const float*>(inputs_[i])) +
-                   (layouts_[i].per_row ? row : first);
+      w.places[i] = const_cast<float*>(static_cast<const float*>(inputs_[i])) +
+                    (layouts_[i].per_row ? row : first);
   }
   for (size_t o = 0; o < outputs_.size(); ++o) {
     if (types_[o] == ChainType::f32)
-      places_[inputs_.size() + o] = static_cast<float*>(outputs_[o]) +
-                                    (chain_.is_per_row(chain_.outputs_[o].value) ? row : first);
+      w.places[inputs_.size() + o] = static_cast<float*>(outputs_[o]) +
+                                     (chain_.is_per_row(chain_.outputs_[o].value) ? row : first);
   }
 
-  const ChainFrame frame{.places = places_.data(),
+  const ChainFrame frame{.places = w.places.data(),
                          .inputs = layouts_.data(),
                          .sources = inputs_.data(),
                          .results = outputs_.data(),
                          .types = types_.data(),
                          .read = static_cast<int>(inputs_.size())};
-  auto call = calls_.begin();
+  auto call = w.calls.begin();
   const std::vector<ChainInstruction>& code = plan_.code;
   for (size_t i = 0; i < code.size();) {
     const ChainInstruction& c = code[i];
@@ -482,7 +485,7 @@ void ChainRun::run_tile(int64_t first, int64_t count) {
       if (calls_aten(c.op))
         (call++)->run();
       else
-        run_rows(c);
+        run_rows(w, c);
       ++i;
       continue;
     }
@@ -490,7 +493,7 @@ void ChainRun::run_tile(int64_t first, int64_t count) {
     size_t next = i;
     while (next < code.size() && !runs_on_tile(code[next].op) && code[next].per_row == c.per_row)
       ++next;
-    const int64_t begin = c.per_row ? row : first, n = c.per_row ? rows_ : count;
+    const int64_t begin = c.per_row ? row : first, n = c.per_row ? w.rows : count;
     for (int64_t at = 0; at < n; at += block)
       HWY_DYNAMIC_DISPATCH(chain_block)(code.data() + i, next - i, frame, begin, at,
                                         std::min(block, n - at));
@@ -502,13 +505,13 @@ void Chain::run(std::span<const void* const> inputs, std::span<void* const> outp
                 int64_t n) const {
   const ChainPlan plan(*this);
   const ChainTiles tiles = chain_tiles(columns_, plan.calls, plan.calls_per_row, n);
-  const Scratch scratch(ChainRun(*this, plan, tiles, inputs, outputs).scratch_bytes());
+  const ChainRun chain(*this, plan, tiles, inputs, outputs);
+  const Scratch scratch(chain.scratch_bytes());
   const int64_t parts = divide_up(n, tiles.part),
                 grain = std::max<int64_t>(1, chain_grain / tiles.part);
   parallel_for(0, parts, grain, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowAutograd plain;
-    ChainRun(*this, plan, tiles, inputs, outputs)
-        .run(begin * tiles.part, std::min(n, end * tiles.part), scratch.mine());
+    chain.run(begin * tiles.part, std::min(n, end * tiles.part), scratch.mine());
   });
 }
 

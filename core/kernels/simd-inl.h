@@ -39,14 +39,21 @@ HWY_INLINE V load(const c10::BFloat16* p) {
   return hn::BitCast(D(), hn::ShiftLeft<16>(bits));
 }
 HWY_INLINE void store(V v, float* p) { hn::StoreU(v, D(), p); }
+#if HWY_TARGET == HWY_AVX3
+/// Rounds to bfloat16, on CPUs with an instruction for it (Isa::avx512_bf16). It treats subnormal
+/// numbers as zero.
+HWY_INLINE __m256i rounded_by_cpu(V v) {
+  __m256i low;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(v.raw));  // Highway 1.0 does not know it yet
+  return low;
+}
+#endif
 /// Stores the nearest bfloat16, ties to even; NaN stays NaN. CPUs with an instruction for it treat
 /// numbers below 1.2e-38 as zero.
 HWY_INLINE void store(V v, c10::BFloat16* p) {
 #if HWY_TARGET == HWY_AVX3
   if (HWY_LIKELY(active_isa() >= Isa::avx512_bf16)) {
-    __m256i low;
-    asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(v.raw));  // Highway 1.0 does not know it yet
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded_by_cpu(v));
     return;
   }
 #endif

@@ -12,30 +12,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from metrics import logged_steps
-from peak import resident
+from small_model import prepare, train, write_config
 
-CONFIG = """[model]
-kind = "{kind}"
-n_layer = 4
-n_head = {heads}
-n_embd = {width}
-block_size = {tokens}
-[data]
-dir = "data"
-[train]
-steps = {steps}
-batch_size = {batch}
-eval_interval = 0
-log_interval = 1
-[schedule]
-warmup_steps = 0
-[amp]
-dtype = "{dtype}"
-[checkpoint]
-interval = 0
-"""
-SIZES = [dict(heads=4, width=128, tokens=64, batch=12, steps=100), dict(heads=6, width=384, tokens=256, batch=4, steps=16)]
+SIZES = [dict(layers=4, heads=4, width=128, tokens=64, batch=12, steps=100),
+         dict(layers=4, heads=6, width=384, tokens=256, batch=4, steps=16)]
 CMAKE = """cmake_minimum_required(VERSION 3.25)
 project(plain_gpt LANGUAGES CXX)
 find_package(Lathe REQUIRED)
@@ -69,21 +49,17 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = built(build, Path(a.libtorch).resolve(), folder)
-        (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 2000)
-        resident([program, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
-
-        arms = {"gpt": [], "plain, train.fuse = auto": [], "plain, train.fuse = off": ["--train.fuse=off"]}
+        prepare(program, folder)
+        plain = "--model.kind=plain"
+        arms = {"gpt": [], "plain, train.fuse = auto": [plain], "plain, train.fuse = off": [plain, "--train.fuse=off"]}
         print("| channels, tokens | dtype | model | ms per step | of gpt | MB of tensors |\n|---|---|---|---|---|---|")
         for sizes in SIZES:
             for dtype in ("fp32", "bf16"):
-                for kind in ("gpt", "plain"):
-                    (folder / f"{kind}.toml").write_text(CONFIG.format(kind=kind, dtype=dtype, **sizes))
+                write_config(folder, kind="gpt", dtype=dtype, **sizes)
                 times, memory = {arm: [] for arm in arms}, {}
                 for _ in range(a.rounds):
                     for arm, flags in arms.items():
-                        shutil.rmtree(folder / "run", ignore_errors=True)
-                        resident([program, "train", f"{arm.split(',')[0]}.toml", "--train.out_dir=run", *flags], folder)
-                        steps = logged_steps(folder / "run")
+                        steps = train(program, folder, *flags)
                         times[arm].append(statistics.median(line["step_ms"] for line in steps[3:]))
                         memory[arm] = max(line["memory_bytes"] for line in steps) / 1e6
                 for arm in arms:

@@ -7,34 +7,13 @@ run without recomputation.
 """
 import argparse
 import json
-import shutil
 import statistics
 import tempfile
 from pathlib import Path
 
-from metrics import logged_steps
 from peak import resident
+from small_model import prepare, train, write_config
 
-CONFIG = """[model]
-kind = "{kind}"
-n_layer = {layers}
-n_head = {heads}
-n_embd = {width}
-block_size = {tokens}
-[data]
-dir = "data"
-[train]
-steps = {steps}
-batch_size = {batch}
-grad_accum = 1
-eval_interval = 0
-log_interval = 1
-threads = {threads}
-[amp]
-dtype = "{dtype}"
-[checkpoint]
-interval = 0
-"""
 MODELS = {
     "A": dict(kind="gpt", layers=16, heads=4, width=128, tokens=256, batch=8),
     "B": dict(kind="gpt", layers=6, heads=8, width=512, tokens=512, batch=1),
@@ -50,24 +29,21 @@ def main():
     p.add_argument("--steps", type=int, default=12)
     p.add_argument("--threads", type=int, default=1)
     a = p.parse_args()
-    lathe = str(Path(a.lathe).resolve())
+    lathe, threads = str(Path(a.lathe).resolve()), f"--train.threads={a.threads}"
     print("| model | dtype | policy | activations, MB | of none | ms a step | of none |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 2000)
-        resident([lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
+        prepare(lathe, folder)
         for model, sizes in MODELS.items():
             for dtype in ("fp32", "bf16"):
-                (folder / "model.toml").write_text(CONFIG.format(dtype=dtype, steps=a.steps, threads=a.threads, **sizes))
+                write_config(folder, dtype=dtype, steps=a.steps, **sizes)
                 times = {policy: [] for policy in POLICIES}
                 for _ in range(a.rounds):
                     for policy in POLICIES:
-                        shutil.rmtree(folder / "run", ignore_errors=True)
-                        resident([lathe, "train", "model.toml", "--train.out_dir=run", f"--memory.recompute={policy}"], folder)
-                        steps = [line["step_ms"] for line in logged_steps(folder / "run")]
-                        times[policy].append(statistics.median(steps[2:]))
+                        steps = train(lathe, folder, threads, f"--memory.recompute={policy}")
+                        times[policy].append(statistics.median(line["step_ms"] for line in steps[2:]))
                 for policy in POLICIES:
-                    out, _ = resident([lathe, "plan", "model.toml", "--json", f"--memory.recompute={policy}"], folder)
+                    out, _ = resident([lathe, "plan", "model.toml", "--json", threads, f"--memory.recompute={policy}"], folder)
                     plan = json.loads(out)
                     megabytes, ms = plan["memory_mb"]["activations"], statistics.median(times[policy])
                     if policy == "none":

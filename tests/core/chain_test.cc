@@ -249,7 +249,7 @@ RowValues rows_by_chain(const at::Tensor& x, const at::Tensor& weight, const at:
   return v;
 }
 
-TEST_CASE("a chain sums rows and goes on with the sums", "[chain]") {
+TEST_CASE("a chain sums rows and uses the sums in further ops", "[chain]") {
   torch::manual_seed(5);
   const int threads = at::get_num_threads();
   int with_calls = 0;

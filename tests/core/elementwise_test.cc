@@ -22,11 +22,11 @@ struct Function {
 };
 
 std::vector<Function> own_functions() {
-  return {{"tanh", ChainOp::tanh, ChainOp::tanh_grad, true,
+  return {{"tanh", ChainOp::tanh, ChainOp::own_tanh_grad, true,
            [](const at::Tensor& x) { return x.tanh(); }},
-          {"silu", ChainOp::silu, ChainOp::silu_grad, false,
+          {"silu", ChainOp::silu, ChainOp::own_silu_grad, false,
            [](const at::Tensor& x) { return torch::silu(x); }},
-          {"gelu", ChainOp::gelu, ChainOp::gelu_grad, false,
+          {"gelu", ChainOp::gelu, ChainOp::own_gelu_grad, false,
            [](const at::Tensor& x) { return torch::gelu(x, "tanh"); }}};
 }
 
@@ -39,7 +39,7 @@ TEST_CASE("functions of chains and their gradients agree with float64", "[elemen
   for (const Function& f : own_functions()) {
     const at::Tensor wide = x.to(at::kDouble).requires_grad_(true), value = f.value(wide);
     value.sum().backward();
-    const at::Tensor slope = wide.grad(), exact = value.detach();
+    const at::Tensor derivative = wide.grad(), exact = value.detach();
     on_every_set([&](const std::string& set) {
       INFO(f.name << ", " << set);
       const at::Tensor y = elementwise(with_kernel(f.op), x);
@@ -48,9 +48,9 @@ TEST_CASE("functions of chains and their gradients agree with float64", "[elemen
       const at::Tensor scale = f.of_result ? exact.abs() : x.to(at::kDouble).abs();
       CHECK((y - exact).abs().le(scale * 1e-6 + 1e-37).all().item<bool>());
 
-      const at::Tensor dx = elementwise(with_kernel(f.gradient), up, f.of_result ? y : x);
-      // The slope of tanh is 1 - y^2, which has the rounding error of 1.
-      CHECK((dx - up * slope).abs().le(up.abs() * 2e-6).all().item<bool>());
+      const at::Tensor dx = elementwise(f.gradient, up, f.of_result ? y : x);
+      // The derivative of tanh is 1 - y^2, which has the rounding error of 1.
+      CHECK((dx - up * derivative).abs().le(up.abs() * 2e-6).all().item<bool>());
     });
 
     // Special values, as ATen has them.

@@ -1,0 +1,42 @@
+"""A small language model to measure: its data, its config, and runs of it."""
+import shutil
+
+from metrics import logged_steps
+from peak import resident
+
+CONFIG = """[model]
+kind = "{kind}"
+n_layer = {layers}
+n_head = {heads}
+n_embd = {width}
+block_size = {tokens}
+[data]
+dir = "data"
+[train]
+steps = {steps}
+batch_size = {batch}
+eval_interval = 0
+log_interval = 1
+[amp]
+dtype = "{dtype}"
+[checkpoint]
+interval = 0
+"""
+
+
+def prepare(lathe, folder):
+    """Prepares folder/data from a text that repeats."""
+    (folder / "text.txt").write_text("the lathe turns wood and a tool cuts what turns under it " * 2000)
+    resident([lathe, "prepare", "text.txt", "--out", "data", "--tokenizer", "byte"], folder)
+
+
+def write_config(folder, **sizes):
+    """Writes folder/model.toml for sizes that CONFIG names."""
+    (folder / "model.toml").write_text(CONFIG.format(**sizes))
+
+
+def train(lathe, folder, *flags):
+    """Trains model.toml in a new folder; returns the lines of its steps in metrics.jsonl."""
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    resident([lathe, "train", "model.toml", "--train.out_dir=run", *flags], folder)
+    return logged_steps(folder / "run")
