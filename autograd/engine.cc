@@ -18,6 +18,7 @@
 #include "autograd/ops/formula.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/lazy_zeros.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/named_range.h"
@@ -240,7 +241,7 @@ class Pass final : public GradSlots {
     }
     if constexpr (std::is_same_v<T, at::Tensor>) {
       if (slot.owned())
-        slot.grad.add_(grad);
+        add_to(slot.grad, grad);
       else
         slot.grad = slot.grad + grad;
     } else {
@@ -384,7 +385,7 @@ void Leaf::accumulate(GradSlot slot) {
   {
     const std::lock_guard lock(mutex_);
     if (grad.defined()) {
-      grad.add_(slot.grad);
+      add_to(grad, slot.grad);
     } else {
       const bool whole = slot.owned() && slot.grad.storage().nbytes() == slot.grad.nbytes();
       grad = whole ? std::move(slot.grad) : slot.grad.clone(at::MemoryFormat::Contiguous);

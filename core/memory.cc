@@ -146,6 +146,14 @@ class CachingAllocator final : public c10::Allocator {
     give_back();
   }
 
+  /// Counts memory from elsewhere; a negative number when it is freed.
+  void count_other(Memory category, int64_t bytes) {
+    std::lock_guard lock(mutex_);
+    stats_.reserved += bytes;
+    add(category, bytes);
+    touch(bytes);
+  }
+
   void reset_peaks() {
     std::lock_guard lock(mutex_);
     stats_.peak = stats_.used;
@@ -395,6 +403,13 @@ DryRunMemory::DryRunMemory() {
 DryRunMemory::~DryRunMemory() {
   std::exchange(CachingAllocator::in_use, nullptr)->trim();
   c10::SetAllocator(c10::DeviceType::CPU, &CachingAllocator::real(), /*priority=*/1);
+}
+
+CountedMemory::CountedMemory() : allocator_(&CachingAllocator::instance()), category_(current) {}
+CountedMemory::~CountedMemory() { add(-bytes_); }
+void CountedMemory::add(int64_t bytes) {
+  static_cast<CachingAllocator*>(allocator_)->count_other(category_, bytes);
+  bytes_ += bytes;
 }
 
 namespace {

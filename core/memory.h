@@ -55,6 +55,24 @@ void recategorize(const c10::DataPtr& data, Memory category);
 /// Returns the category of a tensor's storage; Memory::other if it is not from this allocator.
 Memory category_of(const c10::DataPtr& data);
 
+/// Counts memory that does not come from the allocator, in the category that is current where this
+/// object is created, until it is destroyed.
+class CountedMemory {
+ public:
+  CountedMemory();
+  ~CountedMemory();
+  CountedMemory(const CountedMemory&) = delete;
+  CountedMemory& operator=(const CountedMemory&) = delete;
+  /// Counts more bytes, as resident memory that is in use.
+  void add(int64_t bytes);
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  c10::Allocator* allocator_;
+  Memory category_;
+  int64_t bytes_ = 0;
+};
+
 /// A source of memory blocks that a thread can use in place of the allocator; see TakeMemoryFrom.
 class MemorySource {
  public:

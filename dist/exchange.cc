@@ -13,6 +13,7 @@
 #include "autograd/node.h"
 #include "core/dry_run.h"
 #include "core/error.h"
+#include "core/lazy_zeros.h"
 #include "core/memory.h"
 #include "core/mode.h"
 #include "core/storage.h"
@@ -92,20 +93,20 @@ GradientExchange::~GradientExchange() {
 }
 
 void GradientExchange::start_with_next_backward() {
-  if (world_.data().size == 1) return;
+  if (world_.data().size == 1 && !use_) return;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     hooks_.push_back(parameters_[i].parameter.register_post_accumulate_grad_hook(
         [this, i](Leaf&) { complete(i); }));
   }
   // A dry run has one thread.
-  if (!is_dry_run()) thread_ = std::thread([this] { work(); });
+  if (world_.data().size > 1 && !is_dry_run()) thread_ = std::thread([this] { work(); });
 }
 
 /// Ranks send buckets in one order, so a full bucket waits for those before it.
 void GradientExchange::complete(size_t i) {
   complete_(i);
   is_complete_[i] = 1;
-  if (world_.data().size == 1) return;
+  if (world_.data().size == 1) return use(i);
   had_gradient_[i] = parameters_[i].parameter.leaf().grad.defined() ? 1 : 0;
   --missing_[layout_.bucket_of(i)];
 
@@ -118,14 +119,57 @@ void GradientExchange::complete(size_t i) {
     }
   }
   ready_.notify_one();
-  if (is_dry_run()) return send_in_dry_run();
+  if (is_dry_run())
+    send_in_dry_run();
+  else
+    wait_while_too_many_are_unsent();
+  if (use_) use_exchanged();
+}
 
-  // Gradients that are freed once they are sent must not pile up where backward is faster. With
-  // sharded parameters a rank must not wait: others may wait for it to gather the next block.
+/// Waits so that gradients which are freed once they are sent do not pile up where the backward
+/// pass is faster.
+void GradientExchange::wait_while_too_many_are_unsent() {
+  // With sharded parameters a rank must not wait: others may wait for it to gather the next block.
   const bool has_blocks = layout_.buckets().at(0).block >= 0 || layout_.buckets().back().block >= 0;
-  if (result_ == Result::all || has_blocks || !thread_.joinable()) return;
+  const bool are_freed = result_ == Result::own || use_;
+  if (!are_freed || has_blocks || !thread_.joinable()) return;
   std::unique_lock lock(mutex_);
   one_sent_.wait(lock, [&] { return sendable_ - sent_ <= most_waiting || error_; });
+}
+
+/// Uses the sums of the buckets that were exchanged since the last call. Whether any rank has a
+/// gradient of a parameter that has none here is not known before finish().
+void GradientExchange::use_exchanged() {
+  size_t exchanged = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    exchanged = sent_;
+  }
+  if (used_ < exchanged) wait_for_exchange_stream();
+  for (; used_ < exchanged; ++used_) {
+    if (is_quiet_[used_] != 0) continue;
+    for (const size_t i : layout_.buckets()[used_].parameters) {
+      if (had_gradient_[i] != 0) use(i);
+    }
+  }
+}
+
+/// Passes the gradient of parameter i to the function of use_and_free(), unless it has none or was
+/// used before.
+void GradientExchange::use(size_t i) {
+  at::Tensor& grad = parameters_[i].parameter.leaf().grad;
+  if (!use_ || !grad.defined()) return;
+  use_(i);
+  grad.reset();
+}
+
+/// On a GPU, makes the training stream wait for the buckets that were sent.
+void GradientExchange::wait_for_exchange_stream() {
+  if (!device_.is_cuda()) return;
+  c10::Event sent(device_.type());
+  sent.record(exchange_stream(device_));
+  sent.block(training_stream(device_));
 }
 
 void GradientExchange::send_in_dry_run() {
@@ -155,11 +199,7 @@ void GradientExchange::finish() {
   ready_.notify_one();
   thread_.join();
   if (error_) world_.guarded([&] { std::rethrow_exception(error_); });
-  if (device_.is_cuda()) {
-    c10::Event all_sent(device_.type());
-    all_sent.record(exchange_stream(device_));
-    all_sent.block(training_stream(device_));
-  }
+  wait_for_exchange_stream();
 
   // A parameter that no rank has a gradient of keeps none.
   at::Tensor mine = at::empty({1, static_cast<int64_t>(parameters_.size())}, at::kByte);
@@ -189,6 +229,7 @@ void GradientExchange::settle_absent(const std::vector<char>& anywhere) {
     parameters_[i].parameter.leaf().grad.reset();
     if (result_ == Result::own) own_[i].reset();
   }
+  for (size_t i = 0; i < parameters_.size(); ++i) use(i);
 }
 
 /// Sends buckets as they become sendable, until all are sent or the step ends early.
@@ -229,11 +270,12 @@ void GradientExchange::work() {
 /// Returns the gradients of a bucket as one flat tensor, and makes them views of it; with
 /// Result::own, the parameters have no gradients afterwards.
 at::Tensor GradientExchange::flatten(const Bucket& bucket) {
-  // The only gradient of a bucket is its own bucket, unless something else uses its memory.
+  // The only gradient of a bucket is its own bucket, unless something else uses its memory, or most
+  // of its memory would only be allocated when the sum over the ranks is written to it.
   at::Tensor& first = parameters_[bucket.parameters[0]].parameter.leaf().grad;
   if (bucket.parameters.size() == 1 && device_.is_cpu() && first.defined() &&
       first.use_count() == 1 && first.storage().use_count() == 1 && first.is_contiguous() &&
-      first.scalar_type() == bucket.dtype) {
+      first.scalar_type() == bucket.dtype && !is_lazy_zeros(first)) {
     at::Tensor flat = first.view({-1});
     if (result_ == Result::own) first.reset();
     return flat;

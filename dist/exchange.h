@@ -30,7 +30,7 @@ namespace lathe {
 /// the first one. The same on all ranks.
 using ExchangeHistory = std::vector<char>;
 
-/// The exchange of one backward pass. Does nothing in a single process.
+/// The exchange of one backward pass. In a single process, the gradients are their own sums.
 ///
 /// A bucket none of whose parameters had a gradient in the previous exchange, such as the weight of
 /// a head that another stage of a pipeline runs, is not sent with the others. It is sent at the end
@@ -49,15 +49,20 @@ class GradientExchange {
   GradientExchange(const GradientExchange&) = delete;
   GradientExchange& operator=(const GradientExchange&) = delete;
 
+  /// Calls use(i) on this thread for each parameter that any rank has a gradient of, once that
+  /// gradient is the sum over all ranks, and then frees the gradient. The calls come during the
+  /// backward pass for parameters that this rank has a gradient of, and in finish() for others and
+  /// for those of the last buckets. With Result::all only.
+  void use_and_free(std::function<void(size_t i)> use) { use_ = std::move(use); }
   /// Sends each bucket as soon as the backward pass that begins now has made its gradients.
   void start_with_next_backward();
   /// Completes a parameter's gradient and sends the buckets that are full. The backward pass calls
   /// it for the parameters that it reaches. Call it for others, so that their buckets are sent
   /// before finish().
   void complete(size_t i);
-  /// Waits until the gradient of each parameter is the sum over all ranks. A rank without a
-  /// gradient of a parameter adds zero. If no rank has a gradient of it, the parameter keeps none.
-  /// Throws Exit::peer_lost if a rank was lost.
+  /// Waits until the gradient of each parameter is the sum over all ranks, or was used. A rank
+  /// without a gradient of a parameter adds zero. If no rank has a gradient of it, the parameter
+  /// keeps none. Throws Exit::peer_lost if a rank was lost.
   void finish();
   /// Returns, after finish() with Result::own, the sums of the elements that this rank owns, 1-D,
   /// one tensor for each parameter; undefined where no rank has a gradient. The parameters
@@ -68,6 +73,10 @@ class GradientExchange {
   void work();
   void send_in_dry_run();
   void settle_absent(const std::vector<char>& anywhere);
+  void wait_while_too_many_are_unsent();
+  void use_exchanged();
+  void wait_for_exchange_stream();
+  void use(size_t i);
   void exchange(const Bucket& bucket);
   at::Tensor flatten(const Bucket& bucket);
 
@@ -78,7 +87,8 @@ class GradientExchange {
   ExchangeHistory& history_;
   std::vector<char> is_quiet_;  // of each bucket: it is not sent with the others
   at::Device device_;           // of the gradients
-  std::function<void(size_t)> complete_;
+  std::function<void(size_t)> complete_, use_;
+  size_t used_ = 0;  // buckets before this one were passed to use_
   std::vector<at::Tensor> own_;
   // In a dry run, the memory of the bucket that was sent last. It is held until the next one is
   // full, since memory is forecast for an exchange that is slower than the backward pass.

@@ -3,11 +3,15 @@
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "autograd/ops/formula.h"
 #include "autograd/ops/kernel.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/kernels/loss.h"
+#include "core/lazy_zeros.h"
+#include "core/memory.h"
 
 namespace lathe {
 namespace {
@@ -31,7 +35,10 @@ struct EmbeddingOp {
     if (kernel_ready(dy) && kernel_dtype(grad)) {
       // Add to the gradient that the table already has, for example from a tied head, or to zeros.
       at::Tensor table = slots.take(0, grad);
-      if (!table.defined()) table = at::zeros({rows, dy.size(-1)}, dy.options().dtype(grad));
+      if (table.defined())
+        count_written(table, written(dy));
+      else
+        table = zeros(dy);
       const at::Tensor values = dy.contiguous(), places = ids.data().contiguous();
       scatter_add_rows(matrix_of(values), places.const_data_ptr<int64_t>(), places.numel(),
                        dy.size(-1), matrix_of(table));
@@ -50,6 +57,21 @@ struct EmbeddingOp {
                    table.mutable_data_ptr(), table.numel());
     bump_version(table);
     return {table};
+  }
+  /// Returns an upper limit of the bytes of the table's gradient in the pages that it writes to.
+  int64_t written(const at::Tensor& dy) const {
+    const int64_t row_bytes = dy.size(-1) * static_cast<int64_t>(c10::elementSize(grad));
+    return bytes_of_scattered_rows(std::min(ids.data().numel(), rows), row_bytes);
+  }
+  /// Returns zeros for the table's gradient. If few of the rows occur in the batch, the others take
+  /// no memory.
+  at::Tensor zeros(const at::Tensor& dy) const {
+    const at::TensorOptions options = dy.options().dtype(grad);
+    const int64_t bytes = rows * dy.size(-1) * static_cast<int64_t>(c10::elementSize(grad));
+    constexpr int64_t least = int64_t{4} << 20;  // smaller tables stay in the processor's caches
+    if (bytes < least || written(dy) > bytes / 2) return at::zeros({rows, dy.size(-1)}, options);
+    const MemoryScope memory(Memory::gradients);
+    return lazy_zeros({rows, dy.size(-1)}, options, written(dy));
   }
   Grads<1, Variable> backward(const Variable& dy, Needs<1>) const {
     const Variable wide = dy.dtype() == at::kDouble ? dy : cast(dy, at::kFloat);

@@ -232,9 +232,6 @@ TEST_CASE("dist.context is refused if positions can't be divided", "[context_ran
   for (const Refused& c : std::vector<Refused>{
            {context_gpt, {}, {}},  // the control
            {context_gpt, {"--train.sum_order=sequence"}, {"train.sum_order = \"sequence\""}},
-           {context_gpt,
-            {"--memory.update_in_backward=true", "--optim.grad_clip=0", "--train.grad_accum=1"},
-            {"dist.context = 2", "memory.update_in_backward"}},
            {context_gpt, {"--data.window=14"}, {"dist.context = 2", "14 positions"}},
            {{"rnn", "text", "block_size = 16\n"}, {}, {"dist.context = 2", "\"rnn\""}},
            {{"mlp", "images", ""}, {}, {"dist.context = 2", "task classification"}},

@@ -113,8 +113,8 @@ void add_axis_faults(StepWorkload::AxisFaults& faults, const RunConfig& c) {
   }
 
   if (c.memory.update_in_backward) {
-    for (std::string* fault : {&faults.data, &faults.tensor, &faults.context, &faults.pipeline})
-      add(*fault, "memory.update_in_backward is for one process");
+    for (std::string* fault : {&faults.tensor, &faults.pipeline})
+      add(*fault, "memory.update_in_backward is not supported with it");
   }
 
   if (c.memory.offloads("parameters")) {

@@ -246,9 +246,6 @@ void check_update_in_backward(const LoadedConfig& loaded) {
          why...);
   };
 
-  if (c.train.grad_accum > 1)
-    refuse("train.grad_accum", "which saves nothing with train.grad_accum = ", c.train.grad_accum,
-           ", since the sums of gradients stay between micro-batches; leave one of them out");
   if (c.amp.dtype == "fp16" && c.amp.scaler != "none")
     refuse("amp.dtype",
            "and a loss scale skips a step if any gradient is not finite; use amp.dtype "
@@ -263,9 +260,8 @@ void check_update_in_backward(const LoadedConfig& loaded) {
     refuse("log.histograms", "and log.histograms = ", c.log.histograms,
            " needs all gradients; leave one of the keys out");
   if (c.dist.shard != "none")
-    refuse("dist.shard",
-           "and dist.shard is for several processes, which exchange gradients; leave "
-           "one of them out");
+    refuse("dist.shard", "and dist.shard = \"", c.dist.shard,
+           "\" exchanges them after the backward pass; leave one of them out");
 }
 
 }  // namespace

@@ -148,12 +148,13 @@ struct MemoryConfig {
       "loss is not. Not rounded: parameters, data, statistics, tensors that losses keep, tensors "
       "that an op divides by or compares, and the blocks that memory.recompute concerns.",
       one_of({"none", "bf16", "fp8"}))
-  LATHE_FIELD(bool, update_in_backward, false,
-              "Update each parameter during the backward pass as soon as its gradient is complete, "
-              "and free the gradient. Changes no bit. With optim.grad_clip_by = \"norm\", each "
-              "step runs forward and backward twice, first to compute the norm. In one process, "
-              "with train.grad_accum = 1 and without a loss scale.",
-              anything())
+  LATHE_FIELD(
+      bool, update_in_backward, false,
+      "Update each parameter during the backward pass as soon as its gradient is complete, "
+      "and free the gradient. Changes no bit. With optim.grad_clip_by = \"norm\", each "
+      "step runs forward and backward twice, first to compute the norm. Needs one micro-batch "
+      "per process (train.grad_accum = the number of processes) and no loss scale.",
+      anything())
   LATHE_FIELD(
       std::string, offload, "none",
       "What is kept in a scratch file on disk instead of in memory. optimizer: the optimizer "

@@ -18,6 +18,7 @@
 
 namespace lathe {
 
+struct ModelConfig;
 struct RunConfig;
 
 struct TransformContext {

@@ -141,8 +141,9 @@ Exit train_from_sources(const LoadedConfig& loaded, bool verify_data, bool force
 
 Exit train(const LoadedConfig& loaded, bool verify_data, bool force) {
   install_stop_handlers("after this step");
-  if (const auto placement = placement_from_environment()) {
-    check_shares(loaded, placement->size);
+  const auto placement = placement_from_environment();
+  check_shares(loaded, placement ? placement->size : 1);
+  if (placement) {
     if (loaded.config.train.device != "cpu") choose_gpu(placement->local_rank);
     if (placement->rank > 0) {
       silence_stop_messages();

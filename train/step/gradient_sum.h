@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "autograd/parameter.h"
+#include "core/lazy_zeros.h"
 #include "core/tree_sum.h"
 
 namespace lathe {
@@ -12,7 +13,7 @@ namespace lathe {
 /// Adds `later` to `earlier` in place. An undefined gradient is not a summand.
 inline at::Tensor add_gradients(at::Tensor earlier, const at::Tensor& later) {
   if (!earlier.defined()) return later;
-  if (later.defined()) earlier.add_(later);
+  if (later.defined()) add_to(earlier, later);
   return earlier;
 }
 

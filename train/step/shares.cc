@@ -98,6 +98,7 @@ bool can_share_out(const RunConfig& c, int64_t processes) {
   if (processes % sizes.replica() != 0) return false;
   const int64_t groups = processes / sizes.replica();
   if (c.train.grad_accum % groups != 0) return false;
+  if (c.memory.update_in_backward && c.train.grad_accum != groups) return false;
   const bool takes_turns = sizes.pipeline > 1 && c.dist.virtual_stages > 1;
   return !takes_turns || c.train.grad_accum / groups % sizes.pipeline == 0;
 }
@@ -113,22 +114,17 @@ void check_shares(const LoadedConfig& loaded, int64_t all) {
          ": train.sum_order = \"sequence\" adds the gradients of all micro-batches of a step one "
          "after another, which one process alone can do; leave it out, or start one process");
   }
-  if (loaded.config.memory.update_in_backward && sizes.context > 1) {
-    fail(Exit::usage, origin_of(loaded, "dist.context"), ": dist.context = ", sizes.context,
-         " does not support updates in the backward pass yet; set it to 1, or leave "
-         "memory.update_in_backward out");
+  if (loaded.config.memory.update_in_backward && c.grad_accum != processes) {
+    fail(Exit::usage, origin_of(loaded, "memory.update_in_backward"),
+         ": memory.update_in_backward needs one micro-batch of a step per ",
+         processes > 1 ? "group of processes" : "process",
+         ", since sums of gradients stay between "
+         "micro-batches; set train.grad_accum = ",
+         processes, ", not ", c.grad_accum, ", or leave memory.update_in_backward out");
   }
   if (c.grad_accum % processes == 0) {
     if (all > 1 && loaded.config.dist.virtual_stages > 1) check_virtual_stages(loaded, processes);
     return;
-  }
-
-  if (loaded.config.memory.update_in_backward) {
-    fail(
-        Exit::usage, origin_of(loaded, "memory.update_in_backward"),
-        ": memory.update_in_backward needs one micro-batch per step and so one group of processes, "
-        "not ",
-        processes, "; start one process, or leave it out");
   }
 
   std::vector<int64_t> counts;

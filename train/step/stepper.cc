@@ -265,9 +265,11 @@ StepResult run_step(Session& s, const std::function<Batch()>& next, int64_t step
   if (s.config.memory.update_in_backward) {
     if (s.before_update) s.before_update();
     zero_grad(*s.model);
-    r.loss = run_updating_step(s, next(), step, divisor, r.lr);
+    r.loss = run_updating_step(s, next(), step, divisor, r.lr, r.exchange_wait_s);
+    share_fp8_history(s.params);
     advance_fp8(s.params);
-    r.busy_s = seconds_since(begin);
+    r.sent_bytes = world().bytes_sent() - sent_before;
+    r.busy_s = seconds_since(begin) - r.exchange_wait_s;
     return r;
   }
 

@@ -1,59 +1,59 @@
 #include "train/step/update_in_backward.h"
 
 #include <functional>
-#include <vector>
 
-#include "autograd/node.h"
+#include "core/error.h"
+#include "core/timing.h"
+#include "dist/exchange.h"
 #include "train/session/passes.h"
 #include "train/step/shared_step.h"
 #include "train/step/stepper.h"
 
 namespace lathe {
-namespace {
-
-/// While alive, calls f(i) when the gradient of parameter i is complete, then frees that gradient.
-class OnGradient {
- public:
-  OnGradient(const std::vector<NamedParameter>& parameters, const std::function<void(size_t)>& f) {
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      hooks_.push_back(parameters[i].parameter.register_post_accumulate_grad_hook([f, i](Leaf& p) {
-        f(i);
-        p.grad.reset();
-      }));
-    }
-  }
-  ~OnGradient() {
-    for (HookHandle& hook : hooks_) hook.remove();
-  }
-  OnGradient(const OnGradient&) = delete;
-  OnGradient& operator=(const OnGradient&) = delete;
-
- private:
-  std::vector<HookHandle> hooks_;
-};
-
-}  // namespace
 
 at::Tensor run_updating_step(Session& s, const Batch& batch, int64_t step, double divisor,
-                             double lr) {
+                             double lr, double& waited) {
   Optimizer& optimizer = s.optimizer;
-  const StepRandom random = random_of(s.config, step, 0);
-  DeferRunningStatistics statistics(batch_plan(s.config));
+  const BatchPlan plan = batch_plan(s.config);
+  if (plan.count != 1) {
+    fail(Exit::usage, "memory.update_in_backward needs one micro-batch per process, not ",
+         plan.count,
+         "; set train.grad_accum to the number of processes, or leave memory.update_in_backward "
+         "out");
+  }
+  DeferRunningStatistics statistics(plan);
   StepOptions options{.step = step};
   optimizer.begin_stages();
+
+  // Runs forward and backward, uses each gradient as soon as it is complete, and returns the loss
+  // of the step.
+  const auto run = [&](const std::function<void(size_t)>& use) {
+    world().note(step + 1, RankPhase::forward);
+    GradientExchange exchange(world(), s.params, *s.layout, GradientExchange::Result::all,
+                              s.exchanged, [](size_t) {});
+    exchange.use_and_free(use);
+    exchange.start_with_next_backward();
+    const at::Tensor loss =
+        run_micro_batch(s, batch, divisor, random_of(s.config, step, plan.in_step(0)));
+
+    world().note(step + 1, RankPhase::exchange);
+    const auto begin = Clock::now();
+    exchange.finish();
+    const at::Tensor sum = sum_of_losses({loss}, plan);
+    waited += seconds_since(begin);
+    return sum;
+  };
 
   const OptimConfig& c = s.config.optim;
   if (c.grad_clip > 0 && c.grad_clip_by == "norm") {
     // This pass draws the same random numbers as the second one, and moves no running statistics.
     const ModeGuard guard;
     mode().is_recomputing = true;
-    const OnGradient sum(s.params, [&](size_t i) { optimizer.sum_gradient(i); });
-    options.loss = run_micro_batch(s, batch, divisor, random);
+    options.loss = run([&](size_t i) { optimizer.sum_gradient(i); });
   }
   optimizer.decide(lr, options);
 
-  const OnGradient update(s.params, [&](size_t i) { optimizer.update_parameter(i, options); });
-  options.loss = run_micro_batch(s, batch, divisor, random);
+  options.loss = run([&](size_t i) { optimizer.update_parameter(i, options); });
   optimizer.end_stages(options);
   statistics.apply();
   return options.loss;
